@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Translation units compiled for different instruction sets must not share inline functions: the
+// linker would keep one of them at random. HEED_ABI names the instruction set in every symbol.
+#include <cstddef>
+
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ && !defined(HEED_ALLOW_FINITE_MATH)
+#error "heed relies on NaN and infinity: build without -ffast-math, or define HEED_ALLOW_FINITE_MATH"
+#endif
+
+#if defined(__AVX512F__)
+#define HEED_ABI v0_1_avx512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define HEED_ABI v0_1_avx2
+#elif defined(__AVX__)
+#define HEED_ABI v0_1_avx
+#elif defined(__SSE2__)
+#define HEED_ABI v0_1_sse2
+#elif defined(__aarch64__)
+#define HEED_ABI v0_1_neon
+#else
+#define HEED_ABI v0_1_generic
+#endif
+
+namespace heed::inline HEED_ABI {
+
+// Every extent, stride and index. Signed, so that a difference of positions is a number.
+using Index = std::ptrdiff_t;
+
+}  // namespace heed::inline HEED_ABI

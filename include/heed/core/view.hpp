@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Non-owning views of user memory: where heed reads and writes.
+//
+// Shapes  (batch, heads, len, dim); the innermost stride is always 1, the others are free, so that
+//         (B,H,T,d), (B,T,H,d) and packed QKV or QKVI memory are all read in place.
+// Accepts raw pointers, Eigen::Tensor / TensorMap (RowMajor), Eigen matrices and maps (RowMajor, one
+//         head), and anything with the members of std::mdspan. None of those headers is included
+//         here: types are recognised by their members.
+
+#include <heed/core/error.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+namespace heed::inline HEED_ABI {
+
+// Extents of a four-dimensional tensor.
+struct Shape {
+  Index batch = 0, heads = 0, len = 0, dim = 0;
+  bool operator==(const Shape&) const = default;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Shape& s) {
+  return out << "(" << s.batch << "," << s.heads << "," << s.len << "," << s.dim << ")";
+}
+
+[[nodiscard]] inline Index element_count(const Shape& s, const char* what) {
+  return checked_product(checked_product(checked_product(s.batch, s.heads, what), s.len, what),
+                         s.dim, what);
+}
+
+// Strides in elements; the stride along dim is 1.
+struct Strides {
+  Index batch = 0, head = 0, row = 0;
+};
+
+namespace detail {
+
+template <class E>
+concept EigenTensorLike = requires(E& e) {
+  { e.data() };
+  { e.dimension(0) } -> std::convertible_to<Index>;
+  { E::NumDimensions };
+  { E::Layout };
+};
+
+template <class E>
+concept EigenMatrixLike = requires(E& e) {
+  { e.data() };
+  { e.rows() } -> std::convertible_to<Index>;
+  { e.cols() } -> std::convertible_to<Index>;
+  { e.outerStride() } -> std::convertible_to<Index>;
+  { e.innerStride() } -> std::convertible_to<Index>;
+  { E::IsRowMajor };
+};
+
+template <class E>
+concept MdspanLike = requires(E& e) {
+  { e.data_handle() };
+  { e.extent(0) } -> std::convertible_to<Index>;
+  { e.stride(0) } -> std::convertible_to<Index>;
+  { E::rank() };
+};
+
+}  // namespace detail
+
+// A view of T or const T with shape (batch, heads, len, dim). A default view is empty: it stands for
+// an argument that was not given.
+template <class T>
+class TensorView {
+ public:
+  TensorView() = default;
+
+  TensorView(T* data, const Shape& shape, const Strides& strides)
+      : data_(data), shape_(shape), strides_(strides) {}
+
+  // Dense (batch, heads, len, dim) memory.
+  TensorView(T* data, const Shape& shape)
+      : TensorView(data, shape,
+                   {shape.heads * shape.len * shape.dim, shape.len * shape.dim, shape.dim}) {}
+
+  // A mutable view reads as a const one.
+  template <class U>
+    requires(std::same_as<const U, T> && !std::is_const_v<U>)
+  TensorView(const TensorView<U>& other)
+      : TensorView(other.data(), other.shape(), other.strides()) {}
+
+  // Eigen::Tensor<T, 4, RowMajor> or TensorMap of one: (batch, heads, len, dim).
+  template <class E>
+    requires detail::EigenTensorLike<std::remove_reference_t<E>>
+  TensorView(E&& e)
+      : TensorView(e.data(), {Index(e.dimension(0)), Index(e.dimension(1)), Index(e.dimension(2)),
+                              Index(e.dimension(3))}) {
+    using Tensor = std::remove_reference_t<E>;
+    static_assert(Tensor::NumDimensions == 4, "heed views Eigen tensors of four dimensions");
+    static_assert(int(Tensor::Layout) == 1, "heed views Eigen tensors of layout RowMajor only");
+  }
+
+  // A row-major Eigen matrix or map (len, dim): one batch, one head.
+  template <class E>
+    requires detail::EigenMatrixLike<std::remove_reference_t<E>>
+  TensorView(E&& e)
+      : TensorView(e.data(), {1, 1, Index(e.rows()), Index(e.cols())},
+                   {0, 0, Index(e.outerStride())}) {
+    static_assert(std::remove_reference_t<E>::IsRowMajor,
+                  "heed views row-major Eigen matrices only");
+    require(e.innerStride() == 1 || e.cols() <= 1, "TensorView: the inner stride is ",
+            Index(e.innerStride()), ", it must be 1");
+  }
+
+  // Four- or two-dimensional mdspan-like types whose last stride is 1.
+  template <class E>
+    requires detail::MdspanLike<std::remove_reference_t<E>>
+  TensorView(E&& e) : data_(e.data_handle()) {
+    constexpr auto rank = std::remove_reference_t<E>::rank();
+    static_assert(rank == 4 || rank == 2, "heed views mdspans of rank 4 or 2");
+    require(e.stride(rank - 1) == 1 || e.extent(rank - 1) <= 1, "TensorView: the last stride is ",
+            Index(e.stride(rank - 1)), ", it must be 1");
+    if constexpr (rank == 4) {
+      shape_ = {Index(e.extent(0)), Index(e.extent(1)), Index(e.extent(2)), Index(e.extent(3))};
+      strides_ = {Index(e.stride(0)), Index(e.stride(1)), Index(e.stride(2))};
+    } else {
+      shape_ = {1, 1, Index(e.extent(0)), Index(e.extent(1))};
+      strides_ = {0, 0, Index(e.stride(0))};
+    }
+  }
+
+  [[nodiscard]] T* data() const { return data_; }
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] const Strides& strides() const { return strides_; }
+  [[nodiscard]] bool given() const { return data_ != nullptr || shape_ != Shape{}; }
+  [[nodiscard]] bool has_elements() const {
+    return shape_.batch > 0 && shape_.heads > 0 && shape_.len > 0 && shape_.dim > 0;
+  }
+
+  [[nodiscard]] T* row(Index b, Index h, Index t) const {
+    return data_ + (b * strides_.batch + h * strides_.head + t * strides_.row);
+  }
+  [[nodiscard]] T& operator()(Index b, Index h, Index t, Index c) const { return row(b, h, t)[c]; }
+
+  // Element offset of the last element; views with elements only.
+  [[nodiscard]] Index last_offset() const {
+    return (shape_.batch - 1) * strides_.batch + (shape_.heads - 1) * strides_.head +
+           (shape_.len - 1) * strides_.row + shape_.dim - 1;
+  }
+
+ private:
+  T* data_ = nullptr;
+  Shape shape_;
+  Strides strides_;
+};
+
+// View of (batch, len, heads, dim) memory, the layout of most projections.
+template <class T>
+[[nodiscard]] TensorView<T> view_bthd(T* data, Index batch, Index len, Index heads, Index dim) {
+  return {data, {batch, heads, len, dim}, {len * heads * dim, dim, heads * dim}};
+}
+
+// View of part `part` of a packed projection (batch, len, parts * heads * dim): QKV has 3 parts, QKVI
+// has 4.
+template <class T>
+[[nodiscard]] TensorView<T> view_packed(T* data, Index batch, Index len, Index heads, Index dim,
+                                        Index parts, Index part) {
+  require(part >= 0 && part < parts, "view_packed: part ", part, " of ", parts, " parts");
+  const Index row = parts * heads * dim;
+  return {data + part * heads * dim, {batch, heads, len, dim}, {len * row, dim, row}};
+}
+
+// Do two views touch a common byte? Judged by the address ranges they span, except that views of one
+// packed tensor (same strides, disjoint columns) do not overlap.
+template <class A, class B>
+[[nodiscard]] bool may_overlap(const TensorView<A>& a, const TensorView<B>& b) {
+  if (!a.has_elements() || !b.has_elements()) return false;
+  const auto first = [](const auto& v) { return reinterpret_cast<std::uintptr_t>(v.data()); };
+  const auto last = [](const auto& v) {
+    return reinterpret_cast<std::uintptr_t>(v.data() + v.last_offset()) + sizeof(*v.data()) - 1;
+  };
+  if (last(a) < first(b) || last(b) < first(a)) return false;
+  if (sizeof(A) != sizeof(B)) return true;
+  // Parts of a packed tensor: every element of a view lies in columns [0, width) of a common row.
+  const auto row = a.strides().row;
+  const auto width = [](const auto& v) {
+    return (v.shape().heads - 1) * v.strides().head + v.shape().dim;
+  };
+  const bool same_rows = row == b.strides().row && row > 0 && width(a) <= row && width(b) <= row &&
+                         a.strides().head >= 0 && b.strides().head >= 0 &&
+                         (a.shape().batch == 1 || a.strides().batch % row == 0) &&
+                         (b.shape().batch == 1 || b.strides().batch % row == 0);
+  if (!same_rows) return true;
+  const auto bytes = reinterpret_cast<std::intptr_t>(b.data()) -
+                     reinterpret_cast<std::intptr_t>(a.data());
+  Index shift = (bytes / Index(sizeof(A))) % row;
+  if (shift < 0) shift += row;
+  return shift < width(a) || shift + width(b) > row;
+}
+
+}  // namespace heed::inline HEED_ABI
