@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Between row-major user memory and lane tiles. A lane tile holds column c of all rows as one run:
+// tile[c * lanes + row], rows padded with zeros up to `lanes`.
+
+#include <heed/simd/pack.hpp>
+
+#include <utility>
+
+namespace heed::inline HEED_ABI {
+
+namespace detail {
+
+// One stage of the butterfly: swaps off-diagonal blocks of size Half.
+template <class T, int Half, int... L>
+inline void exchange(Pack<T>& a, Pack<T>& b, std::integer_sequence<int, L...>) {
+  constexpr int W = kLanes<T>;
+  const auto low = __builtin_shufflevector(a.v, b.v, ((L & Half) ? W + L - Half : L)...);
+  const auto high = __builtin_shufflevector(a.v, b.v, ((L & Half) ? W + L : L + Half)...);
+  a = Pack<T>(typename Pack<T>::Vector(low));
+  b = Pack<T>(typename Pack<T>::Vector(high));
+}
+
+template <class T, int Half>
+inline void transpose_stages(Pack<T>* rows) {
+  constexpr int W = kLanes<T>;
+  if constexpr (Half < W) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+      if (!(i & Half))
+        exchange<T, Half>(rows[i], rows[i + Half], std::make_integer_sequence<int, W>{});
+    transpose_stages<T, 2 * Half>(rows);
+  }
+}
+
+// destination[c][r] = source[r][c] * factor for one W x W block.
+template <class T>
+inline void transpose_block(const T* source, Index source_row, T* destination,
+                            Index destination_row, T factor) {
+  constexpr int W = kLanes<T>;
+  Pack<T> rows[W];
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) rows[i] = Pack<T>::load(source + i * source_row) * Pack<T>(factor);
+  transpose_stages<T, 1>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) rows[i].store(destination + i * destination_row);
+}
+
+}  // namespace detail
+
+// tile[c][r] = factor * source[r][c] for r < rows, 0 for rows <= r < lanes. lanes: multiple of W.
+template <class T>
+void pack_lanes(const T* source, Index source_row, Index rows, Index columns, T* tile, Index lanes,
+                T factor = T(1)) {
+  constexpr Index W = kLanes<T>;
+  const Index full_rows = rows / W * W, full_columns = columns / W * W;
+  for (Index r = 0; r < full_rows; r += W) {
+    for (Index c = 0; c < full_columns; c += W)
+      detail::transpose_block(source + r * source_row + c, source_row, tile + c * lanes + r, lanes,
+                              factor);
+    for (Index c = full_columns; c < columns; ++c)
+      for (Index i = r; i < r + W; ++i) tile[c * lanes + i] = factor * source[i * source_row + c];
+  }
+  for (Index c = 0; c < columns; ++c) {
+    for (Index r = full_rows; r < rows; ++r) tile[c * lanes + r] = factor * source[r * source_row + c];
+    for (Index r = rows; r < lanes; ++r) tile[c * lanes + r] = T(0);
+  }
+}
+
+// destination[r][c] = tile[c][r] for r < rows.
+template <class T>
+void unpack_lanes(const T* tile, Index lanes, Index rows, Index columns, T* destination,
+                  Index destination_row) {
+  constexpr Index W = kLanes<T>;
+  const Index full_rows = rows / W * W, full_columns = columns / W * W;
+  for (Index c = 0; c < full_columns; c += W) {
+    for (Index r = 0; r < full_rows; r += W)
+      detail::transpose_block(tile + c * lanes + r, lanes, destination + r * destination_row + c,
+                              destination_row, T(1));
+    for (Index r = full_rows; r < rows; ++r)
+      for (Index i = c; i < c + W; ++i) destination[r * destination_row + i] = tile[i * lanes + r];
+  }
+  for (Index c = full_columns; c < columns; ++c)
+    for (Index r = 0; r < rows; ++r) destination[r * destination_row + c] = tile[c * lanes + r];
+}
+
+// destination[r][c] += tile[c][r] for r < rows; `row` is scratch for `columns` values.
+template <class T>
+void add_unpacked_lanes(const T* tile, Index lanes, Index rows, Index columns, T* destination,
+                        Index destination_row) {
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < columns; ++c) destination[r * destination_row + c] += tile[c * lanes + r];
+}
+
+}  // namespace heed::inline HEED_ABI
