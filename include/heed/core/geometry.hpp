@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heed/core/view.hpp>
+
+namespace heed::inline HEED_ABI {
+
+// The sizes of one attention call. Differential V2 reads `query_heads` = 2 * heads; every other
+// variant has query_heads = heads. Output head h reads key and value head h / (heads / kv_heads).
+struct Geometry {
+  Index batch = 0, heads = 0, query_heads = 0, kv_heads = 0;
+  Index len_q = 0, len_kv = 0;
+  Index dim_qk = 0, dim_v = 0;
+
+  [[nodiscard]] Index group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
+  [[nodiscard]] Index kv_head(Index head) const { return head / group(); }
+  [[nodiscard]] Index query_rows() const { return batch * heads * len_q; }
+  [[nodiscard]] Index row_index(Index b, Index h, Index i) const {
+    return (b * heads + h) * len_q + i;
+  }
+};
+
+}  // namespace heed::inline HEED_ABI

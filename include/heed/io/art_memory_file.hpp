@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// An ART memory as a safetensors file.
+//
+//   tensor    prototypes (count, dim), F32 or F64, the bits as they are in memory
+//   metadata  format = heed.art_memory, version = 1, capacity, dim, count,
+//             matching (cosine | fuzzy), vigilance, learning_rate, choice_alpha, eps; numbers
+//             printed to max_digits10 digits
+//
+// A loaded memory equals the saved one bit for bit, and goes on learning as it would have.
+// Errors: std::runtime_error, one sentence that begins with the path. Saving is all or nothing.
+
+#include <heed/io/safetensors.hpp>
+#include <heed/ops/art_memory.hpp>
+
+#include <charconv>
+#include <filesystem>
+#include <locale>
+#include <sstream>
+#include <string>
+
+namespace heed::inline HEED_ABI {
+
+namespace detail {
+
+// Independent of the global locale.
+template <class T>
+[[nodiscard]] std::string round_trip_text(T value) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  text.precision(std::numeric_limits<T>::max_digits10);
+  text << value;
+  return text.str();
+}
+
+// Reads the fields of one file; every fault is a std::runtime_error with the file's name.
+template <class T>
+class ArtMemoryReader {
+ public:
+  ArtMemoryReader(const io::Safetensors& file, const std::string& source)
+      : file_(file), source_(source) {}
+
+  [[nodiscard]] ArtMemory<T> read(Index max_values) const {
+    require_text("format", "heed.art_memory");
+    require_text("version", "1");
+    const ArtOptions<T> options = read_options();
+    const Index count = integer("count");
+    if (count < 0 || count > options.capacity)
+      io::refuse(source_, "count ", count, " is outside [0, ", options.capacity,
+                 "], the capacity");
+    if (options.capacity > max_values / options.dim)
+      io::refuse(source_, "capacity ", options.capacity, " x dim ", options.dim,
+                 " is more than the limit of ", max_values, " values");
+    require_prototypes(count, options.dim);
+    try {
+      ArtMemory<T> memory(options);
+      memory.set_prototypes(file_.values<T>("prototypes"), count);
+      return memory;
+    } catch (const std::invalid_argument& error) {
+      io::refuse(source_, error.what());
+    }
+  }
+
+ private:
+  [[nodiscard]] const std::string& text(const std::string& key) const {
+    const auto found = file_.metadata().find(key);
+    if (found == file_.metadata().end()) io::refuse(source_, "the metadata have no ", key);
+    return found->second;
+  }
+
+  void require_text(const std::string& key, const std::string& expected) const {
+    if (text(key) != expected)
+      io::refuse(source_, key, " is ", io::quoted(text(key)), ", it must be ",
+                 io::quoted(expected));
+  }
+
+  [[nodiscard]] Index integer(const std::string& key) const {
+    const std::string& digits = text(key);
+    Index value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc() || end != digits.data() + digits.size())
+      io::refuse(source_, key, " is ", io::quoted(digits), ", it must be an integer");
+    return value;
+  }
+
+  [[nodiscard]] T number(const std::string& key) const {
+    std::istringstream digits(text(key));
+    digits.imbue(std::locale::classic());
+    T value = 0;
+    if (!(digits >> std::noskipws >> value) || !digits.eof())
+      io::refuse(source_, key, " is ", io::quoted(text(key)), ", it must be a number");
+    return value;
+  }
+
+  [[nodiscard]] ArtOptions<T> read_options() const {
+    ArtOptions<T> options;
+    options.capacity = integer("capacity");
+    options.dim = integer("dim");
+    const std::string& matching = text("matching");
+    if (matching != "cosine" && matching != "fuzzy")
+      io::refuse(source_, "matching is ", io::quoted(matching), ", it must be cosine or fuzzy");
+    options.matching = matching == "fuzzy" ? ArtMatching::fuzzy : ArtMatching::cosine;
+    options.vigilance = number("vigilance");
+    options.learning_rate = number("learning_rate");
+    options.choice_alpha = number("choice_alpha");
+    options.eps = number("eps");
+    try {
+      return checked_art_options(options);
+    } catch (const std::invalid_argument& error) {
+      io::refuse(source_, error.what());
+    }
+  }
+
+  void require_prototypes(Index count, Index dim) const {
+    if (!file_.contains("prototypes")) io::refuse(source_, "there is no tensor prototypes");
+    const io::TensorInfo& info = file_.info("prototypes");
+    if (info.dtype != io::dtype_of<T>())
+      io::refuse(source_, "prototypes are ", info.dtype, ", the memory to load holds ",
+                 io::dtype_of<T>());
+    if (info.shape.size() != 2)
+      io::refuse(source_, "prototypes have ", info.shape.size(), " extents, they must have 2");
+    if (info.shape[0] != count || info.shape[1] != dim)
+      io::refuse(source_, "prototypes have the shape (", info.shape[0], ",", info.shape[1],
+                 "), count and dim are (", count, ",", dim, ")");
+  }
+
+  const io::Safetensors& file_;
+  const std::string& source_;
+};
+
+}  // namespace detail
+
+template <class T>
+void save_art_memory(const std::filesystem::path& path, const ArtMemory<T>& memory) {
+  const ArtOptions<T>& options = memory.options();
+  io::SafetensorsWriter writer;
+  writer.set_metadata("format", "heed.art_memory");
+  writer.set_metadata("version", "1");
+  writer.set_metadata("capacity", std::to_string(options.capacity));
+  writer.set_metadata("dim", std::to_string(options.dim));
+  writer.set_metadata("count", std::to_string(memory.count()));
+  writer.set_metadata("matching", options.matching == ArtMatching::fuzzy ? "fuzzy" : "cosine");
+  writer.set_metadata("vigilance", detail::round_trip_text(options.vigilance));
+  writer.set_metadata("learning_rate", detail::round_trip_text(options.learning_rate));
+  writer.set_metadata("choice_alpha", detail::round_trip_text(options.choice_alpha));
+  writer.set_metadata("eps", detail::round_trip_text(options.eps));
+  writer.add("prototypes", {memory.count(), memory.dim()}, memory.prototypes());
+  writer.write(path);
+}
+
+// The memory of a file that was read already; `source` begins the messages. A few bytes can claim
+// any capacity: capacity * dim beyond max_values is refused before it is allocated.
+template <class T>
+[[nodiscard]] ArtMemory<T> read_art_memory(const io::Safetensors& file, const std::string& source,
+                                           Index max_values = Index(1) << 28) {
+  return detail::ArtMemoryReader<T>(file, source).read(max_values);
+}
+
+// T must be the type that was saved: no rounding happens.
+template <class T>
+[[nodiscard]] ArtMemory<T> load_art_memory(const std::filesystem::path& path,
+                                           Index max_values = Index(1) << 28) {
+  return read_art_memory<T>(io::Safetensors::read(path), path.string(), max_values);
+}
+
+}  // namespace heed::inline HEED_ABI

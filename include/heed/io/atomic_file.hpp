@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Whole files in and out, POSIX. A write is all or nothing: the bytes go to a temporary file in the
+// target's folder, which is synced, closed and renamed over the target.
+//
+// Errors: std::runtime_error, one sentence `<path>: <what failed> (<text of errno>)`.
+
+#include <heed/core/config.hpp>
+#include <heed/core/error.hpp>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI::io {
+
+// `code` is the errno of the failed call.
+[[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what, int code) {
+  throw std::runtime_error(path.string() + ": " + what + " (" +
+                           std::generic_category().message(code) + ")");
+}
+
+// Owns one descriptor; every message names `reported`, the path that the caller asked for, which
+// must outlive the object (a copy could fail after the descriptor has been opened, and leak it).
+class File {
+ public:
+  // A negative descriptor throws with the current errno, so the failed call may stand in place.
+  File(int descriptor, const std::filesystem::path& reported, const char* what)
+      : descriptor_(descriptor), reported_(reported) {
+    if (descriptor_ < 0) fail_file(reported_, what, errno);
+  }
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  [[nodiscard]] struct stat status() const {
+    struct stat found {};
+    if (::fstat(descriptor_, &found) != 0) fail_file(reported_, "cannot query the file", errno);
+    return found;
+  }
+
+  // Fills `bytes` from the front; returns how many were there before the end of the file.
+  [[nodiscard]] std::size_t read_all(std::span<std::byte> bytes) {
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t got =
+          ::read(descriptor_, bytes.data() + done, std::min(bytes.size() - done, largest_step));
+      if (got == 0) break;
+      if (got < 0 && errno != EINTR) fail_file(reported_, "cannot read the file", errno);
+      if (got > 0) done += static_cast<std::size_t>(got);
+    }
+    return done;
+  }
+
+  void write_all(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t put =
+          ::write(descriptor_, bytes.data(), std::min(bytes.size(), largest_step));
+      if (put < 0 && errno != EINTR) fail_file(reported_, "cannot write the file", errno);
+      if (put > 0) bytes = bytes.subspan(static_cast<std::size_t>(put));
+    }
+  }
+
+  void set_mode(mode_t mode) {
+    if (::fchmod(descriptor_, mode) != 0) fail_file(reported_, "cannot set the mode", errno);
+  }
+
+  void sync(const char* what = "cannot sync the file to disk") {
+    while (::fsync(descriptor_) != 0)
+      if (errno != EINTR) fail_file(reported_, what, errno);
+  }
+
+  // Some file systems report a failed write only here. After EINTR the descriptor is gone as well.
+  void close() {
+    const int result = ::close(std::exchange(descriptor_, -1));
+    if (result != 0 && errno != EINTR) fail_file(reported_, "cannot close the file", errno);
+  }
+
+ private:
+  static constexpr std::size_t largest_step = std::size_t{1} << 30;  // macOS refuses 2^31 and more
+
+  int descriptor_;
+  const std::filesystem::path& reported_;
+};
+
+// The whole of a regular file.
+[[nodiscard]] inline std::vector<std::byte> read_file(const std::filesystem::path& path) {
+  // O_NONBLOCK: a named pipe is refused below instead of waiting for a writer.
+  File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path, "cannot open the file");
+  const struct stat status = file.status();
+  if (!S_ISREG(status.st_mode)) throw std::runtime_error(path.string() + ": not a regular file");
+  std::vector<std::byte> bytes(static_cast<std::size_t>(status.st_size));
+  const std::size_t done = file.read_all(bytes);
+  if (done != bytes.size())
+    throw std::runtime_error(path.string() + ": shrank while it was read, " +
+                             std::to_string(done) + " of " + std::to_string(bytes.size()) +
+                             " bytes are left");
+  return bytes;
+}
+
+// A file that exists only until its destructor, unless it has been renamed.
+class TemporaryFile {
+ public:
+  // Process number and counter keep concurrent writers apart; O_EXCL steps over leavings.
+  TemporaryFile(const std::filesystem::path& folder, const std::filesystem::path& reported)
+      : file_(create(folder, path_), reported, "cannot create a temporary file in its folder"),
+        reported_(reported) {}
+  ~TemporaryFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  [[nodiscard]] File& file() { return file_; }
+
+  void rename_to(const std::filesystem::path& target) {
+    if (std::rename(path_.c_str(), target.c_str()) != 0)
+      fail_file(reported_, "cannot rename the temporary file", errno);
+    path_.clear();
+  }
+
+ private:
+  [[nodiscard]] static int create(const std::filesystem::path& folder,
+                                  std::filesystem::path& path) {
+    static std::atomic<unsigned> counter{0};
+    int descriptor = -1;
+    for (int attempt = 0; attempt < 100; ++attempt) {
+      path = folder / (".heed-" + std::to_string(::getpid()) + "-" +
+                       std::to_string(counter.fetch_add(1)) + ".tmp");
+      descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (descriptor >= 0 || errno != EEXIST) break;
+    }
+    return descriptor;
+  }
+
+  std::filesystem::path path_;  // before file_, whose creation fills it; empty once renamed
+  File file_;
+  const std::filesystem::path& reported_;
+};
+
+// Writes the pieces one after the other as the new content of `target`. A failure before the rename
+// leaves the old file untouched and no temporary file; a killed process may leave a `.heed-*.tmp`.
+// An existing file keeps its permission bits; a symbolic link is replaced, not followed; a target
+// that exists and is no regular file (a device, a folder) is refused.
+inline void write_file_atomically(const std::filesystem::path& target,
+                                  std::span<const std::span<const std::byte>> pieces) {
+  require(target.has_filename(), "safetensors: the path '", target.string(), "' names no file");
+  const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
+  struct stat old {};
+  const bool exists = ::stat(target.c_str(), &old) == 0;
+  if (exists && !S_ISREG(old.st_mode))
+    throw std::runtime_error(target.string() + ": exists and is not a regular file");
+
+  File folder_handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC), target,
+                     "cannot open its folder");
+  TemporaryFile temporary(folder, target);
+  if (exists) temporary.file().set_mode(old.st_mode & 0777);
+  for (const std::span<const std::byte> piece : pieces) temporary.file().write_all(piece);
+  temporary.file().sync();
+  temporary.file().close();
+  temporary.rename_to(target);
+  folder_handle.sync("written, but its folder cannot be synced to disk");
+}
+
+}  // namespace heed::inline HEED_ABI::io

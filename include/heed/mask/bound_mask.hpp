@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A mask checked against the sizes of a call: answers for pairs, and classifies tiles so that hidden
+// ones are skipped.
+
+#include <heed/core/geometry.hpp>
+#include <heed/mask/mask.hpp>
+
+#include <algorithm>
+#include <limits>
+
+namespace heed::inline HEED_ABI {
+
+struct KeyRange {
+  Index begin = 0, end = 0;
+  [[nodiscard]] Index size() const { return end > begin ? end - begin : 0; }
+};
+
+enum class TileKind { empty, partial, full };
+
+template <class T>
+class BoundMask {
+ public:
+  // Throws std::invalid_argument when a part does not fit the sizes. `where` starts its sentences.
+  BoundMask(const Mask<T>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
+    for (const Band& band : mask.bands) {
+      const Index shift = band.offset + shift_of(band.align);
+      if (band.left >= 0) from_ = std::max(from_, shift - band.left);
+      if (band.right >= 0) to_ = std::min(to_, shift + band.right);
+    }
+    slope_shift_ = shift_of(mask.slope_align);
+    check_lengths(where);
+    check_broadcast(mask.allowed, "boolean mask", where);
+    check_broadcast(mask.bias, "bias", where);
+    check_documents(where);
+    require(mask.slopes.empty() || Index(mask.slopes.size()) == g.heads, where, ": alibi has ",
+            mask.slopes.size(), " slopes, there are ", g.heads, " heads");
+  }
+
+  [[nodiscard]] bool has_bias() const { return mask_.bias.given(); }
+  [[nodiscard]] bool has_slopes() const { return !mask_.slopes.empty(); }
+  [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
+  [[nodiscard]] bool has_documents() const { return !mask_.query_documents.empty(); }
+  [[nodiscard]] T slope(Index h) const { return mask_.slopes[std::size_t(h)]; }
+  [[nodiscard]] Index slope_shift() const { return slope_shift_; }
+  [[nodiscard]] T soft_cap() const { return mask_.soft_cap; }
+  [[nodiscard]] const TensorView<const T>& bias() const { return mask_.bias; }
+  [[nodiscard]] Index query_document(Index b, Index i) const {
+    return mask_.query_documents[std::size_t(b * g_.len_q + i)];
+  }
+  [[nodiscard]] Index key_document(Index b, Index j) const {
+    return mask_.key_documents[std::size_t(b * g_.len_kv + j)];
+  }
+
+  // Keys of batch b that a band and the key length leave to query i.
+  [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
+    const Index length = mask_.key_lengths.empty() ? g_.len_kv : mask_.key_lengths[std::size_t(b)];
+    return {std::clamp<Index>(i + from_, 0, length), std::clamp<Index>(i + to_ + 1, 0, length)};
+  }
+  // Keys that some query in [first, first + rows) may see.
+  [[nodiscard]] KeyRange keys_of_rows(Index b, Index first, Index rows) const {
+    if (rows == 0) return {};
+    return {keys_of(b, first).begin, keys_of(b, first + rows - 1).end};
+  }
+
+  // First element of the row of a broadcast view that pair (b, h, i, .) reads.
+  template <class U>
+  [[nodiscard]] static U* broadcast_row(const TensorView<U>& view, Index b, Index h, Index i) {
+    return view.row(view.shape().batch == 1 ? 0 : b, view.shape().heads == 1 ? 0 : h,
+                    view.shape().len == 1 ? 0 : i);
+  }
+  [[nodiscard]] const bool* allowed_row(Index b, Index h, Index i) const {
+    return broadcast_row(mask_.allowed, b, h, i);
+  }
+  [[nodiscard]] const T* bias_row(Index b, Index h, Index i) const {
+    return broadcast_row(mask_.bias, b, h, i);
+  }
+
+  [[nodiscard]] bool visible(Index b, Index h, Index i, Index j) const {
+    const KeyRange keys = keys_of(b, i);
+    return j >= keys.begin && j < keys.end && (!has_allowed() || allowed_row(b, h, i)[j]) &&
+           (!has_documents() || query_document(b, i) == key_document(b, j)) &&
+           (!has_bias() || bias_row(b, h, i)[j] != -std::numeric_limits<T>::infinity());
+  }
+
+  // Kind of the tile of queries [first, first + rows) and keys [key, key + count), the bias aside:
+  // a bias of -infinity is found when it is added.
+  [[nodiscard]] TileKind classify(Index b, Index h, Index first, Index rows, Index key,
+                                  Index count) const {
+    TileKind kind = band_kind(b, first, rows, key, count);
+    if (kind != TileKind::empty && has_documents())
+      kind = std::min(kind, document_kind(b, first, rows, key, count));
+    if (kind != TileKind::empty && has_allowed())
+      kind = std::min(kind, allowed_kind(b, h, first, rows, key, count));
+    return kind;
+  }
+
+ private:
+  // Far beyond any position, and far from overflow when positions are added.
+  static constexpr Index kUnbounded = std::numeric_limits<Index>::max() / 4;
+
+  [[nodiscard]] Index shift_of(Align align) const {
+    return align == Align::bottom_right ? g_.len_kv - g_.len_q : 0;
+  }
+
+  [[nodiscard]] TileKind band_kind(Index b, Index first, Index rows, Index key, Index count) const {
+    const KeyRange top = keys_of(b, first), bottom = keys_of(b, first + rows - 1);
+    if (key >= bottom.end || key + count <= top.begin) return TileKind::empty;
+    const bool all = key >= bottom.begin && key + count <= top.end;
+    return all ? TileKind::full : TileKind::partial;
+  }
+
+  [[nodiscard]] TileKind document_kind(Index b, Index first, Index rows, Index key,
+                                       Index count) const {
+    const Index* q = mask_.query_documents.data() + b * g_.len_q + first;
+    const Index* k = mask_.key_documents.data() + b * g_.len_kv + key;
+    const auto [q_min, q_max] = std::minmax_element(q, q + rows);
+    const auto [k_min, k_max] = std::minmax_element(k, k + count);
+    if (*q_max < *k_min || *k_max < *q_min) return TileKind::empty;
+    const bool one = *q_min == *q_max && *k_min == *k_max;
+    return one ? TileKind::full : TileKind::partial;
+  }
+
+  [[nodiscard]] TileKind allowed_kind(Index b, Index h, Index first, Index rows, Index key,
+                                      Index count) const {
+    bool all = true, any = false;
+    const Index distinct = mask_.allowed.shape().len == 1 ? 1 : rows;
+    for (Index r = 0; r < distinct && (all || !any); ++r) {
+      const bool* row = allowed_row(b, h, first + r) + key;
+      for (Index j = 0; j < count; ++j) {
+        all &= row[j];
+        any |= row[j];
+      }
+    }
+    return all ? TileKind::full : any ? TileKind::partial : TileKind::empty;
+  }
+
+  void check_lengths(const char* where) const {
+    if (mask_.key_lengths.empty()) return;
+    require(Index(mask_.key_lengths.size()) == g_.batch, where, ": key_lengths has ",
+            mask_.key_lengths.size(), " entries, the batch is ", g_.batch);
+    for (const Index length : mask_.key_lengths)
+      require(length >= 0 && length <= g_.len_kv, where, ": a key length is ", length,
+              ", it must lie in [0, ", g_.len_kv, "]");
+  }
+
+  template <class U>
+  void check_broadcast(const TensorView<U>& view, const char* what, const char* where) const {
+    if (!view.given()) return;
+    const Shape& s = view.shape();
+    const bool fits = (s.batch == 1 || s.batch == g_.batch) &&
+                      (s.heads == 1 || s.heads == g_.heads) && (s.len == 1 || s.len == g_.len_q) &&
+                      s.dim == g_.len_kv;
+    require(fits, where, ": the ", what, " has shape ", s, ", it must broadcast to ",
+            Shape{g_.batch, g_.heads, g_.len_q, g_.len_kv});
+    require(!view.has_elements() || view.data() != nullptr, where, ": the ", what,
+            " has a null pointer and shape ", s);
+  }
+
+  void check_documents(const char* where) const {
+    if (mask_.query_documents.empty() && mask_.key_documents.empty()) return;
+    require(Index(mask_.query_documents.size()) == g_.batch * g_.len_q, where, ": documents has ",
+            mask_.query_documents.size(), " query ids, there are ", g_.batch * g_.len_q,
+            " (batch x len_q)");
+    require(Index(mask_.key_documents.size()) == g_.batch * g_.len_kv, where, ": documents has ",
+            mask_.key_documents.size(), " key ids, there are ", g_.batch * g_.len_kv,
+            " (batch x len_kv)");
+  }
+
+  const Mask<T>& mask_;
+  Geometry g_;
+  // Band: query i sees keys [i + from_, i + to_].
+  Index from_ = -kUnbounded, to_ = kUnbounded;
+  Index slope_shift_ = 0;
+};
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Who may see whom: a value that is built from parts and joined with `&`.
+//
+//   score(i, j) = op's score - slope_h |p - j| + bias(b, h, i, j)      where (i, j) is visible
+//
+// with p = i (top-left) or i + len_kv - len_q (bottom-right) or i + offset the position of query i on
+// the key axis. A pair is visible when every part allows it. Weights and gradients of a hidden pair
+// are exactly 0, whatever its key and value hold.
+//
+//   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view);
+
+#include <heed/core/view.hpp>
+
+#include <optional>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+// Where query 0 sits on the key axis when the lengths differ.
+enum class Align { top_left, bottom_right };
+
+// Visible iff p - left <= j <= p + right; a negative bound is no bound.
+struct Band {
+  Index left = -1, right = -1;
+  Align align = Align::top_left;
+  Index offset = 0;  // added to p
+};
+
+template <class T>
+struct Mask {
+  std::vector<Band> bands;
+  // Number of visible keys per batch; empty: all.
+  std::vector<Index> key_lengths;
+  // (batch or 1, heads or 1, len_q or 1, len_kv): true where visible.
+  TensorView<const bool> allowed;
+  // (batch or 1, heads or 1, len_q or 1, len_kv): added to the score; -infinity hides.
+  TensorView<const T> bias;
+  // One id per (batch, query) and (batch, key); pairs of different ids are hidden.
+  std::vector<Index> query_documents, key_documents;
+  // ALiBi: one slope per head.
+  std::vector<T> slopes;
+  Align slope_align = Align::top_left;
+  // Soft cap c: scale * q.k becomes c tanh(scale * q.k / c); 0 for none.
+  T soft_cap = T(0);
+
+  [[nodiscard]] friend Mask operator&(Mask a, const Mask& b) {
+    a.bands.insert(a.bands.end(), b.bands.begin(), b.bands.end());
+    join(a.key_lengths, b.key_lengths, !a.key_lengths.empty(), !b.key_lengths.empty(),
+         "key_lengths");
+    join(a.allowed, b.allowed, a.allowed.given(), b.allowed.given(), "a boolean mask");
+    join(a.bias, b.bias, a.bias.given(), b.bias.given(), "bias");
+    join(a.query_documents, b.query_documents, !a.query_documents.empty(),
+         !b.query_documents.empty(), "documents");
+    if (!b.key_documents.empty()) a.key_documents = b.key_documents;
+    join(a.slopes, b.slopes, !a.slopes.empty(), !b.slopes.empty(), "alibi");
+    if (!b.slopes.empty()) a.slope_align = b.slope_align;
+    join(a.soft_cap, b.soft_cap, a.soft_cap != T(0), b.soft_cap != T(0), "soft_cap");
+    return a;
+  }
+
+ private:
+  template <class Part>
+  static void join(Part& a, const Part& b, bool a_given, bool b_given, const char* what) {
+    require(!(a_given && b_given), "Mask: both sides of & have ", what, "; one mask holds one");
+    if (b_given) a = b;
+  }
+};
+
+// Query i sees keys up to its own position.
+template <class T>
+[[nodiscard]] Mask<T> causal(Align align = Align::top_left, Index offset = 0) {
+  Mask<T> mask;
+  mask.bands.push_back({-1, 0, align, offset});
+  return mask;
+}
+
+// Query at p sees keys in [p - left, p + right]; -1 leaves a side open. A causal window of w keys that
+// includes the own one is window(w - 1, 0).
+template <class T>
+[[nodiscard]] Mask<T> window(Index left, Index right, Align align = Align::top_left,
+                             Index offset = 0) {
+  require(left >= -1 && right >= -1, "window: left ", left, ", right ", right,
+          "; each must be -1 (open) or at least 0");
+  Mask<T> mask;
+  mask.bands.push_back({left, right, align, offset});
+  return mask;
+}
+
+// Batch b sees its first lengths[b] keys; 0 is allowed.
+template <class T>
+[[nodiscard]] Mask<T> key_lengths(std::vector<Index> lengths) {
+  Mask<T> mask;
+  mask.key_lengths = std::move(lengths);
+  return mask;
+}
+
+// (batch or 1, heads or 1, len_q or 1, len_kv), true where visible.
+template <class T>
+[[nodiscard]] Mask<T> boolean(TensorView<const bool> allowed) {
+  Mask<T> mask;
+  mask.allowed = allowed;
+  return mask;
+}
+
+// (batch or 1, heads or 1, len_q or 1, len_kv), added to the scores; -infinity hides.
+template <class T>
+[[nodiscard]] Mask<T> bias(TensorView<const T> values) {
+  Mask<T> mask;
+  mask.bias = values;
+  return mask;
+}
+
+// Ids of shape (batch, len_q) and (batch, len_kv): a query sees keys of its own document.
+template <class T>
+[[nodiscard]] Mask<T> documents(std::vector<Index> of_queries, std::vector<Index> of_keys) {
+  Mask<T> mask;
+  mask.query_documents = std::move(of_queries);
+  mask.key_documents = std::move(of_keys);
+  return mask;
+}
+
+// Attention with linear biases: -slopes[h] |p - j| is added to the score.
+template <class T>
+[[nodiscard]] Mask<T> alibi(std::vector<T> slopes, Align align = Align::top_left) {
+  Mask<T> mask;
+  mask.slopes = std::move(slopes);
+  mask.slope_align = align;
+  return mask;
+}
+
+// scale * q.k is replaced by cap * tanh(scale * q.k / cap).
+template <class T>
+[[nodiscard]] Mask<T> soft_cap(T cap) {
+  require(cap > T(0), "soft_cap: cap is ", cap, ", it must be positive");
+  Mask<T> mask;
+  mask.soft_cap = cap;
+  return mask;
+}
+
+}  // namespace heed::inline HEED_ABI

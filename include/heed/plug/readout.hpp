@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Plug point 3, the readout: what happens to the mixed values of a row?
+//
+//   static constexpr bool identity          the engine skips it
+//   static constexpr bool saves_mixed       vjp needs the mixed rows (else it gets the output rows)
+//   static constexpr bool uses_query        reads panel.query
+//   static constexpr bool uses_own_rows     reads panel.own_key and panel.own_value: row i of key and
+//                                           value for query i (needs len_q = len_kv)
+//   static constexpr bool uses_extra        reads panel.extra
+//   static constexpr int diagnostics        numbers per row that it reports; diagnostic_name(i)
+//   extra_dim(geometry) -> Index            width of the extra input; extra_name()
+//   visit(f), validate(geometry, where)     as in plug/score.hpp
+//   work_rows(geometry, backward) -> Index  scratch lane rows that it needs
+//   forward(panel)                          panel.tile: mixed rows in, output rows out
+//   vjp(panel, grad)                        panel.tile: gradient of the output in, gradient of the
+//                                           mixed rows out; sets panel.delta = rowsum(dmixed o mixed),
+//                                           adds to dquery, down_key, down_value, sets dextra, adds
+//                                           parameter gradients to `grad`
+//   reference<S>(context) -> void           the same in long hand, over all rows of a call
+//
+// Rows of a tile are columns of the value, lanes are queries: a product with a weight matrix is
+// panel_gemm(out_features, in_features, vectors, Broadcast{weight}, tile, ...). Lanes from
+// valid_lanes on are padding: they may hold any finite number and must add to no parameter gradient.
+// No result of a lane may depend on another lane.
+
+#include <heed/core/geometry.hpp>
+#include <heed/core/param.hpp>
+#include <heed/plug/tile.hpp>
+
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+template <class T>
+struct ReadoutPanel {
+  Geometry geometry;
+  Index batch = 0, head = 0, first_row = 0;
+  Index valid_lanes = 0;
+  int vectors = 0;
+  int global = 0;                       // result of the survey, for readouts that have one
+  LaneTile<T> tile;                     // [dim_v][lanes]
+  LaneTile<const T> query;              // [dim_qk][lanes], unscaled
+  LaneTile<const T> own_key, own_value; // [dim_qk][lanes], [dim_v][lanes]
+  LaneTile<const T> extra;              // [extra_dim][lanes]
+  LaneTile<T> work;                     // [work_rows][lanes]
+  LaneTile<T> diagnostics;              // out, [diagnostics][lanes]
+  // Backward only.
+  LaneTile<const T> saved;              // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
+  T* delta = nullptr;                   // out, [lanes]
+  LaneTile<T> dquery;                   // add, [dim_qk][lanes]
+  LaneTile<T> down_key, down_value;     // add: gradients of own_key and own_value
+  LaneTile<T> dextra;                   // out, [extra_dim][lanes]
+};
+
+// Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
+// arrives holding the mixed rows.
+template <class S>
+struct ReadoutContext {
+  Geometry geometry;
+  std::vector<S> out;
+  std::vector<S> query, key, value, extra;
+  std::vector<std::vector<double>> diagnostics;  // [diagnostics][rows]
+
+  [[nodiscard]] S* out_row(Index b, Index h, Index i) {
+    return out.data() + geometry.row_index(b, h, i) * geometry.dim_v;
+  }
+  [[nodiscard]] const S* query_row(Index b, Index h, Index i) const {
+    return query.data() + ((b * geometry.query_heads + h) * geometry.len_q + i) * geometry.dim_qk;
+  }
+  [[nodiscard]] const S* key_row(Index b, Index kv_head, Index j) const {
+    return key.data() + ((b * geometry.kv_heads + kv_head) * geometry.len_kv + j) * geometry.dim_qk;
+  }
+  [[nodiscard]] const S* value_row(Index b, Index kv_head, Index j) const {
+    return value.data() + ((b * geometry.kv_heads + kv_head) * geometry.len_kv + j) * geometry.dim_v;
+  }
+  [[nodiscard]] const S* extra_row(Index b, Index h, Index i, Index extra_dim) const {
+    return extra.data() + geometry.row_index(b, h, i) * extra_dim;
+  }
+};
+
+// delta = rowsum(a o b) per lane.
+template <class T, class A, class B>
+inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, T* delta) {
+  for (int v = 0; v < vectors; ++v) {
+    Pack<T> sum = T(0);
+    for (Index c = 0; c < a.rows; ++c) sum += a.load(c, v) * b.load(c, v);
+    sum.store(delta + v * kLanes<T>);
+  }
+}
+
+// What a readout that needs nothing but the mixed rows inherits.
+struct PlainReadout {
+  static constexpr bool identity = false, saves_mixed = false;
+  static constexpr bool uses_query = false, uses_own_rows = false, uses_extra = false;
+  static constexpr int diagnostics = 0;
+  [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
+  [[nodiscard]] static const char* extra_name() { return "extra"; }
+  [[nodiscard]] Index extra_dim(const Geometry&) const { return 0; }
+  [[nodiscard]] Index work_rows(const Geometry&, bool) const { return 0; }
+  template <class F>
+  void visit(F&&) {}
+  void validate(const Geometry&, const char*) const {}
+};
+
+// out = mixed
+template <class T>
+struct Identity : PlainReadout {
+  static constexpr bool identity = true;
+  template <class U>
+  using rebind = Identity<U>;
+
+  void forward(const ReadoutPanel<T>&) const {}
+  void vjp(const ReadoutPanel<T>& panel, Identity&) const {
+    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>&) const {}
+};
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Softmax as a streaming normaliser: a row arrives in chunks of keys.
+//
+//   weight_j = 2^(x_j) / sum_j 2^(x_j),   x_j = (s_j - shift) log2(e) - reference
+//
+// `reference` is the integer ceiling of the running maximum in log2 units, so that a moved reference
+// rescales earlier results by an exact power of two; `shift` is 0 until scores are so large that they
+// have no fraction left, and then takes the maximum's place.
+//
+// Backward (G = dL/dweight, delta = sum_j weight_j G_j):   dL/ds_j = weight_j (G_j - delta)
+//
+// Bounds  scores up to the largest finite number; a row without a visible key has sum 0, factor 0 and
+//         lse -infinity; a visible NaN makes its row NaN and no other.
+
+#include <heed/plug/normaliser.hpp>
+#include <heed/simd/exp.hpp>
+
+#include <cmath>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+// Rows of lanes: where a row's exponentials stand. Three per query.
+template <class T>
+struct SoftmaxState {
+  T *shift, *reference, *sum;  // [lanes]
+  static constexpr Index rows = 3;
+  [[nodiscard]] static SoftmaxState over(T* memory, Index lanes) {
+    return {memory, memory + lanes, memory + 2 * lanes};
+  }
+};
+
+template <class T>
+struct Softmax {
+  static constexpr bool streams = true;
+  static constexpr int maps = 1, diagnostics = 0;
+  static constexpr bool uses_extra = false;
+  template <class U>
+  using rebind = Softmax<U>;
+  using P = Pack<T>;
+
+  template <class F>
+  void visit(F&&) {}
+  void validate(const Geometry&, const char*) const {}
+  [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
+  [[nodiscard]] Index query_heads(Index heads) const { return heads; }
+  [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
+
+  static void begin(const SoftmaxState<T>& state, Index lanes) {
+    std::fill(state.shift, state.shift + lanes, T(0));
+    std::fill(state.reference, state.reference + lanes, -kInfinity<T>);
+    std::fill(state.sum, state.sum + lanes, T(0));
+  }
+
+  // Moves the reference of vector v up to chunk_max (natural units). Returns the factor for what was
+  // accumulated against the old one; `moved` tells whether any lane's factor differs from 1.
+  [[nodiscard]] static P move_reference(const SoftmaxState<T>& state, int v, P chunk_max,
+                                        bool& moved) {
+    const Index at = v * kLanes<T>;
+    const P shift = P::load(state.shift + at), reference = P::load(state.reference + at);
+    const P top = chunk_max * T(kLog2e);
+    const P limit = kIntegerLimit;
+    const auto huge = (top > limit) | (top < -limit);
+    const P new_shift = select(huge, chunk_max, P(T(0)));
+    const P new_reference = select(huge, P(T(0)), ceiling(top));
+    // Position of both references on one axis; a huge one never compares close to a small one.
+    const auto higher = (new_shift > shift) | ((new_shift == shift) & (new_reference > reference));
+    const auto first = reference == P(-kInfinity<T>);
+    const auto visible = (chunk_max == chunk_max) & (chunk_max > P(-kInfinity<T>));
+    const auto moves = visible & (higher | first);
+    if (!any_lane(moves)) return T(1);
+    moved = true;
+    const P difference = (shift - new_shift) * T(kLog2e) + (reference - new_reference);
+    select(moves, new_shift, shift).store(state.shift + at);
+    select(moves, new_reference, reference).store(state.reference + at);
+    const P factor = select(first, P(T(0)), exp2_weight(difference));
+    const P rescale = select(moves, factor, P(T(1)));
+    (P::load(state.sum + at) * rescale).store(state.sum + at);
+    return rescale;
+  }
+
+  // Scores of vector v become unnormalised weights; their sum is added to the state.
+  static void exponentiate(const LaneTile<T>& scores, int v, const SoftmaxState<T>& state) {
+    const Index at = v * kLanes<T>;
+    const P shift = P::load(state.shift + at), reference = exponent_base(state, v);
+    P sum = P::load(state.sum + at);
+    T* cell = scores.data + at;
+    for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
+      const P weight = weight_of(P::load(cell), shift, reference);
+      weight.store(cell);
+      sum += weight;
+    }
+    sum.store(state.sum + at);
+  }
+
+  // 1 / sum, 0 for a row that sees no key; NaN stays NaN.
+  [[nodiscard]] static P factor(const SoftmaxState<T>& state, int v) {
+    const P sum = P::load(state.sum + v * kLanes<T>);
+    return select(sum == P(T(0)), P(T(0)), T(1) / sum);
+  }
+
+  // Natural-log sum of exp of lane i.
+  [[nodiscard]] static T lse(const SoftmaxState<T>& state, Index i) {
+    if (state.sum[i] == T(0)) return -kInfinity<T>;
+    return state.shift[i] + (state.reference[i] * T(kLn2) + std::log(state.sum[i]));
+  }
+
+  [[nodiscard]] static P weight_of(P score, P shift, P reference) {
+    return exp2_weight(mul_add(score - shift, P(T(kLog2e)), -reference));
+  }
+  // The reference to subtract: 0 where no key was seen yet.
+  [[nodiscard]] static P exponent_base(const SoftmaxState<T>& state, int v) {
+    const P reference = P::load(state.reference + v * kLanes<T>);
+    return select(reference == P(-kInfinity<T>), P(T(0)), reference);
+  }
+
+  // In long hand: weights of one row, given its visible scores (rows[map][key]).
+  template <class S>
+  [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index,
+                                         const S&) const {
+    return math::softmax(rows[0]);
+  }
+
+ private:
+  // Beyond it, floating-point numbers are whole: 2^20 (float), 2^49 (double).
+  static constexpr T kIntegerLimit = detail::FloatLayout<T>::round_magic / T(12);
+
+  [[nodiscard]] static P ceiling(P x) {
+    const T magic = detail::FloatLayout<T>::round_magic;
+    const P rounded = (x + magic) - magic;
+    return select(rounded < x, rounded + T(1), rounded);
+  }
+};
+
+}  // namespace heed::inline HEED_ABI
