@@ -10,7 +10,7 @@
 // T is float, double, long double, another Dual (second derivatives), or a SIMD pack, one
 // derivative per lane. Of T it asks for + - * / and the functions of scalar.hpp.
 //
-// Bounds: NaN and infinity propagate, also as 0 * inf = NaN in a direction that x does not depend on.
+// Bounds: NaN and infinity propagate; 0 * inf is NaN, in a direction without influence as well.
 
 #include <heed/check/scalar.hpp>
 

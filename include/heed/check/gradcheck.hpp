@@ -8,15 +8,15 @@
 //   const auto report = check_gradient(loss, at, {{"x", {12}}, {"w", {9}}}, Method::dual);
 //   if (!report.passed) std::puts(report.text().c_str());
 //
-// The function takes `const std::vector<std::vector<S>>&`, the tensors in the order of `inputs`, and
-// returns one S, for S = double, std::complex<double>, Dual<double, 1> or Var<double>; its formulas
-// use the words of scalar.hpp.
+// The function takes `const std::vector<std::vector<S>>&`, the tensors in the order of `inputs`,
+// and returns one S, for S = double, std::complex<double>, Dual<double, 1> or Var<double>; its
+// formulas use the words of scalar.hpp.
 //
-// Criterion: |analytic - numeric| <= tolerance * max(1, |analytic|, |numeric|). A gradient must be a
-// number: NaN or infinity fails on either side, and also on both.
-// Errors: std::invalid_argument when `inputs` and `analytic` do not name the same tensors of the same
-// lengths, each once, or when an option is out of range.
-// Cost: one evaluation per entry checked (central differences: two); tape_gradient needs one in all.
+// Criterion: |analytic - numeric| <= tolerance * max(1, |analytic|, |numeric|). A gradient must be
+// a number: NaN or infinity fails on either side, and also on both.
+// Errors: std::invalid_argument when `inputs` and `analytic` do not name the same tensors of the
+// same lengths, each once, or when an option is out of range.
+// Cost: one evaluation per entry checked (central differences: two); tape_gradient: one in all.
 
 #include <heed/check/dual.hpp>
 #include <heed/check/scalar.hpp>
@@ -28,7 +28,6 @@
 #include <complex>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -47,13 +46,13 @@ enum class Method { central_difference, complex_step, dual };
 
 struct GradcheckOptions {
   std::optional<double> tolerance = {};  // >= 0; default 1e-8 central difference, 1e-12 others
-  std::optional<double> step = {};  // > 0; default 1e-5 central (times max(1, |x|)), 1e-30 complex
+  std::optional<double> step = {};   // > 0; default 1e-5 central (times max(1, |x|)), 1e-30 complex
   Index max_entries_per_tensor = 0;  // 0: all; else so many, spread the same way in every run
   Index max_failures = 20;           // how many a report keeps; it counts all
 };
 
-// One entry of one tensor; `error` is relative to max(1, |analytic|, |numeric|), +inf when a side is
-// not finite.
+// One entry of one tensor; `error` is relative to max(1, |analytic|, |numeric|), and +inf when a
+// side is not finite.
 struct Mismatch {
   std::string tensor;
   Index index = 0;
@@ -145,8 +144,9 @@ inline void require_unique_names(const std::vector<NamedTensor>& tensors, const 
     const Index longer = n % count;  // the first stretches are one entry longer
     const Index begin = k * (n / count) + std::min(k, longer);
     const Index width = n / count + (k < longer ? 1 : 0);
-    const double turn = double(k) * 0.6180339887498949;
-    entries.push_back(begin + std::min(width - 1, Index((turn - std::floor(turn)) * double(width))));
+    const double turns = double(k) * 0.6180339887498949;
+    const Index offset = Index((turns - std::floor(turns)) * double(width));
+    entries.push_back(begin + std::min(width - 1, offset));
   }
   return entries;
 }
@@ -234,8 +234,7 @@ template <class S, class F>
   for (std::size_t t = 0; t < inputs.size(); ++t)
     for (const Index i :
          detail::spread_entries(Index(tensors[t].size()), options.max_entries_per_tensor)) {
-      const double numeric =
-          detail::derivative(f, tensors, tensors[t][std::size_t(i)], step);
+      const double numeric = detail::derivative(f, tensors, tensors[t][std::size_t(i)], step);
       detail::note(report, {inputs[t].name, i, gradients[t]->values[std::size_t(i)], numeric},
                    tolerance, options.max_failures);
     }
@@ -245,15 +244,13 @@ template <class S, class F>
 // Compares `analytic`, one gradient for each input by name, with the derivative of f at `inputs`.
 template <class F>
 [[nodiscard]] GradientReport check_gradient(F&& f, const std::vector<NamedTensor>& inputs,
-                                            const std::vector<NamedTensor>& analytic,
-                                            Method method, const GradcheckOptions& options = {}) {
+                                            const std::vector<NamedTensor>& analytic, Method method,
+                                            const GradcheckOptions& options = {}) {
   switch (method) {
-    case Method::central_difference:
-      return check_gradient_on<double>(f, inputs, analytic, options);
+    case Method::central_difference: return check_gradient_on<double>(f, inputs, analytic, options);
     case Method::complex_step:
       return check_gradient_on<std::complex<double>>(f, inputs, analytic, options);
-    case Method::dual:
-      return check_gradient_on<Dual<double, 1>>(f, inputs, analytic, options);
+    case Method::dual: return check_gradient_on<Dual<double, 1>>(f, inputs, analytic, options);
   }
   fail("check_gradient: method ", int(method), " is not one of 0, 1, 2");
 }

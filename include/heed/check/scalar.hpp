@@ -6,15 +6,15 @@
 //   template <class S> S gate(const S& c) { return math::sigmoid(math::constant<S>(4) * c); }
 //
 // S is float, double, long double, std::complex (complex-step derivative), Dual (dual.hpp, forward
-// mode), Var (tape.hpp, reverse mode) or a SIMD pack.
+// mode), Var (tape.hpp, reverse mode) or Pack (simd/exp.hpp).
 //
 // A new scalar joins with overloads in heed::math that take a trailing Lookup:
 //
-//   Pack exp(Pack x, Lookup);          // no default argument
+//   Mine exp(const Mine& x, Lookup);   // no default argument
 //
-// math::exp(x) finds them where it is instantiated, so the order of includes does not matter; this
-// holds for exp, log, sqrt, tanh, sigmoid, value_of, select and dot_product. A type declared with
-// the attribute vector_size needs no more than exp, log, sqrt and tanh, or those that it uses.
+// math::exp(x) finds them where it is instantiated, so they may be declared after the formula; this
+// holds for exp, log, sqrt, tanh, sigmoid, value_of, select and dot_product. A vector_size type
+// needs no more than exp, log, sqrt and tanh, or those of them that it uses.
 //
 // Complex arguments follow the complex functions: their first-order change along the imaginary axis
 // is the derivative wherever the real function is smooth. Outside its domain (log or sqrt of a
@@ -164,7 +164,7 @@ template <class S>
   return e / (d * d);
 }
 
-// 1 / (1 + exp(-x)), written with exp(-|x|): it never overflows, and its left tail keeps its digits.
+// 1 / (1 + exp(-x)), written with exp(-|x|): no overflow, and the left tail keeps its digits.
 template <class S>
 [[nodiscard]] S sigmoid(const S& x) {
   if constexpr (requires { sigmoid(x, Lookup{}); }) {

@@ -8,13 +8,13 @@
 //   const auto adjoint = tape.gradient(x * y);
 //   adjoint[x.index];                  // 5
 //
-// A tape is a list of operations in the order in which they ran, each with at most two parents, or a
-// dot product of any length. Nothing is shared between tapes and nothing is hidden: threads work
+// A tape is a list of operations in the order in which they ran, each with at most two parents, or
+// a dot product of any length. Nothing is shared between tapes and nothing is hidden: threads work
 // side by side on a tape each. A Var must not outlive its tape.
 //
 // Cost: 32 bytes an operation on double (20 on float), and 8 for each pair of a dot product.
-// Bounds: NaN and infinity propagate along the way to the root. What the root does not depend on, or
-// only with derivative 0, receives nothing: a branch dropped by select cannot leave a NaN behind.
+// Bounds: NaN and infinity propagate along the way to the root. A node whose adjoint is 0 passes
+// nothing on, not even 0 * inf: a branch dropped by select cannot leave a NaN behind.
 
 #include <heed/check/scalar.hpp>
 #include <heed/core/error.hpp>

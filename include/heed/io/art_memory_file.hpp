@@ -16,8 +16,10 @@
 
 #include <charconv>
 #include <filesystem>
+#include <limits>
 #include <locale>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 
 namespace heed::inline HEED_ABI {
@@ -47,32 +49,47 @@ class ArtMemoryReader {
     const ArtOptions<T> options = read_options();
     const Index count = integer("count");
     if (count < 0 || count > options.capacity)
-      io::refuse(source_, "count ", count, " is outside [0, ", options.capacity,
-                 "], the capacity");
+      refuse("count ", count, " is outside [0, ", options.capacity, "], the capacity");
     if (options.capacity > max_values / options.dim)
-      io::refuse(source_, "capacity ", options.capacity, " x dim ", options.dim,
-                 " is more than the limit of ", max_values, " values");
+      refuse("capacity ", options.capacity, " x dim ", options.dim, " is more than the limit of ",
+             max_values, " values");
     require_prototypes(count, options.dim);
     try {
       ArtMemory<T> memory(options);
       memory.set_prototypes(file_.values<T>("prototypes"), count);
       return memory;
     } catch (const std::invalid_argument& error) {
-      io::refuse(source_, error.what());
+      refuse(error.what());
     }
   }
 
  private:
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) const {
+    std::ostringstream text;
+    text.precision(17);
+    text << source_ << ": ";
+    (text << ... << parts);
+    throw std::runtime_error(text.str());
+  }
+
+  // At most 40 characters, whatever is not printable ASCII as '?'.
+  [[nodiscard]] static std::string shown(const std::string& text) {
+    std::string result = "'" + text.substr(0, 40) + (text.size() > 40 ? "...'" : "'");
+    for (char& c : result)
+      if (c < ' ' || c > '~') c = '?';
+    return result;
+  }
+
   [[nodiscard]] const std::string& text(const std::string& key) const {
     const auto found = file_.metadata().find(key);
-    if (found == file_.metadata().end()) io::refuse(source_, "the metadata have no ", key);
+    if (found == file_.metadata().end()) refuse("the metadata have no ", key);
     return found->second;
   }
 
   void require_text(const std::string& key, const std::string& expected) const {
     if (text(key) != expected)
-      io::refuse(source_, key, " is ", io::quoted(text(key)), ", it must be ",
-                 io::quoted(expected));
+      refuse(key, " is ", shown(text(key)), ", it must be ", shown(expected));
   }
 
   [[nodiscard]] Index integer(const std::string& key) const {
@@ -80,7 +97,7 @@ class ArtMemoryReader {
     Index value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error != std::errc() || end != digits.data() + digits.size())
-      io::refuse(source_, key, " is ", io::quoted(digits), ", it must be an integer");
+      refuse(key, " is ", shown(digits), ", it must be an integer");
     return value;
   }
 
@@ -89,7 +106,7 @@ class ArtMemoryReader {
     digits.imbue(std::locale::classic());
     T value = 0;
     if (!(digits >> std::noskipws >> value) || !digits.eof())
-      io::refuse(source_, key, " is ", io::quoted(text(key)), ", it must be a number");
+      refuse(key, " is ", shown(text(key)), ", it must be a number");
     return value;
   }
 
@@ -99,7 +116,7 @@ class ArtMemoryReader {
     options.dim = integer("dim");
     const std::string& matching = text("matching");
     if (matching != "cosine" && matching != "fuzzy")
-      io::refuse(source_, "matching is ", io::quoted(matching), ", it must be cosine or fuzzy");
+      refuse("matching is ", shown(matching), ", it must be cosine or fuzzy");
     options.matching = matching == "fuzzy" ? ArtMatching::fuzzy : ArtMatching::cosine;
     options.vigilance = number("vigilance");
     options.learning_rate = number("learning_rate");
@@ -108,21 +125,20 @@ class ArtMemoryReader {
     try {
       return checked_art_options(options);
     } catch (const std::invalid_argument& error) {
-      io::refuse(source_, error.what());
+      refuse(error.what());
     }
   }
 
   void require_prototypes(Index count, Index dim) const {
-    if (!file_.contains("prototypes")) io::refuse(source_, "there is no tensor prototypes");
+    if (!file_.contains("prototypes")) refuse("there is no tensor prototypes");
     const io::TensorInfo& info = file_.info("prototypes");
     if (info.dtype != io::dtype_of<T>())
-      io::refuse(source_, "prototypes are ", info.dtype, ", the memory to load holds ",
-                 io::dtype_of<T>());
+      refuse("prototypes are ", info.dtype, ", the memory to load holds ", io::dtype_of<T>());
     if (info.shape.size() != 2)
-      io::refuse(source_, "prototypes have ", info.shape.size(), " extents, they must have 2");
+      refuse("prototypes have ", info.shape.size(), " extents, they must have 2");
     if (info.shape[0] != count || info.shape[1] != dim)
-      io::refuse(source_, "prototypes have the shape (", info.shape[0], ",", info.shape[1],
-                 "), count and dim are (", count, ",", dim, ")");
+      refuse("prototypes have the shape (", info.shape[0], ",", info.shape[1],
+             "), count and dim are (", count, ",", dim, ")");
   }
 
   const io::Safetensors& file_;

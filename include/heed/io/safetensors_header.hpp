@@ -8,10 +8,11 @@
 // Bounds: <= 100 MB of header, <= 65,536 tensors, names <= 1 KiB, <= 8 extents, every number an
 //   unsigned 64-bit integer, no key twice, no other keys; the spans [begin, end) tile the data from
 //   its first byte to its last; begin = end for a tensor with a zero extent.
-// Errors: std::runtime_error, one sentence that starts with the source (file name or "safetensors").
+// Errors: std::runtime_error, one sentence from the source (file name or "safetensors") on.
 // Source: the format description of Hugging Face safetensors; stricter on numbers and keys.
 
 #include <heed/core/config.hpp>
+#include <heed/io/safetensors_types.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -22,75 +23,12 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace heed::inline HEED_ABI::io {
-
-struct TensorInfo {
-  std::string dtype;
-  std::vector<Index> shape;    // no extent: a scalar
-  std::size_t begin = 0, end = 0;  // bytes, counted from the end of the header
-};
-
-namespace safetensors_limits {
-inline constexpr std::uint64_t header_bytes = 100'000'000;
-inline constexpr std::size_t tensors = 65'536;
-inline constexpr std::size_t name_bytes = 1024;
-inline constexpr std::size_t extents = 8;
-}  // namespace safetensors_limits
-
-// Bytes per element; 0 for a dtype that the format does not know.
-[[nodiscard]] inline std::size_t dtype_width(std::string_view dtype) {
-  using Row = std::pair<std::string_view, std::size_t>;
-  static constexpr std::array<Row, 15> rows{
-      {{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2},
-       {"U16", 2}, {"F16", 2}, {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},
-       {"I64", 8}, {"U64", 8}, {"F64", 8}}};
-  for (const auto& [name, width] : rows)
-    if (name == dtype) return width;
-  return 0;
-}
-
-// Product of extents and width; nothing when an extent is negative, or when the product of the width
-// and the non-zero extents (what strides are made of) overflows an Index.
-[[nodiscard]] inline std::optional<std::size_t> tensor_bytes(const std::vector<Index>& shape,
-                                                             std::size_t width) {
-  auto product = static_cast<Index>(width);
-  bool empty = false;
-  for (const Index extent : shape) {
-    if (extent < 0) return std::nullopt;
-    empty = empty || extent == 0;
-    if (extent == 0) continue;
-    if (product > std::numeric_limits<Index>::max() / extent) return std::nullopt;
-    product *= extent;
-  }
-  return empty ? 0 : static_cast<std::size_t>(product);
-}
-
-// A name for a message: at most 80 bytes, cut at a character, control bytes shown as '?'.
-[[nodiscard]] inline std::string quoted(const std::string& name) {
-  std::size_t length = std::min<std::size_t>(name.size(), 80);
-  const bool cut = length < name.size();
-  while (cut && length > 0 && (static_cast<unsigned char>(name[length]) & 0xC0U) == 0x80U) --length;
-  std::string text = name.substr(0, length);
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20U || c == 0x7F) c = '?';
-  return "'" + text + (cut ? "...'" : "'");
-}
-
-template <class... Parts>
-[[noreturn]] void refuse(const std::string& source, const Parts&... parts) {
-  std::ostringstream text;
-  text.precision(17);
-  text << source << ": ";
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
 
 // Receives the parser's events. The nesting is at most object > object > array, so five places say
 // everything; whatever does not belong to its place is refused on sight.
@@ -119,7 +57,7 @@ class SafetensorsHeader {
   bool boolean(bool) { wrong("true or false"); }
   bool number_integer(std::int64_t value) { wrong("the negative number " + std::to_string(value)); }
   bool number_float(double, const std::string& text) {
-    wrong("the number " + quoted(text) + ", no unsigned 64-bit integer");
+    wrong("the number " + in_quotes(text) + ", no unsigned 64-bit integer");
   }
   bool binary(const nlohmann::json::binary_t&) { wrong("binary data"); }
 
@@ -145,7 +83,7 @@ class SafetensorsHeader {
     } else if (place_ == Place::tensor && field_ == "dtype") {
       dtype_ = text;
     } else {
-      wrong("the text " + quoted(text));
+      wrong("the text " + in_quotes(text));
     }
     return true;
   }
@@ -170,7 +108,7 @@ class SafetensorsHeader {
       enter_name(text);
     } else if (place_ == Place::metadata) {
       if (metadata.contains(text))
-        refuse(source_, "__metadata__ has the key ", quoted(text), " twice");
+        refuse(source_, "__metadata__ has the key ", in_quotes(text), " twice");
       key_ = text;
     } else {
       enter_field(text);
@@ -206,9 +144,9 @@ class SafetensorsHeader {
   [[nodiscard]] std::string here() const {
     switch (place_) {
       case Place::outside: return "the header";
-      case Place::metadata: return "the __metadata__ key " + quoted(key_);
-      case Place::root: return name_ == "__metadata__" ? name_ : "tensor " + quoted(name_);
-      default: return "tensor " + quoted(name_) + ": its " + field_;
+      case Place::metadata: return "the __metadata__ key " + in_quotes(key_);
+      case Place::root: return name_ == "__metadata__" ? name_ : "tensor " + in_quotes(name_);
+      default: return "tensor " + in_quotes(name_) + ": its " + field_;
     }
   }
 
@@ -229,12 +167,12 @@ class SafetensorsHeader {
   void enter_name(const std::string& name) {
     const bool is_metadata = name == "__metadata__";
     if (tensors.contains(name) || (is_metadata && has_metadata_))
-      refuse(source_, "the header has the key ", quoted(name), " twice");
+      refuse(source_, "the header has the key ", in_quotes(name), " twice");
     if (name.size() > safetensors_limits::name_bytes)
-      refuse(source_, "the tensor name ", quoted(name), " has ", name.size(),
+      refuse(source_, "the tensor name ", in_quotes(name), " has ", name.size(),
              " bytes, more than ", safetensors_limits::name_bytes);
     if (!is_metadata && tensors.size() == safetensors_limits::tensors)
-      refuse(source_, "tensor ", quoted(name), " is number ", tensors.size() + 1, ", more than ",
+      refuse(source_, "tensor ", in_quotes(name), " is number ", tensors.size() + 1, ", more than ",
              safetensors_limits::tensors);
     has_metadata_ = has_metadata_ || is_metadata;
     name_ = name;
@@ -243,19 +181,20 @@ class SafetensorsHeader {
   void enter_field(const std::string& field) {
     const auto found = std::find(known_fields.begin(), known_fields.end(), field);
     if (found == known_fields.end())
-      refuse(source_, "tensor ", quoted(name_), " has the unknown key ", quoted(field));
+      refuse(source_, "tensor ", in_quotes(name_), " has the unknown key ", in_quotes(field));
     bool& seen = fields_[static_cast<std::size_t>(found - known_fields.begin())];
-    if (seen) refuse(source_, "tensor ", quoted(name_), " has the key ", quoted(field), " twice");
+    if (seen)
+      refuse(source_, "tensor ", in_quotes(name_), " has the key ", in_quotes(field), " twice");
     seen = true;
     field_ = field;
   }
 
   void enter_tensor() {
-    const std::string tensor = "tensor " + quoted(name_);
+    const std::string tensor = "tensor " + in_quotes(name_);
     for (std::size_t i = 0; i < known_fields.size(); ++i)
       if (!fields_[i]) refuse(source_, tensor, " has no ", known_fields[i]);
     const std::size_t width = dtype_width(dtype_);
-    if (width == 0) refuse(source_, tensor, " has the unknown dtype ", quoted(dtype_));
+    if (width == 0) refuse(source_, tensor, " has the unknown dtype ", in_quotes(dtype_));
     if (offsets_.size() != 2)
       refuse(source_, tensor, " has ", offsets_.size(), " data_offsets, not 2");
     const std::uint64_t begin = offsets_[0], end = offsets_[1];
@@ -282,7 +221,7 @@ class SafetensorsHeader {
     std::size_t covered = 0;
     for (const auto* span : spans) {
       if (span->second.begin != covered)
-        refuse(source_, "tensor ", quoted(span->first), " begins at byte ", span->second.begin,
+        refuse(source_, "tensor ", in_quotes(span->first), " begins at byte ", span->second.begin,
                span->second.begin > covered ? ", a gap after byte " : ", an overlap before byte ",
                covered);
       covered = span->second.end;

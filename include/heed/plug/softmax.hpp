@@ -32,6 +32,23 @@ struct SoftmaxState {
   }
 };
 
+// Weights exp(s_j) / sum exp(s_j) of one row of visible scores, about their largest value.
+template <class S>
+[[nodiscard]] std::vector<S> long_hand_softmax(const std::vector<S>& scores) {
+  std::vector<S> weights;
+  if (scores.empty()) return weights;
+  auto top = math::value_of(scores[0]);
+  for (const S& s : scores)
+    if (math::value_of(s) > top) top = math::value_of(s);
+  S sum = math::constant<S>(0);
+  for (const S& s : scores) {
+    weights.push_back(math::exp(S(s - math::constant<S>(top))));
+    sum += weights.back();
+  }
+  for (S& w : weights) w = w / sum;
+  return weights;
+}
+
 template <class T>
 struct Softmax {
   static constexpr bool streams = true;
@@ -120,7 +137,7 @@ struct Softmax {
   template <class S>
   [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index,
                                          const S&) const {
-    return math::softmax(rows[0]);
+    return long_hand_softmax(rows[0]);
   }
 
  private:

@@ -10,6 +10,7 @@
 //           at -infinity; NaN stays NaN. No branch looks across lanes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
+#include <heed/check/scalar.hpp>
 #include <heed/simd/pack.hpp>
 
 namespace heed::inline HEED_ABI {
@@ -104,7 +105,7 @@ template <class T>
 namespace math {
 
 template <class T>
-[[nodiscard]] inline Pack<T> exp(Pack<T> x) {
+[[nodiscard]] inline Pack<T> exp(Pack<T> x, Lookup) {
   using L = detail::FloatLayout<T>;
   const Pack<T> top = (L::bias - T(1)) * T(kLn2), bottom = -(L::bias - T(1)) * T(kLn2);
   const Pack<T> inside = max(bottom, select(x > top, top, x));
@@ -115,7 +116,7 @@ template <class T>
 
 // 1 / (1 + e^-x). For x below -87 (float) or -708 (double) the value at that bound, about 1e-38.
 template <class T>
-[[nodiscard]] inline Pack<T> sigmoid(Pack<T> x) {
+[[nodiscard]] inline Pack<T> sigmoid(Pack<T> x, Lookup) {
   using L = detail::FloatLayout<T>;
   const T limit = (L::bias - T(2)) * T(kLn2);
   const Pack<T> down = max(Pack<T>(-limit), select(x > Pack<T>(limit), Pack<T>(limit), x));
@@ -124,41 +125,31 @@ template <class T>
 
 // (e^2x - 1) / (e^2x + 1), from e^2x - 1 = f q(f) near 0 where the difference would cancel.
 template <class T>
-[[nodiscard]] inline Pack<T> tanh(Pack<T> x) {
+[[nodiscard]] inline Pack<T> tanh(Pack<T> x, Lookup) {
   const Pack<T> f = x * T(2 * kLog2e);
   const auto small = (f < Pack<T>(T(0.5))) & (f > Pack<T>(T(-0.5)));
   const Pack<T> inside = select(small, f, Pack<T>(T(0)));
   const Pack<T> difference = detail::exp2_tail(inside) * inside;
   const Pack<T> near = difference / (difference + T(2));
-  return select(small, near, T(2) * sigmoid(x + x) - T(1));
+  return select(small, near, T(2) * sigmoid(x + x, Lookup{}) - T(1));
 }
 
 template <class T>
-[[nodiscard]] inline Pack<T> sqrt(Pack<T> x) {
+[[nodiscard]] inline Pack<T> sqrt(Pack<T> x, Lookup) {
   typename Pack<T>::Vector root;
   for (int i = 0; i < kLanes<T>; ++i) root[i] = std::sqrt(x.v[i]);
   return root;
 }
 
 template <class T>
-[[nodiscard]] inline Pack<T> log(Pack<T> x) {
+[[nodiscard]] inline Pack<T> log(Pack<T> x, Lookup) {
   typename Pack<T>::Vector y;
   for (int i = 0; i < kLanes<T>; ++i) y[i] = std::log(x.v[i]);
   return y;
 }
 
 template <class T>
-[[nodiscard]] inline Pack<T> maximum(Pack<T> a, Pack<T> b) {
-  return heed::max(a, b);
-}
-
-template <class T>
-[[nodiscard]] inline Pack<T> absolute(Pack<T> x) {
-  return heed::select(x < Pack<T>(T(0)), -x, x);
-}
-
-template <class T>
-[[nodiscard]] inline Pack<T> select(typename Pack<T>::Mask mask, Pack<T> a, Pack<T> b) {
+[[nodiscard]] inline Pack<T> select(typename Pack<T>::Mask mask, Pack<T> a, Pack<T> b, Lookup) {
   return heed::select(mask, a, b);
 }
 

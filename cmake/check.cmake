@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# Builds everything and runs all tests, from any directory; the last line says `N passed, N failed`:
+#   cmake -P cmake/check.cmake [-- CMAKE_ARGUMENT...]      e.g. -- -DHEED_SANITIZE=address,undefined
+cmake_minimum_required(VERSION 3.22)
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+
+heed_forwarded_arguments(arguments)
+heed_configure(-DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCH=ON -DHEED_BUILD_EXAMPLES=ON ${arguments})
+
+# One program that does not compile hides no other: the rest is built, its tests count as failed.
+heed_cached(generator CMAKE_GENERATOR)
+set(keep_going -k)
+if(generator MATCHES "Ninja")
+  set(keep_going -k 0)
+endif()
+heed_build(build_result -- ${keep_going})
+
+heed_job_count(jobs)
+execute_process(
+  COMMAND "${CMAKE_CTEST_COMMAND}" --test-dir "${HEED_BUILD}" --output-on-failure --no-tests=error
+          --parallel ${jobs}
+  RESULT_VARIABLE test_result OUTPUT_VARIABLE output ECHO_OUTPUT_VARIABLE)
+
+# ctest counts a skipped test among the passed ones.
+set(failed 0)
+set(total 0)
+if(output MATCHES "tests passed, ([0-9]+) tests failed out of ([0-9]+)")
+  set(failed ${CMAKE_MATCH_1})
+  set(total ${CMAKE_MATCH_2})
+endif()
+string(REGEX MATCHALL "\\(Skipped\\)" skipped "${output}")
+list(LENGTH skipped skipped)
+math(EXPR passed "${total} - ${failed} - ${skipped}")
+
+# SEND_ERROR makes the exit code and lets the summary stand last.
+if(NOT build_result EQUAL 0)
+  message(SEND_ERROR "the build failed; the reason stands above the tests")
+elseif(passed EQUAL 0)
+  message(SEND_ERROR "no test passed")
+elseif(NOT test_result EQUAL 0 OR failed GREATER 0)
+  message(SEND_ERROR "tests failed")
+endif()
+execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "${passed} passed, ${failed} failed")

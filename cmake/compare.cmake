@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Builds and runs the comparison of all variants, from any directory:
+#   cmake -P cmake/compare.cmake [-- ARGUMENT...]      for the arguments: -- --help
+cmake_minimum_required(VERSION 3.22)
+include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
+
+heed_forwarded_arguments(arguments)
+heed_cached(configured CMAKE_HOME_DIRECTORY)
+set(parts -DHEED_BUILD_EXAMPLES=ON)
+if(NOT configured)
+  list(APPEND parts -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF)
+endif()
+
+heed_configure(${parts})
+heed_build(result --target heed_compare)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "building heed_compare failed; the reason stands above")
+endif()
+
+# In the caller's directory, so that relative paths mean what the caller means.
+heed_terminal(terminal)
+execute_process(COMMAND "${HEED_BUILD}/bin/heed_compare" ${arguments} RESULT_VARIABLE result
+                ${terminal})
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "heed_compare ended with: ${result}")
+endif()

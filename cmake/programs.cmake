@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Flags and places of heed's own programs; nothing here reaches a consumer.
+set(HEED_TEST_THREADS 2 CACHE STRING "OpenMP threads of each test when none are asked for")
+
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+
+# g++ contracts a * b + c into one instruction only with its language extensions (-std=gnu++20, the
+# default of CMake); without contraction the kernels lose up to a fifth.
+add_library(heed_own INTERFACE)
+target_link_libraries(heed_own INTERFACE heed::io $<$<BOOL:${HEED_NATIVE}>:heed::native>)
+target_compile_options(heed_own INTERFACE -Wall -Wextra -Wshadow -Wconversion)
+if(HEED_SANITIZE)
+  target_compile_options(heed_own INTERFACE -O1 -g -UNDEBUG -fsanitize=${HEED_SANITIZE}
+                                            -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
+  target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
+endif()
+
+# heed_add_program(name source...): a program in build/bin.
+function(heed_add_program name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE heed_own Eigen3::Eigen)
+endfunction()
+
+# heed_add_test(name command...): a ctest entry that takes HEED_TEST_THREADS processors.
+function(heed_add_test name)
+  add_test(NAME ${name} COMMAND ${ARGN})
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${HEED_TEST_THREADS}
+                                          ENVIRONMENT "OMP_NUM_THREADS=${HEED_TEST_THREADS}")
+endfunction()

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The doors' types, and the one place where arguments are checked.
+
+#include <heed/mask/bound_mask.hpp>
+#include <heed/plug/attention.hpp>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+// query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
+// kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
+// where the op asks for it: the intent, or the logits of a token-wise lambda.
+template <class T>
+struct Inputs {
+  TensorView<const T> query, key, value, extra;
+};
+
+// Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
+// shape of the mask's bias.
+template <class T>
+struct Gradients {
+  TensorView<T> query, key, value, extra, bias;
+};
+
+struct Options {
+  // Factor on q.k; 1 / sqrt(width of one score map) when not given.
+  std::optional<double> scale;
+  // 0: OpenMP's default. Results do not depend on it, not in their last bit.
+  int threads = 0;
+  // Keys per tile; 0 lets the plan choose. Rounded up to whole panels. Small values make tests cross
+  // tile borders at short lengths.
+  Index key_tile = 0;
+  // Vectors of queries per panel, 1 to kPanelVectors; 0 lets the plan choose.
+  int panel_vectors = 0;
+  // Stands in error texts: "heed::forward(dar): ...".
+  const char* name = "";
+};
+
+// What backward needs of forward, and what forward can report. Filled when a pointer to one is given.
+template <class T>
+struct Saved {
+  // Natural-log sum of exp of the scores, [map][batch * heads * len_q]; -infinity for a row that sees
+  // no key.
+  std::vector<T> lse;
+  // Softmax state of streaming ops, [shift, reference, sum][row].
+  std::vector<T> state;
+  // Rows before the readout, (batch, heads, len_q, dim_v), where the readout's backward needs them.
+  std::vector<T> mixed;
+  // Numbers per row that the op reports, [name][row]; names in diagnostic_names.
+  std::vector<std::vector<T>> diagnostics;
+  std::vector<std::string> diagnostic_names;
+  // Result of the survey of readouts that look at all rows first.
+  int global = 0;
+
+  // The rows of one diagnostic; throws std::invalid_argument for a name that the op does not report.
+  [[nodiscard]] const std::vector<T>& diagnostic(const std::string& name) const {
+    for (std::size_t i = 0; i < diagnostic_names.size(); ++i)
+      if (diagnostic_names[i] == name) return diagnostics[i];
+    fail("Saved::diagnostic: the op reports no ", name);
+  }
+};
+
+namespace detail {
+
+inline std::string door_name(const char* function, const char* op) {
+  return op[0] == '\0' ? std::string(function) : std::string(function) + "(" + op + ")";
+}
+
+template <class T>
+void require_view(const TensorView<T>& view, const char* name, const std::string& where) {
+  const Shape& s = view.shape();
+  require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
+          " has shape ", s, ", extents must not be negative");
+  (void)element_count(s, (where + ": " + name).c_str());
+  require(!view.has_elements() || view.data() != nullptr, where, ": ", name,
+          " has a null pointer and shape ", s);
+  require(reinterpret_cast<std::uintptr_t>(view.data()) % alignof(T) == 0, where, ": ", name,
+          " is not aligned to ", alignof(T), " bytes");
+}
+
+template <class T>
+void require_shape(const TensorView<T>& view, const Shape& wanted, const char* name,
+                   const std::string& where) {
+  require_view(view, name, where);
+  require(view.shape() == wanted, where, ": ", name, " has shape ", view.shape(), ", it must be ",
+          wanted);
+}
+
+template <class A, class B>
+void require_apart(const TensorView<A>& out, const TensorView<B>& input, const char* out_name,
+                   const char* input_name, const std::string& where) {
+  require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
+}
+
+}  // namespace detail
+
+// Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
+template <class Op, class T>
+[[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<T>& in, const std::string& where) {
+  using namespace detail;
+  require_view(in.query, "query", where);
+  require_view(in.key, "key", where);
+  require_view(in.value, "value", where);
+  const Shape &q = in.query.shape(), &k = in.key.shape(), &v = in.value.shape();
+  require(k.dim == q.dim, where, ": key has dim_qk ", k.dim, ", query has ", q.dim);
+  require(q.dim > 0, where, ": query has dim_qk 0; it must be at least 1");
+  require(v.dim > 0, where, ": value has dim_v 0; it must be at least 1");
+  require(k.batch == q.batch, where, ": key has batch ", k.batch, ", query has ", q.batch);
+  require(v.batch == q.batch, where, ": value has batch ", v.batch, ", query has ", q.batch);
+  require(v.heads == k.heads, where, ": value has ", v.heads, " heads, key has ", k.heads);
+  require(v.len == k.len, where, ": value has len ", v.len, ", key has ", k.len);
+  const Index per_head = op.normaliser.query_heads(1);
+  require(q.heads % per_head == 0, where, ": query has ", q.heads, " heads, the op reads them in ",
+          per_head, "s");
+  const Index heads = q.heads / per_head;
+  require(heads == 0 || (k.heads > 0 && heads % k.heads == 0), where, ": ", heads,
+          " heads cannot share ", k.heads, " kv_heads evenly");
+  Geometry g{q.batch, heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim};
+  op.validate(g, where.c_str());
+  const Index extra = op.extra_dim(g);
+  if (extra > 0) {
+    require(in.extra.given(), where, ": the op needs the input ", op.readout.extra_name(),
+            " of shape ", Shape{g.batch, g.heads, g.len_q, extra}, ", none was given");
+    require_shape(in.extra, {g.batch, g.heads, g.len_q, extra}, op.readout.extra_name(), where);
+  } else {
+    require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
+            " was given, the op reads none");
+  }
+  if constexpr (Op::ReadoutType::uses_own_rows)
+    require(g.len_q == g.len_kv, where, ": the readout reads key and value of its own row; len_q is ",
+            g.len_q, ", len_kv is ", g.len_kv);
+  return g;
+}
+
+template <class Op>
+[[nodiscard]] double scale_of(const Op& op, const Geometry& g, const Options& options) {
+  if (options.scale) return *options.scale;
+  const Index width = g.heads > 0 ? op.normaliser.source(g, 0, 0).width : g.dim_qk;
+  return 1.0 / std::sqrt(double(width));
+}
+
+}  // namespace heed::inline HEED_ABI

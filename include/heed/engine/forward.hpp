@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Forward: one skeleton for every variant. A panel of queries walks over tiles of keys:
+//
+//   streaming normaliser   per tile: scores -> weights -> out += V^T weights
+//   row normaliser         all tiles: scores; once: scores -> weights; all tiles: out += V^T weights
+//
+// Parallel over (batch, head, panel). A panel is computed the same way by whichever thread takes it.
+//
+// Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
+
+#include <heed/engine/query_side.hpp>
+
+#include <atomic>
+
+namespace heed::inline HEED_ABI {
+
+namespace detail {
+
+// Mixed rows in and out of lanes, for readouts.
+template <class Op, class T>
+class PanelReadout {
+ public:
+  using Readout = typename Op::ReadoutType;
+
+  PanelReadout(const CallContext<Op, T>& c, Scratch<T>& scratch, bool backward) : c_(c) {
+    const Index lanes = c.plan.lanes;
+    const auto take = [&](Index rows) { return LaneTile<T>{scratch.take(rows * lanes), rows, lanes}; };
+    query_ = take(query_dim(c.geometry));
+    own_key_ = take(own_dim(c.geometry, c.geometry.dim_qk));
+    own_value_ = take(own_dim(c.geometry, c.geometry.dim_v));
+    extra_ = take(c.op.extra_dim(c.geometry));
+    work_ = take(c.op.readout.work_rows(c.geometry, backward));
+    diagnostics_ = take(Readout::diagnostics);
+  }
+  [[nodiscard]] static Index elements(const CallContext<Op, T>& c, bool backward) {
+    const Geometry& g = c.geometry;
+    Index sum = 0;
+    for (const Index rows : {query_dim(g), own_dim(g, g.dim_qk), own_dim(g, g.dim_v),
+                             c.op.extra_dim(g), c.op.readout.work_rows(g, backward),
+                             Index(Readout::diagnostics)})
+      sum += Scratch<T>::padded(rows * c.plan.lanes);
+    return sum;
+  }
+  [[nodiscard]] static Index query_dim(const Geometry& g) {
+    return Readout::uses_query ? g.dim_qk : 0;
+  }
+  [[nodiscard]] static Index own_dim(const Geometry& g, Index dim) {
+    (void)g;
+    return Readout::uses_own_rows ? dim : 0;
+  }
+
+  // Transposes what the readout reads of the panel's own rows.
+  [[nodiscard]] ReadoutPanel<T> load(const TilePlace& place, const LaneTile<T>& tile) const {
+    const auto fetch = [&](const TensorView<const T>& view, Index head, const LaneTile<T>& lanes) {
+      if (lanes.rows > 0)
+        pack_lanes(view.row(place.batch, head, place.query), view.strides().row, place.rows,
+                   lanes.rows, lanes.data, lanes.lanes);
+    };
+    const Index kv = c_.geometry.kv_head(place.head);
+    fetch(c_.in.query, place.head, query_);
+    fetch(c_.in.key, kv, own_key_);
+    fetch(c_.in.value, kv, own_value_);
+    fetch(c_.in.extra, place.head, extra_);
+    ReadoutPanel<T> panel;
+    panel.geometry = c_.geometry;
+    panel.batch = place.batch;
+    panel.head = place.head;
+    panel.first_row = place.query;
+    panel.valid_lanes = place.rows;
+    panel.vectors = c_.plan.vectors;
+    panel.tile = tile;
+    panel.query = query_.constant();
+    panel.own_key = own_key_.constant();
+    panel.own_value = own_value_.constant();
+    panel.extra = extra_.constant();
+    panel.work = work_;
+    panel.diagnostics = diagnostics_;
+    return panel;
+  }
+
+ private:
+  const CallContext<Op, T>& c_;
+  LaneTile<T> query_, own_key_, own_value_, extra_, work_, diagnostics_;
+};
+
+// Lanes that a row normaliser reports or reads: scratch beside its tiles.
+template <class Op, class T>
+struct RowScratch {
+  using Normaliser = typename Op::NormaliserType;
+  LaneTile<T> scores[2], work;
+  T *max[2], *lse[2], *diagnostics;
+
+  [[nodiscard]] static Index tiles(const Op& op, bool backward) {
+    if constexpr (Normaliser::streams)
+      return 0;
+    else
+      return Normaliser::maps + op.normaliser.work_tiles(backward);
+  }
+  [[nodiscard]] static Index elements(const CallContext<Op, T>& c, bool backward) {
+    if constexpr (Normaliser::streams) return 0;
+    const Index lanes = c.plan.lanes, row = Scratch<T>::padded(c.geometry.len_kv * lanes);
+    return tiles(c.op, backward) * row + Scratch<T>::padded((4 + Normaliser::diagnostics) * lanes);
+  }
+  RowScratch(const CallContext<Op, T>& c, Scratch<T>& scratch, bool backward) {
+    if constexpr (!Normaliser::streams) {
+      const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
+      for (int m = 0; m < Normaliser::maps; ++m)
+        scores[m] = {scratch.take(keys * lanes), keys, lanes};
+      const Index rows = c.op.normaliser.work_tiles(backward) * keys;
+      work = {scratch.take(rows * lanes), rows, lanes};
+      T* lanes_memory = scratch.take((4 + Normaliser::diagnostics) * lanes);
+      for (int m = 0; m < 2; ++m) {
+        max[m] = lanes_memory + m * lanes;
+        lse[m] = lanes_memory + (2 + m) * lanes;
+      }
+      diagnostics = lanes_memory + 4 * lanes;
+    }
+  }
+};
+
+template <class Op, class T>
+class ForwardWorker {
+ public:
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  using Context = CallContext<Op, T>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  [[nodiscard]] static Index elements(const Context& c) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    return kMaps * QuerySide<Op, T>::elements(c) + PanelReadout<Op, T>::elements(c, false) +
+           RowScratch<Op, T>::elements(c, false) + Scratch<T>::padded(c.geometry.dim_v * lanes) +
+           3 * Scratch<T>::padded(tile * lanes) + Scratch<T>::padded(tile * c.geometry.dim_v) +
+           Scratch<T>::padded(6 * lanes);
+  }
+
+  ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved)
+      : c_(c),
+        out_view_(out),
+        saved_(saved),
+        scratch_(elements(c)),
+        query_{make_sides(std::make_integer_sequence<int, kMaps>{})},
+        readout_(c, scratch_, false),
+        rows_(c, scratch_, false) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    out_ = {scratch_.take(c.geometry.dim_v * lanes), c.geometry.dim_v, lanes};
+    scores_ = {scratch_.take(tile * lanes), tile, lanes};
+    projected_ = {scratch_.take(tile * lanes), tile, lanes};
+    transposed_ = scratch_.take(tile * lanes);
+    copy_ = scratch_.take(tile * c.geometry.dim_v);
+    T* state = scratch_.take(6 * lanes);
+    state_ = SoftmaxState<T>::over(state, lanes);
+    tile_max_ = state + 3 * lanes;
+    rescale_ = state + 4 * lanes;
+  }
+
+  // Mixes values for the panel and leaves them, normalised, in lanes.
+  void mix(Index b, Index h, Index panel) {
+    place(b, h, panel);
+    for (auto& side : query_) side.load(b, h, place_.query, place_.rows);
+    out_.fill(T(0));
+    if constexpr (Normaliser::streams)
+      mix_streaming();
+    else
+      mix_rows();
+    if (saved_ && !saved_->mixed.empty()) save_mixed();
+  }
+
+  // Takes mixed rows that an earlier pass left in `mixed` back into lanes.
+  void reload(Index b, Index h, Index panel, const std::vector<T>& mixed) {
+    place(b, h, panel);
+    const Index row = c_.geometry.row_index(b, h, place_.query), dim = c_.geometry.dim_v;
+    pack_lanes(mixed.data() + row * dim, dim, place_.rows, dim, out_.data, out_.lanes);
+  }
+
+  // The survey of readouts that look at all rows before they answer.
+  [[nodiscard]] int survey() {
+    if constexpr (requires { c_.op.readout.needs_survey(); })
+      return c_.op.readout.survey(readout_.load(place_, out_));
+    else
+      return 0;
+  }
+
+  // Applies the readout and writes the rows to user memory.
+  void read(int global) {
+    if constexpr (!Readout::identity) {
+      ReadoutPanel<T> panel = readout_.load(place_, out_);
+      panel.global = global;
+      c_.op.readout.forward(panel);
+      if (saved_) save_diagnostics(panel.diagnostics.data, Normaliser::diagnostics,
+                                   Readout::diagnostics);
+    }
+    unpack_lanes(out_.data, out_.lanes, place_.rows, c_.geometry.dim_v,
+                 out_view_.row(place_.batch, place_.head, place_.query), out_view_.strides().row);
+  }
+
+ private:
+  template <int... M>
+  std::array<QuerySide<Op, T>, sizeof...(M)> make_sides(std::integer_sequence<int, M...>) {
+    return {QuerySide<Op, T>(c_, scratch_, M)...};
+  }
+
+  void place(Index b, Index h, Index panel) {
+    place_ = {b, h, panel * c_.plan.lanes, 0, 0, 0};
+    place_.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place_.query);
+  }
+
+  // Runs body(place, kind) over the tiles of the panel that are not hidden; `hidden` gets the others.
+  template <class Body, class Hidden>
+  void for_tiles(Body&& body, Hidden&& hidden) {
+    const KeyRange range = c_.mask.keys_of_rows(place_.batch, place_.query, place_.rows);
+    const Index tile = c_.plan.tile;
+    for (Index j = range.begin / tile * tile; j < range.end; j += tile) {
+      TilePlace at = place_;
+      at.key = std::max(j, range.begin);
+      at.keys = std::min(j + tile, range.end) - at.key;
+      TileKind kind =
+          c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
+      // Lanes beyond the last query are hidden like any other pair.
+      if (kind == TileKind::full && at.rows < c_.plan.lanes) kind = TileKind::partial;
+      if (kind == TileKind::empty)
+        hidden(at);
+      else
+        body(at, kind);
+    }
+  }
+
+  void mix_streaming() {
+    Normaliser::begin(state_, c_.plan.lanes);
+    for_tiles(
+        [&](const TilePlace& at, TileKind kind) {
+          const LaneTile<T> tile = scores_.part(0, at.keys);
+          std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
+          query_[0].tile_scores(at, kind, tile, projected_, tile_max_, transposed_);
+          move_references();
+          mix_tile(at, kind, tile, [&] {
+            for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(tile, v, state_);
+          });
+        },
+        [](const TilePlace&) {});
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const Pack<T> factor = Normaliser::factor(state_, v);
+      for (Index col = 0; col < out_.rows; ++col) out_.store(col, v, out_.load(col, v) * factor);
+    }
+    if (saved_) save_state();
+  }
+
+  void move_references() {
+    bool moved = false;
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const Index at = v * kLanes<T>;
+      Normaliser::move_reference(state_, v, Pack<T>::load(tile_max_ + at), moved)
+          .store(rescale_ + at);
+    }
+    if (!moved) return;
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const Pack<T> rescale = Pack<T>::load(rescale_ + v * kLanes<T>);
+      for (Index col = 0; col < out_.rows; ++col) out_.store(col, v, out_.load(col, v) * rescale);
+    }
+  }
+
+  void mix_rows() {
+    const KeyRange range = c_.mask.keys_of_rows(place_.batch, place_.query, place_.rows);
+    RowBlock<T> block = row_block(range.size());
+    const auto part = [&](int m, const TilePlace& at) {
+      return block.scores[std::size_t(m)].part(at.key - range.begin, at.keys);
+    };
+    for (int m = 0; m < kMaps; ++m)
+      std::fill(rows_.max[m], rows_.max[m] + c_.plan.lanes, -kInfinity<T>);
+    for_tiles(
+        [&](const TilePlace& at, TileKind kind) {
+          for (int m = 0; m < kMaps; ++m)
+            query_[std::size_t(m)].tile_scores(at, kind, part(m, at), projected_, rows_.max[m],
+                                               transposed_);
+        },
+        [&](const TilePlace& at) {
+          for (int m = 0; m < kMaps; ++m) part(m, at).fill(-kInfinity<T>);
+        });
+    ReadoutPanel<T> panel;
+    if constexpr (Normaliser::uses_extra) {
+      panel = readout_.load(place_, out_);
+      block.extra = panel.extra.data;
+    }
+    c_.op.normaliser.forward(block);
+    for_tiles(
+        [&](const TilePlace& at, TileKind kind) {
+          mix_tile(at, kind, part(0, at), [] {});
+        },
+        [](const TilePlace&) {});
+    if (saved_) save_rows(block);
+  }
+
+  [[nodiscard]] RowBlock<T> row_block(Index keys) {
+    RowBlock<T> block;
+    block.head = place_.head;
+    block.vectors = c_.plan.vectors;
+    block.valid_lanes = place_.rows;
+    for (int m = 0; m < 2; ++m) {
+      block.scores[std::size_t(m)] = {rows_.scores[m].data, keys, c_.plan.lanes};
+      block.score_max[std::size_t(m)] = rows_.max[m];
+      block.lse[std::size_t(m)] = rows_.lse[m];
+    }
+    block.work = rows_.work;
+    block.diagnostics = rows_.diagnostics;
+    return block;
+  }
+
+  // out += V^T weights over one tile; `weigh` turns its scores into weights.
+  template <class Weigh>
+  void mix_tile(const TilePlace& at, TileKind kind, const LaneTile<T>& tile, Weigh&& weigh) {
+    const auto& value = c_.in.value;
+    const Rows<T> values{value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
+                         c_.geometry.dim_v, value.strides().row};
+    const bool guarded = (kind == TileKind::partial || c_.mask.has_bias()) && !all_finite(values);
+    if (!guarded) {
+      weigh();
+      add_lane_product(values, tile, c_.plan.vectors, out_);
+      return;
+    }
+    const LaneTile<T> visible{transposed_, at.keys, tile.lanes};
+    mark_hidden(at, kind, visible);
+    weigh();
+    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, out_, copy_);
+  }
+
+  // 0 where a pair of the tile is visible, -infinity where it is hidden.
+  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<T>& marks) {
+    marks.fill(T(0));
+    const TileMask<T> tile_mask(c_.mask, at, c_.plan.vectors);
+    if (kind == TileKind::partial) tile_mask.hide(marks);
+    if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
+  }
+
+  [[nodiscard]] Index first_row() const {
+    return c_.geometry.row_index(place_.batch, place_.head, place_.query);
+  }
+  void save_state() {
+    const Index rows = c_.geometry.query_rows();
+    for (Index i = 0; i < place_.rows; ++i) {
+      T* at = saved_->state.data() + first_row() + i;
+      at[0] = state_.shift[i];
+      at[rows] = state_.reference[i];
+      at[2 * rows] = state_.sum[i];
+      saved_->lse[std::size_t(first_row() + i)] = Normaliser::lse(state_, i);
+    }
+  }
+  void save_rows(const RowBlock<T>& block) {
+    for (int m = 0; m < kMaps; ++m)
+      std::copy(rows_.lse[m], rows_.lse[m] + place_.rows,
+                saved_->lse.data() + m * c_.geometry.query_rows() + first_row());
+    save_diagnostics(block.diagnostics, 0, Normaliser::diagnostics);
+  }
+  void save_diagnostics(const T* lanes, int first, int count) {
+    for (int d = 0; d < count; ++d)
+      std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + place_.rows,
+                saved_->diagnostics[std::size_t(first + d)].data() + first_row());
+  }
+  void save_mixed() {
+    const Index dim = c_.geometry.dim_v;
+    unpack_lanes(out_.data, out_.lanes, place_.rows, dim, saved_->mixed.data() + first_row() * dim,
+                 dim);
+  }
+
+  const Context& c_;
+  TensorView<T> out_view_;
+  Saved<T>* saved_;
+  Scratch<T> scratch_;
+  std::array<QuerySide<Op, T>, kMaps> query_;
+  PanelReadout<Op, T> readout_;
+  RowScratch<Op, T> rows_;
+  LaneTile<T> out_, scores_, projected_;
+  T *transposed_, *copy_;
+  SoftmaxState<T> state_;
+  T *tile_max_, *rescale_;
+  TilePlace place_;
+};
+
+template <class Op, class T>
+void prepare_saved(const CallContext<Op, T>& c, Saved<T>& saved) {
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  const std::size_t rows = std::size_t(c.geometry.query_rows());
+  saved.lse.assign(Normaliser::maps * rows, -kInfinity<T>);
+  saved.state.assign(Normaliser::streams ? SoftmaxState<T>::rows * rows : 0, T(0));
+  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, T(0));
+  saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
+                           std::vector<T>(rows, T(0)));
+  saved.diagnostic_names.clear();
+  for (int d = 0; d < Normaliser::diagnostics; ++d)
+    saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
+  for (int d = 0; d < Readout::diagnostics; ++d)
+    saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
+  saved.global = 0;
+}
+
+// Longest panels first: under a causal mask the last one.
+template <class Op, class T, class Body>
+void for_panels(const CallContext<Op, T>& c, Dispenser& units, Body&& body) {
+  const Index heads = c.geometry.heads;
+  for (Index unit = units.next(); unit >= 0; unit = units.next()) {
+    const Index group = unit / c.plan.panels;
+    body(group / heads, group % heads, c.plan.panels - 1 - unit % c.plan.panels);
+  }
+}
+
+}  // namespace detail
+
+// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. A row
+// that sees no key mixes to 0, with lse -infinity. `saved` receives what backward() needs.
+// Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
+template <AttentionOp Op>
+void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
+             const Mask<typename Op::Scalar>& mask,
+             const TensorView<typename Op::Scalar>& out,
+             Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
+  using T = typename Op::Scalar;
+  using Worker = detail::ForwardWorker<Op, T>;
+  const std::string where = detail::door_name("heed::forward", options.name);
+  const Geometry g = geometry_of(op, in, where);
+  detail::require_shape(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  detail::require_apart(out, in.query, "out", "query", where);
+  detail::require_apart(out, in.key, "out", "key", where);
+  detail::require_apart(out, in.value, "out", "value", where);
+  detail::require_apart(out, in.extra, "out", "extra", where);
+  const BoundMask<T> bound(mask, g, where.c_str());
+  const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, false);
+  KeySide<Op, T> keys(op, g, in.key);
+  const CallContext<Op, T> c{op,  g, bound, in, make_plan<T>(g, options, row_tiles, false),
+                             T(scale_of(op, g, options)), keys};
+  if (saved) detail::prepare_saved(c, *saved);
+  const Index units = g.batch * g.heads * c.plan.panels;
+  if (units == 0) return;
+  const int workers = worker_count(options, units, Worker::elements(c) * Index(sizeof(T)));
+  keys.build(workers);
+
+  bool survey = false;
+  if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();
+  Saved<T> own;
+  Saved<T>* target = saved;
+  if (survey && !target) {
+    detail::prepare_saved(c, own);
+    target = &own;
+  }
+  std::atomic<int> global{0};
+  Dispenser first(units), second(survey ? units : 0);
+  run_workers(workers, [&](int) {
+    Worker worker(c, out, target);
+    detail::for_panels(c, first, [&](Index b, Index h, Index panel) {
+      worker.mix(b, h, panel);
+      if (!survey) return worker.read(0);
+      int seen = global.load(), found = worker.survey();
+      while (seen < found && !global.compare_exchange_weak(seen, found)) {
+      }
+    });
+  });
+  if (!survey) return;
+  target->global = global.load();
+  run_workers(workers, [&](int) {
+    Worker worker(c, out, target);
+    detail::for_panels(c, second, [&](Index b, Index h, Index panel) {
+      worker.reload(b, h, panel, target->mixed);
+      worker.read(target->global);
+    });
+  });
+}
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Products over tiles with hidden pairs. A weight of 0 times a NaN or an infinity would be a NaN in a row
+// that may not see it, so non-finite operands are taken out of the product, by a copy with zeros in
+// their place, and their visible pairs are added afterwards under the mask. Finite operands, the usual
+// case, cost one scan.
+
+#include <heed/plug/tile.hpp>
+#include <heed/simd/panel_gemm.hpp>
+
+#include <cmath>
+
+namespace heed::inline HEED_ABI {
+
+// Row-major numbers in user or scratch memory.
+template <class T>
+struct Rows {
+  const T* data = nullptr;
+  Index count = 0, columns = 0, stride = 0;
+  [[nodiscard]] const T* row(Index r) const { return data + r * stride; }
+};
+
+template <class T>
+[[nodiscard]] bool all_finite(const Rows<T>& rows) {
+  constexpr Index W = kLanes<T>;
+  const Index whole = rows.columns / W * W;
+  Pack<T> probe = T(0);  // x * 0 is 0 for finite x, NaN otherwise
+  T edge = T(0);
+  for (Index r = 0; r < rows.count; ++r) {
+    const T* row = rows.row(r);
+    for (Index c = 0; c < whole; c += W) probe += Pack<T>::load(row + c) * T(0);
+    for (Index c = whole; c < rows.columns; ++c) edge += row[c] * T(0);
+  }
+  return sum_lanes(probe) + edge == T(0);
+}
+
+// Dense copy with `stride` numbers per row, zeros for non-finite numbers and behind the last column.
+template <class T>
+[[nodiscard]] Rows<T> finite_copy(const Rows<T>& rows, T* memory, Index stride) {
+  for (Index r = 0; r < rows.count; ++r) {
+    for (Index c = 0; c < rows.columns; ++c) {
+      const T x = rows.row(r)[c];
+      memory[r * stride + c] = std::isfinite(x) ? x : T(0);
+    }
+    for (Index c = rows.columns; c < stride; ++c) memory[r * stride + c] = T(0);
+  }
+  return {memory, rows.count, rows.columns, stride};
+}
+
+// out[column][lane] += sum over keys of values[key][column] * weights[key][lane].
+template <class T>
+void add_lane_product(const Rows<T>& values, const LaneTile<T>& weights, int vectors,
+                      const LaneTile<T>& out) {
+  panel_gemm<Store::add>(values.columns, values.count, vectors,
+                         Broadcast<T>{values.data, 1, values.stride}, weights.data, weights.lanes,
+                         out.data, out.lanes);
+}
+
+// The same where values[key] may be non-finite and hidden: `scores` holds -infinity where a lane may
+// not see the key; `copy` has room for values.count * values.columns numbers.
+template <class T>
+void add_lane_product_guarded(const Rows<T>& values, const LaneTile<T>& weights,
+                              const LaneTile<T>& scores, int vectors, const LaneTile<T>& out,
+                              T* copy) {
+  add_lane_product(finite_copy(values, copy, values.columns), weights, vectors, out);
+  for (Index j = 0; j < values.count; ++j)
+    for (Index c = 0; c < values.columns; ++c) {
+      const T x = values.row(j)[c];
+      if (std::isfinite(x)) continue;
+      for (int v = 0; v < vectors; ++v) {
+        const auto hidden = scores.load(j, v) == Pack<T>(-kInfinity<T>);
+        const Pack<T> sum = out.load(c, v);
+        out.store(c, v, select(hidden, sum, sum + weights.load(j, v) * x));
+      }
+    }
+}
+
+// out[key][column] += sum over lanes of weights[key][lane] * rows[lane][column]; rows padded to whole
+// vectors.
+template <class T>
+void add_row_product(const LaneTile<T>& weights, const Rows<T>& rows, T* out, Index out_stride) {
+  gemm_add(weights.rows, rows.count, rows.columns, Broadcast<T>{weights.data, weights.lanes, 1},
+           rows.data, rows.stride, out, out_stride);
+}
+
+// The same where rows[lane] may be non-finite: `clean` is its finite copy.
+template <class T>
+void add_row_product_guarded(const LaneTile<T>& weights, const LaneTile<T>& scores,
+                             const Rows<T>& rows, const Rows<T>& clean, T* out, Index out_stride) {
+  add_row_product(weights, clean, out, out_stride);
+  for (Index i = 0; i < rows.count; ++i)
+    for (Index c = 0; c < rows.columns; ++c) {
+      const T x = rows.row(i)[c];
+      if (std::isfinite(x)) continue;
+      for (Index j = 0; j < weights.rows; ++j)
+        if (scores.row(j)[i] != -kInfinity<T>) out[j * out_stride + c] += weights.row(j)[i] * x;
+    }
+}
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Side values of keys: features, projected rows and tables, computed once per call; and the way of
+// their gradients back into dK.
+//
+// Memory  (key_features + rank) numbers per key, map and head; O(len_kv), nothing for scores that ask
+//         for nothing.
+
+#include <heed/core/parallel.hpp>
+#include <heed/engine/call.hpp>
+#include <heed/engine/guard.hpp>
+#include <heed/simd/scratch.hpp>
+#include <heed/simd/transpose.hpp>
+
+namespace heed::inline HEED_ABI {
+
+// What a score asks for, at run time.
+template <class Op>
+struct SideNeeds {
+  using Score = typename Op::ScoreType;
+  static constexpr int maps = Op::NormaliserType::maps;
+  static constexpr bool any = Score::query_features > 0 || Score::key_features > 0 ||
+                              Score::has_projection || Score::has_table;
+  // Do the keys' side values depend on the query head that reads them?
+  static constexpr bool per_query_head = maps > 1 || Score::has_table;
+
+  Index rank = 0, table_rows = 0;
+
+  explicit SideNeeds(const Op& op) {
+    if constexpr (Score::has_projection)
+      rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
+    if constexpr (Score::has_table) table_rows = op.score.table_size();
+  }
+};
+
+// Lane tiles of a set of rows: the rows themselves, projected rows and table entries.
+template <class T>
+struct SideTiles {
+  LaneTile<T> x, projected, table;
+
+  [[nodiscard]] LaneRow<T> row(int v) const {
+    return {x.constant(), projected.constant(), table.constant(), v};
+  }
+  [[nodiscard]] LaneRowGrad<T> grad(int v) const { return {x, projected, table, v}; }
+
+  [[nodiscard]] static Index elements(Index width, Index rank, Index table_rows, Index lanes) {
+    return Scratch<T>::padded(width * lanes) + Scratch<T>::padded(rank * lanes) +
+           Scratch<T>::padded(table_rows * lanes);
+  }
+  [[nodiscard]] static SideTiles take(Scratch<T>& scratch, Index width, Index rank,
+                                      Index table_rows, Index lanes) {
+    return {{scratch.take(width * lanes), width, lanes},
+            {scratch.take(rank * lanes), rank, lanes},
+            {scratch.take(table_rows * lanes), table_rows, lanes}};
+  }
+
+  // projected = P^T x and table = W x, both read in place.
+  template <class Score>
+  void derive(const Score& score, const T* table_matrix, int vectors) const {
+    const Index width = x.rows;
+    if constexpr (Score::has_projection)
+      if (projected.rows > 0)
+        panel_gemm<Store::overwrite>(projected.rows, width, vectors,
+                                     Broadcast<T>{score.projection().data(), 1, projected.rows},
+                                     x.data, x.lanes, projected.data, projected.lanes);
+    if constexpr (Score::has_table)
+      panel_gemm<Store::overwrite>(table.rows, width, vectors, Broadcast<T>{table_matrix, width, 1},
+                                   x.data, x.lanes, table.data, table.lanes);
+  }
+  // Gradients the other way: `g` holds those of projected and table; adds to g.x.
+  template <class Score>
+  static void chain(const Score& score, const T* table_matrix, int vectors, const SideTiles& g) {
+    const Index width = g.x.rows;
+    if constexpr (Score::has_projection)
+      if (g.projected.rows > 0)
+        panel_gemm<Store::add>(width, g.projected.rows, vectors,
+                               Broadcast<T>{score.projection().data(), g.projected.rows, 1},
+                               g.projected.data, g.projected.lanes, g.x.data, g.x.lanes);
+    if constexpr (Score::has_table)
+      panel_gemm<Store::add>(width, g.table.rows, vectors, Broadcast<T>{table_matrix, 1, width},
+                             g.table.data, g.table.lanes, g.x.data, g.x.lanes);
+  }
+};
+
+template <class Op, class T>
+class KeySide {
+ public:
+  using Score = typename Op::ScoreType;
+  using Needs = SideNeeds<Op>;
+  static constexpr int kFeatures = Score::key_features;
+
+  KeySide(const Op& op, const Geometry& g, const TensorView<const T>& key)
+      : op_(op), g_(g), key_(key), needs_(op) {
+    if constexpr (Needs::any) {
+      const Index rows = g.batch * heads() * Needs::maps * g.len_kv;
+      features_.resize(std::size_t(rows * kFeatures));
+      projected_.resize(std::size_t(rows * needs_.rank));
+      tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
+      if constexpr (Score::has_table)
+        for (Index h = 0; h < g.heads; ++h) op.score.prepare_table(h, g.dim_qk, table_data(h));
+    }
+  }
+
+  [[nodiscard]] const Needs& needs() const { return needs_; }
+
+  // Fills all side values; constant afterwards.
+  void build(int threads) {
+    if constexpr (!Needs::any) return;
+    parallel_for(g_.batch * heads() * Needs::maps, threads, [&](Index unit) {
+      const Index map = unit % Needs::maps, hf = unit / Needs::maps % heads();
+      const Index b = unit / Needs::maps / heads();
+      build_head(b, hf, int(map));
+    });
+  }
+
+  // Side values of key j for query head h: kFeatures numbers, the next key's follow.
+  [[nodiscard]] const T* features(Index b, Index h, int map, Index j) const {
+    return features_.data() + row(b, h, map, j) * kFeatures;
+  }
+  [[nodiscard]] Rows<T> projected(Index b, Index h, int map, Index j, Index count) const {
+    return {projected_.data() + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
+  }
+  [[nodiscard]] const T* table(Index h) const {
+    return tables_.data() + h * needs_.table_rows * g_.dim_qk;
+  }
+  // Position of key j's side values in arrays over (batch, head, map, key).
+  [[nodiscard]] Index row(Index b, Index h, int map, Index j) const {
+    return ((b * heads() + side_head(h)) * Needs::maps + map) * g_.len_kv + j;
+  }
+  [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
+
+  // Adds to grad_key what the gradients of the features (`dfeatures`) and of the projected keys
+  // (`dprojected`), laid out by row(), contribute.
+  void chain(const T* dfeatures, const T* dprojected, const TensorView<T>& grad_key, int threads) {
+    if constexpr (kFeatures > 0 || Score::has_projection)
+      parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
+        const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
+        const Index readers = Needs::per_query_head ? g_.group() : 1;
+        for (Index r = 0; r < readers; ++r)
+          for (int map = 0; map < Needs::maps; ++map)
+            chain_head(b, kv * g_.group() + r, map, dfeatures, dprojected, grad_key);
+      });
+  }
+
+ private:
+  static constexpr int kVectors = kPanelVectors;
+  static constexpr Index kWidth = kPanelLanes<T>;
+
+  [[nodiscard]] Index heads() const { return Needs::per_query_head ? g_.heads : g_.kv_heads; }
+  [[nodiscard]] Index side_head(Index h) const { return Needs::per_query_head ? h : g_.kv_head(h); }
+  [[nodiscard]] T* table_data(Index h) {
+    return tables_.data() + h * needs_.table_rows * g_.dim_qk;
+  }
+  // A query head that reads side head hf.
+  [[nodiscard]] Index reader(Index hf) const {
+    return Needs::per_query_head ? hf : hf * g_.group();
+  }
+  [[nodiscard]] Index tile_elements(Index width) const {
+    return SideTiles<T>::elements(width, needs_.rank, needs_.table_rows, kWidth);
+  }
+
+  // Lane tiles of keys [j, j + count) as head h reads them.
+  void load(const SideTiles<T>& tiles, Index b, Index h, const Source& source, Index j,
+            Index count) const {
+    pack_lanes(key_.row(b, source.kv_head, j) + source.key_column, key_.strides().row, count,
+               source.width, tiles.x.data, kWidth);
+    tiles.derive(op_.score, table(h), kVectors);
+  }
+
+  void build_head(Index b, Index hf, int map) {
+    const Index h = reader(hf);
+    const Source source = op_.normaliser.source(g_, h, map);
+    Scratch<T> scratch(tile_elements(source.width));
+    const auto tiles =
+        SideTiles<T>::take(scratch, source.width, needs_.rank, needs_.table_rows, kWidth);
+    for (Index j = 0; j < g_.len_kv; j += kWidth) {
+      const Index count = std::min(kWidth, g_.len_kv - j);
+      load(tiles, b, h, source, j, count);
+      T* features = features_.data() + row(b, h, map, j) * kFeatures;
+      for (int v = 0; v < kVectors; ++v) {
+        Pack<T> f[kFeatures + 1];
+        op_.score.key_features_of(tiles.row(v), f);
+        for (Index lane = v * kLanes<T>; lane < std::min<Index>(count, (v + 1) * kLanes<T>); ++lane)
+          for (int i = 0; i < kFeatures; ++i)
+            features[lane * kFeatures + i] = f[i].lane(int(lane - v * kLanes<T>));
+      }
+      if (needs_.rank > 0)
+        unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,
+                     projected_.data() + row(b, h, map, j) * needs_.rank, needs_.rank);
+    }
+  }
+
+  void chain_head(Index b, Index h, int map, const T* dfeatures, const T* dprojected,
+                  const TensorView<T>& grad_key) const {
+    const Source source = op_.normaliser.source(g_, h, map);
+    Scratch<T> scratch(2 * tile_elements(source.width));
+    const auto take = [&] {
+      return SideTiles<T>::take(scratch, source.width, needs_.rank, needs_.table_rows, kWidth);
+    };
+    const SideTiles<T> tiles = take(), grads = take();
+    for (Index j = 0; j < g_.len_kv; j += kWidth) {
+      const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
+      load(tiles, b, h, source, j, count);
+      grads.x.fill(T(0));
+      grads.table.fill(T(0));
+      if (needs_.rank > 0)
+        pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
+                   grads.projected.data, kWidth);
+      for (int v = 0; v < kVectors; ++v) chain_features(tiles, grads, v, dfeatures + at * kFeatures, count);
+      SideTiles<T>::chain(op_.score, table(h), kVectors, grads);
+      add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
+                         grad_key.row(b, source.kv_head, j) + source.key_column,
+                         grad_key.strides().row);
+    }
+  }
+
+  void chain_features(const SideTiles<T>& tiles, const SideTiles<T>& grads, int v,
+                      const T* dfeatures, Index count) const {
+    if constexpr (kFeatures > 0) {
+      Pack<T> f[kFeatures], df[kFeatures];
+      const Index first = v * kLanes<T>;
+      for (int i = 0; i < kFeatures; ++i) {
+        T lanes[kLanes<T>] = {};
+        for (Index lane = first; lane < std::min<Index>(count, first + kLanes<T>); ++lane)
+          lanes[lane - first] = dfeatures[lane * kFeatures + i];
+        df[i] = Pack<T>::load(lanes);
+      }
+      op_.score.key_features_of(tiles.row(v), f);
+      op_.score.key_features_vjp(tiles.row(v), f, df, grads.grad(v));
+    }
+  }
+
+  const Op& op_;
+  Geometry g_;
+  TensorView<const T> key_;
+  Needs needs_;
+  std::vector<T> features_, projected_, tables_;
+};
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Masks on lane tiles: rows are keys, lanes are queries. Adding a bias or a slope, and hiding: a hidden
+// score becomes -infinity, whatever it was.
+
+#include <heed/mask/bound_mask.hpp>
+#include <heed/plug/tile.hpp>
+#include <heed/simd/exp.hpp>
+#include <heed/simd/transpose.hpp>
+
+#include <algorithm>
+
+namespace heed::inline HEED_ABI {
+
+// Where a tile lies: queries [query, query + rows), keys [key, key + keys) of head (b, h).
+struct TilePlace {
+  Index batch = 0, head = 0;
+  Index query = 0, rows = 0;
+  Index key = 0, keys = 0;
+};
+
+template <class T>
+class TileMask {
+ public:
+  TileMask(const BoundMask<T>& mask, const TilePlace& place, int vectors)
+      : mask_(mask), place_(place), vectors_(vectors) {}
+
+  // scores += bias, through a transposed copy in `scratch` ([keys][lanes]).
+  void add_bias(const LaneTile<T>& scores, T* scratch) const {
+    const auto& p = place_;
+    const LaneTile<T> bias{scratch, p.keys, scores.lanes};
+    const T* source = mask_.bias_row(p.batch, p.head, p.query) + p.key;
+    const bool shared = mask_.bias().shape().len == 1;
+    if (!shared)
+      pack_lanes(source, mask_.bias().strides().row, p.rows, p.keys, scratch, scores.lanes);
+    for (int v = 0; v < vectors_; ++v)
+      for (Index j = 0; j < p.keys; ++j) {
+        const Pack<T> add = shared ? Pack<T>(source[j]) : bias.load(j, v);
+        const Pack<T> hidden = -kInfinity<T>;
+        scores.store(j, v, select(add == hidden, hidden, scores.load(j, v) + add));
+      }
+  }
+
+  // Hides what a bias of -infinity hides.
+  void hide_biased(const LaneTile<T>& scores) const {
+    for (Index i = 0; i < place_.rows; ++i) {
+      const T* row = mask_.bias_row(place_.batch, place_.head, place_.query + i) + place_.key;
+      for (Index j = 0; j < place_.keys; ++j)
+        if (row[j] == -kInfinity<T>) scores.row(j)[i] = -kInfinity<T>;
+    }
+  }
+
+  // scores -= slope * |p - j|
+  void add_slopes(const LaneTile<T>& scores) const {
+    const Pack<T> slope = mask_.slope(place_.head);
+    // Positions relative to the tile: exact in T for any sequence length that fits in memory.
+    const Index origin = place_.query + mask_.slope_shift() - place_.key;
+    for (int v = 0; v < vectors_; ++v) {
+      const Pack<T> position = Pack<T>::iota() + T(origin + v * kLanes<T>);
+      for (Index j = 0; j < place_.keys; ++j) {
+        const Pack<T> distance = math::absolute(position - T(j));
+        scores.store(j, v, scores.load(j, v) - slope * distance);
+      }
+    }
+  }
+
+  // Hides what band, key length, documents and boolean mask hide, and lanes beyond the last query.
+  void hide(const LaneTile<T>& scores) const {
+    hide_band(scores);
+    if (mask_.has_documents()) hide_documents(scores);
+    if (mask_.has_allowed()) hide_disallowed(scores);
+  }
+
+ private:
+  void hide_band(const LaneTile<T>& scores) const {
+    constexpr Index W = kLanes<T>;
+    alignas(64) T begin[kPanelLanes<T>], end[kPanelLanes<T>];
+    Index all_from = 0, all_to = place_.keys;  // rows that every lane sees
+    for (Index i = 0; i < vectors_ * W; ++i) {
+      KeyRange range;
+      if (i < place_.rows) range = mask_.keys_of(place_.batch, place_.query + i);
+      const Index from = std::clamp<Index>(range.begin - place_.key, 0, place_.keys);
+      const Index to = std::clamp<Index>(range.end - place_.key, 0, place_.keys);
+      begin[i] = T(from);
+      end[i] = T(to);
+      all_from = std::max(all_from, from);
+      all_to = std::min(all_to, to);
+    }
+    const auto hide_rows = [&](Index first, Index last) {
+      for (int v = 0; v < vectors_; ++v) {
+        const Pack<T> from = Pack<T>::load(begin + v * W), to = Pack<T>::load(end + v * W);
+        for (Index j = first; j < last; ++j) {
+          const Pack<T> key = T(j);
+          const auto seen = (key >= from) & (key < to);
+          scores.store(j, v, select(seen, scores.load(j, v), Pack<T>(-kInfinity<T>)));
+        }
+      }
+    };
+    if (all_from >= all_to) return hide_rows(0, place_.keys);
+    hide_rows(0, all_from);
+    hide_rows(all_to, place_.keys);
+  }
+
+  void hide_documents(const LaneTile<T>& scores) const {
+    for (Index i = 0; i < place_.rows; ++i) {
+      const Index own = mask_.query_document(place_.batch, place_.query + i);
+      for (Index j = 0; j < place_.keys; ++j)
+        if (mask_.key_document(place_.batch, place_.key + j) != own)
+          scores.row(j)[i] = -kInfinity<T>;
+    }
+  }
+
+  void hide_disallowed(const LaneTile<T>& scores) const {
+    for (Index i = 0; i < place_.rows; ++i) {
+      const bool* row = mask_.allowed_row(place_.batch, place_.head, place_.query + i) + place_.key;
+      for (Index j = 0; j < place_.keys; ++j) {
+        T& score = scores.row(j)[i];
+        score = row[j] ? score : -kInfinity<T>;
+      }
+    }
+  }
+
+  const BoundMask<T>& mask_;
+  TilePlace place_;
+  int vectors_;
+};
+
+}  // namespace heed::inline HEED_ABI

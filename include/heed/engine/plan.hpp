@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tile sizes, scratch and workers of a call: a function of the shapes, so that results never depend on
+// the number of threads.
+
+#include <heed/core/parallel.hpp>
+#include <heed/engine/call.hpp>
+
+namespace heed::inline HEED_ABI {
+
+// Level-2 cache that tiles are sized for: what current x86 and Arm server cores have at least.
+inline constexpr Index kCacheBytes = Index(1) << 20;
+// Scratch of all workers together; where one worker needs more than its share, fewer run.
+inline constexpr Index kScratchBytes = Index(96) << 20;
+
+struct Plan {
+  int vectors = kPanelVectors;  // per panel
+  Index lanes = 0;              // queries per panel
+  Index tile = 0;               // keys per tile; a multiple of lanes
+  Index tiles = 0;              // tiles of a whole row
+  Index panels = 0;             // panels per head
+
+  [[nodiscard]] Index span_keys(bool streams, Index len_kv) const {
+    return streams ? std::min(tile, len_kv) : len_kv;
+  }
+};
+
+namespace detail {
+
+// Keys per tile: panel scratch and one tile of K and V in half of the cache.
+template <class T>
+[[nodiscard]] Index natural_tile(const Geometry& g, Index lanes, bool backward) {
+  const Index size = Index(sizeof(T)), width = g.dim_qk + g.dim_v;
+  const Index fixed = (backward ? 2 : 1) * lanes * width * size;
+  const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
+  return std::clamp<Index>((kCacheBytes / 2 - fixed) / per_key, 96, backward ? 256 : 512);
+}
+
+}  // namespace detail
+
+// row_tiles: scratch tiles [len_kv][lanes] that a row normaliser keeps; 0 for streaming ones.
+template <class T>
+[[nodiscard]] Plan make_plan(const Geometry& g, const Options& options, Index row_tiles,
+                             bool backward) {
+  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
+          "Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
+          kPanelVectors, "]");
+  require(options.key_tile >= 0, "Options: key_tile is ", options.key_tile,
+          ", it must not be negative");
+  Plan plan;
+  if (options.panel_vectors > 0) {
+    plan.vectors = options.panel_vectors;
+  } else {
+    // Whole rows stay in cache on narrower panels.
+    const Index row_bytes = row_tiles * g.len_kv * kLanes<T> * Index(sizeof(T));
+    while (plan.vectors > 1 && row_bytes * plan.vectors > kCacheBytes / 2) plan.vectors /= 2;
+    // Short sequences fill no panel.
+    while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<T>) plan.vectors /= 2;
+  }
+  plan.lanes = plan.vectors * kLanes<T>;
+  const Index wanted =
+      options.key_tile > 0 ? options.key_tile : detail::natural_tile<T>(g, plan.lanes, backward);
+  plan.tile = std::max<Index>(1, (wanted + plan.lanes / 2) / plan.lanes) * plan.lanes;
+  plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;
+  plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
+  return plan;
+}
+
+// Workers for `units` units of work that need `bytes` of scratch each.
+[[nodiscard]] inline int worker_count(const Options& options, Index units, Index bytes) {
+  const Index threads = resolve_threads(options.threads);
+  const Index affordable = std::max<Index>(1, kScratchBytes / std::max<Index>(1, bytes));
+  return int(std::max<Index>(1, std::min({threads, units, affordable})));
+}
+
+}  // namespace heed::inline HEED_ABI

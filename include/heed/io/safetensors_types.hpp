@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the safetensors reader and writer share: limits, dtypes and their C++ types, exact
+// conversion between those, and the wording of messages.
+
+#include <heed/core/config.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI::io {
+
+struct TensorInfo {
+  std::string dtype;
+  std::vector<Index> shape;        // no extent: a scalar
+  std::size_t begin = 0, end = 0;  // bytes, counted from the end of the header
+};
+
+namespace safetensors_limits {
+inline constexpr std::uint64_t header_bytes = 100'000'000;
+inline constexpr std::size_t tensors = 65'536;
+inline constexpr std::size_t name_bytes = 1024;
+inline constexpr std::size_t extents = 8;
+}  // namespace safetensors_limits
+
+// Bytes per element; 0 for a dtype that the format does not know.
+[[nodiscard]] inline std::size_t dtype_width(std::string_view dtype) {
+  using Row = std::pair<std::string_view, std::size_t>;
+  static constexpr std::array<Row, 15> rows{
+      {{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2},
+       {"U16", 2}, {"F16", 2}, {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},
+       {"I64", 8}, {"U64", 8}, {"F64", 8}}};
+  for (const auto& [name, width] : rows)
+    if (name == dtype) return width;
+  return 0;
+}
+
+// Product of extents and width; nothing when an extent is negative, or when the product of the
+// width and the non-zero extents (what strides are made of) overflows an Index.
+[[nodiscard]] inline std::optional<std::size_t> tensor_bytes(const std::vector<Index>& shape,
+                                                             std::size_t width) {
+  auto product = static_cast<Index>(width);
+  bool empty = false;
+  for (const Index extent : shape) {
+    if (extent < 0) return std::nullopt;
+    empty = empty || extent == 0;
+    if (extent == 0) continue;
+    if (product > std::numeric_limits<Index>::max() / extent) return std::nullopt;
+    product *= extent;
+  }
+  return empty ? 0 : static_cast<std::size_t>(product);
+}
+
+// A name for a message: at most 80 bytes, cut at a character, control bytes shown as '?'.
+[[nodiscard]] inline std::string in_quotes(const std::string& name) {
+  std::size_t length = std::min<std::size_t>(name.size(), 80);
+  const bool cut = length < name.size();
+  while (cut && length > 0 && (static_cast<unsigned char>(name[length]) & 0xC0U) == 0x80U) --length;
+  std::string text = name.substr(0, length);
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20U || c == 0x7F) c = '?';
+  return "'" + text + (cut ? "...'" : "'");
+}
+
+template <class... Parts>
+[[noreturn]] void refuse(const std::string& source, const Parts&... parts) {
+  std::ostringstream text;
+  text.precision(17);
+  text << source << ": ";
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+template <class T, class... Others>
+concept AnyOf = (std::same_as<T, Others> || ...);
+
+// What a tensor's elements can be in memory: bool, the integers of 8 to 64 bits, float and double.
+template <class T>
+concept Element = AnyOf<T, bool, float, double, signed char, short, int, long, long long,
+                        unsigned char, unsigned short, unsigned, unsigned long, unsigned long long>;
+
+template <Element T>
+[[nodiscard]] constexpr std::string_view dtype_of() {
+  constexpr std::array<std::string_view, 4> of_signed{"I8", "I16", "I32", "I64"};
+  constexpr std::array<std::string_view, 4> of_unsigned{"U8", "U16", "U32", "U64"};
+  constexpr auto log2_size = static_cast<std::size_t>(std::bit_width(sizeof(T)) - 1);
+  if constexpr (std::same_as<T, bool>) return "BOOL";
+  else if constexpr (std::floating_point<T>) return sizeof(T) == 4 ? "F32" : "F64";
+  else return std::signed_integral<T> ? of_signed[log2_size] : of_unsigned[log2_size];
+}
+
+// Whether To holds the number `from` without any rounding; NaN and infinity pass between floats.
+template <Element To, Element From>
+[[nodiscard]] bool fits_exactly(From from) {
+  using Limits = std::numeric_limits<To>;
+  if constexpr (std::same_as<To, From> || std::same_as<From, bool>) {
+    return true;
+  } else if constexpr (std::same_as<To, bool>) {
+    return from == From{0} || from == From{1};
+  } else if constexpr (std::integral<To> && std::integral<From>) {
+    return std::in_range<To>(from);
+  } else if constexpr (std::integral<To>) {
+    // -2^k and 2^k are exact in From; the largest integer, 2^k - 1, need not be.
+    return from >= static_cast<From>(Limits::min()) &&
+           from < std::ldexp(From{1}, Limits::digits) && from == std::trunc(from);
+  } else if constexpr (std::integral<From>) {
+    const To rounded = static_cast<To>(from);
+    return fits_exactly<From>(rounded) && static_cast<From>(rounded) == from;
+  } else {
+    if (!std::isfinite(from)) return true;
+    if constexpr (sizeof(To) < sizeof(From))
+      if (std::abs(from) > static_cast<From>(Limits::max())) return false;
+    return static_cast<From>(static_cast<To>(from)) == from;
+  }
+}
+
+inline void require_little_endian(const std::string& source) {
+  if constexpr (std::endian::native != std::endian::little)
+    refuse(source, "the file is little-endian, this host is not");
+}
+
+}  // namespace heed::inline HEED_ABI::io

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention with differentiable adaptive resonance: pairs whose cosine exceeds a vigilance score more.
+//
+//   x_ij = q_i . k_j                       n_i = 1/(|q_i| + eps),  m_j = 1/(|k_j| + eps)
+//   c_ij = x_ij n_i m_j                    low rank: q P and k P in place of q and k, here only
+//   r_ij = gate(c_ij)                      static, unrolled or converged: ops/dar_gate.hpp
+//   L_ij = lambda                          adaptive: lambda w/(1 + w),  w = |q_i| |k_j| / d
+//   score_ij = logit_ij + L_ij r_ij
+//
+// Derivatives, with G = dL/dscore and e = G L dr/dc:
+//
+//   dlogit = G          dx = e n m         dn = e x m,  dm = e x n         dn/dq = -n^2 q/|q|
+//   dlambda = G r (adaptive: times w/(1+w))   drho, dalpha, dbeta = G L dr/d(rho, alpha, beta)
+//   adaptive: dw = G lambda r / (1 + w)^2
+//
+// Symbols   strength lambda, vigilance rho, sharpness alpha > 0, feedback beta: one value or one per
+//           head, learnable. basis = P (dim_qk, rank): orthonormal columns, fixed. d = dim_qk.
+// Bounds    |score - logit| <= |lambda|; equal when lambda = 0, while dlambda is still exact. c does not
+//           change when q or k is scaled (up to eps) or both are rotated. Norms of any finite row are
+//           exact to rounding: their squares neither overflow nor vanish.
+// Zeros     x/(|x| + eps) has the derivative I/eps at x = 0, so gradients of a zero row reach 1/eps:
+//           ZeroNorm::regularised, what automatic differentiation gives. ZeroNorm::safe takes the
+//           cosine of a zero row for the constant 0, gradient 0.
+// Ranges    that serve: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
+//           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
+// Source    "Attention with Differentiable Adaptive Resonance", sections 2 to 7 and 11. Differs in
+//           hiding fully masked rows and in computing dlambda at lambda = 0.
+// Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
+
+#include <heed/ops/dar_gate.hpp>
+#include <heed/plug/attention.hpp>
+
+#include <cmath>
+#include <limits>
+
+namespace heed::inline HEED_ABI {
+
+enum class ZeroNorm { regularised, safe };
+
+struct DarOptions {
+  GateKind gate = GateKind::logistic;
+  int iterations = 0;      // of the unrolled gate; 0 and 1 are the static one
+  bool converged = false;  // the fixed point; iterations is then not read
+  bool adaptive = false;   // strength follows the norms
+  double eps = 1e-8;
+  ZeroNorm zero_norm = ZeroNorm::regularised;
+};
+
+template <class T>
+struct DarScore : DarOptions {
+  using Options = DarOptions;
+  static constexpr bool plain = false, has_projection = true, has_table = false;
+  static constexpr int scalars = 4;  // lambda, rho, alpha, beta
+  // 0: inverse norm n of the row that enters the cosine; 1: norm of the full row (query: over d), only
+  // if adaptive.
+  static constexpr int query_features = 2, key_features = 2;
+  template <class U>
+  using rebind = DarScore<U>;
+  template <class S>
+  using PairType = PairOf<DarScore, S>;
+  template <class S>
+  using Scalars = ScalarsOf<DarScore, S>;
+
+  Param<T> strength = T(0.3), vigilance = T(0.6), sharpness = T(8), feedback = T(0.5);
+  Param<T> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
+
+  template <class F>
+  void visit(F&& f) {
+    f("strength", strength);
+    f("vigilance", vigilance);
+    f("sharpness", sharpness);
+    f("feedback", feedback);
+  }
+  // What is not learnable, and yet must be converted with the rest.
+  template <class F>
+  void visit_fixed(F&& f) {
+    f("projection", basis);
+  }
+  [[nodiscard]] const Param<T>& projection() const { return basis; }
+
+  [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
+
+  // Largest |dr_{t+1}/dr_t| over all heads: below 1 the unrolled gate converges, and `converged` may
+  // be asked for.
+  [[nodiscard]] double contraction() const {
+    const Index heads = std::max(sharpness.size(), feedback.size());
+    double largest = 0.0;
+    for (Index h = 0; h < heads; ++h)
+      largest = std::max(largest, std::abs(plain_value(sharpness.head(h)) *
+                                           plain_value(feedback.head(h))));
+    return largest * resonance_gate().steepness();
+  }
+
+  void validate(const Geometry& g, const char* where) const {
+    const_cast<DarScore*>(this)->visit([&](const char* name, const Param<T>& p) {
+      require_per_head(p, g.heads, where, name);
+      for (Index i = 0; i < p.size(); ++i)
+        require(std::isfinite(plain_value(p[i])), where, ": ", name, " is ", plain_value(p[i]),
+                ", it must be finite");
+    });
+    for (Index i = 0; i < sharpness.size(); ++i)
+      require(plain_value(sharpness[i]) > 0.0, where, ": sharpness is ", plain_value(sharpness[i]),
+              ", it must be positive");
+    require(iterations >= 0, where, ": iterations is ", iterations, ", it must be at least 0");
+    require(eps >= kSmallestEps && eps <= std::numeric_limits<double>::max(), where, ": eps is ",
+            eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
+    require(!converged || contraction() < 1.0, where, ": the converged gate has the slope bound ",
+            contraction(), ", it must be below 1");
+    validate_basis(g, where);
+  }
+
+  [[nodiscard]] T scalar(int i, Index h) const {
+    const Param<T>* params[] = {&strength, &vigilance, &sharpness, &feedback};
+    return params[i]->head(h);
+  }
+  void chain_scalars(Index h, const double* dp, DarScore& grad) const {
+    Param<T>* params[] = {&grad.strength, &grad.vigilance, &grad.sharpness, &grad.feedback};
+    for (int i = 0; i < scalars; ++i) params[i]->head(h) += T(dp[i]);
+  }
+
+  // c_ij
+  template <class S>
+  [[nodiscard]] S cosine(const PairType<S>& pair) const {
+    return angle_dot(pair) * pair.query[0] * pair.key[0];
+  }
+  // r_ij
+  template <class S>
+  [[nodiscard]] S resonance(const PairType<S>& pair, const Scalars<S>& p) const {
+    const ResonanceGate form = resonance_gate();
+    return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
+  }
+
+  template <class S>
+  [[nodiscard]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+    if (static_logistic()) {  // the common case, apart from every other branch
+      const S c = pair.dot * pair.query[0] * pair.key[0];
+      return pair.logit + p[0] * math::sigmoid(S(p[2] * (c - p[1])));
+    }
+    const S r = resonance<S>(pair, p);
+    if (!adaptive) return pair.logit + p[0] * r;
+    const S w = weight(pair);
+    return pair.logit + p[0] * (w / (math::constant<S>(1) + w)) * r;
+  }
+
+  template <class S>
+  void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g, PairType<S>& d,
+                 Scalars<S>& dp) const {
+    d.logit = g;
+    if (static_logistic()) {
+      const S c = pair.dot * pair.query[0] * pair.key[0];
+      const S y = c - p[1], r = math::sigmoid(S(p[2] * y));
+      const S slope = g * p[0] * (r - r * r), e = slope * p[2];
+      dp[0] += g * r;
+      dp[1] -= e;
+      dp[2] += slope * y;
+      cosine_vjp(pair.dot, pair, e, d.dot, d);
+      return;
+    }
+    const ResonanceGate form = resonance_gate();
+    const auto r = form.derivatives(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
+    const S L = adaptive ? adaptive_vjp(pair, S(g * r.value), p[0], d, dp[0]) : p[0];
+    if (!adaptive) dp[0] += g * r.value;
+    const S dr = g * L, dinput = dr * r.by_input;
+    dp[1] -= dinput;
+    dp[2] += dr * r.by_sharpness;
+    dp[3] += dr * r.by_feedback;
+    const S e = dinput * math::constant<S>(form.input_slope());
+    cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
+  }
+
+  template <class Row, class S>
+  void query_features_of(const Row& row, S* f) const {
+    features_of(row, 1.0 / double(row.dim()), f);
+  }
+  template <class Row, class S>
+  void key_features_of(const Row& row, S* f) const {
+    features_of(row, 1.0, f);
+  }
+  template <class Row, class S, class Add>
+  void query_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
+    features_vjp(row, 1.0 / double(row.dim()), f, df, add);
+  }
+  template <class Row, class S, class Add>
+  void key_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
+    features_vjp(row, 1.0, f, df, add);
+  }
+
+ private:
+  // 1/eps must be finite in float as well.
+  static constexpr double kSmallestEps = 1e-37;
+
+  [[nodiscard]] static double plain_value(const T& x) { return double(math::value_of(x)); }
+
+  [[nodiscard]] bool static_logistic() const {
+    return gate == GateKind::logistic && iterations <= 1 && !converged && !adaptive &&
+           !basis.given();
+  }
+  // The dot product of the rows that enter the cosine.
+  template <class S>
+  [[nodiscard]] S angle_dot(const PairType<S>& pair) const {
+    return basis.given() ? pair.projected : pair.dot;
+  }
+
+  // c = x n m
+  template <class S>
+  void cosine_vjp(const S& x, const PairType<S>& pair, const S& e, S& dx, PairType<S>& d) const {
+    const S en = e * pair.query[0], em = e * pair.key[0];
+    dx = en * pair.key[0];
+    d.query[0] = em * x;
+    d.key[0] = en * x;
+  }

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Differential attention subtracts lambda times a second softmax from a first: here is what lambda
+// may be, and which heads or halves of heads the two maps read.
+//
+//   GivenLambda            lambda                                     one, or one per head
+//   ReparameterisedLambda  lambda = exp(lq1.lk1) - exp(lq2.lk2) + lambda_init
+//                          lambda_init = 0.8 - 0.6 exp(-0.3 (depth - 1))
+//                          dlambda/dlq1 = exp(lq1.lk1) lk1     dlambda/dlk1 = exp(lq1.lk1) lq1
+//                          dlambda/dlq2 = -exp(lq2.lk2) lk2    dlambda/dlk2 = -exp(lq2.lk2) lq2
+//   TokenLambda            lambda_i = sigmoid(x_i)             dlambda_i/dx_i = lambda_i (1 - lambda_i)
+//
+// Symbols  w width of one map; depth of the layer, from 1; x the op's extra input, one number per
+//          query and output head
+// Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer, eq. 2
+//          and Microsoft's code, whose depth counts from 0. TokenLambda: Differential Transformer V2.
+//          differs in: lambda of the seed is cut out of the graph, here it has its true gradient.
+//
+// A policy is a struct of parameters that inherits DifferenceOptions and has
+//
+//   Options                       its options, one struct that does not depend on the scalar
+//   static constexpr bool uses_extra
+//   visit(f)                      f("name", Param<T>&) for each parameter
+//   validate_lambda(geometry, where)
+//   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
+//   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
+//   lambda_slope<S>(extra)               with uses_extra: dlambda/dextra
+
+#include <heed/check/scalar.hpp>
+#include <heed/plug/normaliser.hpp>
+
+#include <cmath>
+#include <type_traits>
+
+namespace heed::inline HEED_ABI {
+
+// What map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even) or right
+// (s odd) half of head s / 2. Key and value always come from kv head g = h / (H / kv_heads).
+enum class HeadPairing {
+  // Half-heads 2h and 2h+1 of query and 2g and 2g+1 of key: both halves of head h, of kv head g. The
+  // seed's form; Microsoft's V1, whose view (T, 2H, w) has the same order; under GQA its flash code.
+  halves,
+  // Microsoft's V1 under GQA, naive code: each key half-head is repeated r = H / kv_heads times, so that
+  // query half-head s reads key half-head s / r. For even r both maps read the same keys.
+  halves_repeated_keys,
+  // Query half-heads h and h+H; key halves as in `halves`. Code that takes half-heads of key and value
+  // apart as well needs the rows of its projections reordered, unless kv_heads = 1.
+  halves_apart,
+  // V2: query heads 2h and 2h+1 of 2H against the whole of kv head g.
+  heads,
+  // Query heads h and h+H of 2H against the whole of kv head g.
+  heads_apart,
+};
+
+struct DifferenceOptions {
+  HeadPairing pairing = HeadPairing::halves;
+
+  [[nodiscard]] bool pairs_whole_heads() const {
+    return pairing == HeadPairing::heads || pairing == HeadPairing::heads_apart;
+  }
+  // Heads that the query tensor must have.
+  [[nodiscard]] Index query_heads(Index heads) const {
+    return pairs_whole_heads() ? 2 * heads : heads;
+  }
+  // Width of one map, w.
+  [[nodiscard]] Index map_width(const Geometry& g) const {
+    return pairs_whole_heads() ? g.dim_qk : g.dim_qk / 2;
+  }
+
+  [[nodiscard]] Source source(const Geometry& g, Index h, int map) const {
+    const Index w = map_width(g), group = g.kv_head(h);
+    const auto half = [w](Index s) { return (s % 2) * w; };
+    const Index consecutive = 2 * h + map, apart = h + map * g.heads;
+    switch (pairing) {
+      case HeadPairing::halves_repeated_keys:
+        return {h, group, half(consecutive), half(consecutive / g.group()), w};
+      case HeadPairing::halves_apart:
+        return {apart / 2, group, half(apart), half(map), w};
+      case HeadPairing::heads: return {consecutive, group, 0, 0, w};
+      case HeadPairing::heads_apart: return {apart, group, 0, 0, w};
+      case HeadPairing::halves: break;
+    }
+    return {h, group, half(consecutive), half(map), w};
+  }
+};
+
+namespace detail {
+
+template <class T>
+void require_finite_lambda(const T& lambda, const char* where, const char* name) {
+  const auto value = math::value_of(lambda);
+  require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
+}
+
+}  // namespace detail
+
+// Recommended: 0 to 1. At 0 the weights are the softmax of map 0, and lambda still has its gradient.
+template <class T>
+struct GivenLambda : DifferenceOptions {
+  using Options = DifferenceOptions;
+  static constexpr bool uses_extra = false;
+  template <class U>
+  using rebind = GivenLambda<U>;
+
+  Param<T> lambda = T(0.05);
+
+  template <class F>
+  void visit(F&& f) {
+    f("lambda", lambda);
+  }
+  void validate_lambda(const Geometry& g, const char* where) const {
+    require_per_head(lambda, g.heads, where, "lambda");
+    for (Index i = 0; i < lambda.size(); ++i)
+      detail::require_finite_lambda(lambda[i], where, "lambda");
+  }
+  template <class S>
+  [[nodiscard]] S lambda_of(Index head, const S&) const {
+    return S(lambda.head(head));
+  }
+  void chain_lambda(Index head, double dlambda, GivenLambda& grad) const {
+    grad.lambda.head(head) += T(dlambda);
+  }
+};
+
+// lambda_init of a layer: 0.2 at depth 1, towards 0.8 with depth.
+[[nodiscard]] inline double lambda_init_at(Index depth) {
+  require(depth >= 1, "lambda_init_at: depth is ", depth, ", it must be at least 1");
+  return 0.8 - 0.6 * std::exp(-0.3 * double(depth - 1));
+}
+
+struct ReparameterisedOptions : DifferenceOptions {
+  double lambda_init = lambda_init_at(1);
+};
+
+// Four vectors of w numbers, shared by all heads. Where all are 0, lambda = lambda_init and their
+// gradients are 0 as well: training starts from small random numbers (the source: deviation 0.1).
+template <class T>
+struct ReparameterisedLambda : ReparameterisedOptions {
+  using Options = ReparameterisedOptions;
+  static constexpr bool uses_extra = false;
+  template <class U>
+  using rebind = ReparameterisedLambda<U>;
+  using Wide = std::conditional_t<std::is_same_v<T, float>, double, T>;
+
+  Param<T> lambda_q1, lambda_k1, lambda_q2, lambda_k2;
+
+  template <class F>
+  void visit(F&& f) {
+    f("lambda_q1", lambda_q1);
+    f("lambda_k1", lambda_k1);
+    f("lambda_q2", lambda_q2);
+    f("lambda_k2", lambda_k2);
+  }
+  void validate_lambda(const Geometry& g, const char* where) const {
+    const Index w = map_width(g);
+    const auto check = [&](const Param<T>& p, const char* name) {
+      require(p.size() == w, where, ": ", name, " has ", p.size(),
+              " values, it must have one per column of a map (", w, ")");
+    };
+    check(lambda_q1, "lambda_q1");
+    check(lambda_k1, "lambda_k1");
+    check(lambda_q2, "lambda_q2");
+    check(lambda_k2, "lambda_k2");
+    detail::require_finite_lambda(lambda_init, where, "lambda_init");
+    detail::require_finite_lambda(lambda_of(0, T(0)), where, "lambda");
+  }
+  template <class S>
+  [[nodiscard]] S lambda_of(Index, const S&) const {
+    return S(T(exp_dot(lambda_q1, lambda_k1) - exp_dot(lambda_q2, lambda_k2) +
+               math::constant<Wide>(lambda_init)));
+  }
+  void chain_lambda(Index, double dlambda, ReparameterisedLambda& grad) const {
+    chain_exp_dot(lambda_q1, lambda_k1, dlambda, grad.lambda_q1, grad.lambda_k1);
+    chain_exp_dot(lambda_q2, lambda_k2, -dlambda, grad.lambda_q2, grad.lambda_k2);
+  }
+
+ private:
+  [[nodiscard]] static Wide exp_dot(const Param<T>& a, const Param<T>& b) {
+    return math::exp(math::dot_product(
+        a.size(), [&](Index c) { return Wide(a[c]); }, [&](Index c) { return Wide(b[c]); }));
+  }
+  static void chain_exp_dot(const Param<T>& a, const Param<T>& b, double g, Param<T>& da,
+                            Param<T>& db) {
+    const double outer = g * exp_dot(a, b);
+    for (Index c = 0; c < a.size(); ++c) {
+      da[c] += T(outer * double(b[c]));
+      db[c] += T(outer * double(a[c]));
+    }
+  }
+};
+
+struct TokenLambdaOptions : DifferenceOptions {
+  TokenLambdaOptions() : DifferenceOptions{HeadPairing::heads} {}
+};
+
+// lambda of its own for every query and output head, from the op's extra input.
+template <class T>
+struct TokenLambda : TokenLambdaOptions {
+  using Options = TokenLambdaOptions;
+  static constexpr bool uses_extra = true;
+  template <class U>
+  using rebind = TokenLambda<U>;
+
+  template <class F>
+  void visit(F&&) {}
+  void validate_lambda(const Geometry&, const char*) const {}
+  template <class S>
+  [[nodiscard]] S lambda_of(Index, const S& extra) const {
+    return math::sigmoid(extra);
+  }
+  template <class S>
+  [[nodiscard]] S lambda_slope(const S& extra) const {
+    return math::sigmoid_slope(extra);
+  }
+};
+
+}  // namespace heed::inline HEED_ABI

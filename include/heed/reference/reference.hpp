@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The slow twin: any Attention<S, Score, Normaliser, Readout> in long hand, obviously right, on any
+// scalar (float, double, long double, std::complex<double>, Dual, Var).
+//
+//   rows[m][j] = score of map m, for the keys j that query i sees   (rows.hpp)
+//   weight     = op.normaliser.reference(rows, h, extra)
+//   mixed_i    = sum_j weight_j v_j
+//   out        = op.readout.reference(mixed)
+//
+// Nothing is streamed, blocked, shared between rows or computed twice in another way. A hidden key is
+// left out: its key and value are never read. A row that sees no key has mixed 0 and lse -infinity.
+//
+//   const auto result = reference::forward(op, problem);
+//   const auto gradients = reference::gradients(op, problem, grad_out);   // by the tape
+//
+// Errors  std::invalid_argument when sizes disagree or the op refuses its hyper-parameters.
+// Cost    O(batch heads len_q len_kv dim), one thread; gradients keep every operation in memory.
+
+#include <heed/check/tape.hpp>
+#include <heed/reference/rows.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI::reference {
+
+// What the tolerance rules are made of. Per row (batch, heads, len_q), over all maps,
+// s_row = max_j scale sum_c |q_c k_jc|; per mixed element, weighted_abs_value = sum_j p_j |v_j|, where
+// p_j is |weight_j|, or, with two maps, what their difference is made of: p1 + |p1 - weight|.
+struct ErrorScale {
+  std::vector<double> s_row, weighted_abs_value;
+};
+
+template <class S>
+struct Result {
+  std::vector<S> out, mixed;        // (batch, heads, len_q, dim_v)
+  std::vector<std::vector<S>> lse;  // per map, (batch, heads, len_q): natural-log sum of exp
+  // On request, (batch, heads, len_q, len_kv):
+  std::vector<S> weights;              // 0 where hidden
+  std::vector<std::vector<S>> scores;  // per map; -infinity where hidden
+  ErrorScale error_scale;
+  // Of the readout, each (batch, heads, len_q):
+  std::vector<std::vector<double>> diagnostics;
+};
+
+struct Request {
+  bool weights = false, scores = false, error_scale = false;
+};
+
+namespace detail {
+
+// log sum exp about the largest score; -infinity for an empty row.
+template <class S>
+[[nodiscard]] S log_sum_exp(const std::vector<S>& scores) {
+  if (scores.empty()) return math::constant<S>(-std::numeric_limits<double>::infinity());
+  auto top = math::value_of(scores[0]);
+  for (const S& score : scores) top = std::max(top, math::value_of(score));
+  S sum = math::constant<S>(0);
+  for (const S& score : scores) sum += math::exp(S(score - math::constant<S>(top)));
+  return math::constant<S>(top) + math::log(sum);
+}
+
+// One forward pass; each member function is a step of it.
+template <class Op>
+class Forward {
+  using S = typename Op::Scalar;
+  static constexpr int maps = Op::NormaliserType::maps;
+
+ public:
+  Forward(const Op& op, const Problem<S>& problem, const Request& request)
+      : op_(op),
+        problem_(problem),
+        g_(problem.geometry),
+        request_(request),
+        own_mask_(mask_of(problem)),
+        mask_(own_mask_, problem.geometry, "reference::forward") {}
+
+  [[nodiscard]] Result<S> run() {
+    allocate();
+    for (Index b = 0; b < g_.batch; ++b)
+      for (Index h = 0; h < g_.heads; ++h) head(b, h);
+    read_out();
+    return std::move(result_);
+  }
+
+ private:
+  // The problem's bias takes the place of the mask's.
+  [[nodiscard]] static Mask<double> mask_of(const Problem<S>& problem) {
+    Mask<double> mask = problem.mask;
+    if (!problem.bias.empty()) mask.bias = {};
+    return mask;
+  }
+
+  void allocate() {
+    const auto rows = std::size_t(g_.query_rows());
+    const auto pairs = rows * std::size_t(g_.len_kv);
+    const S zero = math::constant<S>(0);
+    const S hidden = math::constant<S>(-std::numeric_limits<double>::infinity());
+    result_.mixed.assign(rows * std::size_t(g_.dim_v), zero);
+    result_.lse.assign(std::size_t(maps), std::vector<S>(rows, hidden));
+    if (request_.weights) result_.weights.assign(pairs, zero);
+    if (request_.scores) result_.scores.assign(std::size_t(maps), std::vector<S>(pairs, hidden));
+    if (!request_.error_scale) return;
+    result_.error_scale.s_row.assign(rows, 0.0);
+    result_.error_scale.weighted_abs_value.assign(rows * std::size_t(g_.dim_v), 0.0);
+  }
+
+  void head(Index b, Index h) {
+    std::vector<MapScores<Op>> scores;
+    for (int m = 0; m < maps; ++m) scores.emplace_back(op_, problem_, mask_, b, h, m);
+    for (Index i = 0; i < g_.len_q; ++i) {
+      const std::vector<Index> keys = visible_keys(b, h, i);
+      if (keys.empty()) continue;
+      std::vector<std::vector<S>> rows;
+      for (MapScores<Op>& score : scores) {
+        score.take_query(i);
+        auto& row = rows.emplace_back();
+        for (const Index j : keys) row.push_back(score(j));
+        if (request_.error_scale) note_logits(score, keys, g_.row_index(b, h, i));
+      }
+      row_of(b, h, i, keys, rows);
+    }
+  }
+
+  [[nodiscard]] std::vector<Index> visible_keys(Index b, Index h, Index i) const {
+    std::vector<Index> keys;
+    for (Index j = 0; j < g_.len_kv; ++j)
+      if (mask_.visible(b, h, i, j) && !hidden_by_bias(b, h, i, j)) keys.push_back(j);
+    return keys;
+  }
+
+  [[nodiscard]] bool hidden_by_bias(Index b, Index h, Index i, Index j) const {
+    if (problem_.bias.empty()) return false;
+    const Index at = broadcast_row_begin(problem_.bias_shape, b, h, i) + j;
+    const double bias = double(math::value_of(problem_.bias[std::size_t(at)]));
+    return bias == -std::numeric_limits<double>::infinity();
+  }
+
+  // Weights, mixed values and what is reported of one row.
+  void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
+              const std::vector<std::vector<S>>& rows) {
+    const Index row = g_.row_index(b, h, i);
+    S extra = math::constant<S>(0);
+    if constexpr (Op::NormaliserType::uses_extra) extra = problem_.extra[std::size_t(row)];
+    const std::vector<S> weights = op_.normaliser.reference(rows, h, extra);
+    require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
+            weights.size(), " weights for ", keys.size(), " keys");
+    const S* value = problem_.value.data() + value_begin(b, g_.kv_head(h));
+    mix(weights, keys, value, result_.mixed.data() + row * g_.dim_v);
+    for (std::size_t m = 0; m < rows.size(); ++m) {
+      result_.lse[m][std::size_t(row)] = log_sum_exp(rows[m]);
+      if (request_.scores) scatter(rows[m], keys, row, result_.scores[m]);
+    }
+    if (request_.weights) scatter(weights, keys, row, result_.weights);
+    if (request_.error_scale) note_values(weights, rows, keys, value, row);
+  }
+
+  [[nodiscard]] Index value_begin(Index b, Index kv_head) const {
+    return (b * g_.kv_heads + kv_head) * g_.len_kv * g_.dim_v;
+  }
+
+  // mixed[c] = sum_j weight_j value[j][c]
+  void mix(const std::vector<S>& weights, const std::vector<Index>& keys, const S* value,
+           S* mixed) const {
+    for (Index c = 0; c < g_.dim_v; ++c)
+      mixed[c] = math::dot_product(
+          Index(keys.size()), [&](Index n) { return weights[std::size_t(n)]; },
+          [&](Index n) { return value[keys[std::size_t(n)] * g_.dim_v + c]; });
+  }
+
+  void note_logits(MapScores<Op>& score, const std::vector<Index>& keys, Index row) {
+    double& largest = result_.error_scale.s_row[std::size_t(row)];
+    for (const Index j : keys) largest = std::max(largest, score.absolute_logit(j));
+  }
+
+  void note_values(const std::vector<S>& weights, const std::vector<std::vector<S>>& rows,
+                   const std::vector<Index>& keys, const S* value, Index row) {
+    std::vector<S> first(weights.size(), math::constant<S>(0));
+    if constexpr (maps == 2) first = long_hand_softmax(rows[0]);
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      const double p = double(math::value_of(first[n])), w = double(math::value_of(weights[n]));
+      for (Index c = 0; c < g_.dim_v; ++c)
+        result_.error_scale.weighted_abs_value[std::size_t(row * g_.dim_v + c)] +=
+            (p + std::abs(p - w)) * std::abs(double(math::value_of(value[keys[n] * g_.dim_v + c])));
+    }
+  }
+
+  void scatter(const std::vector<S>& visible, const std::vector<Index>& keys, Index row,
+               std::vector<S>& dense) {
+    for (std::size_t n = 0; n < keys.size(); ++n)
+      dense[std::size_t(row * g_.len_kv + keys[n])] = visible[n];
+  }
+
+  void read_out() {
+    const auto reports = std::size_t(Op::ReadoutType::diagnostics);
+    ReadoutContext<S> context{g_, result_.mixed, problem_.query, problem_.key, problem_.value,
+                              problem_.extra, {}};
+    context.diagnostics.assign(reports, std::vector<double>(std::size_t(g_.query_rows())));
+    op_.readout.reference(context);
+    result_.out = std::move(context.out);
+    result_.diagnostics = std::move(context.diagnostics);
+  }
+
+  const Op& op_;
+  const Problem<S>& problem_;
+  Geometry g_;
+  Request request_;
+  Mask<double> own_mask_;
+  BoundMask<double> mask_;
+  Result<S> result_;
+};
+
+}  // namespace detail
+
+// Runs the op on the problem.
+template <class Op>
+[[nodiscard]] Result<typename Op::Scalar> forward(const Op& op,
+                                                  const Problem<typename Op::Scalar>& problem,
+                                                  const Request& request = {}) {
+  require_sizes(op, problem, "reference::forward");
+  if constexpr (std::floating_point<typename Op::Scalar>)
+    op.validate(problem.geometry, "reference::forward");
+  return detail::Forward<Op>(op, problem, request).run();
+}
+
+// Gradients of sum(out o grad_out), each of the shape of what it belongs to.
+template <class Op>
+struct Gradients {
+  using T = typename Op::Scalar;
+  std::vector<T> dquery, dkey, dvalue, dextra;
+  std::vector<T> dbias;  // of problem.bias; empty when the bias is the mask's or not given
+  Op op;                 // of the parameters
+};
+
+namespace detail {
+
+template <class T>
+void record(Tape<T>& tape, Var<T>* numbers, Index count) {
+  for (Index i = 0; i < count; ++i) numbers[i] = tape.variable(numbers[i].value);
+}
+
+template <class T>
+[[nodiscard]] std::vector<T> read(const std::vector<T>& adjoint, const Var<T>* numbers,
+                                  Index count) {
+  std::vector<T> gradient;
+  for (Index i = 0; i < count; ++i) gradient.push_back(adjoint[std::size_t(numbers[i].index)]);
+  return gradient;
+}
+
+// The gradients of the parameters of `taped`, as an op like `op`.
+template <class Op, class TapedOp, class T>
+[[nodiscard]] Op read_params(const std::vector<T>& adjoint, const Op& op, TapedOp& taped) {
+  std::vector<Param<T>> gradients;
+  taped.visit([&](const char*, Param<Var<T>>& p) {
+    gradients.push_back(p.given() ? Param<T>(p.shape(), read(adjoint, p.data(), p.size()))
+                                  : Param<T>());
+  });
+  Op result = op;
+  std::size_t next = 0;
+  result.visit([&](const char*, Param<T>& p) { p = std::move(gradients[next++]); });
+  return result;
+}
+
+}  // namespace detail
+
+// By the tape: one forward pass over Var<T>, T = float or double.
+template <class Op>
+[[nodiscard]] Gradients<Op> gradients(const Op& op, const Problem<typename Op::Scalar>& problem,
+                                      const std::vector<typename Op::Scalar>& grad_out) {
+  using T = typename Op::Scalar;
+  const Geometry& g = problem.geometry;
+  require(Index(grad_out.size()) == g.query_rows() * g.dim_v, "reference::gradients: grad_out has ",
+          grad_out.size(), " numbers, out has ", g.query_rows() * g.dim_v);
+  op.validate(g, "reference::gradients");
+
+  Tape<T> tape;
+  Problem<Var<T>> taped = cast_problem<Var<T>>(problem);
+  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias})
+    detail::record(tape, tensor->data(), Index(tensor->size()));
+  auto taped_op = cast_op<Var<T>>(op);
+  taped_op.visit(
+      [&](const char*, Param<Var<T>>& p) { detail::record(tape, p.data(), p.size()); });
+
+  const std::vector<Var<T>> out = forward(taped_op, taped).out;
+  const Var<T> loss = math::dot_product(
+      Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
+      [&](Index n) { return Var<T>(grad_out[std::size_t(n)]); });
+
+  const std::vector<T> adjoint = tape.gradient(loss);
+  const auto read = [&](const std::vector<Var<T>>& tensor) {
+    return detail::read(adjoint, tensor.data(), Index(tensor.size()));
+  };
+  return {read(taped.query), read(taped.key),  read(taped.value),
+          read(taped.extra), read(taped.bias), detail::read_params(adjoint, op, taped_op)};
+}
+
+}  // namespace heed::inline HEED_ABI::reference

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the slow twin (reference.hpp) reads: a problem in dense memory over any scalar S, its rows with
+// the side values that a score asks for, and the score of a pair in long hand:
+//
+//   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
+//   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
+
+#include <heed/check/scalar.hpp>
+#include <heed/mask/bound_mask.hpp>
+#include <heed/plug/attention.hpp>
+
+#include <array>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+namespace heed::inline HEED_ABI::reference {
+
+// The inputs of one attention call, dense (batch, heads, len, dim).
+template <class S>
+struct Problem {
+  Geometry geometry;
+  std::vector<S> query;  // (batch, query_heads, len_q, dim_qk)
+  std::vector<S> key;    // (batch, kv_heads, len_kv, dim_qk)
+  std::vector<S> value;  // (batch, kv_heads, len_kv, dim_v)
+  std::vector<S> extra;  // (batch, heads, len_q, op.extra_dim), for ops that have one
+  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). When given it stands
+  // in for mask.bias. -infinity hides.
+  std::vector<S> bias;
+  Shape bias_shape;
+  // Visibility, ALiBi slopes and soft cap; its views must outlive the problem.
+  Mask<double> mask;
+  std::optional<double> scale;  // default_scale when empty
+};
+
+// 1 / sqrt(width of one map).
+template <class Op>
+[[nodiscard]] double default_scale(const Op& op, const Geometry& g) {
+  const bool has_heads = g.heads > 0 && g.kv_heads > 0;
+  return 1.0 / std::sqrt(double(has_heads ? op.normaliser.source(g, 0, 0).width : g.dim_qk));
+}
+
+// The same numbers over another scalar: U(x) for every x.
+template <class U, class S>
+[[nodiscard]] Problem<U> cast_problem(const Problem<S>& problem) {
+  const auto cast = [](const std::vector<S>& from) { return std::vector<U>(from.begin(), from.end()); };
+  return {problem.geometry,    cast(problem.query), cast(problem.key),
+          cast(problem.value), cast(problem.extra), cast(problem.bias),
+          problem.bias_shape,  problem.mask,        problem.scale};
+}
+
+// Gives the problem the parts of a mask of any type. Its bias is copied into problem.bias, so that
+// gradients include it; its boolean mask stays a view.
+template <class S, class T>
+void use_mask(Problem<S>& problem, const Mask<T>& mask) {
+  problem.mask = Mask<double>{mask.bands, mask.key_lengths, mask.allowed, {},
+                              mask.query_documents, mask.key_documents,
+                              {mask.slopes.begin(), mask.slopes.end()}, mask.slope_align,
+                              double(mask.soft_cap)};
+  problem.bias.clear();
+  problem.bias_shape = mask.bias.shape();
+  const Shape& s = problem.bias_shape;
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index h = 0; h < s.heads; ++h)
+      for (Index i = 0; i < s.len; ++i)
+        for (Index j = 0; j < s.dim; ++j) problem.bias.push_back(S(mask.bias(b, h, i, j)));
+}
+
+// Throws unless the sizes of all tensors agree with the geometry and the op.
+template <class Op, class S>
+void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
+  const Geometry& g = problem.geometry;
+  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
+          ": an extent of the geometry is negative");
+  require(g.dim_qk > 0 && g.dim_v > 0, where, ": dim_qk is ", g.dim_qk, " and dim_v is ", g.dim_v,
+          ", both must be positive");
+  const bool divides = g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0);
+  require(divides, where, ": kv_heads is ", g.kv_heads, ", it must divide heads, ", g.heads);
+  const Index query_heads = op.normaliser.query_heads(g.heads);
+  require(g.query_heads == query_heads, where, ": query_heads is ", g.query_heads,
+          ", the op needs ", query_heads);
+  const auto check = [where](const std::vector<S>& tensor, const Shape& shape, const char* name) {
+    require(Index(tensor.size()) == element_count(shape, where), where, ": ", name, " has ",
+            tensor.size(), " numbers, its shape is ", shape);
+  };
+  check(problem.query, {g.batch, g.query_heads, g.len_q, g.dim_qk}, "query");
+  check(problem.key, {g.batch, g.kv_heads, g.len_kv, g.dim_qk}, "key");
+  check(problem.value, {g.batch, g.kv_heads, g.len_kv, g.dim_v}, "value");
+  check(problem.extra, {g.batch, g.heads, g.len_q, op.extra_dim(g)}, "extra");
+  check(problem.bias, problem.bias_shape, "bias");
+}
+
+// A dense tensor's row for pair (b, h, i, .), its extents of 1 broadcast.
+[[nodiscard]] inline Index broadcast_row_begin(const Shape& s, Index b, Index h, Index i) {
+  const Index batch = s.batch == 1 ? 0 : b, head = s.heads == 1 ? 0 : h, row = s.len == 1 ? 0 : i;
+  return ((batch * s.heads + head) * s.len + row) * s.dim;
+}
+
+// One row of a map's columns, as a score's feature functions see it.
+template <class S>
+struct Row {
+  using Scalar = S;
+  const S* first = nullptr;
+  Index width = 0;
+  std::vector<S> by_projection, by_table;
+
+  [[nodiscard]] Index dim() const { return width; }
+  [[nodiscard]] Index rank() const { return Index(by_projection.size()); }
+  [[nodiscard]] Index table_rows() const { return Index(by_table.size()); }
+  [[nodiscard]] S x(Index c) const { return first[c]; }
+  [[nodiscard]] S projected(Index c) const { return by_projection[std::size_t(c)]; }
+  [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
+};
+
+// A row and its side values.
+template <class S, int Features>
+struct SideRow {
+  Row<S> row;
+  std::array<S, std::size_t(Features)> features{};
+};
+
+// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they are
+// first asked for, so that a key that nobody sees is never read. The op, the problem and the mask must
+// outlive it.
+template <class Op>
+class MapScores {
+  using S = typename Op::Scalar;
+  using Score = typename Op::ScoreType;
+  using QuerySide = SideRow<S, Score::query_features>;
+  using KeySide = SideRow<S, Score::key_features>;
+
+ public:
+  MapScores(const Op& op, const Problem<S>& problem, const BoundMask<double>& mask, Index b, Index h,
+            int map)
+      : score_(op.score),
+        problem_(problem),
+        mask_(mask),
+        source_(op.normaliser.source(problem.geometry, h, map)),
+        scale_(problem.scale.value_or(default_scale(op, problem.geometry))),
+        b_(b),
+        h_(h),
+        keys_(std::size_t(problem.geometry.len_kv)) {
+    for (int i = 0; i < Score::scalars; ++i) scalars_[std::size_t(i)] = op.score.scalar(i, h);
+    prepare_shared();
+  }
+
+  // The row of this query, and of no other, is at hand until the next call.
+  void take_query(Index i) {
+    const Geometry& g = problem_.geometry;
+    const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
+    i_ = i;
+    query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column);
+    score_.query_features_of(query_.row, query_.features.data());
+  }
+
+  // The number that is normalised, for the query at hand and a key that it sees.
+  [[nodiscard]] S operator()(Index j) {
+    const KeySide& key = key_side(j);
+    PairOf<Score, S> pair;
+    pair.dot = math::dot_product(
+        source_.width, [&](Index c) { return query_.row.x(c); },
+        [&](Index c) { return key.row.x(c); });
+    pair.logit = capped(math::constant<S>(scale_) * pair.dot);
+    pair.projected = math::dot_product(
+        key.row.rank(), [&](Index c) { return query_.row.projected(c); },
+        [&](Index c) { return key.row.projected(c); });
+    pair.query = query_.features;
+    pair.key = key.features;
+    if constexpr (Score::has_table) pair.table = query_.row.table(category(key));
+    pair.query_index = math::constant<S>(i_);
+    pair.key_index = math::constant<S>(j);
+    return with_bias(score_.score(pair, scalars_), j);
+  }
+
+  // sum_c |q_c k_jc| scale, in plain numbers.
+  [[nodiscard]] double absolute_logit(Index j) {
+    const KeySide& key = key_side(j);
+    double sum = 0;
+    for (Index c = 0; c < source_.width; ++c)
+      sum += std::abs(double(math::value_of(query_.row.x(c))) * double(math::value_of(key.row.x(c))));
+    return std::abs(scale_) * sum;
+  }
+
+ private:
+  // Projection and table, which all rows of the head share.
+  void prepare_shared() {
+    if constexpr (Score::has_projection) {
+      projection_ = &score_.projection();
+      if (projection_->given()) {
+        rank_ = projection_->extent(1);
+        require(projection_->extent(0) == source_.width, "reference: the projection has ",
+                projection_->extent(0), " rows, a map is ", source_.width, " wide");
+      }
+    }
+    if constexpr (Score::has_table) {
+      table_rows_ = score_.table_size();
+      table_.assign(std::size_t(table_rows_ * source_.width), math::constant<S>(0));
+      score_.prepare_table(h_, source_.width, table_.data());
+    }
+  }
+
+  [[nodiscard]] Row<S> row_at(const S* first) const {
+    Row<S> row{first, source_.width, {}, {}};
+    const auto times = [&](const S* column, Index stride) {
+      return math::dot_product(
+          source_.width, [=](Index x) { return first[x]; },
+          [=](Index x) { return column[x * stride]; });
+    };
+    for (Index c = 0; c < rank_; ++c)
+      row.by_projection.push_back(times(projection_->data() + c, rank_));
+    for (Index m = 0; m < table_rows_; ++m)
+      row.by_table.push_back(times(table_.data() + m * source_.width, 1));
+    return row;
+  }
+
+  [[nodiscard]] const KeySide& key_side(Index j) {
+    auto& side = keys_[std::size_t(j)];
+    if (!side) {
+      const Geometry& g = problem_.geometry;
+      const Index row = (b_ * g.kv_heads + source_.kv_head) * g.len_kv + j;
+      side.emplace();
+      side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column);
+      score_.key_features_of(side->row, side->features.data());
+    }
+    return *side;
+  }
+
+  // The table row of a key: its feature 0, a whole number.
+  [[nodiscard]] Index category(const KeySide& key) const {
+    const double number = double(math::value_of(key.features[0]));
+    require(number >= 0 && number < double(table_rows_), "reference: the category of a key is ",
+            number, ", it must lie in [0, ", table_rows_, ")");
+    return Index(number);
+  }
+
+  [[nodiscard]] S capped(const S& logit) const {
+    if (mask_.soft_cap() == 0) return logit;
+    const S cap = math::constant<S>(mask_.soft_cap());
+    return cap * math::tanh(S(logit / cap));
+  }
+
+  [[nodiscard]] S with_bias(S score, Index j) const {
+    if (mask_.has_slopes()) {
+      const double distance = std::abs(double(i_ + mask_.slope_shift() - j));
+      score = score - math::constant<S>(mask_.slope(h_)) * math::constant<S>(distance);
+    }
+    if (!problem_.bias.empty())
+      return score + problem_.bias[std::size_t(
+                         broadcast_row_begin(problem_.bias_shape, b_, h_, i_) + j)];
+    if (mask_.has_bias()) return score + math::constant<S>(mask_.bias_row(b_, h_, i_)[j]);
+    return score;
+  }
+
+  const Score& score_;
+  const Problem<S>& problem_;
+  const BoundMask<double>& mask_;
+  Source source_;
+  double scale_;
+  Index b_, h_, i_ = 0;
+  ScalarsOf<Score, S> scalars_{};
+  const Param<S>* projection_ = nullptr;
+  Index rank_ = 0, table_rows_ = 0;
+  std::vector<S> table_;  // (table_rows_, width)
+  QuerySide query_;
+  std::vector<std::optional<KeySide>> keys_;
+};
+
+}  // namespace heed::inline HEED_ABI::reference
