@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What depends on the user's machine and compiler; the source tree and the installed package share it.
+# What depends on the user's machine and compiler; shared by source tree and installed package.
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_OPENMP       in: AUTO (default), ON or OFF
 #   heed::io          out, if nlohmann_json is found: heed and what <heed/io/...> needs
@@ -25,7 +25,7 @@ if(HEED_OPENMP)
   if(TARGET OpenMP::OpenMP_CXX)
     target_link_libraries(${HEED_CORE_TARGET} INTERFACE $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
   elseif(NOT HEED_OPENMP STREQUAL "AUTO")
-    set(HEED_USAGE_ERROR "heed: HEED_OPENMP is ${HEED_OPENMP}, but the compiler's OpenMP was not found")
+    set(HEED_USAGE_ERROR "heed: HEED_OPENMP is ${HEED_OPENMP}, but OpenMP was not found")
   endif()
 endif()
 

@@ -58,7 +58,7 @@ function(heed_choose_generator out)
     elseif(HEED_MAKE)
       set(arguments -G "Unix Makefiles")
     else()
-      message(FATAL_ERROR "neither ninja nor make was found. On Debian or Ubuntu this installs all:\n"
+      message(FATAL_ERROR "no ninja or make was found. On Debian or Ubuntu this installs all:\n"
                           "  ${HEED_APT_LINE}\n")
     endif()
   endif()
@@ -80,8 +80,8 @@ function(heed_configure)
   heed_choose_generator(generator)
   message(NOTICE "Configuring ${HEED_BUILD}")
   execute_process(
-    COMMAND "${CMAKE_COMMAND}" --log-level=NOTICE -S "${HEED_SOURCE}" -B "${HEED_BUILD}" ${generator}
-            -DCMAKE_BUILD_TYPE=Release -DHEED_NATIVE=ON -DHEED_SANITIZE= ${ARGN}
+    COMMAND "${CMAKE_COMMAND}" --log-level=NOTICE -S "${HEED_SOURCE}" -B "${HEED_BUILD}"
+            ${generator} -DCMAKE_BUILD_TYPE=Release -DHEED_NATIVE=ON -DHEED_SANITIZE= ${ARGN}
     RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
     message(FATAL_ERROR "configuring failed; the reason stands above")
@@ -106,8 +106,8 @@ function(heed_job_count out)
   set(${out} ${jobs} PARENT_SCOPE)
 endfunction()
 
-# Sets `out` to arguments of execute_process that give a program the terminal itself, where cmake has
-# one (Linux), for its progress; otherwise a pipe lies between.
+# Sets `out` to arguments of execute_process that give a program the terminal itself, if there is a
+# terminal (Linux), for its progress; otherwise a pipe lies between.
 function(heed_terminal out)
   set(arguments "")
   set(options OUTPUT_FILE ERROR_FILE)

@@ -29,17 +29,22 @@ inline void demand(bool condition, const char* what) {
 // Every data byte belongs to exactly one tensor, and to as many as shape and width call for.
 inline void check_spans(const Safetensors& file, std::size_t file_bytes) {
   static const std::map<std::string, unsigned> widths{
-      {"BOOL", 1}, {"U8", 1},   {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-      {"I16", 2},  {"U16", 2},  {"F16", 2}, {"BF16", 2},    {"I32", 4},
-      {"U32", 4},  {"F32", 4},  {"I64", 8}, {"U64", 8},     {"F64", 8}};
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+      {"U32", 4},  {"F32", 4}, {"I64", 8}, {"U64", 8},     {"F64", 8}};
   demand(file.tensors().size() <= 65536, "more than 65,536 tensors");
   std::vector<int> owners(file_bytes);
   std::size_t covered = 0;
   for (const auto& [name, info] : file.tensors()) {
     demand(name.size() <= 1024 && name != "__metadata__", "name");
     demand(widths.contains(info.dtype) && info.shape.size() <= 8, "dtype or rank");
-    unsigned __int128 bytes = widths.at(info.dtype);
-    for (const Index extent : info.shape) bytes *= static_cast<unsigned __int128>(extent);
+    std::size_t bytes = widths.at(info.dtype);
+    for (const Index extent : info.shape) {
+      demand(extent >= 0, "negative extent");
+      const auto factor = static_cast<std::size_t>(extent);
+      demand(bytes == 0 || factor <= SIZE_MAX / bytes, "size overflows");
+      bytes *= factor;
+    }
     demand(info.begin <= info.end && bytes == info.end - info.begin, "span and shape disagree");
     demand(file.bytes(name).size() == bytes, "bytes() and shape disagree");
     for (std::size_t i = info.begin; i < info.end; ++i) ++owners.at(i);

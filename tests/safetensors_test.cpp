@@ -41,7 +41,8 @@ Bytes text_bytes(const std::string& text) {
 // Length, header as given, then `data_bytes` zeros.
 Bytes file_of(const std::string& header, std::size_t data_bytes = 0) {
   std::string length(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xFF);
+  for (std::size_t i = 0; i < 8; ++i)
+    length[i] = static_cast<char>(header.size() >> (8 * i) & 0xFF);
   return text_bytes(length + header + std::string(data_bytes, '\0'));
 }
 
@@ -82,7 +83,8 @@ std::vector<Malformed> malformed_lengths() {
   return {
       {"size", text_bytes("1234567"), "7 bytes, fewer than the 8"},
       {"size", {}, "0 bytes, fewer than the 8"},
-      {"length", text_bytes(std::string("\x03\0\0\0\0\0\0\0{}", 10)), "length 3 is more than the 2"},
+      {"length", text_bytes(std::string("\x03\0\0\0\0\0\0\0{}", 10)),
+       "length 3 is more than the 2"},
       {"length", text_bytes(std::string(8, '\xFF') + "{}"), "length 18446744073709551615"},
       {"length", text_bytes(std::string("\x01\xE1\xF5\x05\0\0\0\0{}", 10)),
        "length 100000001 is more than the limit of 100000000"},
@@ -107,19 +109,25 @@ std::vector<Malformed> malformed_json() {
       {"JSON", file_of("{" + good + ",}", 4), "not valid UTF-8 JSON"},
       {"NUL", file_of(std::string("{}\0\0", 4)), "NUL byte at byte 2 of 4"},
       {"NUL", file_of(std::string("{}\0{\"a\":1}", 10)), "NUL byte at byte 2 of 10"},
-      {"depth", file_of("{\"a\":{\"shape\":[[1]]}}"), "'a': its shape holds an array, nested deeper"},
-      {"depth", file_of("{\"a\":{\"data_offsets\":[{}]}}"), "holds an object, nested deeper than 3"},
-      {"depth", file_of("{\"a\":" + std::string(100000, '[')), "'a' holds an array where an object"},
-      {"depth", file_of("{\"a\":{\"dtype\":{\"b\":1}}}"), "its dtype holds an object where a string"},
+      {"depth", file_of("{\"a\":{\"shape\":[[1]]}}"),
+       "'a': its shape holds an array, nested deeper"},
+      {"depth", file_of("{\"a\":{\"data_offsets\":[{}]}}"),
+       "holds an object, nested deeper than 3"},
+      {"depth", file_of("{\"a\":" + std::string(100000, '[')),
+       "'a' holds an array where an object"},
+      {"depth", file_of("{\"a\":{\"dtype\":{\"b\":1}}}"),
+       "its dtype holds an object where a string"},
       {"keys", file_of("{" + good + "," + good + "}", 4), "the key 'a' twice"},
       {"keys", file_of("{" + good + "," + entry("\\u0061", "F32", "1", "0,4") + "}", 4),
        "the key 'a' twice"},
       {"keys", file_of("{\"__metadata__\":{},\"__metadata__\":{}}"), "'__metadata__' twice"},
       {"keys", file_of("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}"), "the key 'k' twice"},
-      {"keys", file_of("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}"), "'a' has the key 'dtype' twice"},
+      {"keys", file_of("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}"),
+       "'a' has the key 'dtype' twice"},
       {"keys", file_of("{\"a\":{\"strides\":[1]}}"), "'a' has the unknown key 'strides'"},
       {"keys", file_of("{\"a\":{\"shape\":[],\"data_offsets\":[0,4]}}", 4), "'a' has no dtype"},
-      {"keys", file_of("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4), "'a' has no shape"},
+      {"keys", file_of("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4),
+       "'a' has no shape"},
       {"keys", file_of("{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4), "'a' has no data_offsets"},
   };
 }
@@ -139,7 +147,8 @@ std::vector<Malformed> malformed_values() {
       {"numbers", shape("\"1\""), "its shape holds the text '1' where unsigned"},
       {"numbers", file_of("{" + entry("a", "U8", "1", "0,1.5") + "}", 1), "its data_offsets holds"},
       {"extents", shape("1,1,1,1,1,1,1,1,1"), "'a': its shape has more than 8 extents"},
-      {"metadata", file_of("{\"__metadata__\":{\"k\":1}}"), "key 'k' holds the number 1 where a str"},
+      {"metadata", file_of("{\"__metadata__\":{\"k\":1}}"),
+       "key 'k' holds the number 1 where a str"},
       {"metadata", file_of("{\"__metadata__\":{\"k\":null}}"), "key 'k' holds null where a string"},
       {"metadata", file_of("{\"__metadata__\":{\"k\":{}}}"), "key 'k' holds an object where a str"},
       {"metadata", file_of("{\"__metadata__\":[]}"), "__metadata__ holds an array where an object"},
@@ -175,7 +184,8 @@ std::vector<Malformed> malformed_spans() {
       {"offsets", one("U8", "2", "0,2", 1), "'a' ends at byte 2 of 1 data bytes"},
       {"offsets", one("U8", "1", "18446744073709551614,18446744073709551615", 1),
        "ends at byte 18446744073709551615 of 1 data bytes"},
-      {"bytes", one("F32", "2,3", "0,20", 20), "'a' spans 20 bytes, but its shape and dtype need 24"},
+      {"bytes", one("F32", "2,3", "0,20", 20),
+       "'a' spans 20 bytes, but its shape and dtype need 24"},
       {"bytes", one("F32", "2,3", "0,28", 28), "spans 28 bytes, but its shape and dtype need 24"},
       {"bytes", one("F64", "", "0,4", 4), "spans 4 bytes, but its shape and dtype need 8"},
       {"bytes", one("F64", "0", "0,8", 8), "spans 8 bytes, but its shape and dtype need 0"},
@@ -185,8 +195,8 @@ std::vector<Malformed> malformed_spans() {
       {"tiling", two("0,4", "5,9", 9), "'b' begins at byte 5, a gap after byte 4"},
       {"tiling", two("0,4", "3,7", 7), "'b' begins at byte 3, an overlap before byte 4"},
       {"tiling", two("0,4", "0,4", 4), "begins at byte 0, an overlap before byte 4"},
-      {"tiling", file_of("{" + entry("a", "U8", "4", "0,4") + "," + entry("b", "U8", "0", "2,2") + "}",
-                         4),
+      {"tiling",
+       file_of("{" + entry("a", "U8", "4", "0,4") + "," + entry("b", "U8", "0", "2,2") + "}", 4),
        "'b' begins at byte 2, an overlap before byte 4"},
   };
 }
@@ -290,12 +300,13 @@ TEST_CASE("files at the edge of each rule are taken") {
   const std::string name(1024, 'n');
   CHECK(Safetensors::parse(file_of("{" + entry(name, "U8", "0", "0,0") + "}")).contains(name));
   CHECK(Safetensors::parse(file_of(many_tensors(65536))).tensors().size() == 65536);
-  const auto ranks = Safetensors::parse(
-      file_of("{" + entry("a", "U8", "1,1,1,1,1,1,1,2", "0,2") + "}", 2));
+  const auto ranks =
+      Safetensors::parse(file_of("{" + entry("a", "U8", "1,1,1,1,1,1,1,2", "0,2") + "}", 2));
   CHECK(ranks.info("a").shape == std::vector<Index>{1, 1, 1, 1, 1, 1, 1, 2});
-  const auto empty = Safetensors::parse(
-      file_of("{" + entry("a", "U8", "4", "0,4") + "," + entry("b", "F64", "0,9223372036854775", "4,4") +
-              "," + entry("c", "F64", "3,0", "0,0") + "}", 4));
+  const auto empty = Safetensors::parse(file_of("{" + entry("a", "U8", "4", "0,4") + "," +
+                                                    entry("b", "F64", "0,9223372036854775", "4,4") +
+                                                    "," + entry("c", "F64", "3,0", "0,0") + "}",
+                                                4));
   CHECK(empty.values<double>("b").empty());
   CHECK(empty.view<double>("c").empty());
   CHECK(Safetensors::parse(file_of("{" + entry("", "U8", "", "0,1") + "}", 1)).contains(""));
@@ -303,9 +314,9 @@ TEST_CASE("files at the edge of each rule are taken") {
 
 TEST_CASE("every dtype has its width") {
   const std::vector<std::pair<std::string, std::size_t>> widths{
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E4M3", 1}, {"F8_E5M2", 1},
-      {"I16", 2},  {"U16", 2}, {"F16", 2},  {"BF16", 2},    {"I32", 4},
-      {"U32", 4},  {"F32", 4}, {"I64", 8},  {"U64", 8},     {"F64", 8}};
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+      {"U32", 4},  {"F32", 4}, {"I64", 8}, {"U64", 8},     {"F64", 8}};
   for (const auto& [dtype, width] : widths) {
     INFO(dtype);
     const std::size_t bytes = 3 * width;
@@ -348,10 +359,11 @@ TEST_CASE("the written bytes are those of the format") {
   writer.add("a", {2}, std::vector<std::uint8_t>{7, 9});
   writer.set_metadata("k", "v");
   const std::string json =
-      "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[4,6]},"
+      "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[4,6]"
+      "},"
       "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
-  REQUIRE(json.size() == 127);
-  CHECK(writer.bytes() == text_bytes(std::string("\x80\0\0\0\0\0\0\0", 8) + json + " " +
+  REQUIRE(json.size() == 131);
+  CHECK(writer.bytes() == text_bytes(std::string("\x88\0\0\0\0\0\0\0", 8) + json + "     " +
                                      std::string("\0\0\x80\x3F\x07\x09", 6)));
 }
 
@@ -370,7 +382,8 @@ TEST_CASE("the written bytes do not depend on the order of the calls, and all da
   other.set_metadata("a", "1");
   CHECK(one.bytes() == other.bytes());
   const auto file = Safetensors::parse(mixed_writer().bytes());
-  for (const auto& [name, info] : file.tensors()) CHECK(info.begin % heed::io::dtype_width(info.dtype) == 0);
+  for (const auto& [name, info] : file.tensors())
+    CHECK(info.begin % heed::io::dtype_width(info.dtype) == 0);
   for (std::size_t extra = 0; extra < 9; ++extra) {
     SafetensorsWriter padded;
     padded.add(std::string(extra, 'x'), {1}, std::vector<double>{3.0});
@@ -400,12 +413,14 @@ TEST_CASE("numbers are converted exactly or refused with their place") {
   const auto text = [&](auto type, const char* name) {
     return message_of<std::runtime_error>([&] { (void)file.values<decltype(type)>(name); });
   };
-  CHECK(text(0.0F, "tenth") == "safetensors: tensor 'tenth' has 0.10000000000000001 at element 1, "
-                               "which F32 does not hold exactly");
-  CHECK(text(0.0F, "huge").find("1e+39") != std::string::npos);
+  CHECK(text(0.0F, "tenth") ==
+        "safetensors: tensor 'tenth' has 0.10000000000000001 at element 1, "
+        "which F32 does not hold exactly");
+  CHECK(text(0.0F, "huge").find("9.9999999999999994e+38") != std::string::npos);
   CHECK(text(0.0F, "huge").find("F32 does not") != std::string::npos);
   CHECK(text(0.0F, "odd").find("16777217 at element 0, which F32") != std::string::npos);
-  CHECK(text(0.0, "limit").find("9223372036854775807 at element 0, which F64") != std::string::npos);
+  CHECK(text(0.0, "limit").find("9223372036854775807 at element 0, which F64") !=
+        std::string::npos);
   CHECK(text(0L, "power").find("which I64 does not hold") != std::string::npos);
   CHECK(text(0L, "special").find("-inf at element 0") != std::string::npos);
   CHECK(text(0L, "tenth").find("element 1, which I64") != std::string::npos);
@@ -413,13 +428,34 @@ TEST_CASE("numbers are converted exactly or refused with their place") {
   CHECK(text(true, "whole").find("-2 at element 0, which BOOL") != std::string::npos);
 }
 
+TEST_CASE("the ends of an integer type are inside it, the next numbers are not") {
+  SafetensorsWriter writer;
+  writer.add("ends", {2}, std::vector<double>{-128, 127});
+  writer.add("below", {1}, std::vector<double>{-129});
+  writer.add("above", {1}, std::vector<double>{128});
+  writer.add("zero", {1}, std::vector<float>{0});
+  writer.add("lowest", {1}, std::vector<double>{-9223372036854775808.0});
+  writer.add("all_ones", {1},
+             std::vector<std::uint64_t>{std::numeric_limits<std::uint64_t>::max()});
+  const auto file = Safetensors::parse(writer.bytes());
+  CHECK(file.values<std::int8_t>("ends") == std::vector<std::int8_t>{-128, 127});
+  CHECK(file.values<std::uint32_t>("zero") == std::vector<std::uint32_t>{0});
+  CHECK(file.values<std::int64_t>("lowest")[0] == std::numeric_limits<std::int64_t>::min());
+  CHECK_THROWS_AS(file.values<std::int8_t>("below"), std::runtime_error);
+  CHECK_THROWS_AS(file.values<std::int8_t>("above"), std::runtime_error);
+  CHECK_THROWS_AS(file.values<std::uint64_t>("lowest"), std::runtime_error);
+  CHECK_THROWS_AS(file.values<double>("all_ones"), std::runtime_error);
+  CHECK_THROWS_AS(file.values<std::int64_t>("all_ones"), std::runtime_error);
+}
+
 TEST_CASE("a BOOL byte other than 0 and 1 is refused") {
   Bytes bytes = file_of("{" + entry("a", "BOOL", "2", "0,2") + "}", 2);
   bytes.end()[-2] = std::byte{1};
   CHECK(Safetensors::parse(bytes).values<int>("a") == std::vector<int>{1, 0});
   bytes.back() = std::byte{2};
-  CHECK(message_of<std::runtime_error>([&] { (void)Safetensors::parse(bytes).values<bool>("a"); }) ==
-        "safetensors: tensor 'a' is BOOL, but has 2 at element 1");
+  CHECK(message_of<std::runtime_error>([&] {
+          (void)Safetensors::parse(bytes).values<bool>("a");
+        }) == "safetensors: tensor 'a' is BOOL, but has 2 at element 1");
 }
 
 TEST_CASE("a wrong name or type is the caller's error") {
@@ -458,18 +494,19 @@ TEST_CASE("the writer refuses what the reader would refuse") {
     return message_of<std::invalid_argument>([&] { writer.add(name, shape, six); });
   };
   CHECK(text("a", {6}) == "safetensors: tensor 'a' was added before");
-  CHECK(text("b", {7}) ==
-        "safetensors: tensor 'b' has 6 values (24 bytes), its shape holds 7");
+  CHECK(text("b", {7}) == "safetensors: tensor 'b' has 6 values (24 bytes), its shape holds 7");
   CHECK(text("b", {-2, -3}).find("negative extent") != std::string::npos);
   CHECK(text("b", {Index{1} << 62}).find("overflows") != std::string::npos);
   CHECK(text("b", {1, 1, 1, 1, 1, 1, 1, 1, 6}).find("9 extents, more than 8") != std::string::npos);
   CHECK(text("__metadata__", {6}).find("reserved") != std::string::npos);
   CHECK(text(std::string(1025, 'n'), {6}).find("1025 bytes, more than 1024") != std::string::npos);
   CHECK(text("\xFF", {6}).find("not valid UTF-8") != std::string::npos);
-  CHECK(message_of<std::invalid_argument>([&] { writer.set_metadata("k", "\xC3"); })
-            .find("not valid UTF-8") != std::string::npos);
-  CHECK(message_of<std::invalid_argument>([&] { writer.add_bytes("b", "F31", {0}, {}); })
-            .find("unknown dtype 'F31'") != std::string::npos);
+  CHECK(message_of<std::invalid_argument>([&] {
+          writer.set_metadata("k", "\xC3");
+        }).find("not valid UTF-8") != std::string::npos);
+  CHECK(message_of<std::invalid_argument>([&] {
+          writer.add_bytes("b", "F31", {0}, {});
+        }).find("unknown dtype 'F31'") != std::string::npos);
   CHECK(writer.bytes() == before);
 }
 
@@ -522,14 +559,16 @@ TEST_CASE("a save to a place that cannot take it says so and changes nothing") {
   const fs::path file = folder.path / "m.safetensors";
   write_version(file, 1, 10);
   CHECK(write_failure(folder.path / "none" / "m") ==
-        (folder.path / "none" / "m").string() + ": cannot open its folder (No such file or directory)");
+        (folder.path / "none" / "m").string() +
+            ": cannot open its folder (No such file or directory)");
   CHECK(write_failure(file / "m").find("cannot open its folder (Not a directory)") !=
         std::string::npos);
   CHECK(write_failure(folder.path) == folder.path.string() + ": exists and is not a regular file");
   CHECK(write_failure(folder.path / std::string(300, 'n')).find("(File name too long)") !=
         std::string::npos);
-  CHECK(message_of<std::invalid_argument>([&] { write_version(folder.path / "", 2, 10); })
-            .find("names no file") != std::string::npos);
+  CHECK(message_of<std::invalid_argument>([&] {
+          write_version(folder.path / "", 2, 10);
+        }).find("names no file") != std::string::npos);
   CHECK(version_of(file, 10) == 1);
   CHECK(folder.files() == 1);
 }
@@ -570,7 +609,7 @@ TEST_CASE("a write that fails halfway leaves the old file and no temporary one")
   const fs::path path = folder.path / "m.safetensors";
   write_version(path, 1, 10);
   CHECK(holds_in_child([&] {
-    const struct rlimit limit {4096, 4096};  // bytes of any file
+    const struct rlimit limit { 4096, 4096 };  // bytes of any file
     std::signal(SIGXFSZ, SIG_IGN);
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
     return message_of<std::runtime_error>([&] { write_version(path, 2, 10000); }) ==
@@ -619,7 +658,7 @@ TEST_CASE("a writer killed at any moment leaves the old file or the new one") {
     ::close(ends[1]);
     char answer = 0;
     if (wait_for_first) CHECK(::read(ends[0], &answer, 1) == 1);
-    ::usleep(random() % 5000);
+    ::usleep(static_cast<useconds_t>(random() % 5000));
     CHECK(::kill(pid, SIGKILL) == 0);
     int status = 0;
     CHECK(::waitpid(pid, &status, 0) == pid);

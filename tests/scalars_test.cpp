@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <heed/check/dual.hpp>
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/check/tape.hpp>
 #include <heed/simd/exp.hpp>
 

@@ -19,7 +19,7 @@
 // Cost: one evaluation per entry checked (central differences: two); tape_gradient: one in all.
 
 #include <heed/check/dual.hpp>
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/check/tape.hpp>
 #include <heed/core/error.hpp>
 

@@ -70,8 +70,7 @@ class File {
 
   void write_all(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const ssize_t put =
-          ::write(descriptor_, bytes.data(), std::min(bytes.size(), largest_step));
+      const ssize_t put = ::write(descriptor_, bytes.data(), std::min(bytes.size(), largest_step));
       if (put < 0 && errno != EINTR) fail_file(reported_, "cannot write the file", errno);
       if (put > 0) bytes = bytes.subspan(static_cast<std::size_t>(put));
     }
@@ -108,9 +107,8 @@ class File {
   std::vector<std::byte> bytes(static_cast<std::size_t>(status.st_size));
   const std::size_t done = file.read_all(bytes);
   if (done != bytes.size())
-    throw std::runtime_error(path.string() + ": shrank while it was read, " +
-                             std::to_string(done) + " of " + std::to_string(bytes.size()) +
-                             " bytes are left");
+    throw std::runtime_error(path.string() + ": shrank while it was read, " + std::to_string(done) +
+                             " of " + std::to_string(bytes.size()) + " bytes are left");
   return bytes;
 }
 

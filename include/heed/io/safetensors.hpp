@@ -60,9 +60,8 @@ class Safetensors {
   }
 
   // The elements where they lie, valid as long as this object lives. The dtype must be that of T
-  // and the first byte aligned for it. No bool: a stored byte may be neither 0 nor 1.
-  template <Element T>
-    requires(!std::same_as<T, bool>)
+  // and the first byte aligned for it.
+  template <Viewable T>
   [[nodiscard]] std::span<const T> view(const std::string& name) const {
     const TensorInfo& tensor = info(name);
     require(tensor.dtype == dtype_of<T>(), source_, ": tensor ", in_quotes(name), " is ",

@@ -153,8 +153,10 @@ class SafetensorsHeader {
   [[noreturn]] void wrong(const std::string& what) const {
     const bool text = place_ == Place::metadata || (place_ == Place::tensor && field_ == "dtype");
     const bool object = place_ == Place::root || place_ == Place::outside;
-    const char* wanted = text ? "a string" : object ? "an object"
-                         : place_ == Place::tensor ? "an array" : "unsigned 64-bit numbers";
+    const char* wanted = text                      ? "a string"
+                         : object                  ? "an object"
+                         : place_ == Place::tensor ? "an array"
+                                                   : "unsigned 64-bit numbers";
     refuse(source_, here(), " holds ", what, " where ", wanted, " belongs");
   }
 

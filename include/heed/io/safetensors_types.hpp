@@ -13,6 +13,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -39,13 +40,13 @@ inline constexpr std::size_t extents = 8;
 
 // Bytes per element; 0 for a dtype that the format does not know.
 [[nodiscard]] inline std::size_t dtype_width(std::string_view dtype) {
-  using Row = std::pair<std::string_view, std::size_t>;
-  static constexpr std::array<Row, 15> rows{
-      {{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I16", 2},
-       {"U16", 2}, {"F16", 2}, {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},
-       {"I64", 8}, {"U64", 8}, {"F64", 8}}};
-  for (const auto& [name, width] : rows)
-    if (name == dtype) return width;
+  const auto is_one_of = [dtype](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), dtype) != names.end();
+  };
+  if (is_one_of({"F64", "I64", "U64"})) return 8;
+  if (is_one_of({"F32", "I32", "U32"})) return 4;
+  if (is_one_of({"F16", "BF16", "I16", "U16"})) return 2;
+  if (is_one_of({"BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"})) return 1;
   return 0;
 }
 
@@ -93,14 +94,21 @@ template <class T>
 concept Element = AnyOf<T, bool, float, double, signed char, short, int, long, long long,
                         unsigned char, unsigned short, unsigned, unsigned long, unsigned long long>;
 
+// Element types whose every bit pattern is a value; a stored BOOL byte may be neither 0 nor 1.
+template <class T>
+concept Viewable = Element<T> && !std::same_as<T, bool>;
+
 template <Element T>
 [[nodiscard]] constexpr std::string_view dtype_of() {
   constexpr std::array<std::string_view, 4> of_signed{"I8", "I16", "I32", "I64"};
   constexpr std::array<std::string_view, 4> of_unsigned{"U8", "U16", "U32", "U64"};
   constexpr auto log2_size = static_cast<std::size_t>(std::bit_width(sizeof(T)) - 1);
-  if constexpr (std::same_as<T, bool>) return "BOOL";
-  else if constexpr (std::floating_point<T>) return sizeof(T) == 4 ? "F32" : "F64";
-  else return std::signed_integral<T> ? of_signed[log2_size] : of_unsigned[log2_size];
+  if constexpr (std::same_as<T, bool>)
+    return "BOOL";
+  else if constexpr (std::floating_point<T>)
+    return sizeof(T) == 4 ? "F32" : "F64";
+  else
+    return std::signed_integral<T> ? of_signed[log2_size] : of_unsigned[log2_size];
 }
 
 // Whether To holds the number `from` without any rounding; NaN and infinity pass between floats.
@@ -115,8 +123,8 @@ template <Element To, Element From>
     return std::in_range<To>(from);
   } else if constexpr (std::integral<To>) {
     // -2^k and 2^k are exact in From; the largest integer, 2^k - 1, need not be.
-    return from >= static_cast<From>(Limits::min()) &&
-           from < std::ldexp(From{1}, Limits::digits) && from == std::trunc(from);
+    return from >= static_cast<From>(Limits::min()) && from < std::ldexp(From{1}, Limits::digits) &&
+           from == std::trunc(from);
   } else if constexpr (std::integral<From>) {
     const To rounded = static_cast<To>(from);
     return fits_exactly<From>(rounded) && static_cast<From>(rounded) == from;

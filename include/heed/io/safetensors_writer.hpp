@@ -38,7 +38,7 @@ class SafetensorsWriter {
 
   // As many values as the shape holds; an empty shape is a scalar. A name can be added once.
   template <std::ranges::contiguous_range Values>
-    requires Element<std::ranges::range_value_t<Values>>
+  requires Element<std::ranges::range_value_t<Values>>
   void add(const std::string& name, const std::vector<Index>& shape, const Values& values) {
     const std::span all(std::ranges::data(values), std::ranges::size(values));
     add_bytes(name, std::string(dtype_of<std::ranges::range_value_t<Values>>()), shape,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention with differentiable adaptive resonance: pairs whose cosine exceeds a vigilance score more.
+// Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a
+// vigilance threshold.
 //
 //   x_ij = q_i . k_j                       n_i = 1/(|q_i| + eps),  m_j = 1/(|k_j| + eps)
 //   c_ij = x_ij n_i m_j                    low rank: q P and k P in place of q and k, here only
@@ -11,18 +12,18 @@
 //
 // Derivatives, with G = dL/dscore and e = G L dr/dc:
 //
-//   dlogit = G          dx = e n m         dn = e x m,  dm = e x n         dn/dq = -n^2 q/|q|
-//   dlambda = G r (adaptive: times w/(1+w))   drho, dalpha, dbeta = G L dr/d(rho, alpha, beta)
-//   adaptive: dw = G lambda r / (1 + w)^2
+//   dlogit = G,   dx = e n m,   dn = e x m,   dm = e x n,   dn/dq = -n^2 q/|q|
+//   dlambda = G r,   drho, dalpha, dbeta = G L dr/d(rho, alpha, beta)
+//   adaptive: dlambda = G r w/(1 + w),   dw = G lambda r / (1 + w)^2
 //
-// Symbols   strength lambda, vigilance rho, sharpness alpha > 0, feedback beta: one value or one per
-//           head, learnable. basis = P (dim_qk, rank): orthonormal columns, fixed. d = dim_qk.
-// Bounds    |score - logit| <= |lambda|; equal when lambda = 0, while dlambda is still exact. c does not
-//           change when q or k is scaled (up to eps) or both are rotated. Norms of any finite row are
-//           exact to rounding: their squares neither overflow nor vanish.
-// Zeros     x/(|x| + eps) has the derivative I/eps at x = 0, so gradients of a zero row reach 1/eps:
-//           ZeroNorm::regularised, what automatic differentiation gives. ZeroNorm::safe takes the
-//           cosine of a zero row for the constant 0, gradient 0.
+// Symbols   strength lambda, vigilance rho, sharpness alpha > 0, feedback beta: one value, or one
+//           per head; learnable. basis = P (dim_qk, rank): orthonormal columns, fixed. d = dim_qk.
+// Bounds    |score - logit| <= |lambda|; equal when lambda = 0 (a logit -0 may become +0), while
+//           dlambda is still exact. c does not change when q or k is scaled (up to eps), or when
+//           both are rotated. Finite rows of any size have a finite score if their logit is finite.
+// Zeros     x/(|x| + eps) has the derivative I/eps at x = 0: gradients of a zero row reach 1/eps.
+//           That is ZeroNorm::regularised, and what automatic differentiation gives.
+//           ZeroNorm::safe takes the cosine of a zero row for the constant 0, gradient 0.
 // Ranges    that serve: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
 //           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2 to 7 and 11. Differs in
@@ -30,6 +31,7 @@
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
 #include <heed/ops/dar_gate.hpp>
+#include <heed/ops/row_norm.hpp>
 #include <heed/plug/attention.hpp>
 
 #include <cmath>
@@ -53,8 +55,8 @@ struct DarScore : DarOptions {
   using Options = DarOptions;
   static constexpr bool plain = false, has_projection = true, has_table = false;
   static constexpr int scalars = 4;  // lambda, rho, alpha, beta
-  // 0: inverse norm n of the row that enters the cosine; 1: norm of the full row (query: over d), only
-  // if adaptive.
+  // 0: inverse norm of the row that enters the cosine (n, m). 1: norm of the full row if adaptive,
+  // for queries divided by d; else 0.
   static constexpr int query_features = 2, key_features = 2;
   template <class U>
   using rebind = DarScore<U>;
@@ -82,9 +84,10 @@ struct DarScore : DarOptions {
 
   [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
 
-  // Largest |dr_{t+1}/dr_t| over all heads: below 1 the unrolled gate converges, and `converged` may
-  // be asked for.
+  // Bound of |dr_{t+1}/dr_t|, the largest of all heads: below 1 the unrolled gate converges, and
+  // `converged` may be asked for.
   [[nodiscard]] double contraction() const {
+    if (!sharpness.given() || !feedback.given()) return 0.0;
     const Index heads = std::max(sharpness.size(), feedback.size());
     double largest = 0.0;
     for (Index h = 0; h < heads; ++h)
@@ -211,3 +214,95 @@ struct DarScore : DarOptions {
     d.query[0] = em * x;
     d.key[0] = en * x;
   }
+
+  // w; no more than a number whose square is finite, where w/(1 + w) is 1 already.
+  template <class S>
+  [[nodiscard]] S weight(const PairType<S>& pair) const {
+    const S w = pair.query[1] * pair.key[1];
+    const auto value = math::value_of(w);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    const auto large = value > math::constant<Value>(kLargestWeight);
+    return math::select(large, math::constant<S>(kLargestWeight), w);
+  }
+  static constexpr double kLargestWeight = 1e18;
+
+  // With gr = G r: returns L, sets the gradients of the norms, adds to that of lambda.
+  template <class S>
+  [[nodiscard]] S adaptive_vjp(const PairType<S>& pair, const S& gr, const S& lambda,
+                               PairType<S>& d, S& dlambda) const {
+    const S w = weight(pair), inverse = math::constant<S>(1) / (math::constant<S>(1) + w);
+    const S share = w * inverse, dw = gr * lambda * inverse * inverse;
+    dlambda += gr * share;
+    d.query[1] = dw * pair.key[1];
+    d.key[1] = dw * pair.query[1];
+    return lambda * share;
+  }
+
+  template <class Row, class S>
+  void features_of(const Row& row, double factor, S* f) const {
+    const S angle_norm = basis.given() ? projected_norm<S>(row) : full_norm<S>(row);
+    const S inverse = math::constant<S>(1) / (angle_norm + math::constant<S>(eps));
+    f[0] = zero_norm == ZeroNorm::regularised ? inverse : zero_where_zero(angle_norm, inverse);
+    f[1] = math::constant<S>(0);
+    if (adaptive)
+      f[1] = (basis.given() ? full_norm<S>(row) : angle_norm) * math::constant<S>(factor);
+  }
+
+  // d|x| = x/|x| dx, 0 at a zero row.
+  template <class Row, class S, class Add>
+  void features_vjp(const Row& row, double factor, const S* f, const S* df, const Add& add) const {
+    const S angle_norm = basis.given() ? projected_norm<S>(row) : full_norm<S>(row);
+    const S dangle_norm = -(df[0] * f[0] * f[0]);
+    const S dnorm = adaptive ? S(df[1] * math::constant<S>(factor)) : math::constant<S>(0);
+    if (!basis.given()) {
+      const S along = over_norm(S(dangle_norm + dnorm), angle_norm);
+      for (Index c = 0; c < row.dim(); ++c) add.add_x(c, along * row.x(c));
+      return;
+    }
+    const S along = over_norm(dangle_norm, angle_norm);
+    for (Index c = 0; c < row.rank(); ++c) add.add_projected(c, along * row.projected(c));
+    if (!adaptive) return;
+    const S full = over_norm(dnorm, full_norm<S>(row));
+    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, full * row.x(c));
+  }
+
+  template <class S, class Row>
+  [[nodiscard]] static S full_norm(const Row& row) {
+    return row_norm<S>(row.dim(), [&](Index c) { return row.x(c); });
+  }
+  template <class S, class Row>
+  [[nodiscard]] static S projected_norm(const Row& row) {
+    return row_norm<S>(row.rank(), [&](Index c) { return row.projected(c); });
+  }
+
+  template <class S>
+  [[nodiscard]] static S zero_where_zero(const S& norm, const S& a) {
+    const S zero = math::constant<S>(0);
+    return math::select(math::value_of(norm) == math::value_of(zero), zero, a);
+  }
+
+  void validate_basis(const Geometry& g, const char* where) const {
+    if (!basis.given()) return;
+    require(basis.shape().size() == 2 && basis.extent(0) == g.dim_qk &&
+                basis.extent(1) <= g.dim_qk,
+            where, ": projection has ", basis.shape().size(), " axes and ", basis.size(),
+            " values, it must have the shape (dim_qk, rank) with dim_qk ", g.dim_qk,
+            " and rank at most that");
+    const Index dim = basis.extent(0), rank = basis.extent(1);
+    for (Index a = 0; a < rank; ++a)
+      for (Index b = 0; b <= a; ++b) {
+        double product = 0.0;
+        for (Index x = 0; x < dim; ++x)
+          product += plain_value(basis[x * rank + a]) * plain_value(basis[x * rank + b]);
+        require(std::abs(product - (a == b ? 1.0 : 0.0)) < kOrthonormal, where,
+                ": columns ", b, " and ", a, " of projection have the dot product ", product,
+                ", they must be orthonormal");
+      }
+  }
+  static constexpr double kOrthonormal = 1e-3;  // room for a basis that was rounded to 16 bits
+};
+
+template <class T>
+using Dar = Attention<T, DarScore<T>, Softmax<T>, Identity<T>>;
+
+}  // namespace heed::inline HEED_ABI

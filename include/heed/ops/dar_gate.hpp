@@ -6,10 +6,10 @@
 //   c' = c, or (c + 1)/2 for the centred gate
 //   r_0 = 0,   r_{t+1} = g(y_t),   y_t = c' + beta r_t - rho
 //
-//   gate               g(y)                              dg/d(alpha y) = s       slope bound of g in beta r
-//   logistic, centred  1/(1 + exp(-alpha y))             g (1 - g)               |alpha beta| / 4
-//   tanh               (1 + tanh(alpha y))/2             2 g (1 - g)             |alpha beta| / 2
-//   piecewise_linear   clip(alpha y + 1/2, 0, 1)         1 on [0, 1], else 0     |alpha beta|
+//   gate               g(y)                         s = dg/d(alpha y)      slope bound, |dg/dr_t|
+//   logistic, centred  1/(1 + exp(-alpha y))        g (1 - g)              |alpha beta| / 4
+//   tanh               (1 + tanh(alpha y))/2        2 g (1 - g)            |alpha beta| / 2
+//   piecewise_linear   clip(alpha y + 1/2, 0, 1)    1 on [0, 1], else 0    |alpha beta|
 //
 // Derivatives of the unrolled gate are carried forward beside r, nothing is stored:
 //
@@ -21,8 +21,8 @@
 //
 //   (dr/dc', dr/dalpha, dr/dbeta) = (alpha, y, alpha r) s / (1 - alpha beta s)
 //
-// Bounds    r in [0, 1]. Below slope bound 1 the fixed point is unique, the unrolled gate tends to it
-//           and 1 - alpha beta s > 0; from 1 on the converged gate is not defined.
+// Bounds    r in [0, 1]. Below slope bound 1 the fixed point is unique, the unrolled gate tends to
+//           it, and 1 - alpha beta s > 0; the converged gate is for that case only.
 // Accuracy  converged: a few ulp, divided by 1 - alpha beta s.
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2, 4, 5 and 11. Differs in
 //           naming gamma of the piecewise-linear gate alpha; the converged gate is ours.
@@ -150,11 +150,12 @@ struct ResonanceGate {
     return r + (g.value - r) / (math::constant<S>(1) - p.sharpness * p.feedback * g.slope);
   }
 
-  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane that
-  // has arrived stays as it is, so that its bits do not depend on how long the others take.
+  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane
+  // that has arrived stays as it is: its bits do not depend on how long the others take.
   template <class V>
   [[nodiscard]] V newton(const V& x, const GateScalars<V>& p) const {
-    const V zero = math::constant<V>(0), one = math::constant<V>(1), half = math::constant<V>(0.5);
+    const V zero = math::constant<V>(0), one = math::constant<V>(1);
+    const V half = math::constant<V>(0.5);
     const V close = math::constant<V>(kClose<V>), total = p.sharpness * p.feedback;
     V low = zero, high = one, r = half;
     auto moving = r > low;  // every lane

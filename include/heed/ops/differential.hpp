@@ -19,7 +19,8 @@
 //          and gradients 0 and lse -infinity; a hidden pair has weight and gradient 0 whatever dL/dW holds
 //          there; lambda = 0 gives the plain softmax of map 1, bit for bit the same for any finite map 2;
 //          a visible NaN in either map makes the row NaN and no other
-// Accuracy weights within (4 + 1.5 max|S|) eps; sums in blocks of 64 terms, so that long rows lose no digits
+// Accuracy each weight within (8 + 1.2 D) eps (P1 + |lambda| P2), D the spread of the row's scores; sums in
+//          blocks of 64 terms, so that long rows lose no digits
 // Source   seed note 001; Ye et al., Differential Transformer (arXiv 2410.05258), eq. 1 to 3;
 //          Differential Transformer V2. differs in: the seed's listing ignores its mask, here it applies
 //          to both maps
@@ -57,36 +58,39 @@ struct Difference : Lambda {
 
   void forward(const RowBlock<T>& block) const {
     const auto& [scores1, scores2] = block.scores;
-    P lambda = this->lambda_of(block.head, P(T(0)));
+    P factor = this->lambda_of(block.head, P(T(0)));  // lambda
     for (int v = 0; v < block.vectors; ++v) {
-      lambda = lane_lambda(block, v, lambda);
+      factor = lane_lambda(block, v, factor);
       const P sum1 = exponentiate(scores1, block.score_max[0], v);
       const P sum2 = exponentiate(scores2, block.score_max[1], v);
       store_lse(block, 0, v, sum1);
       store_lse(block, 1, v, sum2);
-      const P factor1 = inverse(sum1), factor2 = lambda * inverse(sum2);
-      for (Index j = 0; j < scores1.rows; ++j)
-        scores1.store(j, v, weight(scores1.load(j, v), factor1) -
-                                weight(scores2.load(j, v), factor2));
+      const P inverse1 = inverse(sum1), factor2 = -factor * inverse(sum2);
+      for (Index j = 0; j < scores1.rows; ++j) {
+        const P e1 = scores1.load(j, v), e2 = scores2.load(j, v);
+        const P p1 = unless(e1 == P(T(0)), e1 * inverse1);  // a hidden pair in a row of NaN stays 0
+        scores1.store(j, v, select(e2 == P(T(0)), p1, mul_add(e2, factor2, p1)));
+      }
     }
   }
 
   void vjp(const RowBlock<T>& block, Difference& grad) const {
     const auto& [dscores1, dscores2] = block.dscores;
-    P lambda = this->lambda_of(block.head, P(T(0)));
+    P factor = this->lambda_of(block.head, P(T(0)));
     double dlambda = 0.0;
     for (int v = 0; v < block.vectors; ++v) {
-      lambda = lane_lambda(block, v, lambda);
+      factor = lane_lambda(block, v, factor);
       const RowSums map1 = exponentiate_with(block, 0, v), map2 = exponentiate_with(block, 1, v);
       const P inverse1 = inverse(map1.sum), inverse2 = inverse(map2.sum);
-      const P factor2 = -lambda * inverse2;
+      const P factor2 = -factor * inverse2;
       const P r1 = map1.product * inverse1, r2 = map2.product * inverse2;
       for (Index j = 0; j < dscores1.rows; ++j) {
         const P x = block.dweights.load(j, v);
         const P e1 = dscores1.load(j, v), e2 = dscores2.load(j, v);
-        const P p1 = weight(e1, inverse1), p2 = weight(e2, factor2);  // P1 and -lambda P2
-        dscores1.store(j, v, unless_hidden(e1, p1 * (x - r1)));
-        dscores2.store(j, v, unless_hidden(e2, p2 * (x - r2)));
+        const auto hidden1 = e1 < P(T(0)), hidden2 = e2 < P(T(0));
+        const P p1 = unless(hidden1, e1 * inverse1), p2 = unless(hidden2, e2 * factor2);
+        dscores1.store(j, v, unless(hidden1, p1 * (x - r1)));
+        dscores2.store(j, v, unless(hidden2, p2 * (x - r2)));  // p2 = -lambda P2
         block.weights.store(j, v, p1 + p2);
       }
       if constexpr (Lambda::uses_extra)
@@ -103,8 +107,8 @@ struct Difference : Lambda {
                                          const S& extra) const {
     std::vector<S> weights = long_hand_softmax(rows[0]);
     const std::vector<S> second = long_hand_softmax(rows[1]);
-    const S lambda = this->lambda_of(h, extra);
-    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - lambda * second[j];
+    const S factor = this->lambda_of(h, extra);
+    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - factor * second[j];
     return weights;
   }
 
@@ -113,13 +117,13 @@ struct Difference : Lambda {
     P sum, product;  // of exp(s - max), and of exp(s - max) X
   };
   static constexpr Index kBlock = 64;
-  static constexpr T kHidden = T(-1);  // stands among the exponentials, which are not negative
+  static constexpr int kHidden = -1;  // stands among the exponentials, which are not negative
 
-  [[nodiscard]] P lane_lambda(const RowBlock<T>& block, int v, P lambda) const {
+  [[nodiscard]] P lane_lambda(const RowBlock<T>& block, int v, P head_lambda) const {
     if constexpr (Lambda::uses_extra)
       return this->lambda_of(block.head, P::load(block.extra + v * kLanes<T>));
     else
-      return lambda;
+      return head_lambda;
   }
 
   // What the exponent subtracts: 0 where no key is seen.
@@ -130,27 +134,22 @@ struct Difference : Lambda {
   [[nodiscard]] static P exponential(P score, P base) {
     return exp2_weight((score - base) * T(kLog2e));
   }
-  [[nodiscard]] static P marked(P score, P exponential) {
-    return select(score == P(-kInfinity<T>), P(kHidden), exponential);
-  }
-  [[nodiscard]] static P unless_hidden(P marked, P x) {
-    return select(marked < P(T(0)), P(T(0)), x);
-  }
-  [[nodiscard]] static P weight(P marked, P factor) {
-    return unless_hidden(marked, marked * factor);
+  template <class Mask>
+  [[nodiscard]] static P unless(Mask hidden, P x) {
+    return select(hidden, P(T(0)), x);
   }
   // 0 for a row that sees no key; NaN stays NaN.
   [[nodiscard]] static P inverse(P sum) { return select(sum == P(T(0)), P(T(0)), T(1) / sum); }
 
-  // Scores of vector v become marked exponentials; returns their sum.
+  // Scores of vector v become exponentials, 0 where hidden; returns their sum.
   [[nodiscard]] static P exponentiate(const LaneTile<T>& scores, const T* score_max, int v) {
     const P top = base(score_max, v);
     P sum = T(0);
     for (Index first = 0; first < scores.rows; first += kBlock) {
       P part = T(0);
       for (Index j = first; j < std::min(first + kBlock, scores.rows); ++j) {
-        const P score = scores.load(j, v), e = exponential(score, top);
-        scores.store(j, v, marked(score, e));
+        const P e = exponential(scores.load(j, v), top);
+        scores.store(j, v, e);
         part += e;
       }
       sum += part;
@@ -158,7 +157,7 @@ struct Difference : Lambda {
     return sum;
   }
 
-  // The same from scores[map] into dscores[map], along with the sum that X = dweights enters.
+  // The same from scores[map] into dscores[map], kHidden where hidden, with the sum of X = dweights.
   [[nodiscard]] static RowSums exponentiate_with(const RowBlock<T>& block, std::size_t map, int v) {
     const LaneTile<T>&scores = block.scores[map], &out = block.dscores[map];
     const P top = base(block.score_max[map], v);
@@ -167,10 +166,11 @@ struct Difference : Lambda {
       RowSums part{T(0), T(0)};
       for (Index j = first; j < std::min(first + kBlock, scores.rows); ++j) {
         const P score = scores.load(j, v), e = exponential(score, top);
-        const P mark = marked(score, e);
-        out.store(j, v, mark);
+        const auto hidden = score == P(-kInfinity<T>);
+        out.store(j, v, select(hidden, P(kHidden), e));
         part.sum += e;
-        part.product += unless_hidden(mark, e * block.dweights.load(j, v));
+        part.product = select(hidden, part.product,
+                              mul_add(e, block.dweights.load(j, v), part.product));
       }
       sums.sum += part.sum;
       sums.product += part.product;

@@ -47,8 +47,8 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
     f("weight", weight);
   }
   void validate(const Geometry& g, const char* where) const {
-    require(std::isfinite(eps) && eps > 0.0, where, ": eps is ", eps,
-            ", it must be positive and finite");
+    require(std::isfinite(eps) && math::value_of(T(eps)) > 0, where, ": eps is ", eps,
+            ", it must be finite and positive in the scalar at hand");
     require(std::isfinite(factor), where, ": factor is ", factor, ", it must be finite");
     require(!weight.given() || weight.size() == g.dim_v, where, ": weight has ", weight.size(),
             " values, it must have one per column of the value (", g.dim_v, ") or none");
@@ -117,7 +117,7 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
       t += panel.tile.load(c, v) * weight_at(c) * o;
     }
     const P i = inverse_rms(squares, n), scale = i * T(factor);
-    const P cubic = scale * i * i * t;
+    const P cubic = scale * t * i * i;
     const auto valid = P::iota() + T(at) < P(T(panel.valid_lanes));
     panel.work.store(kScale, v, scale);
     panel.work.store(kValidScale, v, select(valid, scale, P(T(0))));

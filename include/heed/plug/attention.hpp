@@ -93,16 +93,24 @@ template <class Op>
 
 // The same score, normaliser or readout over another scalar. A part with options names the struct that
 // it inherits them from: `using Options = DarOptions;`.
+// Tensors that are no learnable parameters are converted if the part shows them by visit_fixed(f).
 template <class U, class Part>
 [[nodiscard]] typename Part::template rebind<U> cast_part(const Part& part) {
   typename Part::template rebind<U> out;
   if constexpr (requires { typename Part::Options; })
     static_cast<typename Part::Options&>(out) = part;
   std::vector<Param<U>> values;
-  const_cast<Part&>(part).visit(
-      [&](const char*, auto& param) { values.push_back(param.template cast<U>()); });
+  const auto read = [&](const char*, auto& param) {
+    values.push_back(param.template cast<U>());
+  };
   std::size_t next = 0;
-  out.visit([&](const char*, Param<U>& param) { param = values[next++]; });
+  const auto write = [&](const char*, Param<U>& param) { param = values[next++]; };
+  const_cast<Part&>(part).visit(read);
+  out.visit(write);
+  if constexpr (requires { out.visit_fixed(write); }) {
+    const_cast<Part&>(part).visit_fixed(read);
+    out.visit_fixed(write);
+  }
   return out;
 }
 

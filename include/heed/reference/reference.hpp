@@ -9,8 +9,8 @@
 //   mixed_i    = sum_j weight_j v_j
 //   out        = op.readout.reference(mixed)
 //
-// Nothing is streamed, blocked, shared between rows or computed twice in another way. A hidden key is
-// left out: its key and value are never read. A row that sees no key has mixed 0 and lse -infinity.
+// Nothing is streamed or blocked. A hidden pair is left out: its key and value are never read. A
+// row that sees no key has mixed 0 and lse -infinity.
 //
 //   const auto result = reference::forward(op, problem);
 //   const auto gradients = reference::gradients(op, problem, grad_out);   // by the tape
@@ -29,9 +29,10 @@
 
 namespace heed::inline HEED_ABI::reference {
 
-// What the tolerance rules are made of. Per row (batch, heads, len_q), over all maps,
-// s_row = max_j scale sum_c |q_c k_jc|; per mixed element, weighted_abs_value = sum_j p_j |v_j|, where
-// p_j is |weight_j|, or, with two maps, what their difference is made of: p1 + |p1 - weight|.
+// What the tolerance rules are made of, over visible keys j:
+//   s_row               per row, over all maps: max_j scale sum_c |q_c k_jc|
+//   weighted_abs_value  per element of mixed: sum_j p_j |v_j| with p_j = |weight_j|, or, with two
+//                       maps, what their difference is made of: p1_j + |p1_j - weight_j|
 struct ErrorScale {
   std::vector<double> s_row, weighted_abs_value;
 };
@@ -53,17 +54,6 @@ struct Request {
 };
 
 namespace detail {
-
-// log sum exp about the largest score; -infinity for an empty row.
-template <class S>
-[[nodiscard]] S log_sum_exp(const std::vector<S>& scores) {
-  if (scores.empty()) return math::constant<S>(-std::numeric_limits<double>::infinity());
-  auto top = math::value_of(scores[0]);
-  for (const S& score : scores) top = std::max(top, math::value_of(score));
-  S sum = math::constant<S>(0);
-  for (const S& score : scores) sum += math::exp(S(score - math::constant<S>(top)));
-  return math::constant<S>(top) + math::log(sum);
-}
 
 // One forward pass; each member function is a step of it.
 template <class Op>
@@ -282,11 +272,11 @@ template <class Op>
   Problem<Var<T>> taped = cast_problem<Var<T>>(problem);
   for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias})
     detail::record(tape, tensor->data(), Index(tensor->size()));
-  auto taped_op = cast_op<Var<T>>(op);
+  auto taped_op = cast_whole_op<Var<T>>(op);
   taped_op.visit(
       [&](const char*, Param<Var<T>>& p) { detail::record(tape, p.data(), p.size()); });
 
-  const std::vector<Var<T>> out = forward(taped_op, taped).out;
+  const std::vector<Var<T>> out = reference::forward(taped_op, taped).out;
   const Var<T> loss = math::dot_product(
       Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
       [&](Index n) { return Var<T>(grad_out[std::size_t(n)]); });

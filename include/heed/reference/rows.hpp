@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the slow twin (reference.hpp) reads: a problem in dense memory over any scalar S, its rows with
-// the side values that a score asks for, and the score of a pair in long hand:
+// What the slow twin (reference.hpp) reads: a problem in dense memory over any scalar S, its rows
+// with the side values that a score asks for, and the score of a pair in long hand:
 //
 //   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
 //   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
@@ -11,8 +11,10 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -26,8 +28,8 @@ struct Problem {
   std::vector<S> key;    // (batch, kv_heads, len_kv, dim_qk)
   std::vector<S> value;  // (batch, kv_heads, len_kv, dim_v)
   std::vector<S> extra;  // (batch, heads, len_q, op.extra_dim), for ops that have one
-  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). When given it stands
-  // in for mask.bias. -infinity hides.
+  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). When given it
+  // stands in for mask.bias. -infinity hides.
   std::vector<S> bias;
   Shape bias_shape;
   // Visibility, ALiBi slopes and soft cap; its views must outlive the problem.
@@ -45,7 +47,7 @@ template <class Op>
 // The same numbers over another scalar: U(x) for every x.
 template <class U, class S>
 [[nodiscard]] Problem<U> cast_problem(const Problem<S>& problem) {
-  const auto cast = [](const std::vector<S>& from) { return std::vector<U>(from.begin(), from.end()); };
+  const auto cast = [](const std::vector<S>& x) { return std::vector<U>(x.begin(), x.end()); };
   return {problem.geometry,    cast(problem.query), cast(problem.key),
           cast(problem.value), cast(problem.extra), cast(problem.bias),
           problem.bias_shape,  problem.mask,        problem.scale};
@@ -92,6 +94,28 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   check(problem.bias, problem.bias_shape, "bias");
 }
 
+// cast_op, and proof that the fixed projection has come along.
+template <class U, class Op>
+[[nodiscard]] typename Op::template rebind<U> cast_whole_op(const Op& op) {
+  auto cast = cast_op<U>(op);
+  if constexpr (Op::ScoreType::has_projection)
+    require(cast.score.projection().shape() == op.score.projection().shape(),
+            "cast_op: the projection of the score has ", op.score.projection().size(),
+            " numbers, ", cast.score.projection().size(), " after the cast");
+  return cast;
+}
+
+// log sum exp about the largest score; -infinity for an empty row.
+template <class S>
+[[nodiscard]] S log_sum_exp(const std::vector<S>& scores) {
+  if (scores.empty()) return math::constant<S>(-std::numeric_limits<double>::infinity());
+  auto top = math::value_of(scores[0]);
+  for (const S& score : scores) top = std::max(top, math::value_of(score));
+  S sum = math::constant<S>(0);
+  for (const S& score : scores) sum += math::exp(S(score - math::constant<S>(top)));
+  return math::constant<S>(top) + math::log(sum);
+}
+
 // A dense tensor's row for pair (b, h, i, .), its extents of 1 broadcast.
 [[nodiscard]] inline Index broadcast_row_begin(const Shape& s, Index b, Index h, Index i) {
   const Index batch = s.batch == 1 ? 0 : b, head = s.heads == 1 ? 0 : h, row = s.len == 1 ? 0 : i;
@@ -121,9 +145,9 @@ struct SideRow {
   std::array<S, std::size_t(Features)> features{};
 };
 
-// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they are
-// first asked for, so that a key that nobody sees is never read. The op, the problem and the mask must
-// outlive it.
+// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
+// are first asked for, so that a key that nobody sees is never read. The op, the problem and the
+// mask must outlive it.
 template <class Op>
 class MapScores {
   using S = typename Op::Scalar;
@@ -132,8 +156,8 @@ class MapScores {
   using KeySide = SideRow<S, Score::key_features>;
 
  public:
-  MapScores(const Op& op, const Problem<S>& problem, const BoundMask<double>& mask, Index b, Index h,
-            int map)
+  MapScores(const Op& op, const Problem<S>& problem, const BoundMask<double>& mask, Index b,
+            Index h, int map)
       : score_(op.score),
         problem_(problem),
         mask_(mask),
@@ -177,9 +201,10 @@ class MapScores {
   // sum_c |q_c k_jc| scale, in plain numbers.
   [[nodiscard]] double absolute_logit(Index j) {
     const KeySide& key = key_side(j);
+    const auto value = [](const S& x) { return double(math::value_of(x)); };
     double sum = 0;
     for (Index c = 0; c < source_.width; ++c)
-      sum += std::abs(double(math::value_of(query_.row.x(c))) * double(math::value_of(key.row.x(c))));
+      sum += std::abs(value(query_.row.x(c)) * value(key.row.x(c)));
     return std::abs(scale_) * sum;
   }
 

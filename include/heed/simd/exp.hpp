@@ -10,7 +10,7 @@
 //           at -infinity; NaN stays NaN. No branch looks across lanes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/simd/pack.hpp>
 
 namespace heed::inline HEED_ABI {

@@ -11,6 +11,10 @@
 #include <limits>
 #include <type_traits>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 namespace heed::inline HEED_ABI {
 
 #if defined(__AVX512F__)
@@ -47,6 +51,7 @@ struct Register<double> {
 
 }  // namespace detail
 
+// W lanes of T.
 template <class T>
 struct Pack {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>, "heed packs float or double");
@@ -119,10 +124,28 @@ template <class T>
   return typename Pack<T>::Vector(a.v > b.v ? a.v : b.v);
 }
 
-// a * b + c, fused where the hardware fuses; as one expression, since clang fuses no further.
+// a * b + c, rounded once where the hardware can. Spelled out, since whether a compiler fuses a plain
+// expression depends on -std and -ffp-contract.
+template <class Vector>
+[[nodiscard]] inline Vector fused_multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(a[0]) == 4)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  else
+    return (Vector)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+  if constexpr (sizeof(a[0]) == 4)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  else
+    return (Vector)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
 template <class T>
 [[nodiscard]] inline Pack<T> mul_add(Pack<T> a, Pack<T> b, Pack<T> c) {
-  return typename Pack<T>::Vector(a.v * b.v + c.v);
+  return fused_multiply_add(a.v, b.v, c.v);
 }
 
 template <class Mask>

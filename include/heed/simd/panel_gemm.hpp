@@ -47,7 +47,7 @@ template <class T, int Rows, int Vectors, Store S>
     for (int i = 0; i < Rows; ++i) {
       const Vector scalar = a.data[i * a.row + k * a.depth] - Vector{};
 #pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) acc[i][v] += scalar * row[v];
+      for (int v = 0; v < Vectors; ++v) acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
     }
   }
 #pragma GCC unroll 32

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Checks every gradient of an attention op - inputs, bias and parameters - against its slow twin.
+//
+//   const auto grad_out = gradcheck_grad_out(problem.geometry);      // what your backward is fed
+//   reference::Gradients<Op> mine = ...;                             // what it returned
+//   const auto report = check_op_gradient(op, problem, named_gradients(mine), Method::dual);
+//   if (!report.passed) std::puts(report.text().c_str());
+//
+// The function that is differentiated is loss = sum(out o grad_out), out by reference::forward.
+// Formulas with a jump (argmax, halting) are checked where they stand: a step must not cross it.
+//
+// Names   "query", "key", "value", "extra" and "bias" where the problem has them, and each
+//         parameter under its part: "score.strength", "normaliser.lambda", "readout.weight".
+// Bounds  the gradient of a bias of -infinity must be 0.
+// Errors  as check_gradient, among them a tensor that has no gradient and is not in options.fixed.
+// Cost    one long-hand forward pass per entry checked; central differences two.
+
+#include <heed/check/gradcheck.hpp>
+#include <heed/reference/reference.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+struct OpGradcheckOptions {
+  GradcheckOptions gradcheck;
+  // Names of tensors that are not differentiated.
+  std::vector<std::string> fixed;
+};
+
+namespace detail {
+
+// f(name, values) for the parts that a problem has.
+template <class P, class F>
+void visit_problem(P& problem, F&& f) {
+  f("query", problem.query);
+  f("key", problem.key);
+  f("value", problem.value);
+  if (!problem.extra.empty()) f("extra", problem.extra);
+  if (!problem.bias.empty()) f("bias", problem.bias);
+}
+
+// f(name, parameter) for the parameters that are in use, with the name of their part.
+template <class Op, class F>
+void visit_named_params(Op& op, F&& f) {
+  const auto prefixed = [&f](const char* part) {
+    return [&f, part](const char* name, auto& param) {
+      if (param.given()) f(std::string(part) + "." + name, param);
+    };
+  };
+  op.score.visit(prefixed("score"));
+  op.normaliser.visit(prefixed("normaliser"));
+  op.readout.visit(prefixed("readout"));
+}
+
+[[nodiscard]] inline bool is_fixed(const OpGradcheckOptions& options, const std::string& name) {
+  return std::find(options.fixed.begin(), options.fixed.end(), name) != options.fixed.end();
+}
+
+[[nodiscard]] inline bool bias_hides(double bias) {
+  return bias == -std::numeric_limits<double>::infinity();
+}
+
+// All tensors that the loss depends on. A bias that hides stands as 0: the loss does not read it.
+template <class Op>
+[[nodiscard]] std::vector<NamedTensor> op_tensors(Op op,
+                                                  const reference::Problem<double>& problem) {
+  std::vector<NamedTensor> tensors;
+  visit_problem(problem, [&](const char* name, const std::vector<double>& values) {
+    tensors.push_back({name, values});
+    if (std::string(name) == "bias")
+      std::replace_if(tensors.back().values.begin(), tensors.back().values.end(), bias_hides, 0.0);
+  });
+  visit_named_params(op, [&](const std::string& name, Param<double>& p) {
+    tensors.push_back({name, {p.data(), p.data() + p.size()}});
+  });
+  return tensors;
+}
+
+// sum(out o grad_out) over S, as a function of the tensors named by `names`.
+template <class Op>
+struct OpLoss {
+  const Op& op;
+  const reference::Problem<double>& problem;
+  const std::vector<double>& grad_out;
+  std::vector<std::string> names;
+
+  template <class S>
+  [[nodiscard]] S operator()(const std::vector<std::vector<S>>& tensors) const {
+    auto cast = reference::cast_whole_op<S>(op);
+    auto moved = reference::cast_problem<S>(problem);
+    const auto take = [&](const std::string& name, S* values, std::size_t count) {
+      const auto at = std::find(names.begin(), names.end(), name);
+      if (at == names.end()) return;
+      const std::vector<S>& from = tensors[std::size_t(at - names.begin())];
+      for (std::size_t i = 0; i < count; ++i)
+        if (name != "bias" || !bias_hides(problem.bias[i])) values[i] = from[i];
+    };
+    visit_problem(moved, [&](const char* name, std::vector<S>& values) {
+      take(name, values.data(), values.size());
+    });
+    visit_named_params(cast, [&](const std::string& name, Param<S>& p) {
+      take(name, p.data(), std::size_t(p.size()));
+    });
+    const std::vector<S> out = reference::forward(cast, moved).out;
+    return math::dot_product(
+        Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
+        [&](Index n) { return math::constant<S>(grad_out[std::size_t(n)]); });
+  }
+};
+
+}  // namespace detail
+
+// The gradient of the loss with respect to out (batch, heads, len_q, dim_v): fixed numbers in
+// [-1, 1), all different, of both signs.
+[[nodiscard]] inline std::vector<double> gradcheck_grad_out(const Geometry& g) {
+  std::vector<double> grad_out(std::size_t(g.query_rows() * g.dim_v));
+  for (std::size_t n = 0; n < grad_out.size(); ++n) {
+    const double turns = double(n + 1) * 0.6180339887498949;  // the golden ratio's fraction
+    grad_out[n] = 2 * (turns - std::floor(turns)) - 1;
+  }
+  return grad_out;
+}
+
+// Gradients under the names that check_op_gradient expects; empty ones are left out.
+template <class Op>
+[[nodiscard]] std::vector<NamedTensor> named_gradients(reference::Gradients<Op> gradients) {
+  using T = typename Op::Scalar;
+  std::vector<NamedTensor> named;
+  const auto add = [&](const std::string& name, const T* values, Index count) {
+    if (count > 0) named.push_back({name, {values, values + count}});
+  };
+  const auto add_tensor = [&](const char* name, const std::vector<T>& values) {
+    named.push_back({name, {values.begin(), values.end()}});
+  };
+  add_tensor("query", gradients.dquery);
+  add_tensor("key", gradients.dkey);
+  add_tensor("value", gradients.dvalue);
+  add("extra", gradients.dextra.data(), Index(gradients.dextra.size()));
+  add("bias", gradients.dbias.data(), Index(gradients.dbias.size()));
+  detail::visit_named_params(gradients.op, [&](const std::string& name, Param<T>& p) {
+    add(name, p.data(), p.size());
+  });
+  return named;
+}
+
+// Compares `analytic`, gradients of sum(out o gradcheck_grad_out) by name, with derivatives of the
+// slow twin at the problem's values.
+template <class Op>
+[[nodiscard]] GradientReport check_op_gradient(const Op& op,
+                                               const reference::Problem<double>& problem,
+                                               std::vector<NamedTensor> analytic,
+                                               Method method = Method::dual,
+                                               const OpGradcheckOptions& options = {}) {
+  static_assert(std::is_same_v<typename Op::Scalar, double>,
+                "heed: check_op_gradient differentiates in double; cast the op first");
+  std::vector<NamedTensor> tensors = detail::op_tensors(op, problem);
+  for (const std::string& name : options.fixed)
+    require(detail::find_tensor(tensors, name) != nullptr,
+            "check_op_gradient: options.fixed names \"", name, "\", which the op does not have");
+  const auto fixed = [&](const NamedTensor& t) { return detail::is_fixed(options, t.name); };
+  std::erase_if(tensors, fixed);
+  std::erase_if(analytic, fixed);
+
+  const std::vector<double> grad_out = gradcheck_grad_out(problem.geometry);
+  detail::OpLoss<Op> loss{op, problem, grad_out, {}};
+  for (const NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
+  return check_gradient(loss, tensors, analytic, method, options.gradcheck);
+}
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The door of backward.
+
+#include <heed/engine/backward.hpp>
+
+namespace heed::inline HEED_ABI {
+
+namespace detail {
+
+template <class T>
+void set_zero(const TensorView<T>& view, int threads) {
+  if (!view.given() || !view.has_elements()) return;
+  const Shape& s = view.shape();
+  parallel_for(s.batch * s.heads, threads, [&](Index unit) {
+    for (Index t = 0; t < s.len; ++t) {
+      T* row = view.row(unit / s.heads, unit % s.heads, t);
+      std::fill(row, row + s.dim, T(0));
+    }
+  });
+}
+
+template <class T>
+void check_gradients(const Gradients<T>& grads, const Inputs<T>& in, const BoundMask<T>& mask,
+                     const TensorView<const T>& out, const TensorView<const T>& grad_out,
+                     const std::string& where) {
+  struct Named {
+    const TensorView<T>& view;
+    const char* name;
+    const TensorView<const T>& like;
+  };
+  const Named named[] = {{grads.query, "grad_query", in.query},
+                         {grads.key, "grad_key", in.key},
+                         {grads.value, "grad_value", in.value},
+                         {grads.extra, "grad_extra", in.extra},
+                         {grads.bias, "grad_bias", mask.bias()}};
+  for (const Named& a : named) {
+    if (!a.view.given()) continue;
+    require(a.like.given(), where, ": ", a.name, " was given, the call has no such input");
+    require_shape(a.view, a.like.shape(), a.name, where);
+    for (const auto& [view, name] :
+         {std::pair{in.query, "query"}, {in.key, "key"}, {in.value, "value"}, {in.extra, "extra"},
+          {mask.bias(), "bias"}, {out, "out"}, {grad_out, "grad_out"}})
+      require_apart(a.view, view, a.name, name, where);
+    for (const Named& b : named)
+      if (&a < &b) require_apart(a.view, b.view, a.name, b.name, where);
+  }
+}
+
+// Hands the summed parameter gradients over to `grad`.
+template <class Op>
+void deliver(const std::vector<double>& sums, Op& grad) {
+  using T = typename Op::Scalar;
+  std::size_t at = 0;
+  grad.visit([&](const char*, auto& param) {
+    for (Index i = 0; i < param.size(); ++i) param[i] += T(sums[at++]);
+  });
+}
+
+}  // namespace detail
+
+// Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
+// forward() with the same op, inputs, mask and scale. Views in `grads` are overwritten; empty ones are
+// skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
+// Throws as forward() does.
+template <AttentionOp Op>
+void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
+              const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
+              const TensorView<const typename Op::Scalar>& out,
+              const TensorView<const typename Op::Scalar>& grad_out,
+              const Gradients<typename Op::Scalar>& grads, Op* grad_op = nullptr,
+              const Options& options = {}) {
+  using T = typename Op::Scalar;
+  using Worker = detail::BackwardWorker<Op, T>;
+  using Normaliser = typename Op::NormaliserType;
+  const std::string where = detail::door_name("heed::backward", options.name);
+  const Geometry g = geometry_of(op, in, where);
+  const BoundMask<T> bound(mask, g, where.c_str());
+  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  detail::require_shape(out, out_shape, "out", where);
+  detail::require_shape(grad_out, out_shape, "grad_out", where);
+  detail::check_gradients(grads, in, bound, out, grad_out, where);
+  require(Index(saved.lse.size()) == Normaliser::maps * g.query_rows(), where, ": saved holds ",
+          saved.lse.size(), " rows, the call has ", Normaliser::maps * g.query_rows(),
+          "; it must come from forward() on the same inputs");
+
+  const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, true) + 1;
+  KeySide<Op, T> keys(op, g, in.key);
+  const CallContext<Op, T> c{
+      op, g, bound, in, make_plan<T>(g, options, Normaliser::streams ? 0 : row_tiles, true),
+      T(scale_of(op, g, options)), keys};
+  const bool bias = grads.bias.given();
+  const detail::PanelOrder order{
+      g.batch, g.heads, c.plan.panels,
+      bias && bound.bias().shape().batch == 1 ? g.batch : Index(1),
+      bias && bound.bias().shape().heads == 1 ? g.heads : std::max<Index>(1, g.group())};
+  const Index units = g.batch * g.heads * c.plan.panels;
+  const int workers = worker_count(options, units, Worker::elements(c) * Index(sizeof(T)));
+  keys.build(workers);
+  for (const auto& view : {grads.key, grads.value, grads.bias}) detail::set_zero(view, workers);
+
+  Index parameters = 0;
+  for_each_param(op, [&](const char*, const auto& param) { parameters += param.size(); });
+  std::vector<double> dparams(std::size_t(parameters), 0.0);
+  std::vector<T> dfeatures(std::size_t(keys.row_count() * Op::ScoreType::key_features), T(0));
+  std::vector<T> dprojected(std::size_t(keys.row_count() * keys.needs().rank), T(0));
+  std::vector<double> dtables(std::size_t(g.heads * keys.needs().table_rows * g.dim_qk), 0.0);
+  if (units > 0) {
+    Turnstiles tiles(order.groups() * c.plan.tiles), commits(1);
+    detail::BackwardShared<Op, T> shared{saved, out,       grad_out,   grads,   order,  tiles,
+                                         commits, dfeatures, dprojected, dtables, dparams};
+    // All scratch is allocated before the first panel: a worker that failed later would keep others
+    // waiting at its turnstiles.
+    std::vector<std::unique_ptr<Worker>> ready;
+    for (int w = 0; w < workers; ++w) ready.push_back(std::make_unique<Worker>(c, shared));
+    Dispenser dispenser(units);
+    run_workers(workers, [&](int w) {
+      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
+        ready[std::size_t(w)]->run(unit);
+    });
+    if (grads.key.given()) keys.chain(dfeatures.data(), dprojected.data(), grads.key, workers);
+  }
+  if (!grad_op) return;
+  Op sums = zeros_like(op);
+  detail::deliver(dparams, sums);
+  if constexpr (Op::ScoreType::has_table)
+    for (Index h = 0; h < g.heads; ++h)
+      op.score.table_vjp(h, g.dim_qk, dtables.data() + h * keys.needs().table_rows * g.dim_qk,
+                         sums.score);
+  *grad_op = std::move(sums);
+}
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Dialectical attention: two opposed readings of one summary, and a query that moves towards their
+// synthesis, the more the further they disagree.
+//
+//   m_i = sum_j softmax(scale q_i . k_j)_j v_j
+//   u+ = Vp m,  u- = Vn m             tension = sigmoid(-cos(u+, u-))
+//   z_0 = q_i;  at most max_steps times:
+//     a       = Su [u+|u-] + Sz z + bs                  S = [Su|Sz]
+//     step    = sigmoid(z . g + bg) tension silu(a)     silu(a) = a sigmoid(a)
+//     z       = z + step
+//     halted  when |step| < halt_eps (|z| + 1e-6), with z before the step
+//   out_i = z
+//
+// The step that halts a row is still applied. u+, u-, tension and Su [u+|u-] + bs do not depend on
+// z: they are computed once. cos = u+ . u- / (n+ n-) with n = max(|u|, 1e-6).
+//
+// Derivatives: ops/dialectical_backward.hpp. Halting decisions are constants.
+//
+// Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias
+//           bs (d); gate g (1, d), gate_bias bg (1): (out, in), shared by all heads.
+//           b_pos, b_neg: the source adds them to the logits of two softmax maps P+ and P-, where
+//           they cancel. So P+ = P- = P and u+ = Vp (P v): one product with P. Kept for
+//           checkpoints; gradient exactly 0.
+// Reports   per row: updates, the steps applied; steps_used, those of them that did not fall below
+//           halt_eps; tension.
+// Bounds    tension in [sigmoid(-1), sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and
+//           which still recurses. No NaN where all products of a row are finite, however long u
+//           or z are. per_token: no bit of a row depends on another row.
+// Accuracy  double: 1e-12 of the largest entry, off ties of the halting rule.
+// Ranges    that serve: 2 to 4 steps, halt_eps 1e-4 ... 1e-2.
+// Source    "Dialectical (Recursive Dual) Attention". Differs in halting each row by itself; there,
+//           halted rows move on and count steps until the whole batch has halted: Halting::batch.
+// Cost      a row: (4 + steps) d^2 multiplications beside the 2 len_kv d of plain attention;
+//           backward (12 + 3 steps) d^2. Halting::batch surveys first: up to (3 + steps) d^2 more.
+
+#include <heed/ops/dialectical_backward.hpp>
+#include <heed/ops/dialectical_reference.hpp>
+#include <heed/plug/attention.hpp>
+
+#include <algorithm>
+
+namespace heed::inline HEED_ABI {
+
+template <class T>
+struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<T> {
+  static constexpr bool saves_mixed = true, uses_query = true;
+  static constexpr int diagnostics = 3;
+  using Options = DialecticalOptions;
+  using DialecticalParams<T>::visit;
+  template <class U>
+  using rebind = DialecticalReadout<U>;
+
+  [[nodiscard]] static const char* diagnostic_name(int i) {
+    constexpr const char* names[] = {"steps_used", "updates", "tension"};
+    return names[i];
+  }
+
+  void validate(const Geometry& g, const char* where) const {
+    require(max_steps >= 1, where, ": max_steps is ", max_steps, ", it must be at least 1");
+    require(std::isfinite(halt_eps) && halt_eps >= 0.0, where, ": halt_eps is ", halt_eps,
+            ", it must be finite and not negative");
+    require(g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
+            ", it must equal dim_qk, which is ", g.dim_qk);
+    this->require_shapes(g.dim_qk, where);
+  }
+
+  // Does forward need the number of steps that the whole call executes?
+  [[nodiscard]] bool needs_survey() const { return halting == Halting::batch && max_steps > 1; }
+
+  [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
+    const Index lanes = DialecticalLanes<T>::rows(g.dim_v);
+    if (backward) return lanes + DialecticalTrace<T>::rows(g.dim_v, max_steps);
+    return lanes + (needs_survey() ? g.dim_v : 0);
+  }
+
+  // Steps that the rows of this panel keep all rows moving; leaves panel.tile alone.
+  [[nodiscard]] int survey(const ReadoutPanel<T>& panel) const {
+    RowPieces<T> pieces(panel.work);
+    const DialecticalLanes<T> lanes(pieces, panel.tile.rows);
+    const LaneTile<T> z = pieces.take(panel.tile.rows);
+    detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
+    const int steps = recurse(panel, lanes, z, max_steps - 1, true);
+    return detail::any_active(lanes, panel.vectors) ? max_steps : std::max(steps, 1);
+  }
+
+  // `global` of the panel: the largest survey of the call, if it needs one.
+  void forward(const ReadoutPanel<T>& panel) const {
+    RowPieces<T> pieces(panel.work);
+    const DialecticalLanes<T> lanes(pieces, panel.tile.rows);
+    detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
+    recurse(panel, lanes, panel.tile, steps_to_run(panel), stops_alone());
+    const T* reports[] = {lanes.steps_used, lanes.updates, lanes.tension};
+    for (int i = 0; i < diagnostics; ++i)
+      std::copy(reports[i], reports[i] + panel.tile.lanes, panel.diagnostics.row(i));
+  }
+
+  void vjp(const ReadoutPanel<T>& panel, DialecticalReadout& grad) const {
+    const Index d = panel.tile.rows;
+    RowPieces<T> pieces(panel.work);
+    const DialecticalLanes<T> lanes(pieces, d);
+    const DialecticalTrace<T> trace(pieces, d, max_steps);
+    detail::WeightGradients<T> sums(trace.natural, panel.valid_lanes);
+    detail::dialectical_summaries(params(), panel.saved, panel.vectors, lanes);
+    const Index steps = record(panel, lanes, trace);
+
+    trace.dfixed.fill(T(0));
+    std::fill(trace.dtension, trace.dtension + panel.tile.lanes, T(0));
+    for (Index t = steps - 1; t >= 0; --t) {
+      detail::dialectical_step_vjp(params(), lanes, trace, t, panel.tile, panel.vectors);
+      detail::add_step_weights<T>(lanes, trace, z_before(panel, trace, t), sums, grad);
+    }
+    for (Index c = 0; c < d; ++c)
+      for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, panel.tile.load(c, v));
+
+    const LaneTile<T> dsummary = trace.dsummary(d);
+    detail::summaries_vjp(params(), lanes, trace, dsummary, panel.vectors);
+    detail::add_summary_weights<T>(lanes, trace, panel.saved, dsummary, sums, grad);
+    detail::mixed_vjp(params(), dsummary, panel.vectors, panel.tile);
+    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+  }
+
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    detail::DialecticalLongHand<S>(params(), *this, context).run();
+  }
+
+ private:
+  [[nodiscard]] const DialecticalParams<T>& params() const { return *this; }
+
+  [[nodiscard]] int steps_to_run(const ReadoutPanel<T>& panel) const {
+    return needs_survey() ? std::clamp(panel.global, 1, max_steps) : max_steps;
+  }
+
+  // May a panel stop as soon as its own rows have halted?
+  [[nodiscard]] bool stops_alone() const { return halting == Halting::per_token; }
+
+  // z = query, then `limit` steps, or fewer if all rows halt and `stop` is set; returns how many.
+  int recurse(const ReadoutPanel<T>& panel, const DialecticalLanes<T>& lanes, const LaneTile<T>& z,
+              int limit, bool stop) const {
+    std::copy(panel.query.data, panel.query.data + z.rows * z.lanes, z.data);
+    detail::begin_recursion(lanes, panel.valid_lanes);
+    for (int t = 0; t < limit; ++t) {
+      detail::dialectical_step<T>(params(), *this, lanes, {z.constant(), lanes.step, z, lanes.gate},
+                                  panel.vectors);
+      if (stop && !detail::any_active(lanes, panel.vectors)) return t + 1;
+    }
+    return limit;
+  }
+
+  // The steps of forward once more, kept in `trace`; returns their number.
+  [[nodiscard]] Index record(const ReadoutPanel<T>& panel, const DialecticalLanes<T>& lanes,
+                             const DialecticalTrace<T>& trace) const {
+    const Index d = panel.tile.rows, width = panel.tile.lanes, limit = steps_to_run(panel);
+    detail::begin_recursion(lanes, panel.valid_lanes);
+    for (Index t = 0; t < limit; ++t) {
+      if (stops_alone())
+        std::copy(lanes.active, lanes.active + width, trace.moved.row(t));
+      else
+        trace.moved.part(t, 1).fill(T(1));
+      detail::dialectical_step<T>(params(), *this, lanes,
+                                  {z_before(panel, trace, t), trace.argument.part(t * d, d),
+                                   trace.z.part(t * d, d), trace.gate.row(t)},
+                                  panel.vectors);
+      if (stops_alone() && !detail::any_active(lanes, panel.vectors)) return t + 1;
+    }
+    return limit;
+  }
+
+  [[nodiscard]] static LaneTile<const T> z_before(const ReadoutPanel<T>& panel,
+                                                  const DialecticalTrace<T>& trace, Index t) {
+    const Index d = panel.tile.rows;
+    return t == 0 ? panel.query : trace.z.part((t - 1) * d, d).constant();
+  }
+};
+
+template <class T>
+using Dialectical = Attention<T, DotScore<T>, Softmax<T>, DialecticalReadout<T>>;
+
+}  // namespace heed::inline HEED_ABI

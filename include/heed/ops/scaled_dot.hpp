@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Scaled dot-product attention, the baseline.
+//
+//   s_ij = scale * q_i . k_j          P = softmax_j(s)          out_i = sum_j P_ij v_j
+//
+//   dV = P^T dO      X = dO V^T      dS = P o (X - rowsum(P o X))      dQ = scale dS K
+//   dK = scale dS^T Q
+//
+// Shapes  query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
+//         kv_heads, len_kv, dim_v), out (batch, heads, len_q, dim_v); kv_heads divides heads.
+// Source  A. Vaswani et al., Attention is all you need (2017), equation 1; streamed as in T. Dao et al.,
+//         FlashAttention (2022).
+
+#include <heed/plug/attention.hpp>
+
+namespace heed::inline HEED_ABI {
+
+template <class T>
+using ScaledDot = Attention<T, DotScore<T>, Softmax<T>, Identity<T>>;
+
+}  // namespace heed::inline HEED_ABI

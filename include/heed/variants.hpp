@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The list of variants. One line here puts a variant into every test, every benchmark and the
+// comparison.
+
+#include <heed/core/random.hpp>
+#include <heed/ops/dar.hpp>
+#include <heed/ops/dialectical.hpp>
+#include <heed/ops/differential.hpp>
+#include <heed/ops/intent_gate.hpp>
+#include <heed/ops/prototype.hpp>
+#include <heed/ops/resonant_ode.hpp>
+#include <heed/ops/scaled_dot.hpp>
+
+#include <string>
+#include <utility>
+
+namespace heed::inline HEED_ABI {
+
+// One entry of the list: an op ready to run on `geometry`.
+template <class Op>
+struct Variant {
+  const char* name;
+  const char* settings;  // options that are no parameters
+  Geometry geometry;     // as the variant reads it: V2 has twice the query heads at half the width
+  Op op;
+};
+
+namespace detail {
+
+// Fills every parameter that is a tensor with normal numbers of standard deviation 1/sqrt(columns); the
+// scalars keep their defaults.
+template <class Op>
+void fill_tensors(Op& op, std::uint64_t seed) {
+  using T = typename Op::Scalar;
+  std::uint64_t stream = 0;
+  op.visit([&](const char*, auto& param) {
+    const CounterRandom random(seed, ++stream);
+    if (param.shape().size() < 2) return;
+    const double spread = 1.0 / std::sqrt(double(param.shape().back()));
+    for (Index i = 0; i < param.size(); ++i) param[i] = T(spread * random.normal(std::uint64_t(i)));
+  });
+}
+
+}  // namespace detail
+
+// f(Variant<Op>) for every variant, its defaults, and `prototypes` prototypes per head. `g` is the
+// baseline's geometry; dim_qk must be even and dim_v equal to it for the dialectical variant.
+template <class T, class F>
+void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint64_t seed = 1) {
+  const auto add = [&]<class Op>(const char* name, const char* settings, const Geometry& geometry,
+                                 Op op) {
+    detail::fill_tensors(op, seed);
+    f(Variant<Op>{name, settings, geometry, std::move(op)});
+  };
+  Geometry pairs = g;  // differential V2: as many q.k products as the baseline
+  pairs.query_heads = 2 * g.heads;
+  pairs.dim_qk = g.dim_qk / 2;
+
+  add("sdpa", "", g, ScaledDot<T>{});
+  add("dar", "static logistic gate", g, Dar<T>{});
+  add("dar-unrolled", "2 iterations", g, make_dar_unrolled<T>(2));
+  add("dar-converged", "fixed point, beta 0.4", g, make_dar_converged<T>(T(0.4)));
+  add("differential", "halves of a head", g, Differential<T>{});
+  add("differential-v1", "depth 1, RMS norm", g, make_differential_v1<T>(g.dim_qk / 2, 1));
+  add("differential-v2", "2H query heads of half width", pairs, DifferentialV2<T>{});
+  add("intent", "gate given", g, IntentGated<T>{});
+  add("intent-from-q", "", g, make_intent_from_q<T>(g));
+  add("intent-calculated", "", g, make_intent_calculated<T>(g));
+  add("ode", "5 steps", g, ResonantOde<T>{});
+  add("ode-equilibrium", "fixed point", g, make_ode_equilibrium<T>());
+  add("dialectical", "3 steps, halting per token", g, make_dialectical<T>(g.dim_v));
+  add("prototype", "cosine winner", g, make_prototype<T>(g, prototypes));
+}
+
+}  // namespace heed::inline HEED_ABI
