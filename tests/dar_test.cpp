@@ -10,6 +10,7 @@
 #include <cmath>
 #include <complex>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -761,4 +762,343 @@ TEST_CASE("Gradients of scalars go to the head that they belong to, or to the sh
   CHECK(grad.feedback[0] == 44.0F);
   CHECK(score.scalar(0, 1) == 2.0F);
   CHECK(score.scalar(2, 1) == 8.0F);
+}
+
+// ---- golden cases ----------------------------------------------------------------------------------
+
+namespace {
+
+struct GoldenDar {
+  io::Safetensors file;
+  DarScore<double> score;
+  Geometry g;
+  double scale = 0.0;
+  std::vector<double> q, k, v, dout, bias;
+  std::vector<double> allowed;
+  Mask<double> mask;
+
+  [[nodiscard]] std::string text(const char* name) const { return file.metadata().at(name); }
+  [[nodiscard]] Index number(const char* name) const { return std::stol(text(name)); }
+  [[nodiscard]] std::vector<double> tensor(const char* name) const {
+    return file.contains(name) ? file.values<double>(name) : std::vector<double>();
+  }
+  [[nodiscard]] Param<double> param(const char* name) const {
+    const auto values = tensor(name);
+    return Param<double>({Index(values.size())}, values);
+  }
+
+  explicit GoldenDar(const std::filesystem::path& path) : file(io::Safetensors::read(path)) {
+    g = {.batch = number("B"), .heads = number("H"), .query_heads = number("H"),
+         .kv_heads = number("Hkv"), .len_q = number("Tq"), .len_kv = number("Tk"),
+         .dim_qk = number("d"), .dim_v = number("dv")};
+    scale = std::stod(text("scale"));
+    const std::string gate = text("gate");
+    score.gate = gate == "logistic"   ? GateKind::logistic
+                 : gate == "centered" ? GateKind::centred
+                 : gate == "tanh"     ? GateKind::tanh
+                                      : GateKind::piecewise_linear;
+    score.iterations = int(number("iters"));
+    score.adaptive = number("adaptive") != 0;
+    score.eps = std::stod(text("eps"));
+    score.strength = param("lam");
+    score.vigilance = param("rho");
+    score.sharpness = param("alpha");
+    score.feedback = param("beta");
+    if (file.contains("P")) score.basis = Param<double>({g.dim_qk, number("rank")}, tensor("P"));
+    q = tensor("q");
+    k = tensor("k");
+    v = tensor("v");
+    dout = tensor("dout");
+    bias = tensor("bias");
+    const Align align = text("align") == "br" ? Align::bottom_right : Align::top_left;
+    mask = window<double>(number("left"), number("right"), align);
+    for (const double length : tensor("lengths")) mask.key_lengths.push_back(Index(length));
+    allowed = tensor("mask");
+    if (!allowed.empty()) read_allowed();
+    if (!bias.empty()) mask.bias = {bias.data(), shape_of("bias")};
+  }
+
+  [[nodiscard]] Shape shape_of(const char* name) const {
+    const auto& s = file.info(name).shape;
+    return {Index(s[0]), Index(s[1]), Index(s[2]), Index(s[3])};
+  }
+  [[nodiscard]] std::vector<double> query_row(Index b, Index h, Index i) const {
+    const auto at = q.begin() + g.row_index(b, h, i) * g.dim_qk;
+    return {at, at + g.dim_qk};
+  }
+  [[nodiscard]] std::vector<double> key_row(Index b, Index h, Index j) const {
+    const auto at = k.begin() + kv_index(b, h, j) * g.dim_qk;
+    return {at, at + g.dim_qk};
+  }
+  [[nodiscard]] Index kv_index(Index b, Index h, Index j) const {
+    return (b * g.kv_heads + g.kv_head(h)) * g.len_kv + j;
+  }
+
+  std::unique_ptr<bool[]> allowed_storage;
+
+ private:
+  void read_allowed() {
+    allowed_storage.reset(new bool[allowed.size()]);
+    for (std::size_t i = 0; i < allowed.size(); ++i) allowed_storage[i] = allowed[i] != 0.0;
+    mask.allowed = {allowed_storage.get(), shape_of("mask")};
+  }
+};
+
+// Attention forward and backward, one pair at a time, with the score's hooks.
+struct LongHand {
+  std::vector<double> out, dq, dk, dv, dbias;
+  DarScore<double> dscore;
+
+  explicit LongHand(const GoldenDar& c)
+      : out(c.dout.size()), dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), dscore(c.score) {
+    dscore.visit([](const char*, auto& p) { p.set_zero(); });
+    const BoundMask<double> mask(c.mask, c.g, "test");
+    for (Index b = 0; b < c.g.batch; ++b)
+      for (Index h = 0; h < c.g.heads; ++h)
+        for (Index i = 0; i < c.g.len_q; ++i) row(c, mask, b, h, i);
+  }
+
+  void row(const GoldenDar& c, const BoundMask<double>& mask, Index b, Index h, Index i) {
+    DarScore<double> score = head_of(c.score, h);
+    const auto q = c.query_row(b, h, i);
+    std::vector<Index> keys;
+    std::vector<double> scores;
+    for (Index j = 0; j < c.g.len_kv; ++j) {
+      if (!mask.visible(b, h, i, j)) continue;
+      const double bias = mask.has_bias() ? mask.bias_row(b, h, i)[j] : 0.0;
+      keys.push_back(j);
+      scores.push_back(by_hooks(score, q, c.key_row(b, h, j), 0.0, c.scale).score + bias);
+    }
+    const auto weights = long_hand_softmax(scores);
+    const Index at = c.g.row_index(b, h, i);
+    std::vector<double> dweights;
+    double delta = 0;
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      dweights.push_back(0);
+      for (Index x = 0; x < c.g.dim_v; ++x) {
+        const auto from = std::size_t(c.kv_index(b, h, keys[n]) * c.g.dim_v + x);
+        const auto to = std::size_t(at * c.g.dim_v + x);
+        out[to] += weights[n] * c.v[from];
+        dv[from] += weights[n] * c.dout[to];
+        dweights[n] += c.v[from] * c.dout[to];
+      }
+      delta += weights[n] * dweights[n];
+    }
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      const double g = weights[n] * (dweights[n] - delta);
+      const auto pair = by_hooks(score, q, c.key_row(b, h, keys[n]), g, c.scale);
+      for (Index x = 0; x < c.g.dim_qk; ++x) {
+        dq[std::size_t(at * c.g.dim_qk + x)] += pair.dq[std::size_t(x)];
+        dk[std::size_t(c.kv_index(b, h, keys[n]) * c.g.dim_qk + x)] += pair.dk[std::size_t(x)];
+      }
+      score.chain_scalars(h, pair.dp.data(), dscore);
+    }
+  }
+
+  [[nodiscard]] static DarScore<double> head_of(DarScore<double> score, Index h) {
+    score.visit([&](const char*, auto& p) { p = Param<double>(p.head(h)); });
+    return score;
+  }
+};
+
+// Every entry within 1e-12 of the tensor's largest, and of 1 for tensors that are all noise.
+void require_golden(const std::vector<double>& ours, const std::vector<double>& golden,
+                    const char* name) {
+  double top = 1e-3, worst = 0;
+  REQUIRE(ours.size() == golden.size());
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    REQUIRE(std::isfinite(ours[i]));
+    top = std::max(top, std::abs(golden[i]));
+    worst = std::max(worst, std::abs(ours[i] - golden[i]));
+  }
+  INFO(name << ": worst error " << worst << ", largest entry " << top);
+  CHECK(worst <= 1e-12 * top);
+}
+
+std::vector<double> values_of(const Param<double>& p) { return {p.data(), p.data() + p.size()}; }
+
+std::vector<GoldenDar> golden_cases() {
+  std::vector<GoldenDar> cases;
+  for (const auto& entry : std::filesystem::directory_iterator(HEED_GOLDEN_DIR)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("dar_", 0) == 0) cases.emplace_back(entry.path());
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("Long-hand attention over the hooks reproduces every golden case, gradients included") {
+  const auto cases = golden_cases();
+  REQUIRE(cases.size() >= 30);
+  for (const GoldenDar& c : cases) {
+    INFO(c.text("case"));
+    const LongHand ours(c);
+    require_golden(ours.out, c.tensor("out"), "out");
+    require_golden(ours.dq, c.tensor("dq"), "dq");
+    require_golden(ours.dk, c.tensor("dk"), "dk");
+    require_golden(ours.dv, c.tensor("dv"), "dv");
+    require_golden(values_of(ours.dscore.strength), c.tensor("dlam"), "dlam");
+    require_golden(values_of(ours.dscore.vigilance), c.tensor("drho"), "drho");
+    require_golden(values_of(ours.dscore.sharpness), c.tensor("dalpha"), "dalpha");
+    require_golden(values_of(ours.dscore.feedback), c.tensor("dbeta"), "dbeta");
+  }
+}
+
+TEST_CASE("The safe convention for zero rows reproduces its golden gradients") {
+  int found = 0;
+  for (GoldenDar& c : golden_cases()) {
+    if (!c.file.contains("dq_safe")) continue;
+    INFO(c.text("case"));
+    c.score.zero_norm = ZeroNorm::safe;
+    const LongHand ours(c);
+    require_golden(ours.out, c.tensor("out"), "out");
+    require_golden(ours.dq, c.tensor("dq_safe"), "dq_safe");
+    require_golden(ours.dk, c.tensor("dk_safe"), "dk_safe");
+    ++found;
+  }
+  CHECK(found >= 2);
+}
+
+// ---- the resonance map -----------------------------------------------------------------------------
+
+namespace {
+
+// Sizes around the panel width, grouped heads, strided rows.
+struct MapCase {
+  Geometry g;
+  std::vector<double> q, k;
+  Index row;
+
+  MapCase(Index heads, Index kv_heads, Index len_q, Index len_kv, Index dim, unsigned seed)
+      : g{.batch = 2, .heads = heads, .query_heads = heads, .kv_heads = kv_heads, .len_q = len_q,
+          .len_kv = len_kv, .dim_qk = dim, .dim_v = dim},
+        row(dim + 3) {
+    std::mt19937 random(seed);
+    q = random_row(random, g.batch * heads * len_q * row);
+    k = random_row(random, g.batch * kv_heads * len_kv * row);
+  }
+  template <class T>
+  [[nodiscard]] TensorView<const T> view(const std::vector<T>& x, Index heads, Index len) const {
+    return {x.data(), {g.batch, heads, len, g.dim_qk}, {heads * len * row, len * row, row}};
+  }
+  [[nodiscard]] TensorView<const double> query() const { return view(q, g.heads, g.len_q); }
+  [[nodiscard]] TensorView<const double> key() const { return view(k, g.kv_heads, g.len_kv); }
+  [[nodiscard]] std::pair<double, double> pair(const DarScore<double>& score, Index b, Index h,
+                                               Index i, Index j) const {
+    const double* x = query().row(b, h, i);
+    const double* y = key().row(b, g.kv_head(h), j);
+    const auto one = LongHand::head_of(score, h);
+    const double c = textbook_cosine(one, {x, x + g.dim_qk}, {y, y + g.dim_qk});
+    return {textbook_resonance(one, c), one.resonance_gate().input(c)};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("The resonance map and its statistics equal plain loops over the visible pairs") {
+  int which = 0;
+  for (const DarScore<double>& form : all_forms()) {
+    INFO(name_of(form));
+    Dar<double> op;
+    op.score = form;
+    op.score.vigilance = Param<double>{0.15, 0.05, 0.4, 0.3};
+    const Index lengths[] = {1, 5, 31, 33, 70};
+    const MapCase at(4, which % 2 ? 2 : 4, lengths[which % 5], lengths[(which + 2) % 5], kDim,
+                     unsigned(which));
+    std::vector<double> bias(std::size_t(at.g.len_kv), 0.5);
+    bias[0] = -kInfinity<double>;
+    Mask<double> mask = which % 3 == 0 ? Mask<double>{} : causal<double>(Align::bottom_right);
+    if (which % 4 == 1) mask.bias = {bias.data(), {1, 1, 1, at.g.len_kv}};
+    if (which % 4 == 2) mask.key_lengths = {0, at.g.len_kv};
+    ++which;
+
+    const Shape shape{2, 4, at.g.len_q, at.g.len_kv};
+    std::vector<double> map(std::size_t(element_count(shape, "map")), kNan);
+    const TensorView<double> out(map.data(), shape);
+    resonance_map(op, at.query(), at.key(), out, mask, 2);
+    const auto statistics = resonance_statistics(op, at.query(), at.key(), mask, 2);
+    const BoundMask<double> bound(mask, at.g, "test");
+    for (Index h = 0; h < 4; ++h) {
+      double crossings = 0, sum = 0, pairs = 0;
+      for (Index b = 0; b < 2; ++b)
+        for (Index i = 0; i < at.g.len_q; ++i)
+          for (Index j = 0; j < at.g.len_kv; ++j) {
+            const auto [r, input] = at.pair(op.score, b, h, i, j);
+            const bool visible = bound.visible(b, h, i, j);
+            REQUIRE(out(b, h, i, j) == Approx(visible ? r : 0.0).epsilon(1e-12).margin(1e-13));
+            if (!visible) continue;
+            crossings += input > op.score.vigilance[h];
+            sum += r;
+            ++pairs;
+          }
+      const auto head = std::size_t(h);
+      CHECK(statistics.visible_pairs[head] == Index(pairs));
+      CHECK(statistics.crossing[head] == Approx(crossings / std::max(pairs, 1.0)).margin(1e-15));
+      CHECK(statistics.mean_resonance[head] == Approx(sum / std::max(pairs, 1.0)).epsilon(1e-12));
+    }
+  }
+}
+
+TEST_CASE("The resonance map of a golden case is its tensor r") {
+  for (const GoldenDar& c : golden_cases()) {
+    if (!c.file.contains("r")) continue;
+    INFO(c.text("case"));
+    Dar<double> op;
+    op.score = c.score;
+    const Shape q{c.g.batch, c.g.heads, c.g.len_q, c.g.dim_qk};
+    const Shape k{c.g.batch, c.g.kv_heads, c.g.len_kv, c.g.dim_qk};
+    const auto r = c.tensor("r");
+    std::vector<double> map(r.size());
+    resonance_map(op, TensorView<const double>(c.q.data(), q),
+                  TensorView<const double>(c.k.data(), k),
+                  TensorView<double>(map.data(), {q.batch, q.heads, q.len, k.len}));
+    require_golden(map, r, "r");
+  }
+}
+
+TEST_CASE("Resonance statistics have the same bits for any number of threads, and ignore hidden NaN") {
+  MapCase at(3, 1, 150, 131, 16, 77);
+  std::vector<float> q(at.q.begin(), at.q.end()), k(at.k.begin(), at.k.end());
+  Dar<float> op;
+  op.score.vigilance = 0.1F;
+  const auto query = at.view(q, 3, 150), key = at.view(k, 1, 131);
+  const auto mask = causal<float>() & key_lengths<float>({100, 0});
+  const auto one = resonance_statistics(op, query, key, mask, 1);
+  for (Index j = 100; j < 131; ++j) k[std::size_t(j * at.row + 2)] = float(kNan);
+  for (const int threads : {1, 2, 3, 7}) {
+    const auto other = resonance_statistics(op, query, key, mask, threads);
+    CHECK(other.crossing == one.crossing);
+    CHECK(other.mean_resonance == one.mean_resonance);
+    CHECK(other.visible_pairs == one.visible_pairs);
+  }
+  CHECK(one.visible_pairs[0] == 100 * 101 / 2 + 50 * 100);
+  CHECK(one.crossing[0] > 0.1);
+  CHECK(one.crossing[0] < 0.6);
+  std::vector<float> map(std::size_t(2 * 3 * 150 * 131), 1.0F);
+  resonance_map(op, query, key, TensorView<float>(map.data(), {2, 3, 150, 131}), mask);
+  for (const float r : map) REQUIRE((r >= 0.0F && r <= 1.0F));
+}
+
+TEST_CASE("A map of no rows is no work, and sizes that do not fit are refused") {
+  Dar<double> op;
+  std::vector<double> memory(1000);
+  const auto view = [&](const Shape& s, Index from = 0) {
+    return TensorView<double>(memory.data() + from, s);
+  };
+  resonance_map(op, view({1, 2, 0, 4}), view({1, 2, 3, 4}), view({1, 2, 0, 3}));
+  CHECK(resonance_statistics(op, view({1, 2, 5, 4}), view({1, 2, 0, 4})).crossing ==
+        std::vector<double>{0.0, 0.0});
+  const auto refused = [&](const Shape& q, const Shape& k, const Shape& out, Index out_at) {
+    CHECK_THROWS_AS(resonance_map(op, view(q), view(k, 100), view(out, out_at)),
+                    std::invalid_argument);
+  };
+  refused({1, 2, 3, 4}, {1, 2, 3, 5}, {1, 2, 3, 3}, 500);  // dim
+  refused({1, 2, 3, 4}, {2, 2, 3, 4}, {1, 2, 3, 3}, 500);  // batch
+  refused({1, 3, 3, 4}, {1, 2, 3, 4}, {1, 3, 3, 3}, 500);  // heads
+  refused({1, 2, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 4}, 500);  // out
+  refused({1, 2, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 3}, 90);   // overlap
+  refused({1, 2, 3, 0}, {1, 2, 3, 0}, {1, 2, 3, 3}, 500);  // no columns
+  op.score.eps = -1.0;
+  refused({1, 2, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 3}, 500);
 }

@@ -5,17 +5,9 @@
 // and keys, table entries and the score's own scalars.
 
 #include <heed/engine/query_side.hpp>
+#include <heed/plug/derivative.hpp>
 
 namespace heed::inline HEED_ABI {
-
-namespace detail {
-
-// Uses the score's own derivative, or dual numbers where it has none (plug/derivative.hpp).
-template <class Score, class S>
-void differentiate(const Score& score, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p,
-                   S g, PairOf<Score, S>& d, ScalarsOf<Score, S>& dp);
-
-}  // namespace detail
 
 // Gradients that a panel gathers for one score map over all tiles.
 template <class Op, class T>
@@ -99,7 +91,7 @@ struct ScoreChain {
       const auto pair = query.pair(place, j, v, dots.load(j, v), projected);
       PairOf<Score, P> d{};
       ScalarsOf<Score, P> dp{};
-      detail::differentiate(c.op.score, pair, p, dscores.load(j, v), d, dp);
+      differentiate_score(c.op.score, pair, p, dscores.load(j, v), d, dp);
       if constexpr (Hidden) {
         const auto hidden = marks.load(j, v) == P(-kInfinity<T>);
         const auto drop = [&](P& g) { g = select(hidden, P(T(0)), g); };
@@ -134,15 +126,5 @@ struct ScoreChain {
     if constexpr (Score::has_table) grad.side.table.add(Index(pair.key[0].lane(0)), v, d.table);
   }
 };
-
-namespace detail {
-
-template <class Score, class S>
-void differentiate(const Score& score, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p,
-                   S g, PairOf<Score, S>& d, ScalarsOf<Score, S>& dp) {
-  score.score_vjp(pair, p, g, d, dp);
-}
-
-}  // namespace detail
 
 }  // namespace heed::inline HEED_ABI

@@ -92,6 +92,12 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   check(problem.value, {g.batch, g.kv_heads, g.len_kv, g.dim_v}, "value");
   check(problem.extra, {g.batch, g.heads, g.len_q, op.extra_dim(g)}, "extra");
   check(problem.bias, problem.bias_shape, "bias");
+  const auto broadcasts = [](Index extent, Index to) { return extent == 1 || extent == to; };
+  const Shape& s = problem.bias_shape;
+  const bool fits = broadcasts(s.batch, g.batch) && broadcasts(s.heads, g.heads) &&
+                    broadcasts(s.len, g.len_q) && s.dim == g.len_kv;
+  require(problem.bias.empty() || fits, where, ": the bias has shape ", s,
+          ", it must broadcast to ", Shape{g.batch, g.heads, g.len_q, g.len_kv});
 }
 
 // cast_op, and proof that the fixed projection has come along.
@@ -138,13 +144,6 @@ struct Row {
   [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
 };
 
-// A row and its side values.
-template <class S, int Features>
-struct SideRow {
-  Row<S> row;
-  std::array<S, std::size_t(Features)> features{};
-};
-
 // The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
 // are first asked for, so that a key that nobody sees is never read. The op, the problem and the
 // mask must outlive it.
@@ -152,8 +151,13 @@ template <class Op>
 class MapScores {
   using S = typename Op::Scalar;
   using Score = typename Op::ScoreType;
-  using QuerySide = SideRow<S, Score::query_features>;
-  using KeySide = SideRow<S, Score::key_features>;
+  template <int Features>
+  struct Side {
+    Row<S> row;
+    std::array<S, std::size_t(Features)> features{};
+  };
+  using QuerySide = Side<Score::query_features>;
+  using KeySide = Side<Score::key_features>;
 
  public:
   MapScores(const Op& op, const Problem<S>& problem, const BoundMask<double>& mask, Index b,

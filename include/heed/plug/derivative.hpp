@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The derivative of a score: its own score_vjp, or, where it has none, dual numbers run through score().
+// A user's score without a derivative thus still gets a fused backward in O(len) memory.
+
+#include <heed/autodiff/dual.hpp>
+#include <heed/plug/score.hpp>
+
+namespace heed::inline HEED_ABI {
+
+template <class Score, class S>
+concept HasScoreVjp = requires(const Score& score, const PairOf<Score, S>& pair,
+                               const ScalarsOf<Score, S>& p, S g, PairOf<Score, S>& d,
+                               ScalarsOf<Score, S>& dp) { score.score_vjp(pair, p, g, d, dp); };
+
+namespace detail {
+
+// Calls f(value) for every differentiable field of one or more pairs side by side, in a fixed order.
+template <class F, class... Pairs>
+void for_each_field(F&& f, Pairs&... pairs) {
+  f(pairs.dot...);
+  f(pairs.logit...);
+  f(pairs.projected...);
+  f(pairs.table...);
+  const std::size_t queries = std::get<0>(std::tie(pairs...)).query.size();
+  const std::size_t keys = std::get<0>(std::tie(pairs...)).key.size();
+  for (std::size_t i = 0; i < queries; ++i) f(pairs.query[i]...);
+  for (std::size_t i = 0; i < keys; ++i) f(pairs.key[i]...);
+}
+
+template <class Score, class S>
+void differentiate_by_duals(const Score& score, const PairOf<Score, S>& pair,
+                            const ScalarsOf<Score, S>& p, S g, PairOf<Score, S>& d,
+                            ScalarsOf<Score, S>& dp) {
+  constexpr int inputs = 4 + Score::query_features + Score::key_features + Score::scalars;
+  using D = Dual<S, inputs>;
+  PairOf<Score, D> lifted;
+  int next = 0;
+  for_each_field([&](D& to, const S& from) { to = D::variable(from, next++); }, lifted, pair);
+  lifted.query_index = D(pair.query_index);
+  lifted.key_index = D(pair.key_index);
+  ScalarsOf<Score, D> scalars;
+  for (std::size_t i = 0; i < scalars.size(); ++i) scalars[i] = D::variable(p[i], next++);
+  const D result = score.score(lifted, scalars);
+  std::size_t read = 0;
+  for_each_field([&](S& to) { to = g * result.grad[read++]; }, d);
+  for (std::size_t i = 0; i < dp.size(); ++i) dp[i] += g * result.grad[read++];
+}
+
+}  // namespace detail
+
+// d.<field> = g * dscore/dfield; dp[i] += g * dscore/dp[i]. `d` arrives zeroed.
+template <class Score, class S>
+void differentiate_score(const Score& score, const PairOf<Score, S>& pair,
+                         const ScalarsOf<Score, S>& p, S g, PairOf<Score, S>& d,
+                         ScalarsOf<Score, S>& dp) {
+  if constexpr (HasScoreVjp<Score, S>)
+    score.score_vjp(pair, p, g, d, dp);
+  else
+    detail::differentiate_by_duals(score, pair, p, g, d, dp);
+}
+
+}  // namespace heed::inline HEED_ABI
