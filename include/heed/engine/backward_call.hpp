@@ -74,6 +74,7 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   using T = typename Op::Scalar;
   using Worker = detail::BackwardWorker<Op, T>;
   using Normaliser = typename Op::NormaliserType;
+  static_assert(check_attention_op<Op>());
   const std::string where = detail::door_name("heed::backward", options.name);
   const Geometry g = geometry_of(op, in, where);
   const BoundMask<T> bound(mask, g, where.c_str());

@@ -5,6 +5,7 @@
 
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/check.hpp>
 
 #include <cmath>
 #include <optional>

@@ -418,6 +418,7 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
              Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   using T = typename Op::Scalar;
   using Worker = detail::ForwardWorker<Op, T>;
+  static_assert(check_attention_op<Op>());
   const std::string where = detail::door_name("heed::forward", options.name);
   const Geometry g = geometry_of(op, in, where);
   detail::require_shape(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);

@@ -7,6 +7,8 @@
 #include <heed/autodiff/dual.hpp>
 #include <heed/plug/score.hpp>
 
+#include <tuple>
+
 namespace heed::inline HEED_ABI {
 
 template <class Score, class S>

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The resonant flow in n steps, for one vector of queries (lanes) and all keys j of their rows.
+//
+//   a_1 = softmax(eta D)      a_(t+1) = softmax(kappa a_t + eta D)      kappa = 1 - eta
+//
+// Exponentials are taken of  e_j + kappa log2(e) a_j,  e_j = eta log2(e) (D_j - D_top) <= 0, where
+// D_top is the visible drive at which eta D is largest; a in [0,1] adds at most |kappa| log2(e), so
+// that no step looks for a maximum. Steps pass on p_j = l a_j and the sum l instead of a_j.
+//
+// Backward, from the last step (X = dL/da_n):
+//   g_n = a_n o (X - <a_n, X>)            g_t = a_t o kappa (g_(t+1) - <a_t, g_(t+1)>)
+//   dL/dD = eta sum_t g_t                 dL/deta = <sum_t g_t, D> - sum_(t>=2) <g_t, a_(t-1)>
+// Rows of every g_t sum to 0: D may be counted from D_top, and the uniform start a_0 has no part.
+//
+// Bounds  hidden entries (D = -infinity) have weight and gradient exactly 0, whatever X holds there;
+//         a lane without a visible key has weights 0 and lse -infinity; a visible NaN makes the
+//         visible part of its lane NaN and of no other.
+// Cost    a step: one multiply-add, one exponential and one addition per pair, two loads, one store.
+
+#include <heed/plug/normaliser.hpp>
+#include <heed/simd/exp.hpp>
+
+#include <algorithm>
+
+namespace heed::inline HEED_ABI {
+namespace detail {
+
+// One vector of a lane tile: a pack per key.
+template <class T>
+struct TileColumn {
+  T* data;
+  Index stride;
+  [[nodiscard]] Pack<T> load(Index j) const { return Pack<T>::load(data + j * stride); }
+  void store(Index j, Pack<T> p) const { p.store(data + j * stride); }
+};
+
+template <class T>
+[[nodiscard]] inline TileColumn<T> column(const LaneTile<T>& tile, int v) {
+  return {tile.data + v * kLanes<T>, tile.lanes};
+}
+
+// Column v of scratch tile `index` of a block.
+template <class T>
+[[nodiscard]] inline TileColumn<T> work_column(const RowBlock<T>& block, Index index, int v) {
+  return column(block.work.part(index * block.keys(), block.keys()), v);
+}
+
+// term(0) + ... + term(keys - 1), by blocks of 128: the rounding error of 1e5 terms is that of 900.
+template <class T, class Term>
+[[nodiscard]] inline Pack<T> sum_over_keys(Index keys, Term&& term) {
+  Pack<T> total = T(0);
+  for (Index first = 0; first < keys; first += 128) {
+    const Index end = std::min<Index>(keys, first + 128);
+    Pack<T> part = T(0);
+    for (Index j = first; j < end; ++j) part += term(j);
+    total += part;
+  }
+  return total;
+}
+
+// 1 / x, and 0 where x is 0.
+template <class T>
+[[nodiscard]] inline Pack<T> inverse_or_zero(Pack<T> x) {
+  return select(x == Pack<T>(T(0)), Pack<T>(T(0)), T(1) / x);
+}
+
+template <class T>
+[[nodiscard]] inline auto is_hidden(Pack<T> score) {
+  return score == Pack<T>(-kInfinity<T>);
+}
+
+// The softmax passes that steps and equilibrium share. A pass returns the sum l of what it wrote.
+template <class T>
+struct SoftmaxFlow {
+  using P = Pack<T>;
+  Index keys;
+  T eta;
+  TileColumn<T> drive;     // D
+  TileColumn<T> argument;  // e of the head of this file; -infinity for hidden keys
+  P top;                   // D_top; 0 for a lane that sees no key
+
+  SoftmaxFlow(const RowBlock<T>& block, int v, T rate, TileColumn<T> argument_column)
+      : keys(block.keys()), eta(rate), drive(column(block.scores[0], v)),
+        argument(argument_column) {
+    const P extreme = eta > T(0) ? P::load(block.score_max[0] + v * kLanes<T>) : smallest_drive();
+    const auto none = (extreme == P(-kInfinity<T>)) | (eta > T(0) ? extreme != extreme
+                                                                  : extreme == P(kInfinity<T>));
+    top = select(none, P(T(0)), extreme);
+  }
+
+  // Factor on an unnormalised weight p = l a inside an exponent in log2 units.
+  [[nodiscard]] P kappa_over(P inverse_sum) const {
+    return inverse_sum * T((1.0 - double(eta)) * kLog2e);
+  }
+
+  // Fills `argument`; `next` becomes p_1. `next` may be the drive's own column.
+  [[nodiscard]] P start(TileColumn<T> next) const {
+    const P factor = T(double(eta) * kLog2e);
+    return sum_over_keys<T>(keys, [&](Index j) {
+      const P d = drive.load(j);
+      const P e = select(is_hidden(d), d, (d - top) * factor);  // 0 * infinity when eta is 0
+      const P p = exp2_weight(e);
+      argument.store(j, e);
+      next.store(j, p);
+      return p;
+    });
+  }
+
+  // p_(t+1) from p_t in place.
+  [[nodiscard]] P step(TileColumn<T> weights, P factor) const {
+    return sum_over_keys<T>(keys, [&](Index j) {
+      const P p = exp2_weight(mul_add(weights.load(j), factor, argument.load(j)));
+      weights.store(j, p);
+      return p;
+    });
+  }
+
+  // The last step leaves p_(n-1) as it is and writes p_n over `argument`, whose work is done.
+  [[nodiscard]] P last_step(TileColumn<T> weights, P factor) const {
+    return sum_over_keys<T>(keys, [&](Index j) {
+      const P e = argument.load(j);
+      const P p = exp2_weight(mul_add(weights.load(j), factor, e));
+      const P visible = select(is_hidden(e), P(T(0)), p);  // p is NaN all over the lane of a NaN
+      argument.store(j, visible);
+      return visible;
+    });
+  }
+
+  // out = last * factor. Returns the largest |out_j - before(j)|; NaN for a lane of NaN.
+  template <class Before>
+  [[nodiscard]] P finish(TileColumn<T> last, P factor, TileColumn<T> out, Before&& before) const {
+    P residual = T(0);
+    for (Index j = 0; j < keys; ++j) {
+      const P p = last.load(j);
+      const P a = select(p == P(T(0)), p, p * factor);
+      residual = max(residual, math::absolute(P(a - before(j))));
+      out.store(j, a);
+    }
+    return select(factor == factor, residual, factor);
+  }
+
+  // p_n / l from p_(n-1) / l' into `weights`; returns the residual.
+  [[nodiscard]] P take_last_step(TileColumn<T> weights, P& sum) const {
+    const P before = inverse_or_zero(sum);
+    sum = last_step(weights, kappa_over(before));
+    return finish(argument, inverse_or_zero(sum), weights,
+                  [&](Index j) { return weights.load(j) * before; });
+  }
+
+  // Log-sum-exp of an argument of which `sum` was taken about D_top.
+  [[nodiscard]] P lse(P sum) const {
+    return select(sum == P(T(0)), P(-kInfinity<T>), mul_add(top, P(eta), math::log(sum)));
+  }
+
+ private:
+  // +infinity for none.
+  [[nodiscard]] P smallest_drive() const {
+    P low = kInfinity<T>;
+    for (Index j = 0; j < keys; ++j) {
+      const P d = drive.load(j);
+      low = select((d < low) & (d > P(-kInfinity<T>)), d, low);
+    }
+    return low;
+  }
+};
+
+template <class T>
+inline void report(const RowBlock<T>& block, int v, Pack<T> lse, Pack<T> residual) {
+  if (block.lse[0] != nullptr) lse.store(block.lse[0] + v * kLanes<T>);
+  if (block.diagnostics != nullptr) residual.store(block.diagnostics + v * kLanes<T>);
+}
+
+// Sum over the valid lanes of vector v.
+template <class T>
+[[nodiscard]] inline double sum_valid(const RowBlock<T>& block, int v, Pack<T> p) {
+  T lanes[kLanes<T>];
+  p.store(lanes);
+  return sum_valid_lanes(lanes, std::min<Index>(kLanes<T>, block.valid_lanes - v * kLanes<T>));
+}
+
+// Scores become a_n; one work tile.
+template <class T>
+inline void resonant_steps_forward(const RowBlock<T>& block, int v, T eta, int steps) {
+  using P = Pack<T>;
+  const auto weights = column(block.scores[0], v);
+  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0, v));
+  P sum = flow.start(weights), residual;
+  if (steps == 1) {
+    const P count = sum_over_keys<T>(flow.keys, [&](Index j) {
+      return select(is_hidden(flow.argument.load(j)), P(T(0)), P(T(1)));
+    });
+    const P uniform = inverse_or_zero(count);
+    residual = flow.finish(weights, inverse_or_zero(sum), weights, [&](Index j) {
+      return select(is_hidden(flow.argument.load(j)), P(T(0)), uniform);
+    });
+  } else {
+    for (int t = 2; t < steps; ++t) sum = flow.step(weights, flow.kappa_over(inverse_or_zero(sum)));
+    residual = flow.take_last_step(weights, sum);
+  }
+  report(block, v, flow.lse(sum), residual);
+}
+
+// The backward pass; keeps every a_t: work tile 0 is the argument, then the sum of g; tile t is a_t,
+// then g_t.
+template <class T>
+struct ResonantStepsVjp {
+  using P = Pack<T>;
+  const RowBlock<T>& block;
+  int v;
+  int steps;
+  SoftmaxFlow<T> flow;
+  P kappa;
+  TileColumn<T> total;
+
+  ResonantStepsVjp(const RowBlock<T>& b, int vector, T eta, int n)
+      : block(b), v(vector), steps(n), flow(b, vector, eta, work_column(b, 0, vector)),
+        kappa(T(1) - eta), total(flow.argument) {}
+
+  // Returns the lane-wise gradient of eta.
+  [[nodiscard]] P run() const {
+    const P last_inverse = replay();
+    P inner = begin(last_inverse);  // <a_(t-1), g_t>
+    P deta = T(0);
+    for (int t = steps - 1; t >= 1; --t) {
+      deta -= inner;
+      inner = back(t, inner);
+    }
+    return deta + end();
+  }
+
+ private:
+  [[nodiscard]] TileColumn<T> tile(int t) const { return work_column(block, t, v); }
+
+  // Tiles 1 ... n-1 become a_t, tile n becomes p_n; returns 1 / sum of p_n.
+  [[nodiscard]] P replay() const {
+    P inverse = inverse_or_zero(flow.start(tile(1)));
+    const P factor = flow.kappa_over(P(T(1)));
+    for (int t = 1; t < steps; ++t) {
+      const TileColumn<T> now = tile(t), next = tile(t + 1);
+      inverse = inverse_or_zero(sum_over_keys<T>(flow.keys, [&](Index j) {
+        const P a = now.load(j) * inverse;
+        const P p = exp2_weight(mul_add(a, factor, flow.argument.load(j)));
+        now.store(j, a);
+        next.store(j, p);
+        return p;
+      }));
+    }
+    return inverse;
+  }
+
+  // Step n: writes the weights; returns <a_(n-1), g_n>, 0 if n is 1.
+  [[nodiscard]] P begin(P last_inverse) const {
+    const auto last = tile(steps), before = tile(std::max(1, steps - 1));
+    const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
+    const P dot = sum_over_keys<T>(flow.keys, [&](Index j) {
+      const auto hidden = is_hidden(flow.drive.load(j));
+      const P a = select(hidden, P(T(0)), last.load(j) * last_inverse);
+      last.store(j, a);
+      return select(hidden, P(T(0)), a * dweights.load(j));
+    });
+    const P with_before = steps > 1 ? T(1) : T(0);
+    return with_before * sum_over_keys<T>(flow.keys, [&](Index j) {
+      const P a = last.load(j), a_before = before.load(j);
+      const P g = select(is_hidden(flow.drive.load(j)), P(T(0)), a * (dweights.load(j) - dot));
+      weights.store(j, a);  // may lie where dweights lies
+      last.store(j, g);
+      total.store(j, g);
+      return g * a_before;
+    });
+  }
+
+  // Step t < n: tile t becomes g_t; returns <a_(t-1), g_t>.
+  [[nodiscard]] P back(int t, P inner) const {
+    const auto now = tile(t), next = tile(t + 1), before = tile(std::max(1, t - 1));
+    return sum_over_keys<T>(flow.keys, [&](Index j) {
+      const P a_before = before.load(j);
+      const P g = now.load(j) * kappa * (next.load(j) - inner);
+      now.store(j, g);
+      total.store(j, total.load(j) + g);
+      return g * a_before;
+    });
+  }
+
+  // Writes eta * total; returns <total, D>.
+  [[nodiscard]] P end() const {
+    const auto dscores = column(block.dscores[0], v);
+    return sum_over_keys<T>(flow.keys, [&](Index j) {
+      const P d = flow.drive.load(j), g = total.load(j);
+      const auto hidden = is_hidden(d);
+      dscores.store(j, select(hidden, P(T(0)), g * flow.eta));
+      return select(hidden, P(T(0)), g * (d - flow.top));
+    });
+  }
+};
+
+}  // namespace detail
+}  // namespace heed::inline HEED_ABI
