@@ -23,7 +23,7 @@ using Complex = std::complex<double>;
 using V64 = Var<double>;
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// ---- one pair in long hand -----------------------------------------------------------------------
+// ---- one pair in long hand -------------------------------------------------------------------
 
 template <class S>
 struct PlainRow {
@@ -161,7 +161,7 @@ Gradient<double> by_tape(const DarScore<double>& score, const std::vector<double
   return result;
 }
 
-// ---- the formula again, from the paper -------------------------------------------------------------
+// ---- the formula again, from the paper -------------------------------------------------------
 
 double plain_norm(const std::vector<double>& x) { return std::sqrt(plain_dot(x, x)); }
 
@@ -203,7 +203,7 @@ double textbook_score(const DarScore<double>& score, const std::vector<double>& 
          strength * textbook_resonance(score, textbook_cosine(score, q, k));
 }
 
-// ---- forms and numbers -----------------------------------------------------------------------------
+// ---- forms and numbers -----------------------------------------------------------------------
 
 constexpr Index kDim = 7, kRank = 3;
 
@@ -306,7 +306,7 @@ std::string refusal(const DarScore<double>& score, Index heads = 2, Index dim = 
 
 }  // namespace
 
-// ---- the formula -----------------------------------------------------------------------------------
+// ---- the formula -----------------------------------------------------------------------------
 
 TEST_CASE("The score of q = (3, 4) and k = (4, 3) is what a pocket calculator says") {
   // q.k = 24, |q| = |k| = 5, c = 24/25; 8 (0.96 - 0.6) = 2.88; 1/(1 + e^-2.88) = 0.9468488636;
@@ -400,7 +400,7 @@ TEST_CASE("Gradients on packs equal those on numbers, lane by lane") {
       const auto exact = by_hooks(score, q[at], k[at], g[at][0]);
       const std::vector<double> dp(exact.dp.begin(), exact.dp.end());
       const std::vector<Pack<float>> small_dp(small.dp.begin(), small.dp.end());
-      // The slope of the piecewise-linear gate jumps at its kinks, where float may fall on either side.
+      // At its kinks the slope of the piecewise-linear gate jumps; float may fall on either side.
       const double r = textbook_resonance(score, textbook_cosine(score, q[at], k[at]));
       const bool kink = score.gate == GateKind::piecewise_linear &&
                         (std::abs(r) < 1e-5 || std::abs(r - 1) < 1e-5);
@@ -428,11 +428,12 @@ TEST_CASE("The gate's derivative counts on the closed interval where the line is
   CHECK(gate.derivatives(0.2500001, p).by_input == 0.0);
   CHECK(gate.derivatives(-0.2500001, p).by_input == 0.0);
   CHECK(gate.value(-0.2500001, p) == 0.0);
-  const auto packs = gate.derivatives(Pack<float>(0.25F), GateScalars<Pack<float>>{0.0F, 2.0F, 0.5F});
+  const GateScalars<Pack<float>> packed{0.0F, 2.0F, 0.5F};
+  const auto packs = gate.derivatives(Pack<float>(0.25F), packed);
   CHECK(packs.by_input.lane(0) == 2.0F);
 }
 
-// ---- the laws of the note --------------------------------------------------------------------------
+// ---- the laws of the note --------------------------------------------------------------------
 
 TEST_CASE("Strength 0 gives back the logit and still has a gradient of the strength") {
   std::mt19937 random(4);
@@ -518,7 +519,7 @@ TEST_CASE("The gate does not change when a row is scaled or both rows are rotate
   CHECK(cosine(turned(q), k) != Approx(c).epsilon(1e-3));
 }
 
-TEST_CASE("Local temperature: a gap between two scores grows by lambda times the gap of resonance") {
+TEST_CASE("Local temperature: a gap between scores grows by lambda times the gap of resonance") {
   std::mt19937 random(8);
   for (const DarScore<double>& score : all_forms()) {
     if (score.adaptive) continue;
@@ -533,7 +534,7 @@ TEST_CASE("Local temperature: a gap between two scores grows by lambda times the
   }
 }
 
-// ---- dynamics --------------------------------------------------------------------------------------
+// ---- dynamics --------------------------------------------------------------------------------
 
 TEST_CASE("No iteration and one iteration are the static gate, bit for bit") {
   for (const GateKind kind : kGates)
@@ -605,7 +606,7 @@ TEST_CASE("contraction() is the slope bound of the steepest head") {
   CHECK(score.contraction() == Approx(2.4));
 }
 
-// ---- rows of extreme size --------------------------------------------------------------------------
+// ---- rows of extreme size --------------------------------------------------------------------
 
 TEST_CASE("A zero row has cosine 0, and its gradient follows the chosen convention") {
   std::mt19937 random(9);
@@ -694,7 +695,7 @@ TEST_CASE("A NaN in a row is never turned into a number") {
   }
 }
 
-// ---- parameters and options ------------------------------------------------------------------------
+// ---- parameters and options ------------------------------------------------------------------
 
 TEST_CASE("Nonsense is refused in one sentence that names the argument and its value") {
   DarScore<double> good;
@@ -764,7 +765,7 @@ TEST_CASE("Gradients of scalars go to the head that they belong to, or to the sh
   CHECK(score.scalar(2, 1) == 8.0F);
 }
 
-// ---- golden cases ----------------------------------------------------------------------------------
+// ---- golden cases ----------------------------------------------------------------------------
 
 namespace {
 
@@ -960,7 +961,7 @@ TEST_CASE("The safe convention for zero rows reproduces its golden gradients") {
   CHECK(found >= 2);
 }
 
-// ---- the resonance map -----------------------------------------------------------------------------
+// ---- the resonance map -----------------------------------------------------------------------
 
 namespace {
 
@@ -1057,7 +1058,7 @@ TEST_CASE("The resonance map of a golden case is its tensor r") {
   }
 }
 
-TEST_CASE("Resonance statistics have the same bits for any number of threads, and ignore hidden NaN") {
+TEST_CASE("Resonance statistics have the same bits for any threads, and ignore hidden NaN") {
   MapCase at(3, 1, 150, 131, 16, 77);
   std::vector<float> q(at.q.begin(), at.q.end()), k(at.k.begin(), at.k.end());
   Dar<float> op;

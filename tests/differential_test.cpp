@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Differential attention: the row normaliser Difference, its lambdas and pairings, and the norm of its
-// heads, run by hand one panel at a time.
+// Differential attention: the row normaliser Difference, its lambdas and pairings, and the norm of
+// its heads, run by hand one panel at a time.
 
 #include "catch.hpp"
 
@@ -28,8 +28,8 @@ static_assert(AttentionOp<Differential<float>> && AttentionOp<DifferentialV1<dou
               AttentionOp<DifferentialV2<float>>);
 static_assert(DifferentialV2<float>::uses_extra && !Differential<float>::uses_extra);
 
-// A RowBlock and its memory. Scores start hidden. A copy has numbers of its own, but the block of the
-// original.
+// A RowBlock and its memory. Scores start hidden. A copy has numbers of its own, but the block of
+// the original.
 template <class T>
 struct Panel {
   Index keys, lanes;
@@ -89,8 +89,8 @@ struct Panel {
   }
 };
 
-// Random scores, gradients and extra inputs; lane i hides the keys j with (7 i + 3 j) % 5 == 0, and lane
-// 2 hides all. The gradient of a hidden weight is a NaN.
+// Random scores, gradients and extra inputs; lane i hides the keys j with (7 i + 3 j) % 5 == 0, and
+// lane 2 hides all. The gradient of a hidden weight is a NaN.
 template <class T>
 Panel<T> random_panel(Index keys, int vectors, unsigned seed, double spread = 3.0) {
   Panel<T> p(keys, vectors, vectors * kLanes<T> - 1);
@@ -203,7 +203,8 @@ void check_vjp(const Lambda& lambda, bool aliased) {
 TEST_CASE("two keys by hand: the second map is subtracted lambda times") {
   // Map 1: exp 1 : 3, P1 = (0.25, 0.75). Map 2: exp 4 : 1, P2 = (0.8, 0.2). lambda = 0.5.
   // W = (0.25 - 0.4, 0.75 - 0.1) = (-0.15, 0.65). X = (2, 6): r1 = 5, r2 = 2.8.
-  // dS1 = (0.25 * -3, 0.75 * 1); dS2 = -0.5 * (0.8 * -0.8, 0.2 * 3.2) = (0.32, -0.32); dlambda = -2.8.
+  // dS1 = (0.25 * -3, 0.75 * 1); dS2 = -0.5 * (0.8 * -0.8, 0.2 * 3.2) = (0.32, -0.32);
+  // dlambda = -2.8.
   Difference<double, GivenLambda<double>> op;
   op.lambda = 0.5;
   Panel<double> p(2, 1, 1);
@@ -257,7 +258,8 @@ TEMPLATE_TEST_CASE("weights are within the stated bound of a wider scalar", "", 
         const auto exact = op.reference(rows, 0, Wide(0)), size = plus.reference(rows, 0, Wide(0));
         Wide range = 0;
         for (const auto& row : rows)
-          for (const Wide s : row) range = std::max(range, *std::max_element(row.begin(), row.end()) - s);
+          for (const Wide s : row)
+            range = std::max(range, *std::max_element(row.begin(), row.end()) - s);
         std::size_t next = 0;
         for (Index j = 0; j < keys; ++j) {
           const T weight = p.scores[0][p.at(j, i)];
@@ -265,8 +267,9 @@ TEMPLATE_TEST_CASE("weights are within the stated bound of a wider scalar", "", 
             REQUIRE(weight == T(0));
             continue;
           }
-          const Wide bound = (8 + Wide(1.2) * range) * std::numeric_limits<T>::epsilon() * size[next] +
-                             std::numeric_limits<T>::min();
+          const Wide bound =
+              (8 + Wide(1.2) * range) * std::numeric_limits<T>::epsilon() * size[next] +
+              std::numeric_limits<T>::min();
           REQUIRE(std::abs(Wide(weight) - exact[next]) <= bound);
           ++next;
         }
@@ -366,8 +369,7 @@ TEST_CASE("lambda = 0 gives the softmax of map 1 whatever map 2 holds, and lambd
   for (const float d : r.dscores[1]) REQUIRE(d == 0.0F);
   op.forward(p.block);
   op.forward(q.block);
-  for (std::size_t n = 0; n < p.scores[0].size(); ++n)
-    REQUIRE(p.scores[0][n] == q.scores[0][n]);
+  for (std::size_t n = 0; n < p.scores[0].size(); ++n) REQUIRE(p.scores[0][n] == q.scores[0][n]);
   for (Index i = 0; i < p.lanes; ++i) {
     const auto softmax = long_hand_softmax(random_panel<float>(70, 2, 4).rows<double>(i)[0]);
     std::size_t next = 0;
@@ -381,7 +383,8 @@ TEST_CASE("a visible NaN makes its row NaN and no other; hidden pairs stay 0") {
   const auto op = with(GivenLambda<double>());
   for (const std::size_t map : {0U, 1U}) {
     Panel<double> clean = random_panel<double>(12, 1, 6), spoilt = random_panel<double>(12, 1, 6);
-    Panel<double> backward = random_panel<double>(12, 1, 6), clean_back = random_panel<double>(12, 1, 6);
+    Panel<double> backward = random_panel<double>(12, 1, 6),
+                  clean_back = random_panel<double>(12, 1, 6);
     const Panel<double> before = clean;
     const Index lane = 1, key = 5;
     REQUIRE(before.scores[0][before.at(key, lane)] != -kInfinity<double>);
@@ -472,7 +475,8 @@ std::vector<Index> repeated(Index half_heads, Index times) {
 
 TEST_CASE("every pairing reads the heads and columns that it names") {
   DifferenceOptions options;
-  for (const auto& [heads, kv_heads] : {std::pair<Index, Index>{1, 1}, {4, 4}, {4, 2}, {4, 1}, {6, 2}}) {
+  for (const auto& [heads, kv_heads] :
+       {std::pair<Index, Index>{1, 1}, {4, 4}, {4, 2}, {4, 1}, {6, 2}}) {
     const Geometry g = heads_of(heads, kv_heads);
     const Index r = heads / kv_heads;
     for (Index h = 0; h < heads; ++h)
@@ -528,8 +532,7 @@ TEST_CASE("differential attention refuses what cannot be meant") {
   auto v1 = make_differential_v1<double>(3, 2);
   CHECK_NOTHROW(v1.validate(g, "test"));
   v1.readout.weight = Param<double>({5}, std::vector<double>(5, 1.0));
-  refuses(v1, g,
-          "test: weight has 5 values, it must have one per column of the value (6) or none");
+  refuses(v1, g, "test: weight has 5 values, it must have one per column of the value (6) or none");
   v1.readout.weight = {};
   CHECK_NOTHROW(v1.validate(g, "test"));
   v1.readout.eps = 0.0;
@@ -616,7 +619,7 @@ HeadNorm<double> example_norm(bool with_weight) {
 }  // namespace
 
 TEST_CASE("the head norm by hand: 3 and 4 have the root mean square 5 / sqrt(2)") {
-  // eps 12.5 doubles the mean square to 25, its root 5: out = 0.5 * (3, 4) / 5 * (1, 10) = (0.3, 4).
+  // eps 12.5 makes the mean square 25, its root 5: out = 0.5 * (3, 4) / 5 * (1, 10) = (0.3, 4).
   HeadNorm<double> norm;
   norm.factor = 0.5;
   norm.eps = 12.5;
@@ -656,7 +659,8 @@ TEST_CASE("the head norm and its gradients are those of its long hand on the tap
     const auto inputs = context.out;
     taped.reference(context);
     Var<double> loss = 0.0;
-    for (std::size_t n = 0; n < mixed.size(); ++n) loss += context.out[n] * Var<double>(grad_out[n]);
+    for (std::size_t n = 0; n < mixed.size(); ++n)
+      loss += context.out[n] * Var<double>(grad_out[n]);
     const auto adjoint = tape.gradient(loss);
 
     for (Index i = 0; i < rows; ++i) {
@@ -692,7 +696,7 @@ struct Golden {
   std::vector<double> q, k, v, dout, lengths, mask, dq, dk, dv;
 
   explicit Golden(const std::filesystem::path& path) : file(io::Safetensors::read(path)) {
-    g = {number("B"), number("H"), number("H"),  number("Hkv"),
+    g = {number("B"),  number("H"),  number("H"), number("Hkv"),
          number("Tq"), number("Tk"), number("d"), number("dv")};
     scale = std::stod(file.metadata().at("scale"));
     left = number("left") < 0 ? g.len_q + g.len_kv : number("left");
@@ -720,7 +724,9 @@ struct Golden {
     const Index mb = Index(shape[0]) == 1 ? 0 : b, mh = Index(shape[1]) == 1 ? 0 : h;
     return mask[std::size_t(((mb * Index(shape[1]) + mh) * g.len_q + i) * g.len_kv + j)] != 0.0;
   }
-  [[nodiscard]] Index q_row(Index b, Index h, Index i) const { return g.row_index(b, h, i) * g.dim_qk; }
+  [[nodiscard]] Index q_row(Index b, Index h, Index i) const {
+    return g.row_index(b, h, i) * g.dim_qk;
+  }
   [[nodiscard]] Index kv_row(Index b, Index h, Index j) const {
     return (b * g.kv_heads + g.kv_head(h)) * g.len_kv + j;
   }
@@ -732,8 +738,10 @@ struct Golden {
     double top = 0.0, error = 0.0;
     for (const double x : expected) top = std::max(top, std::abs(x));
     for (std::size_t n = 0; n < found.size(); ++n) {
-      if (std::isinf(expected[n])) REQUIRE(found[n] == expected[n]);
-      else if (found[n] != expected[n]) error = std::max(error, std::abs(found[n] - expected[n]));
+      if (std::isinf(expected[n]))
+        REQUIRE(found[n] == expected[n]);
+      else if (found[n] != expected[n])
+        error = std::max(error, std::abs(found[n] - expected[n]));
       REQUIRE_FALSE(std::isnan(found[n]));
     }
     CHECK(error <= 1e-12 * std::max(top, 1e-3));
@@ -787,8 +795,8 @@ struct Replay {
         lse[m][std::size_t(row + i)] = forward.lse[m][std::size_t(i)];
       for (Index j = 0; j < c.g.len_kv; ++j)
         for (Index x = 0; x < n; ++x)
-          mixed[i * n + x] += forward.scores[0][forward.at(j, i)] *
-                              c.v[std::size_t(c.kv_row(b, h, j) * n + x)];
+          mixed[i * n + x] +=
+              forward.scores[0][forward.at(j, i)] * c.v[std::size_t(c.kv_row(b, h, j) * n + x)];
     }
     const NormPanel ahead(mixed, nullptr, valid, n, vectors);
     const NormPanel back(mixed, &c.dout[std::size_t(row * n)], valid, n, vectors);
@@ -799,7 +807,8 @@ struct Replay {
     mix_vjp(b, h, first, valid, back, backward);
   }
 
-  void mix_vjp(Index b, Index h, Index first, Index valid, const NormPanel& dmixed, Panel<double>& p) {
+  void mix_vjp(Index b, Index h, Index first, Index valid, const NormPanel& dmixed,
+               Panel<double>& p) {
     const Index n = c.g.dim_v;
     for (Index i = 0; i < valid; ++i)
       for (Index j = 0; j < c.g.len_kv; ++j) {
@@ -877,8 +886,9 @@ TEST_CASE("the golden cases of Microsoft's V1: outputs and gradients") {
       Golden golden(path);
       const auto get = [&](const char* name) { return golden.file.values<double>(name); };
       const bool with_weight = golden.number("has_weight") != 0;
-      auto op = make_differential_v1<double>(golden.g.dim_qk / 2, golden.number("depth"), with_weight,
-                                             {get("lq1"), get("lk1"), get("lq2"), get("lk2")});
+      auto op =
+          make_differential_v1<double>(golden.g.dim_qk / 2, golden.number("depth"), with_weight,
+                                       {get("lq1"), get("lk1"), get("lq2"), get("lk2")});
       if (with_weight) op.readout.weight = Param<double>({golden.g.dim_v}, get("weight"));
       op.validate(golden.g, "golden");
       golden.check("lam", {op.normaliser.lambda_of(0, 0.0)});
@@ -895,7 +905,8 @@ TEST_CASE("the golden cases of Microsoft's V1: outputs and gradients") {
 }
 
 TEST_CASE("V2 on two plain heads: out = O1 - sigmoid(x) O2") {
-  // One query, two keys: P1 = (0.25, 0.75) from query head 0, P2 = (0.5, 0.5) from head 1; x = log 3.
+  // One query, two keys: P1 = (0.25, 0.75) from query head 0, P2 = (0.5, 0.5) from head 1;
+  // x = log 3, lambda = 0.75.
   const DifferentialV2<double> op;
   const Geometry g{1, 1, 2, 1, 1, 2, 3, 2};
   op.validate(g, "test");

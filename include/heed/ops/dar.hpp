@@ -30,25 +30,15 @@
 //           hiding fully masked rows and in computing dlambda at lambda = 0.
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
+#include <heed/ops/dar_features.hpp>
 #include <heed/ops/dar_gate.hpp>
-#include <heed/ops/row_norm.hpp>
 #include <heed/plug/attention.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 namespace heed::inline HEED_ABI {
-
-enum class ZeroNorm { regularised, safe };
-
-struct DarOptions {
-  GateKind gate = GateKind::logistic;
-  int iterations = 0;      // of the unrolled gate; 0 and 1 are the static one
-  bool converged = false;  // the fixed point; iterations is then not read
-  bool adaptive = false;   // strength follows the norms
-  double eps = 1e-8;
-  ZeroNorm zero_norm = ZeroNorm::regularised;
-};
 
 template <class T>
 struct DarScore : DarOptions {
@@ -111,7 +101,7 @@ struct DarScore : DarOptions {
             eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
     require(!converged || contraction() < 1.0, where, ": the converged gate has the slope bound ",
             contraction(), ", it must be below 1");
-    validate_basis(g, where);
+    require_orthonormal(basis, g.dim_qk, where);
   }
 
   [[nodiscard]] T scalar(int i, Index h) const {
@@ -135,12 +125,100 @@ struct DarScore : DarOptions {
     return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
   }
 
+  // The static logistic gate at full width is inlined into the engine's loops. Every other form is
+  // a call on copies, made field by field: then the loop's own pair can stay in registers.
   template <class S>
-  [[nodiscard]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
-    if (static_logistic()) {  // the common case, apart from every other branch
-      const S c = pair.dot * pair.query[0] * pair.key[0];
-      return pair.logit + p[0] * math::sigmoid(S(p[2] * (c - p[1])));
+  [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+    if (!static_logistic()) return any_score<S>(copy_of(pair), copy_of(p));
+    const S c = pair.dot * pair.query[0] * pair.key[0];
+    return pair.logit + p[0] * math::sigmoid(S(p[2] * (c - p[1])));
+  }
+
+  template <class S>
+  [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
+                                        PairType<S>& d, Scalars<S>& dp) const {
+    if (!static_logistic()) {
+      PairType<S> any_d = copy_of(d);
+      Scalars<S> any_dp = copy_of(dp);
+      any_score_vjp<S>(copy_of(pair), copy_of(p), g, any_d, any_dp);
+      assign(d, any_d);
+      assign(dp, any_dp);
+      return;
     }
+    const S c = pair.dot * pair.query[0] * pair.key[0];
+    const S y = c - p[1], r = math::sigmoid(S(p[2] * y));
+    const S slope = g * p[0] * (r - r * r), e = slope * p[2];
+    d.logit = g;
+    dp[0] += g * r;
+    dp[1] -= e;
+    dp[2] += slope * y;
+    cosine_vjp(pair.dot, pair, e, d.dot, d);
+  }
+
+  template <class Row, class S>
+  void query_features_of(const Row& row, S* f) const {
+    features().of(row, 1.0 / double(row.dim()), f);
+  }
+  template <class Row, class S>
+  void key_features_of(const Row& row, S* f) const {
+    features().of(row, 1.0, f);
+  }
+  template <class Row, class S, class Add>
+  void query_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
+    features().vjp(row, 1.0 / double(row.dim()), f, df, add);
+  }
+  template <class Row, class S, class Add>
+  void key_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
+    features().vjp(row, 1.0, f, df, add);
+  }
+
+ private:
+  // 1/eps must be finite in float as well.
+  static constexpr double kSmallestEps = 1e-37;
+
+  [[nodiscard]] static double plain_value(const T& x) { return double(math::value_of(x)); }
+
+  [[nodiscard]] DarFeatures features() const { return {*this, basis.given()}; }
+
+  [[nodiscard]] bool static_logistic() const {
+    return gate == GateKind::logistic && iterations <= 1 && !converged && !adaptive &&
+           !basis.given();
+  }
+
+  // Reads registers, not the aggregates that they are members of.
+  template <class S>
+  [[gnu::always_inline]] static void assign(S& to, const S& from) {
+    if constexpr (IsPack<S>::value)
+      to.v = from.v;
+    else
+      to = from;
+  }
+  template <class S>
+  [[gnu::always_inline]] static void assign(PairType<S>& to, const PairType<S>& from) {
+    assign(to.dot, from.dot);
+    assign(to.logit, from.logit);
+    assign(to.projected, from.projected);
+    assign(to.query[0], from.query[0]);
+    assign(to.query[1], from.query[1]);
+    assign(to.key[0], from.key[0]);
+    assign(to.key[1], from.key[1]);
+  }
+  template <class S>
+  [[gnu::always_inline]] static void assign(Scalars<S>& to, const Scalars<S>& from) {
+    assign(to[0], from[0]);
+    assign(to[1], from[1]);
+    assign(to[2], from[2]);
+    assign(to[3], from[3]);
+  }
+  template <class Fields>
+  [[nodiscard, gnu::always_inline]] static Fields copy_of(const Fields& from) {
+    Fields to;
+    assign(to, from);
+    return to;
+  }
+
+  template <class S>
+  [[nodiscard, gnu::noinline]] S any_score(const PairType<S>& pair, const Scalars<S>& p) const {
     const S r = resonance<S>(pair, p);
     if (!adaptive) return pair.logit + p[0] * r;
     const S w = weight(pair);
@@ -148,19 +226,9 @@ struct DarScore : DarOptions {
   }
 
   template <class S>
-  void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g, PairType<S>& d,
-                 Scalars<S>& dp) const {
+  [[gnu::noinline]] void any_score_vjp(const PairType<S>& pair, const Scalars<S>& p, const S& g,
+                                       PairType<S>& d, Scalars<S>& dp) const {
     d.logit = g;
-    if (static_logistic()) {
-      const S c = pair.dot * pair.query[0] * pair.key[0];
-      const S y = c - p[1], r = math::sigmoid(S(p[2] * y));
-      const S slope = g * p[0] * (r - r * r), e = slope * p[2];
-      dp[0] += g * r;
-      dp[1] -= e;
-      dp[2] += slope * y;
-      cosine_vjp(pair.dot, pair, e, d.dot, d);
-      return;
-    }
     const ResonanceGate form = resonance_gate();
     const auto r = form.derivatives(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
     const S L = adaptive ? adaptive_vjp(pair, S(g * r.value), p[0], d, dp[0]) : p[0];
@@ -173,33 +241,6 @@ struct DarScore : DarOptions {
     cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
   }
 
-  template <class Row, class S>
-  void query_features_of(const Row& row, S* f) const {
-    features_of(row, 1.0 / double(row.dim()), f);
-  }
-  template <class Row, class S>
-  void key_features_of(const Row& row, S* f) const {
-    features_of(row, 1.0, f);
-  }
-  template <class Row, class S, class Add>
-  void query_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
-    features_vjp(row, 1.0 / double(row.dim()), f, df, add);
-  }
-  template <class Row, class S, class Add>
-  void key_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
-    features_vjp(row, 1.0, f, df, add);
-  }
-
- private:
-  // 1/eps must be finite in float as well.
-  static constexpr double kSmallestEps = 1e-37;
-
-  [[nodiscard]] static double plain_value(const T& x) { return double(math::value_of(x)); }
-
-  [[nodiscard]] bool static_logistic() const {
-    return gate == GateKind::logistic && iterations <= 1 && !converged && !adaptive &&
-           !basis.given();
-  }
   // The dot product of the rows that enter the cosine.
   template <class S>
   [[nodiscard]] S angle_dot(const PairType<S>& pair) const {
@@ -238,68 +279,6 @@ struct DarScore : DarOptions {
     return lambda * share;
   }
 
-  template <class Row, class S>
-  void features_of(const Row& row, double factor, S* f) const {
-    const S angle_norm = basis.given() ? projected_norm<S>(row) : full_norm<S>(row);
-    const S inverse = math::constant<S>(1) / (angle_norm + math::constant<S>(eps));
-    f[0] = zero_norm == ZeroNorm::regularised ? inverse : zero_where_zero(angle_norm, inverse);
-    f[1] = math::constant<S>(0);
-    if (adaptive)
-      f[1] = (basis.given() ? full_norm<S>(row) : angle_norm) * math::constant<S>(factor);
-  }
-
-  // d|x| = x/|x| dx, 0 at a zero row.
-  template <class Row, class S, class Add>
-  void features_vjp(const Row& row, double factor, const S* f, const S* df, const Add& add) const {
-    const S angle_norm = basis.given() ? projected_norm<S>(row) : full_norm<S>(row);
-    const S dangle_norm = -(df[0] * f[0] * f[0]);
-    const S dnorm = adaptive ? S(df[1] * math::constant<S>(factor)) : math::constant<S>(0);
-    if (!basis.given()) {
-      const S along = over_norm(S(dangle_norm + dnorm), angle_norm);
-      for (Index c = 0; c < row.dim(); ++c) add.add_x(c, along * row.x(c));
-      return;
-    }
-    const S along = over_norm(dangle_norm, angle_norm);
-    for (Index c = 0; c < row.rank(); ++c) add.add_projected(c, along * row.projected(c));
-    if (!adaptive) return;
-    const S full = over_norm(dnorm, full_norm<S>(row));
-    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, full * row.x(c));
-  }
-
-  template <class S, class Row>
-  [[nodiscard]] static S full_norm(const Row& row) {
-    return row_norm<S>(row.dim(), [&](Index c) { return row.x(c); });
-  }
-  template <class S, class Row>
-  [[nodiscard]] static S projected_norm(const Row& row) {
-    return row_norm<S>(row.rank(), [&](Index c) { return row.projected(c); });
-  }
-
-  template <class S>
-  [[nodiscard]] static S zero_where_zero(const S& norm, const S& a) {
-    const S zero = math::constant<S>(0);
-    return math::select(math::value_of(norm) == math::value_of(zero), zero, a);
-  }
-
-  void validate_basis(const Geometry& g, const char* where) const {
-    if (!basis.given()) return;
-    require(basis.shape().size() == 2 && basis.extent(0) == g.dim_qk &&
-                basis.extent(1) <= g.dim_qk,
-            where, ": projection has ", basis.shape().size(), " axes and ", basis.size(),
-            " values, it must have the shape (dim_qk, rank) with dim_qk ", g.dim_qk,
-            " and rank at most that");
-    const Index dim = basis.extent(0), rank = basis.extent(1);
-    for (Index a = 0; a < rank; ++a)
-      for (Index b = 0; b <= a; ++b) {
-        double product = 0.0;
-        for (Index x = 0; x < dim; ++x)
-          product += plain_value(basis[x * rank + a]) * plain_value(basis[x * rank + b]);
-        require(std::abs(product - (a == b ? 1.0 : 0.0)) < kOrthonormal, where,
-                ": columns ", b, " and ", a, " of projection have the dot product ", product,
-                ", they must be orthonormal");
-      }
-  }
-  static constexpr double kOrthonormal = 1e-3;  // room for a basis that was rounded to 16 bits
 };
 
 template <class T>

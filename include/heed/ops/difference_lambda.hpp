@@ -9,13 +9,14 @@
 //                          lambda_init = 0.8 - 0.6 exp(-0.3 (depth - 1))
 //                          dlambda/dlq1 = exp(lq1.lk1) lk1     dlambda/dlk1 = exp(lq1.lk1) lq1
 //                          dlambda/dlq2 = -exp(lq2.lk2) lk2    dlambda/dlk2 = -exp(lq2.lk2) lq2
-//   TokenLambda            lambda_i = sigmoid(x_i)             dlambda_i/dx_i = lambda_i (1 - lambda_i)
+//   TokenLambda            lambda_i = sigmoid(x_i)
+//                          dlambda_i/dx_i = lambda_i (1 - lambda_i)
 //
 // Symbols  w width of one map; depth of the layer, from 1; x the op's extra input, one number per
 //          query and output head
-// Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer, eq. 2
-//          and Microsoft's code, whose depth counts from 0. TokenLambda: Differential Transformer V2.
-//          differs in: lambda of the seed is cut out of the graph, here it has its true gradient.
+// Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer,
+//          eq. 2 and Microsoft's code, whose depth counts from 0. TokenLambda: Differential
+//          Transformer V2. differs in: the seed cuts lambda out of the graph, here it is trained
 //
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
@@ -27,7 +28,7 @@
 //   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
 //   lambda_slope<S>(extra)               with uses_extra: dlambda/dextra
 
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/plug/normaliser.hpp>
 
 #include <cmath>
@@ -38,14 +39,15 @@ namespace heed::inline HEED_ABI {
 // What map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even) or right
 // (s odd) half of head s / 2. Key and value always come from kv head g = h / (H / kv_heads).
 enum class HeadPairing {
-  // Half-heads 2h and 2h+1 of query and 2g and 2g+1 of key: both halves of head h, of kv head g. The
-  // seed's form; Microsoft's V1, whose view (T, 2H, w) has the same order; under GQA its flash code.
+  // Half-heads 2h and 2h+1 of query and 2g and 2g+1 of key: both halves of head h, of kv head g.
+  // The seed's form; Microsoft's V1, whose view (T, 2H, w) has the same order; under GQA its flash
+  // code.
   halves,
-  // Microsoft's V1 under GQA, naive code: each key half-head is repeated r = H / kv_heads times, so that
-  // query half-head s reads key half-head s / r. For even r both maps read the same keys.
+  // Microsoft's V1 under GQA, naive code: each key half-head is repeated r = H / kv_heads times, so
+  // that query half-head s reads key half-head s / r. For even r both maps read the same keys.
   halves_repeated_keys,
-  // Query half-heads h and h+H; key halves as in `halves`. Code that takes half-heads of key and value
-  // apart as well needs the rows of its projections reordered, unless kv_heads = 1.
+  // Query half-heads h and h+H; key halves as in `halves`. Code that takes half-heads of key and
+  // value apart as well needs the rows of its projections reordered, unless kv_heads = 1.
   halves_apart,
   // V2: query heads 2h and 2h+1 of 2H against the whole of kv head g.
   heads,
@@ -75,8 +77,7 @@ struct DifferenceOptions {
     switch (pairing) {
       case HeadPairing::halves_repeated_keys:
         return {h, group, half(consecutive), half(consecutive / g.group()), w};
-      case HeadPairing::halves_apart:
-        return {apart / 2, group, half(apart), half(map), w};
+      case HeadPairing::halves_apart: return {apart / 2, group, half(apart), half(map), w};
       case HeadPairing::heads: return {consecutive, group, 0, 0, w};
       case HeadPairing::heads_apart: return {apart, group, 0, 0, w};
       case HeadPairing::halves: break;
@@ -95,7 +96,7 @@ void require_finite_lambda(const T& lambda, const char* where, const char* name)
 
 }  // namespace detail
 
-// Recommended: 0 to 1. At 0 the weights are the softmax of map 0, and lambda still has its gradient.
+// Recommended: 0 to 1. At 0 the weights are the softmax of map 0; lambda still has its gradient.
 template <class T>
 struct GivenLambda : DifferenceOptions {
   using Options = DifferenceOptions;

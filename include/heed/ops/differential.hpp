@@ -13,17 +13,18 @@
 //   dlambda = -sum_i r2_i                        per token: dlambda_i = -r2_i
 //
 // Symbols  s scale, default 1/sqrt(w); w width of one map; lambda: ops/difference_lambda.hpp
-// Shapes   Differential and V1: query and key (.., 2w), the halves [q1|q2] and [k1|k2], value (.., dim_v),
-//          in V1 usually 2w wide; V2: query (batch, 2 heads, len_q, w), extra (batch, heads, len_q, 1)
-// Bounds   rows of W sum to 1 - lambda and may hold negative weights; a row that sees no key has weights
-//          and gradients 0 and lse -infinity; a hidden pair has weight and gradient 0 whatever dL/dW holds
-//          there; lambda = 0 gives the plain softmax of map 1, bit for bit the same for any finite map 2;
-//          a visible NaN in either map makes the row NaN and no other
-// Accuracy each weight within (8 + 1.2 D) eps (P1 + |lambda| P2), D the spread of the row's scores; sums in
-//          blocks of 64 terms, so that long rows lose no digits
+// Shapes   Differential and V1: query and key (.., 2w), the halves [q1|q2] and [k1|k2], value
+//          (.., dim_v), in V1 usually 2w wide; V2: query (batch, 2 heads, len_q, w), extra (batch,
+//          heads, len_q, 1)
+// Bounds   rows of W sum to 1 - lambda and may hold negative weights; a row that sees no key has
+//          weights and gradients 0 and lse -infinity; a hidden pair has weight and gradient 0
+//          whatever dL/dW holds there; lambda = 0 gives the plain softmax of map 1, bit for bit the
+//          same for any finite map 2; a visible NaN in either map makes its row NaN and no other
+// Accuracy each weight within (8 + 1.2 D) eps (P1 + |lambda| P2), D the spread of the row's scores;
+//          sums in blocks of 64 terms, so that long rows lose no digits
 // Source   seed note 001; Ye et al., Differential Transformer (arXiv 2410.05258), eq. 1 to 3;
-//          Differential Transformer V2. differs in: the seed's listing ignores its mask, here it applies
-//          to both maps
+//          Differential Transformer V2. differs in: the seed's listing ignores its mask, here it
+//          applies to both maps
 // Cost     two exponentials per pair; one product with the values for both maps
 
 #include <heed/ops/difference_lambda.hpp>
@@ -157,7 +158,7 @@ struct Difference : Lambda {
     return sum;
   }
 
-  // The same from scores[map] into dscores[map], kHidden where hidden, with the sum of X = dweights.
+  // The same from scores[map] into dscores[map], kHidden where hidden; and the sum of e X.
   [[nodiscard]] static RowSums exponentiate_with(const RowBlock<T>& block, std::size_t map, int v) {
     const LaneTile<T>&scores = block.scores[map], &out = block.dscores[map];
     const P top = base(block.score_max[map], v);
@@ -169,8 +170,8 @@ struct Difference : Lambda {
         const auto hidden = score == P(-kInfinity<T>);
         out.store(j, v, select(hidden, P(kHidden), e));
         part.sum += e;
-        part.product = select(hidden, part.product,
-                              mul_add(e, block.dweights.load(j, v), part.product));
+        part.product =
+            select(hidden, part.product, mul_add(e, block.dweights.load(j, v), part.product));
       }
       sums.sum += part.sum;
       sums.product += part.product;
@@ -203,15 +204,16 @@ using Differential = Attention<T, DotScore<T>, Difference<T, GivenLambda<T>>, Id
 
 // Microsoft's V1: lambda from four vectors, then a norm per head; see make_differential_v1.
 template <class T>
-using DifferentialV1 = Attention<T, DotScore<T>, Difference<T, ReparameterisedLambda<T>>, HeadNorm<T>>;
+using DifferentialV1 =
+    Attention<T, DotScore<T>, Difference<T, ReparameterisedLambda<T>>, HeadNorm<T>>;
 
 // V2: pairs of whole query heads, lambda per token from the op's extra input.
 template <class T>
 using DifferentialV2 = Attention<T, DotScore<T>, Difference<T, TokenLambda<T>>, Identity<T>>;
 
-// V1 of the layer at `depth` (from 1) with maps of width w and values of width 2w: lambda_init and the
-// norm's factor 1 - lambda_init belong together. `vectors` are lambda_q1, lambda_k1, lambda_q2 and
-// lambda_k2, zeros where empty; the norm's weight holds ones.
+// V1 of the layer at `depth` (from 1) with maps of width w and values of width 2w: lambda_init and
+// the norm's factor 1 - lambda_init belong together. `vectors` are lambda_q1, lambda_k1, lambda_q2
+// and lambda_k2, zeros where empty; the norm's weight holds ones.
 template <class T>
 [[nodiscard]] DifferentialV1<T> make_differential_v1(
     Index width, Index depth, bool with_weight = true,

@@ -13,13 +13,13 @@
 //   delta = sum_c do_c o_c = factor i^3 eps t     since 1 - m i^2 = eps i^2
 //
 // Shapes   weight (dim_v), shared by all heads, or empty for none
-// Bounds   a row of zeros stays 0 and has the gradient factor weight g / sqrt(eps); |o| up to the root of
-//          the largest finite number over n (1e18 in float); inf and NaN make NaN of their own column at
-//          least
+// Bounds   a row of zeros stays 0 and has the gradient factor weight g / sqrt(eps); |o| up to the
+//          root of the largest finite number over n (1e18 in float); inf and NaN make NaN of their
+//          own column at least
 // Accuracy out within (n / 4 + 4) eps of |out|
 // Source   Ye et al., Differential Transformer, eq. 3: eps 1e-5, factor 1 - lambda_init
 
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/plug/readout.hpp>
 #include <heed/simd/exp.hpp>
 
@@ -60,7 +60,7 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
       P squares = T(0);
       for (Index c = 0; c < panel.tile.rows; ++c) {
         const P o = panel.tile.load(c, v);
-        squares += o * o;
+        squares = mul_add(o, o, squares);
       }
       const P scale = inverse_rms(squares, panel.tile.rows) * T(factor);
       for (Index c = 0; c < panel.tile.rows; ++c)
@@ -74,9 +74,9 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
       P dweight = T(0);
       for (int v = 0; v < panel.vectors; ++v) {
         const P g = panel.tile.load(c, v), o = panel.saved.load(c, v);
-        dweight += panel.work.load(kValidScale, v) * g * o;
-        panel.tile.store(c, v, panel.work.load(kScale, v) * weight_at(c) * g -
-                                   panel.work.load(kPull, v) * o);
+        const P pull = panel.work.load(kPull, v) * o;
+        dweight = mul_add(panel.work.load(kValidScale, v) * g, o, dweight);
+        panel.tile.store(c, v, mul_add(panel.work.load(kScale, v) * weight_at(c), g, -pull));
       }
       if (weight.given()) grad.weight[c] += sum_lanes(dweight);
     }
@@ -105,7 +105,7 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
   [[nodiscard]] T weight_at(Index c) const { return weight.given() ? weight[c] : T(1); }
 
   [[nodiscard]] P inverse_rms(P squares, Index n) const {
-    return T(1) / math::sqrt(P(squares * T(1.0 / double(n)) + T(eps)));
+    return T(1) / math::sqrt(mul_add(squares, P(T(1.0 / double(n))), P(T(eps))));
   }
 
   void prepare_lanes(const ReadoutPanel<T>& panel, int v) const {
@@ -113,8 +113,8 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
     P squares = T(0), t = T(0);
     for (Index c = 0; c < n; ++c) {
       const P o = panel.saved.load(c, v);
-      squares += o * o;
-      t += panel.tile.load(c, v) * weight_at(c) * o;
+      squares = mul_add(o, o, squares);
+      t = mul_add(panel.tile.load(c, v) * weight_at(c), o, t);
     }
     const P i = inverse_rms(squares, n), scale = i * T(factor);
     const P cubic = scale * t * i * i;

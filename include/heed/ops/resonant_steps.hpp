@@ -14,10 +14,10 @@
 //   dL/dD = eta sum_t g_t                 dL/deta = <sum_t g_t, D> - sum_(t>=2) <g_t, a_(t-1)>
 // Rows of every g_t sum to 0: D may be counted from D_top, and the uniform start a_0 has no part.
 //
-// Bounds  hidden entries (D = -infinity) have weight and gradient exactly 0, whatever X holds there;
-//         a lane without a visible key has weights 0 and lse -infinity; a visible NaN makes the
-//         visible part of its lane NaN and of no other.
-// Cost    a step: one multiply-add, one exponential and one addition per pair, two loads, one store.
+// Bounds  hidden entries (D = -infinity) have weight and gradient exactly 0, whatever X holds
+//         there; a lane without a visible key has weights 0 and lse -infinity; a visible NaN makes
+//         the visible part of its lane NaN, and no other lane.
+// Cost    a step, per pair: one multiply-add, one exponential, one addition; two loads, one store.
 
 #include <heed/plug/normaliser.hpp>
 #include <heed/simd/exp.hpp>
@@ -79,15 +79,12 @@ struct SoftmaxFlow {
   T eta;
   TileColumn<T> drive;     // D
   TileColumn<T> argument;  // e of the head of this file; -infinity for hidden keys
-  P top;                   // D_top; 0 for a lane that sees no key
+  P top;                   // D_top; infinite for a lane that sees no key
 
   SoftmaxFlow(const RowBlock<T>& block, int v, T rate, TileColumn<T> argument_column)
       : keys(block.keys()), eta(rate), drive(column(block.scores[0], v)),
         argument(argument_column) {
-    const P extreme = eta > T(0) ? P::load(block.score_max[0] + v * kLanes<T>) : smallest_drive();
-    const auto none = (extreme == P(-kInfinity<T>)) | (eta > T(0) ? extreme != extreme
-                                                                  : extreme == P(kInfinity<T>));
-    top = select(none, P(T(0)), extreme);
+    top = eta > T(0) ? P::load(block.score_max[0] + v * kLanes<T>) : smallest_drive();
   }
 
   // Factor on an unnormalised weight p = l a inside an exponent in log2 units.
@@ -202,8 +199,7 @@ inline void resonant_steps_forward(const RowBlock<T>& block, int v, T eta, int s
   report(block, v, flow.lse(sum), residual);
 }
 
-// The backward pass; keeps every a_t: work tile 0 is the argument, then the sum of g; tile t is a_t,
-// then g_t.
+// The backward pass. It keeps every a_t: work tile 0 is the argument, work tile t is a_t, then g_t.
 template <class T>
 struct ResonantStepsVjp {
   using P = Pack<T>;
@@ -212,11 +208,10 @@ struct ResonantStepsVjp {
   int steps;
   SoftmaxFlow<T> flow;
   P kappa;
-  TileColumn<T> total;
 
   ResonantStepsVjp(const RowBlock<T>& b, int vector, T eta, int n)
       : block(b), v(vector), steps(n), flow(b, vector, eta, work_column(b, 0, vector)),
-        kappa(T(1) - eta), total(flow.argument) {}
+        kappa(T(1) - eta) {}
 
   // Returns the lane-wise gradient of eta.
   [[nodiscard]] P run() const {
@@ -237,11 +232,12 @@ struct ResonantStepsVjp {
   [[nodiscard]] P replay() const {
     P inverse = inverse_or_zero(flow.start(tile(1)));
     const P factor = flow.kappa_over(P(T(1)));
+    const TileColumn<T> argument = flow.argument;
     for (int t = 1; t < steps; ++t) {
       const TileColumn<T> now = tile(t), next = tile(t + 1);
       inverse = inverse_or_zero(sum_over_keys<T>(flow.keys, [&](Index j) {
         const P a = now.load(j) * inverse;
-        const P p = exp2_weight(mul_add(a, factor, flow.argument.load(j)));
+        const P p = exp2_weight(mul_add(a, factor, argument.load(j)));
         now.store(j, a);
         next.store(j, p);
         return p;
@@ -250,47 +246,51 @@ struct ResonantStepsVjp {
     return inverse;
   }
 
-  // Step n: writes the weights; returns <a_(n-1), g_n>, 0 if n is 1.
+  // Step n: writes the weights; returns <a_(n-1), g_n> (of no use if n is 1).
   [[nodiscard]] P begin(P last_inverse) const {
     const auto last = tile(steps), before = tile(std::max(1, steps - 1));
     const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
+    const TileColumn<T> drive = flow.drive;
     const P dot = sum_over_keys<T>(flow.keys, [&](Index j) {
-      const auto hidden = is_hidden(flow.drive.load(j));
+      const auto hidden = is_hidden(drive.load(j));
       const P a = select(hidden, P(T(0)), last.load(j) * last_inverse);
       last.store(j, a);
       return select(hidden, P(T(0)), a * dweights.load(j));
     });
-    const P with_before = steps > 1 ? T(1) : T(0);
-    return with_before * sum_over_keys<T>(flow.keys, [&](Index j) {
+    return sum_over_keys<T>(flow.keys, [&](Index j) {
       const P a = last.load(j), a_before = before.load(j);
-      const P g = select(is_hidden(flow.drive.load(j)), P(T(0)), a * (dweights.load(j) - dot));
+      const P g = select(is_hidden(drive.load(j)), P(T(0)), a * (dweights.load(j) - dot));
       weights.store(j, a);  // may lie where dweights lies
       last.store(j, g);
-      total.store(j, g);
       return g * a_before;
     });
   }
 
-  // Step t < n: tile t becomes g_t; returns <a_(t-1), g_t>.
+  // Step t < n: tile t becomes g_t; returns <a_(t-1), g_t> (of no use if t is 1).
   [[nodiscard]] P back(int t, P inner) const {
     const auto now = tile(t), next = tile(t + 1), before = tile(std::max(1, t - 1));
+    const P factor = kappa;
     return sum_over_keys<T>(flow.keys, [&](Index j) {
       const P a_before = before.load(j);
-      const P g = now.load(j) * kappa * (next.load(j) - inner);
+      const P g = now.load(j) * factor * (next.load(j) - inner);
       now.store(j, g);
-      total.store(j, total.load(j) + g);
       return g * a_before;
     });
   }
 
-  // Writes eta * total; returns <total, D>.
+  // Writes eta sum_t g_t; returns <sum_t g_t, D>.
   [[nodiscard]] P end() const {
-    const auto dscores = column(block.dscores[0], v);
+    const auto dscores = column(block.dscores[0], v), drive = flow.drive, first = tile(1);
+    const Index next_tile = flow.keys * first.stride;
+    const P eta = flow.eta, top = flow.top;
+    const int n = steps;
     return sum_over_keys<T>(flow.keys, [&](Index j) {
-      const P d = flow.drive.load(j), g = total.load(j);
+      P g = first.load(j);
+      for (int t = 1; t < n; ++t) g += P::load(first.data + t * next_tile + j * first.stride);
+      const P d = drive.load(j);
       const auto hidden = is_hidden(d);
-      dscores.store(j, select(hidden, P(T(0)), g * flow.eta));
-      return select(hidden, P(T(0)), g * (d - flow.top));
+      dscores.store(j, select(hidden, P(T(0)), g * eta));
+      return select(hidden, P(T(0)), g * (d - top));
     });
   }
 };

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "machine.hpp"
+
+#include <map>
+
+namespace compare {
+
+// One variant x dtype x pass.
+struct Record {
+  std::string variant;
+  Dtype dtype = Dtype::float32;
+  std::string pass;              // "forward", "backward"
+  double ms = 0;                 // median over the rounds
+  double gflops = 0;             // of the two (forward) or five (backward) plain products
+  double peak_share = 0;         // gflops over the measured peak of as many threads
+  double ratio_to_baseline = 0;  // ms over that of sdpa, same dtype and pass
+  Index scratch_bytes = 0;    // held by the call beyond inputs, outputs, gradients and saved rows
+  double gradient_error = 0;  // worst |analytic - numeric| / max(1, |gradient|)
+  std::string settings;
+};
+
+struct Comparison {
+  std::map<Dtype, double> peak_gflops;
+  std::map<Dtype, int> rounds;
+  std::vector<Record> records;  // dtype by dtype, variant by variant, forward before backward
+  std::string text_source;
+  Index text_bytes = 0;  // of the file; the run reads batch * tokens, from the front, repeated
+  heed::Shape gradient_shape;
+};
+
+[[nodiscard]] Comparison run_comparison(const Settings& settings);
+
+}  // namespace compare

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include "report.hpp"
+#include "runner.hpp"
+
+#include <heed/core/parallel.hpp>
+
+#include <CLI/CLI.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+namespace compare {
+
+namespace {
+
+constexpr heed::Shape kShape{1, 4, 2048, 64};
+constexpr heed::Shape kQuickShape{1, 4, 512, 64};
+constexpr int kMaxThreads = 1024;
+
+// The words of the command line, not yet understood.
+struct Words {
+  std::string variants, shape, dtype = "both", threads = "0", seed = "1";
+};
+
+[[nodiscard]] std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> items(1);
+  for (const char c : text) {
+    if (c == ',')
+      items.emplace_back();
+    else
+      items.back() += c;
+  }
+  return items;
+}
+
+template <class Number>
+[[nodiscard]] bool read_number(const std::string& text, Number& number) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stop == end && !text.empty();
+}
+
+[[nodiscard]] std::string joined(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+  return text;
+}
+
+[[nodiscard]] std::vector<std::string> read_variants(const std::string& text) {
+  const std::vector<std::string> known = variant_names();
+  const std::vector<std::string> asked = split(text);
+  for (const std::string& name : asked)
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known));
+  std::vector<std::string> chosen;
+  for (const std::string& name : known)
+    if (std::find(asked.begin(), asked.end(), name) != asked.end()) chosen.push_back(name);
+  return chosen;
+}
+
+[[nodiscard]] heed::Shape read_shape(const std::string& text) {
+  const std::vector<std::string> items = split(text);
+  Index n[4] = {};
+  bool good = items.size() == 4;
+  for (std::size_t i = 0; good && i < 4; ++i) good = read_number(items[i], n[i]) && n[i] >= 1;
+  if (!good)
+    throw UsageError("--shape is \"" + text +
+                     "\", it must be four positive whole numbers B,H,T,d such as 1,4,2048,64");
+  if (n[3] % 2 != 0)
+    throw UsageError("--shape has d = " + items[3] +
+                     ", it must be even: differential attention reads halves of a head");
+  return {n[0], n[1], n[2], n[3]};
+}
+
+// All variants together need about `tensors` arrays of the baseline's shape, in double.
+void require_memory(const heed::Shape& shape) {
+  constexpr double tensors = 32;
+  const double needed = tensors * 8 * double(shape.batch) * double(shape.heads) *
+                        double(shape.len) * double(shape.dim);
+  const double present = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  if (present > 0 && needed > present) {
+    char text[160];
+    std::snprintf(
+        text, sizeof text,
+        "--shape needs about %.1f GB of memory for all variants, this machine has %.1f GB",
+        needed * 1e-9, present * 1e-9);
+    throw UsageError(text);
+  }
+}
+
+[[nodiscard]] std::vector<Dtype> read_dtypes(const std::string& text) {
+  if (text == "float") return {Dtype::float32};
+  if (text == "double") return {Dtype::float64};
+  if (text == "both") return {Dtype::float32, Dtype::float64};
+  throw UsageError("--dtype is \"" + text + "\", it must be float, double or both");
+}
+
+[[nodiscard]] int read_threads(const std::string& text) {
+  int threads = -1;
+  if (!read_number(text, threads) || threads < 0 || threads > kMaxThreads)
+    throw UsageError("--threads is \"" + text + "\", it must be a whole number from 0 (OpenMP's " +
+                     "default) to " + std::to_string(kMaxThreads));
+  return heed::resolve_threads(threads);
+}
+
+[[nodiscard]] std::uint64_t read_seed(const std::string& text) {
+  std::uint64_t seed = 0;
+  if (!read_number(text, seed))
+    throw UsageError("--seed is \"" + text + "\", it must be a whole number from 0 to 2^64 - 1");
+  return seed;
+}
+
+void declare(CLI::App& app, Settings& settings, Words& words) {
+  app.set_help_flag("--help,-h", "Prints this help and ends");
+  app.add_option(
+         "--variants", words.variants,
+         "Variants to compare, separated by commas (default: all): " + joined(variant_names()))
+      ->type_name("A,B,...");
+  app.add_option(
+         "--shape", words.shape,
+         "Batch, heads, tokens and width of a head; the width is even (default 1,4,2048,64; "
+         "with --quick 1,4,512,64)")
+      ->type_name("B,H,T,d");
+  app.add_flag("--causal", settings.causal, "Hides later tokens from earlier ones");
+  app.add_option("--threads", words.threads, "Number of threads (default 0: OpenMP's own choice)")
+      ->type_name("N");
+  app.add_option("--dtype", words.dtype, "float, double or both (default both)")->type_name("TYPE");
+  app.add_flag("--quick", settings.quick,
+               "A short sequence and three rounds instead of five to nine");
+  app.add_option("--seed", words.seed, "Seed of embedding, projections and parameters (default 1)")
+      ->type_name("N");
+  app.add_option("--text", settings.text_file,
+                 "File whose bytes are the tokens, repeated as often as needed (default: a text "
+                 "inside the program)")
+      ->type_name("FILE");
+  app.add_option("--json", settings.json_file,
+                 "Writes machine and records as JSON; - is standard "
+                 "output, and the table moves to standard error")
+      ->type_name("FILE");
+  app.add_option("--csv", settings.csv_file, "Writes the records as CSV; - as for --json")
+      ->type_name("FILE");
+}
+
+void require_outputs(const Settings& settings) {
+  if (!settings.json_file.empty() && settings.json_file == settings.csv_file)
+    throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
+  for (const std::string& file : {settings.json_file, settings.csv_file})
+    if (!file.empty() && file != "-") require_writable(file);
+}
+
+}  // namespace
+
+ParsedCommandLine parse_command_line(int argc, char** argv) {
+  ParsedCommandLine parsed;
+  Settings& settings = parsed.settings;
+  Words words;
+  CLI::App app(
+      "Compares attention variants on real text: gradients, forward and backward time against the "
+      "machine's peak and the baseline sdpa, scratch memory.",
+      "heed_compare");
+  declare(app, settings, words);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    parsed.finished = true;
+    return parsed;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) + "; --help lists the options");
+  }
+  for (const char* option : {"--text", "--json", "--csv"})
+    if (app.count(option) > 0 && app[option]->as<std::string>().empty())
+      throw UsageError(std::string(option) + " is \"\", it must name a file");
+  settings.variants = app.count("--variants") > 0 ? read_variants(words.variants) : variant_names();
+  settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
+                   : settings.quick         ? kQuickShape
+                                            : kShape;
+  settings.dtypes = read_dtypes(words.dtype);
+  settings.threads = read_threads(words.threads);
+  settings.seed = read_seed(words.seed);
+  require_memory(settings.shape);
+  require_outputs(settings);
+  return parsed;
+}
+
+}  // namespace compare

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "text_input.hpp"
+
+#include <map>
+#include <tuple>
+
+namespace compare {
+
+// The numbers are also the streams of the projections.
+enum class Role : std::uint64_t {
+  query = 1,
+  key,
+  value,
+  extra,
+  grad_out,  // from the text
+  out,
+  grad_query,
+  grad_key,
+  grad_value,
+  grad_extra  // written by the passes
+};
+
+// Inputs, outputs and gradients, shared by all variants that read them in the same shape.
+template <class T>
+class TensorPool {
+ public:
+  explicit TensorPool(const TextInput& text) : text_(text) {}
+
+  // (batch, heads, len, dim); filled from the text if the role is an input.
+  [[nodiscard]] heed::TensorView<T> view(Role role, Index heads, Index dim) {
+    const heed::Shape shape{text_.batch(), heads, text_.len(), dim};
+    const auto [place, is_new] = memory_.try_emplace({role, heads, dim});
+    std::vector<T>& numbers = place->second;
+    if (is_new && role <= Role::grad_out) {
+      const std::vector<double> wide = text_.project(std::uint64_t(role), heads, dim);
+      numbers.reserve(wide.size());
+      for (const double x : wide) numbers.push_back(T(x));
+    } else if (is_new) {
+      numbers.assign(std::size_t(heed::element_count(shape, "heed_compare")), T(0));
+    }
+    return {numbers.data(), shape};
+  }
+
+ private:
+  const TextInput& text_;
+  std::map<std::tuple<Role, Index, Index>, std::vector<T>> memory_;
+};
+
+}  // namespace compare

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Intent gates: a sigmoid decides what is kept of the mixed values.
+//
+//   out_i = s_i o mixed_i      s = sigmoid(I + b0)
+//   I     given                an input of its own                               IntentGate
+//         q_i Wg               from the query                                    IntentFromQuery
+//         q_i Wq + k_i Wk + v_i Wv    from query, key and value of the own row   IntentCalculated
+//
+// Backward, without the mixed rows (1 - s = sigmoid(-I - b0), computed as such):
+//
+//   dI = dout o out o (1 - s)        dmixed = dout o s        delta = rowsum(dout o out)
+//   db0 = sum dI                     dq_i += dI_i Wg^T        dWg = sum_i q_i^T dI_i
+//   calculated: the same for (q, Wq), (k, Wk) and (v, Wv)
+//
+// Grain    elementwise: I has dim_v columns. per_head: one column, which gates the whole row; dI is
+//          then summed over the row.
+// Shapes   I (batch, heads, len_q, dim_v or 1); Wg, Wq, Wk (heads, dim_qk, dim_v or 1), Wv (heads,
+//          dim_v, dim_v or 1); b0 one value, one per head, or none: b0 > 0 starts with open gates.
+// Bounds   0 <= s <= 1: |out| <= |mixed|; a row that sees no key stays 0 and gives I no gradient. A
+//          calculated gate reads its own key and value whether or not the mask shows them to the
+//          query, and needs len_q = len_kv.
+// Accuracy s and 1 - s within 4 eps of themselves, in both tails, down to exp(-87) (float).
+// Source   "Neon016: QKVI Intent Attention", section 2; neon010 (from q) and neon052 (calculated),
+//          section 4. Differs in the per-head grain and the bias, which are ours.
+// Cost     one sigmoid per output number; from q: dim_qk dim_v multiplications a row, calculated
+//          (2 dim_qk + dim_v) dim_v, backward twice that.
+
+#include <heed/ops/lane_gate.hpp>
+#include <heed/plug/attention.hpp>
+
+namespace heed::inline HEED_ABI {
+
+// I is the op's extra input "intent".
+template <class T>
+struct IntentGate : detail::GateReadout<T> {
+  static constexpr bool uses_extra = true;
+  template <class U>
+  using rebind = IntentGate<U>;
+
+  [[nodiscard]] static const char* extra_name() { return "intent"; }
+  [[nodiscard]] Index extra_dim(const Geometry& g) const { return this->gate_dim(g); }
+  template <class F>
+  void visit(F&& f) {
+    f("gate.bias", this->bias);
+  }
+  void validate(const Geometry& g, const char* where) const { this->validate_gate(g, where); }
+
+  void forward(const ReadoutPanel<T>& panel) const {
+    this->lane_gate(panel.head).forward(panel, panel.extra);
+  }
+  void vjp(const ReadoutPanel<T>& panel, IntentGate& grad) const {
+    grad.add_bias_gradient(panel.head,
+                           this->lane_gate(panel.head).vjp(panel, panel.extra, panel.dextra));
+  }
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    const Index width = this->gate_dim(context.geometry);
+    this->gate_rows(context, [&](Index b, Index h, Index i, Index c) {
+      return context.extra_row(b, h, i, width)[c];
+    });
+  }
+};
+
+// I = q Wg
+template <class T>
+struct IntentFromQuery : detail::GateReadout<T> {
+  static constexpr bool uses_query = true;
+  template <class U>
+  using rebind = IntentFromQuery<U>;
+
+  Param<T> weight;  // Wg (heads, dim_qk, dim_v or 1)
+
+  template <class F>
+  void visit(F&& f) {
+    f("gate.weight", weight);
+    f("gate.bias", this->bias);
+  }
+  void validate(const Geometry& g, const char* where) const {
+    this->validate_gate(g, where);
+    this->validate_weight(weight, g.dim_qk, g, where, "gate.weight");
+  }
+  [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
+    return this->work_rows_of(g, backward);
+  }
+
+  void forward(const ReadoutPanel<T>& panel) const {
+    this->lane_gate(panel.head).forward(panel, logits(panel).constant());
+  }
+  void vjp(const ReadoutPanel<T>& panel, IntentFromQuery& grad) const {
+    const LaneTile<T> I = logits(panel);
+    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, I.constant(), I));
+    const T* rows = this->rows_of(panel, I);
+    from_query(panel).vjp(panel.query, I, panel.vectors, panel.valid_lanes, rows,
+                          this->padded_columns(I.rows), panel.dquery, grad.weight);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    this->gate_rows(context, [&](Index b, Index h, Index i, Index c) {
+      return this->product(context.query_row(b, h, i), weight, h, c);
+    });
+  }
+
+ private:
+  [[nodiscard]] detail::LaneProjection<T> from_query(const ReadoutPanel<T>& panel) const {
+    return {weight, panel.head};
+  }
+  [[nodiscard]] LaneTile<T> logits(const ReadoutPanel<T>& panel) const {
+    const LaneTile<T> I = this->logits_of(panel, weight.extent(2));
+    from_query(panel).template apply<Store::overwrite>(panel.query, panel.vectors, I);
+    return I;
+  }
+};
+
+// I = q Wq + k Wk + v Wv, row i of key and value for query i
+template <class T>
+struct IntentCalculated : detail::GateReadout<T> {
+  static constexpr bool uses_query = true, uses_own_rows = true;
+  template <class U>
+  using rebind = IntentCalculated<U>;
+
+  Param<T> query_weight, key_weight;  // Wq, Wk (heads, dim_qk, dim_v or 1)
+  Param<T> value_weight;              // Wv (heads, dim_v, dim_v or 1)
+
+  template <class F>
+  void visit(F&& f) {
+    f("gate.query_weight", query_weight);
+    f("gate.key_weight", key_weight);
+    f("gate.value_weight", value_weight);
+    f("gate.bias", this->bias);
+  }
+  void validate(const Geometry& g, const char* where) const {
+    this->validate_gate(g, where);
+    this->validate_weight(query_weight, g.dim_qk, g, where, "gate.query_weight");
+    this->validate_weight(key_weight, g.dim_qk, g, where, "gate.key_weight");
+    this->validate_weight(value_weight, g.dim_v, g, where, "gate.value_weight");
+  }
+  [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
+    return this->work_rows_of(g, backward);
+  }
+
+  void forward(const ReadoutPanel<T>& panel) const {
+    this->lane_gate(panel.head).forward(panel, logits(panel).constant());
+  }
+  void vjp(const ReadoutPanel<T>& panel, IntentCalculated& grad) const {
+    const LaneTile<T> I = logits(panel);
+    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, I.constant(), I));
+    const T* rows = this->rows_of(panel, I);
+    const auto chain = [&](const Param<T>& weight, const LaneTile<const T>& x,
+                           const LaneTile<T>& dx, Param<T>& dweight) {
+      const detail::LaneProjection<T> projection{weight, panel.head};
+      projection.vjp(x, I, panel.vectors, panel.valid_lanes, rows, this->padded_columns(I.rows), dx,
+                     dweight);
+    };
+    chain(query_weight, panel.query, panel.dquery, grad.query_weight);
+    chain(key_weight, panel.own_key, panel.down_key, grad.key_weight);
+    chain(value_weight, panel.own_value, panel.down_value, grad.value_weight);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    const Geometry g = context.geometry;
+    this->gate_rows(context, [&](Index b, Index h, Index i, Index c) {
+      const Index kv = g.kv_head(h);
+      return S(this->product(context.query_row(b, h, i), query_weight, h, c) +
+               this->product(context.key_row(b, kv, i), key_weight, h, c) +
+               this->product(context.value_row(b, kv, i), value_weight, h, c));
+    });
+  }
+
+ private:
+  [[nodiscard]] LaneTile<T> logits(const ReadoutPanel<T>& panel) const {
+    const LaneTile<T> I = this->logits_of(panel, query_weight.extent(2));
+    const auto from = [&](const Param<T>& weight) {
+      return detail::LaneProjection<T>{weight, panel.head};
+    };
+    from(query_weight).template apply<Store::overwrite>(panel.query, panel.vectors, I);
+    from(key_weight).template apply<Store::add>(panel.own_key, panel.vectors, I);
+    from(value_weight).template apply<Store::add>(panel.own_value, panel.vectors, I);
+    return I;
+  }
+};
+
+template <class T>
+using IntentGated = Attention<T, DotScore<T>, Softmax<T>, IntentGate<T>>;
+template <class T>
+using IntentFromQ = Attention<T, DotScore<T>, Softmax<T>, IntentFromQuery<T>>;
+template <class T>
+using IntentCalc = Attention<T, DotScore<T>, Softmax<T>, IntentCalculated<T>>;
+
+// For `g`, with weights of 0: every gate stands half open.
+template <class T>
+[[nodiscard]] IntentFromQ<T> make_intent_from_q(const Geometry& g,
+                                                GateGrain grain = GateGrain::elementwise) {
+  IntentFromQ<T> op;
+  op.readout.grain = grain;
+  op.readout.weight = Param<T>(std::vector<Index>{g.heads, g.dim_qk, op.readout.gate_dim(g)});
+  return op;
+}
+template <class T>
+[[nodiscard]] IntentCalc<T> make_intent_calculated(const Geometry& g,
+                                                   GateGrain grain = GateGrain::elementwise) {
+  IntentCalc<T> op;
+  op.readout.grain = grain;
+  const Index columns = op.readout.gate_dim(g);
+  op.readout.query_weight = Param<T>(std::vector<Index>{g.heads, g.dim_qk, columns});
+  op.readout.key_weight = op.readout.query_weight;
+  op.readout.value_weight = Param<T>(std::vector<Index>{g.heads, g.dim_v, columns});
+  return op;
+}
+
+}  // namespace heed::inline HEED_ABI

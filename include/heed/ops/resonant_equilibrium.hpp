@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The resonant flow at its equilibrium, for one vector of queries (lanes), all keys of their rows.
+//
+//   a = softmax(kappa a + eta D)      kappa = 1 - eta, 0 < eta < 3
+//
+// With logits z + d, z = eta D, the equilibrium is the root of d - kappa a(d): the gradient of
+//   Phi(d) = |d|^2 / 2 - kappa logsumexp(z + d),   Hessian I - kappa J,   J = diag(a) - a a^T,
+// whose eigenvalues lie between 1 and 1 - kappa lambda when those of J lie in [0, lambda]. Hence
+//   d <- d - tau (d - kappa a(d)),   tau = 2 / (2 - kappa lambda)
+// comes closer to the root, from anywhere, by the factor |kappa| lambda / (2 - kappa lambda) <= 1/3
+// each time; at eta = 1/2 by 1/7 where the loop of the note (tau = 1) guarantees 1/4.
+//   lambda = min(1/2, B / l, 2 B (l - 1)),   l = sum_j exp(z_j - max z),   B = e^W
+// since J has no eigenvalue above max a_j, max 2 a_j (1 - a_j) (Gershgorin) or 1/2, and the path of
+// d lies in an interval of length W = 2 kappa / (2 - kappa) (kappa > 0) or -kappa, so that no a_j
+// leaves softmax(z)_j by more than the factor B: flat and one-hot rows end in a few rounds.
+// The number of rounds follows from lambda; a lane that has done its own stands still.
+//
+// Backward (X = dL/da), exact: (I - kappa J)^-1 J is diagonal plus rank one,
+//   b = a / (1 - kappa a)            h = b o (X - sum(b X) / sum(b))
+//   dL/dD = eta h                    dL/deta = sum_j (D_j - a_j) h_j      (sum_j h_j = 0)
+//
+// Accuracy  the logits end within `tolerance` of the root (0: to rounding), then one plain step.
+// Bounds    as in resonant_steps.hpp; 1 - kappa a >= eta > 0.
+// Cost      a round: one exponential, two multiply-adds and one addition per pair; three loads, two
+//           stores. Rounds at eta = 1/2: at most 9 (float), 19 (double); at any eta 16 and 34.
+
+#include <heed/ops/resonant_steps.hpp>
+
+#include <array>
+#include <cmath>
+
+namespace heed::inline HEED_ABI {
+namespace detail {
+
+// The relaxation of each lane of one vector.
+template <class T>
+struct Relaxation {
+  Pack<T> tau, rounds;
+  T most_rounds = 0;
+};
+
+// An upper bound of J's eigenvalues along the path of d, from l = sum of exp(z - max z).
+[[nodiscard]] inline double coupling_bound(double kappa, double sum) {
+  const double width = kappa > 0 ? 2 * kappa / (2 - kappa) : -kappa;
+  const double factor = std::exp(width);
+  return std::min({0.5, factor / sum, 2 * factor * std::max(0.0, sum - 1)});
+}
+
+// Rounds after which an error of at most |kappa| in d is below the tolerance.
+[[nodiscard]] inline double relaxation_rounds(double kappa, double rate, double tolerance) {
+  if (!(rate > 0)) return 1;
+  return std::max(1.0, std::ceil(std::log(tolerance / std::abs(kappa)) / std::log(rate)));
+}
+
+template <class T>
+[[nodiscard]] inline Relaxation<T> relaxation(Pack<T> sum, double kappa, double tolerance) {
+  std::array<T, std::size_t(kLanes<T>)> tau, rounds;
+  Relaxation<T> result;
+  for (int i = 0; i < kLanes<T>; ++i) {
+    const double l = double(sum.lane(i));
+    const double lambda = l >= 1 ? coupling_bound(kappa, l) : 0;  // 0: no key, or NaN
+    const double step = 2 / (2 - kappa * lambda);
+    tau[std::size_t(i)] = T(step);
+    rounds[std::size_t(i)] =
+        T(relaxation_rounds(kappa, std::abs(kappa) * lambda * step / 2, tolerance));
+    result.most_rounds = std::max(result.most_rounds, rounds[std::size_t(i)]);
+  }
+  result.tau = Pack<T>::load(tau.data());
+  result.rounds = Pack<T>::load(rounds.data());
+  return result;
+}
+
+// Solves for the weights of vector v. Returns the residual: by how much one more step of the flow
+// moved the weights. Uses work tiles 0 and 1.
+template <class T>
+[[nodiscard]] inline Pack<T> solve_equilibrium(const SoftmaxFlow<T>& flow, TileColumn<T> weights,
+                                               TileColumn<T> d_column, double tolerance,
+                                               Pack<T>& sum) {
+  using P = Pack<T>;
+  const double kappa = 1.0 - double(flow.eta);
+  const TileColumn<T> argument = flow.argument;
+  sum = flow.start(weights);
+  for (Index j = 0; j < flow.keys; ++j) d_column.store(j, P(T(0)));
+  const Relaxation<T> relax = relaxation(sum, kappa, tolerance);
+  for (T round = 0; round < relax.most_rounds && kappa != 0; round += T(1)) {
+    const auto moves = relax.rounds > P(round);
+    const P keep = select(moves, T(1) - relax.tau, P(T(1)));
+    const P pull = select(moves, relax.tau * flow.kappa_over(inverse_or_zero(sum)), P(T(0)));
+    sum = sum_over_keys<T>(flow.keys, [&](Index j) {
+      const P d = mul_add(d_column.load(j), keep, weights.load(j) * pull);  // in log2 units
+      const P p = exp2_weight(argument.load(j) + d);
+      d_column.store(j, d);
+      weights.store(j, p);
+      return p;
+    });
+  }
+  return flow.take_last_step(weights, sum);
+}
+
+// Scores become the equilibrium; two work tiles.
+template <class T>
+inline void resonant_equilibrium_forward(const RowBlock<T>& block, int v, T eta, double tolerance) {
+  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0, v));
+  Pack<T> sum;
+  const Pack<T> residual = solve_equilibrium(flow, column(block.scores[0], v),
+                                             work_column(block, 1, v), tolerance, sum);
+  report(block, v, flow.lse(sum), residual);
+}
+
+// Returns the lane-wise gradient of eta; three work tiles.
+template <class T>
+[[nodiscard]] inline Pack<T> resonant_equilibrium_vjp(const RowBlock<T>& block, int v, T eta,
+                                                      double tolerance) {
+  using P = Pack<T>;
+  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0, v));
+  const auto a_column = work_column(block, 2, v), b_column = work_column(block, 1, v);
+  P sum;
+  static_cast<void>(solve_equilibrium(flow, a_column, b_column, tolerance, sum));
+
+  const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
+  const P kappa = T(1) - eta;
+  P b_sum = T(0), largest = T(0);
+  const P b_dot = sum_over_keys<T>(flow.keys, [&](Index j) {
+    const auto hidden = is_hidden(flow.drive.load(j));
+    const P a = a_column.load(j), b = a / (T(1) - kappa * a);
+    b_column.store(j, b);
+    b_sum += b;
+    largest = max(largest, a);
+    return select(hidden, P(T(0)), b * dweights.load(j));
+  });
+
+  // Both D and a are counted from the largest weight, whose h a small eta leaves uncertain.
+  const P mean = b_dot * inverse_or_zero(b_sum);
+  const auto dscores = column(block.dscores[0], v);
+  return sum_over_keys<T>(flow.keys, [&](Index j) {
+    const P d = flow.drive.load(j), a = a_column.load(j);
+    const auto hidden = is_hidden(d);
+    const P h = select(hidden, P(T(0)), b_column.load(j) * (dweights.load(j) - mean));
+    weights.store(j, a);  // may lie where dweights lies
+    dscores.store(j, h * flow.eta);
+    return select(hidden, P(T(0)), h * ((d - flow.top) - (a - largest)));
+  });
+}
+
+}  // namespace detail
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Fast results against the slow twin, by the rules of tolerances.hpp.
+
+#include "catch.hpp"
+#include "conformance/runner.hpp"
+#include "tolerances.hpp"
+
+namespace heed_test {
+
+// Length pairs: 0, 1, primes, and one more and one less than tiles of 8, 16, 64 and 96 tokens.
+inline constexpr Index kLengths[][2] = {
+    {0, 0},   {0, 5},   {5, 0},   {1, 1},   {1, 2},   {2, 1},   {1, 17},  {17, 1},  {2, 3},
+    {3, 7},   {7, 7},   {7, 8},   {8, 7},   {8, 8},   {8, 9},   {9, 8},   {9, 9},   {11, 13},
+    {13, 11}, {15, 16}, {16, 15}, {16, 16}, {16, 17}, {17, 16}, {17, 17}, {19, 31}, {31, 32},
+    {32, 31}, {32, 33}, {33, 32}, {33, 33}, {37, 5},  {5, 37},  {47, 48}, {48, 49}, {1, 63},
+    {1, 64},  {1, 65},  {63, 1},  {65, 1},  {63, 65}, {64, 64}, {65, 63}, {1, 97},  {3, 127},
+    {96, 95}, {95, 97}, {97, 96}, {2, 191},
+};
+inline constexpr Index kDims[] = {1, 2, 3, 8, 16, 33, 64, 80, 128};
+
+template <class T>
+void note_rows(Distance& distance, const std::vector<T>& fast, const std::vector<double>& slow,
+               const Twin& twin, Index dim) {
+  REQUIRE(fast.size() == slow.size());
+  for (std::size_t n = 0; n < fast.size(); ++n)
+    distance.note(n, double(fast[n]), slow[n],
+                  tolerance::forward<T>(twin.s_row[n / std::size_t(dim)], twin.weighted_abs_value[n]));
+}
+
+// Against the naive loop in float: the largest error of each.
+inline void check_beside_naive(const std::vector<double>& fast, const std::vector<double>& naive,
+                               const std::vector<double>& exact, const char* what,
+                               double (*rule)(double, double)) {
+  REQUIRE(fast.size() == exact.size());
+  REQUIRE(naive.size() == exact.size());
+  double naive_error = 0;
+  for (std::size_t n = 0; n < exact.size(); ++n)
+    if (std::isfinite(naive[n] - exact[n]))
+      naive_error = std::max(naive_error, std::abs(naive[n] - exact[n]));
+  const double allowed = rule(naive_error, largest(exact));
+  Distance distance;
+  for (std::size_t n = 0; n < exact.size(); ++n) distance.note(n, fast[n], exact[n], allowed);
+  INFO(what << ": " << distance.text() << "; the naive loop is off by " << naive_error);
+  CHECK(distance.within());
+}
+
+// out, mixed rows and lse against the twins. Needs twin, and in float naive.
+template <class T>
+Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout layout = Layout::dense) {
+  INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", "
+                   << describe(call.geometry));
+  const Twin twin = runner.twin(call);
+  const Outcome<T> result = forward(runner, call, layout);
+  CHECK(result.out.untouched());
+  const std::vector<double> out = result.out.template dense<double>();
+
+  Distance mixed;
+  const bool saved = !result.saved.mixed.empty();
+  if (saved) note_rows(mixed, result.saved.mixed, twin.mixed, twin, call.geometry.dim_v);
+  if (runner.plain_rows) note_rows(mixed, result.out.dense(), twin.out, twin, call.geometry.dim_v);
+  INFO("mixed: " << mixed.text());
+  CHECK(mixed.within());
+
+  if constexpr (sizeof(T) == sizeof(float)) {
+    check_beside_naive(out, runner.naive(call).out, twin.out, "out", tolerance::forward_beside_naive);
+  } else {
+    Distance distance;
+    const double allowed = tolerance::relative_to_largest(largest(twin.out));
+    REQUIRE(out.size() == twin.out.size());
+    for (std::size_t n = 0; n < out.size(); ++n) distance.note(n, out[n], twin.out[n], allowed);
+    INFO("out: " << distance.text());
+    CHECK((runner.plain_rows || distance.within()));
+  }
+
+  Distance lse;
+  const std::size_t rows = std::size_t(call.geometry.query_rows());
+  REQUIRE(result.saved.lse.size() == rows * std::size_t(runner.maps));
+  for (std::size_t n = 0; n < result.saved.lse.size(); ++n) {
+    const double wanted = twin.lse[n / rows][n % rows];
+    if (!runner.lse_of_scores && std::isfinite(result.saved.lse[n]) && std::isfinite(wanted)) continue;
+    lse.note(n, double(result.saved.lse[n]), wanted, tolerance::lse<T>(twin.s_row[n % rows], wanted));
+  }
+  INFO("lse: " << lse.text());
+  CHECK(lse.within());
+  return result;
+}
+
+// Every gradient against the tape. Needs backward, tape, and in float naive_tape.
+template <class T>
+Named check_backward(const Runner<T>& runner, const Call<T>& call, Layout layout = Layout::dense) {
+  INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", "
+                   << describe(call.geometry));
+  const Outcome<T> result = forward(runner, call, layout);
+  const Named fast = backward(runner, call, result, layout);
+  const Named exact = runner.tape(call);
+  REQUIRE(fast.size() == exact.size());
+  Named naive;
+  if constexpr (sizeof(T) == sizeof(float)) naive = runner.naive_tape(call);
+  for (std::size_t t = 0; t < fast.size(); ++t) {
+    INFO("gradient of " << exact[t].name);
+    REQUIRE(fast[t].name == exact[t].name);
+    REQUIRE(fast[t].values.size() == exact[t].values.size());
+    if constexpr (sizeof(T) == sizeof(float)) {
+      check_beside_naive(fast[t].values, naive[t].values, exact[t].values, "gradient",
+                         tolerance::backward_beside_naive);
+    } else {
+      Distance distance;
+      const double allowed = tolerance::exact_gradient(largest(exact[t].values));
+      for (std::size_t n = 0; n < fast[t].values.size(); ++n)
+        distance.note(n, fast[t].values[n], exact[t].values[n], allowed);
+      INFO(distance.text());
+      CHECK(distance.within());
+    }
+  }
+  return fast;
+}
+
+}  // namespace heed_test

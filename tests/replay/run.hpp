@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One golden operator case through the engine, in double against the stored numbers, and in float
+// against our own double twin on the rounded inputs.
+
+#include "report.hpp"
+
+#include <heed/engine/backward_call.hpp>
+#include <heed/reference/reference.hpp>
+
+#include <map>
+
+namespace heed_test {
+
+// Everything that forward and backward return.
+template <class Op>
+struct EngineResult {
+  using T = typename Op::Scalar;
+  std::vector<T> out, dq, dk, dv, dextra, dbias;
+  heed::Saved<T> saved;
+  Op dop;
+};
+
+// Options that cross many tile borders at the lengths of the cases.
+inline heed::Options small_tiles() {
+  heed::Options options;
+  options.key_tile = 16;
+  options.panel_vectors = 1;
+  options.threads = 2;
+  return options;
+}
+
+template <class Op>
+[[nodiscard]] EngineResult<Op> run_engine(const Op& op, const GoldenCase& golden,
+                                          heed::Options options = {}) {
+  using T = typename Op::Scalar;
+  const heed::Geometry g = golden.geometry();
+  const auto q = golden.rounded<T>("q"), k = golden.rounded<T>("k"), v = golden.rounded<T>("v");
+  const auto extra = golden.rounded_if_any<T>("i"), bias = golden.rounded_if_any<T>("bias");
+  const auto dout = golden.rounded<T>("dout");
+  const heed::Mask<T> mask = golden.mask<T>(bias);
+  const heed::Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  heed::Inputs<T> in{{q.data(), golden.shape("q")}, {k.data(), golden.shape("k")},
+                     {v.data(), golden.shape("v")}, {}};
+  EngineResult<Op> r{std::vector<T>(dout.size()), std::vector<T>(q.size()), std::vector<T>(k.size()),
+                     std::vector<T>(v.size()),    std::vector<T>(extra.size()),
+                     std::vector<T>(bias.size()), {}, op};
+  heed::Gradients<T> grads{{r.dq.data(), golden.shape("q")}, {r.dk.data(), golden.shape("k")},
+                           {r.dv.data(), golden.shape("v")}, {}, {}};
+  if (op.extra_dim(g) > 0) {
+    in.extra = {extra.data(), golden.shape("i")};
+    grads.extra = {r.dextra.data(), golden.shape("i")};
+  }
+  if (!bias.empty()) grads.bias = {r.dbias.data(), golden.shape("bias")};
+  options.scale = golden.number("scale");
+  const heed::TensorView<T> out{r.out.data(), out_shape};
+  heed::forward(op, in, mask, out, &r.saved, options);
+  heed::backward(op, in, mask, r.saved, heed::TensorView<const T>(out),
+                 heed::TensorView<const T>(dout.data(), out_shape), grads, &r.dop, options);
+  return r;
+}
+
+// The weights of the fast path: its output where the values are the unit vectors.
+template <class Op>
+[[nodiscard]] std::vector<typename Op::Scalar> engine_weights(const Op& op,
+                                                              const GoldenCase& golden) {
+  using T = typename Op::Scalar;
+  using Mixer = heed::Attention<T, typename Op::ScoreType, typename Op::NormaliserType,
+                                heed::Identity<T>>;
+  const heed::Geometry g = golden.geometry();
+  const auto q = golden.rounded<T>("q"), k = golden.rounded<T>("k");
+  const auto bias = golden.rounded_if_any<T>("bias");
+  std::vector<T> unit(std::size_t(g.batch * g.kv_heads * g.len_kv * g.len_kv), T(0));
+  for (Index n = 0; n < g.batch * g.kv_heads * g.len_kv; ++n)
+    unit[std::size_t(n * g.len_kv + n % g.len_kv)] = T(1);
+  std::vector<T> weights(std::size_t(g.query_rows() * g.len_kv));
+  Mixer mixer;
+  mixer.score = op.score;
+  mixer.normaliser = op.normaliser;
+  heed::Options options;
+  options.scale = golden.number("scale");
+  const heed::Mask<T> mask = golden.mask<T>(bias);
+  heed::forward(mixer,
+                heed::Inputs<T>{{q.data(), golden.shape("q")},
+                                {k.data(), golden.shape("k")},
+                                {unit.data(), {g.batch, g.kv_heads, g.len_kv, g.len_kv}},
+                                {}},
+                mask, heed::TensorView<T>(weights.data(), {g.batch, g.heads, g.len_q, g.len_kv}),
+                nullptr, options);
+  return weights;
+}
+
+// Golden names of an op's parameters, keyed by the library's.
+using ParamNames = std::map<std::string, std::string>;
+
+template <class Op>
+void check_double(const Op& op, const GoldenCase& golden, const ParamNames& names, Report& report,
+                  const heed::Options& options, const char* tag) {
+  const auto r = run_engine(op, golden, options);
+  report.exact(tag + std::string("out"), r.out, golden.tensor("out"));
+  report.exact(tag + std::string("dq"), r.dq, golden.tensor("dq"));
+  report.exact(tag + std::string("dk"), r.dk, golden.tensor("dk"));
+  report.exact(tag + std::string("dv"), r.dv, golden.tensor("dv"));
+  if (golden.has("di")) report.exact(tag + std::string("di"), r.dextra, golden.tensor("di"));
+  if (golden.has("dbias")) report.exact(tag + std::string("dbias"), r.dbias, golden.tensor("dbias"));
+  heed::for_each_param(r.dop, [&](const char* name, const heed::Param<double>& p) {
+    const auto found = names.find(name);
+    if (found == names.end()) return;
+    const std::vector<double> got(p.data(), p.data() + p.size());
+    report.exact(tag + found->second, got, golden.tensor(found->second));
+  });
+}
+
+inline std::vector<double> widened(const std::vector<float>& x) { return {x.begin(), x.end()}; }
+
+// The float rules of the contract. `out` of a plain readout is judged element by element; all tensors
+// may err by the larger of 4 eps (16 + 4 S) of their largest number and three times the error of the
+// long-hand float computation.
+template <class Op32>
+class FloatCheck {
+ public:
+  FloatCheck(const Op32& op, const GoldenCase& golden, const ParamNames& names, Report& report)
+      : op_(op), golden_(golden), names_(names), report_(report) {}
+
+  void run() {
+    namespace ref = heed::reference;
+    const auto narrow = golden_.problem<float>();
+    const auto wide = ref::cast_problem<double>(narrow);
+    const auto twin = heed::cast_op<double>(op_);
+    ref::Request request;
+    request.error_scale = true;
+    const auto want = ref::forward(twin, wide, request);
+    const auto naive = ref::forward(op_, narrow);
+    s_ = Report::largest(want.error_scale.s_row);
+    const auto got = run_engine(op_, golden_);
+    judge("out", got.out, want.out, naive.out, 2.0);
+    if constexpr (Op32::ReadoutType::identity) judge_elements(got.out, want);
+    const auto dout = golden_.rounded<float>("dout");
+    const auto exact = ref::gradients(twin, wide, widened(dout));
+    const auto rough = ref::gradients(op_, narrow, dout);
+    judge("dq", got.dq, exact.dquery, rough.dquery, 3.0);
+    judge("dk", got.dk, exact.dkey, rough.dkey, 3.0);
+    judge("dv", got.dv, exact.dvalue, rough.dvalue, 3.0);
+    judge("di", got.dextra, exact.dextra, rough.dextra, 3.0);
+    judge("dbias", got.dbias, exact.dbias, rough.dbias, 3.0);
+    const auto g = params(got.dop), e = params(exact.op), n = params(rough.op);
+    for (const auto& [name, values] : g) {
+      const auto& naive_values = n.at(name);
+      judge(name, std::vector<float>(values.begin(), values.end()), e.at(name),
+            std::vector<float>(naive_values.begin(), naive_values.end()), 3.0);
+    }
+  }
+
+ private:
+  static constexpr double eps_ = std::numeric_limits<float>::epsilon();
+
+  template <class Op>
+  [[nodiscard]] std::map<std::string, std::vector<double>> params(const Op& op) const {
+    std::map<std::string, std::vector<double>> all;
+    heed::for_each_param(op, [&](const char* name, const auto& p) {
+      const auto found = names_.find(name);
+      if (found != names_.end())
+        all[found->second] = std::vector<double>(p.data(), p.data() + p.size());
+    });
+    return all;
+  }
+
+  void judge(const std::string& name, const std::vector<float>& got, const std::vector<double>& want,
+             const std::vector<float>& naive, double factor) {
+    double naive_error = 0;
+    for (std::size_t i = 0; i < want.size() && i < naive.size(); ++i)
+      if (std::isfinite(want[i])) naive_error = std::max(naive_error, std::abs(naive[i] - want[i]));
+    const double top = Report::largest(want);
+    const double rule = 4 * eps_ * (16 + 4 * s_) * top;
+    // Sums of both signs may cancel to nothing: 5e-6 absolute, as the oracle's notes advise.
+    const double allowed = std::max({rule, factor * naive_error + 4 * eps_ * top, 5e-6});
+    report_.rounded(name, got, want, std::vector<double>(want.size(), allowed));
+  }
+
+  void judge_elements(const std::vector<float>& got,
+                      const heed::reference::Result<double>& want) {
+    const auto& scale = want.error_scale;
+    const Index dim = golden_.geometry().dim_v;
+    std::vector<double> allowed(got.size());
+    for (std::size_t i = 0; i < got.size(); ++i)
+      allowed[i] = eps_ * (16 + 4 * scale.s_row[i / std::size_t(dim)]) * scale.weighted_abs_value[i];
+    report_.rounded("out by element", got, want.out, allowed);
+  }
+
+  const Op32& op_;
+  const GoldenCase& golden_;
+  const ParamNames& names_;
+  Report& report_;
+  double s_ = 0;
+};
+
+// build.template operator()<T>() returns the op over T.
+template <class Build>
+void check_operator(const GoldenCase& golden, const ParamNames& names, Report& report,
+                    const Build& build) {
+  const auto op = build.template operator()<double>();
+  check_double(op, golden, names, report, {}, "");
+  check_double(op, golden, names, report, small_tiles(), "small tiles: ");
+  const auto op32 = build.template operator()<float>();
+  FloatCheck(op32, golden, names, report).run();
+}
+
+void replay_sdpa(const GoldenCase& golden, Report& report);
+void replay_dar(const GoldenCase& golden, Report& report);
+void replay_differential(const GoldenCase& golden, Report& report);
+void replay_differential_v1(const GoldenCase& golden, Report& report);
+void replay_intent(const GoldenCase& golden, Report& report);
+void replay_ode(const GoldenCase& golden, Report& report);
+void replay_dialectical(const GoldenCase& golden, Report& report);
+void replay_prototype(const GoldenCase& golden, Report& report);
+void replay_art(const GoldenCase& golden, Report& report);
+
+}  // namespace heed_test
