@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Compares all variants of attention on real text: correctness of the gradients, time of forward and
-// backward against the machine's peak and against plain attention, scratch memory.
+// Compares all variants of attention on real text: correctness of the gradients, time of forward
+// and backward against the machine's peak and against plain attention, scratch memory.
 //
 // Exit code  0 done, 1 internal error, 2 options or files that cannot be used.
 

@@ -4,7 +4,7 @@
 #include "conformance/compare.hpp"
 
 using namespace heed_test;
-using heed::Align;
+
 
 namespace {
 
@@ -13,7 +13,8 @@ constexpr Needs kNeeds{.twin = true, .naive = true};
 // f(runner, call) for every variant that can run on `g`.
 template <class T, class F>
 void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense) {
-  for (const Runner<T>& runner : runners<T, kNeeds>(g)) {
+  const auto list = g.dim_qk == 1 ? narrow_runners<T, kNeeds>(g) : runners<T, kNeeds>(g);
+  for (const Runner<T>& runner : list) {
     Call<T> call = random_call<T>(runner.geometry, runner.extra_dim, seed, layout);
     f(runner, call);
   }

@@ -90,8 +90,8 @@ class GoldenCase {
   }
   bool flag(const std::string& key) const { return has_text(key) && integer(key) != 0; }
 
-  // The floor for `deviation` of dq and dk. Logits of 1300 leave weights that are nearly 0 or 1, and
-  // gradients of 1e-4 that are differences of terms above 1.
+  // The floor for `deviation` of dq and dk. Logits of 1300 leave weights that are nearly 0 or 1,
+  // and gradients of 1e-4 that are differences of terms above 1.
   double gradient_floor() const {
     return name().find("huge_logits") != std::string::npos ? 1.0 : 1e-12;
   }
@@ -186,7 +186,8 @@ class GoldenCase {
     if (allowed_ == nullptr) {
       const std::vector<double>& numbers = tensor("mask");
       allowed_ = std::shared_ptr<bool[]>(new bool[std::max<std::size_t>(1, numbers.size())]);
-      std::transform(numbers.begin(), numbers.end(), allowed_.get(), [](double x) { return x != 0; });
+      std::transform(numbers.begin(), numbers.end(), allowed_.get(),
+                     [](double x) { return x != 0; });
     }
     return allowed_.get();
   }

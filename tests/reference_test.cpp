@@ -273,21 +273,21 @@ TEST_CASE("sizes that disagree are refused with both numbers") {
 }
 
 TEST_CASE("a mask of another type moves its bias into the problem") {
-  const std::vector<float> values = {0.5F, -1.0F, -std::numeric_limits<float>::infinity()};
+  const std::vector<float> values = {0.5F, -1.0F, -std::numeric_limits<float>::infinity(), 0.25F};
   const Mask<float> mask = causal<float>() & alibi<float>({0.25F}) & soft_cap<float>(3.0F) &
-                           bias<float>({values.data(), {1, 1, 1, 3}});
-  auto problem = random_problem({1, 1, 1, 1, 3, 3, 2, 2});
+                           bias<float>({values.data(), {1, 1, 1, 4}});
+  auto problem = random_problem({1, 1, 1, 1, 3, 4, 2, 2});
   reference::use_mask(problem, mask);
-  CHECK(problem.bias == std::vector<double>{0.5, -1, -kInf});
+  CHECK(problem.bias == std::vector<double>{0.5, -1, -kInf, 0.25});
 
-  auto other = random_problem({1, 1, 1, 1, 3, 3, 2, 2});
+  auto other = random_problem({1, 1, 1, 1, 3, 4, 2, 2});
   other.mask = causal<double>() & alibi<double>({0.25}) & soft_cap<double>(3) &
-               bias<double>({problem.bias.data(), {1, 1, 1, 3}});
+               bias<double>({problem.bias.data(), {1, 1, 1, 4}});
   const auto a = reference::forward(Sdpa<double>{}, problem, {.weights = true});
   const auto b = reference::forward(Sdpa<double>{}, other, {.weights = true});
   CHECK(a.out == b.out);
-  CHECK(a.weights[2] == 0.0);
-  CHECK(a.weights[8] == 0.0);
+  CHECK(a.weights[2] == 0.0);   // causal
+  CHECK(a.weights[10] == 0.0);  // bias -infinity
 }
 
 TEST_CASE("every scalar runs the same formula") {

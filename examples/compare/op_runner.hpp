@@ -136,7 +136,7 @@ class OpRunner final : public Runner {
     text << ")";
   }
 
-  // In what the variant's inputs differ from the baseline's.
+  // Shapes that the variant reads: how V1 and V2 keep the baseline's products of queries and keys.
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
     text << "query " << inputs_.query.shape() << ", key " << inputs_.key.shape() << ", value "

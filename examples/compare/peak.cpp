@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// More chains of multiply-adds than latency x units of any processor to date (4 x 2), and few enough
-// for 16 registers.
+// More chains of multiply-adds than the latency of 4 times the 2 units of common processors, and few
+// enough for 16 registers.
 constexpr int kChains = 12;
 
 // Runs `steps` multiply-adds on each chain; the result keeps the compiler from leaving them out.

@@ -9,8 +9,8 @@
 
 namespace compare {
 
-// One line on standard error that replaces itself, at most ten times a second; nothing unless standard
-// error is a terminal. The line is gone when the object is.
+// One line on standard error that replaces itself, at most ten times a second; nothing unless
+// standard error is a terminal. The line is gone when the object is.
 class Progress {
  public:
   Progress() : terminal_(isatty(STDERR_FILENO) == 1) {}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One variant at one dtype and shape, ready to run; its type is hidden, so that variants can be timed
-// in turn. The variants themselves are compiled in runners_float.cpp and runners_double.cpp.
+// One variant at one dtype and shape, ready to run; its type is hidden, so that variants can be
+// timed in turn. The variants themselves are compiled in runners_float.cpp and runners_double.cpp.
 
 #include "text_input.hpp"
 
@@ -32,8 +32,8 @@ class Runner {
   virtual void forward() = 0;
   virtual void backward() = 0;
 
-  // At the inputs made from the text. Parameters of several values are moved off their defaults, some
-  // of which are zeros whose gradient says nothing.
+  // At the inputs made from the text. Parameters of several values are moved off their defaults,
+  // some of which are zeros whose gradient says nothing.
   [[nodiscard]] virtual GradientPoint gradient_point() = 0;
   // sum(out o grad_out) at other tensors, in the order of gradient_point().
   [[nodiscard]] virtual double loss(const std::vector<std::vector<double>>& tensors) = 0;

@@ -172,40 +172,53 @@ void attach(Runner<T>& runner, std::shared_ptr<const Op> op) {
 
 }  // namespace detail
 
-// All variants that can run on `g`. The others are those, and no others, that their papers exclude:
-// an odd width for halves of heads, dim_v unlike dim_qk for a recursion or a pull on the query, len_q
-// unlike len_kv for a gate on the own row.
+// One variant. The op's parameters are moved off their defaults.
+template <class T, Needs needs, class Op>
+[[nodiscard]] Runner<T> make_runner(const heed::Variant<Op>& variant, bool per_head = true) {
+  using Readout = typename Op::ReadoutType;
+  Runner<T> runner;
+  runner.name = variant.name;
+  runner.settings = variant.settings;
+  runner.geometry = variant.geometry;
+  runner.maps = Op::NormaliserType::maps;
+  runner.plain_rows = Readout::identity;
+  runner.weights_sum_to_1 = detail::sums_to_one<Op>;
+  runner.lse_of_scores = runner.name.rfind("ode", 0) != 0;
+  runner.reads_own_rows = Readout::uses_own_rows;
+  auto op = std::make_shared<Op>(variant.op);
+  detail::shake(*op, variant.geometry, per_head);
+  runner.extra_dim = op->extra_dim(variant.geometry);
+  detail::attach<T, needs, Op>(runner, std::move(op));
+  return runner;
+}
+
+// All variants that can run on `g`, dim_qk at least 2. The others are those, and no others, that their
+// papers exclude: an odd width for halves of heads; dim_v unlike dim_qk for values of two halves, a
+// recursion or a pull on the query; len_q unlike len_kv for a gate on the own row.
 template <class T, Needs needs = Needs{}>
 [[nodiscard]] std::vector<Runner<T>> runners(const Geometry& g, bool per_head = true) {
   std::vector<Runner<T>> all;
-  heed::for_each_variant<T>(
-      g,
-      [&]<class Op>(const heed::Variant<Op>& variant) {
-        using Readout = typename Op::ReadoutType;
-        const std::string name = variant.name;
-        const bool halves = name == "differential" || name == "differential-v1";
-        const bool square = name == "dialectical" || name == "prototype";
-        if (halves && g.dim_qk % 2 != 0) return;
-        if (name == "differential-v2" && g.dim_qk < 2) return;
-        if (square && g.dim_qk != g.dim_v) return;
-        if (Readout::uses_own_rows && g.len_q != g.len_kv) return;
-        Runner<T> runner;
-        runner.name = name;
-        runner.settings = variant.settings;
-        runner.geometry = variant.geometry;
-        runner.maps = Op::NormaliserType::maps;
-        runner.plain_rows = Readout::identity;
-        runner.weights_sum_to_1 = detail::sums_to_one<Op>;
-        runner.lse_of_scores = name.rfind("ode", 0) != 0;
-        runner.reads_own_rows = Readout::uses_own_rows;
-        auto op = std::make_shared<Op>(variant.op);
-        detail::shake(*op, variant.geometry, per_head);
-        runner.extra_dim = op->extra_dim(variant.geometry);
-        detail::attach<T, needs, Op>(runner, std::move(op));
-        all.push_back(std::move(runner));
-      },
-      3);
+  const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
+    const std::string name = variant.name;
+    const bool halves = name == "differential" || name == "differential-v1";
+    const bool square =
+        name == "differential-v1" || name == "dialectical" || name == "prototype";
+    if (halves && g.dim_qk % 2 != 0) return;
+    if (square && g.dim_qk != g.dim_v) return;
+    if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv) return;
+    all.push_back(make_runner<T, needs>(variant, per_head));
+  };
+  heed::for_each_variant<T>(g, add, 3);
   return all;
+}
+
+// The variants that make sense at a width of 1.
+template <class T, Needs needs = Needs{}>
+[[nodiscard]] std::vector<Runner<T>> narrow_runners(const Geometry& g) {
+  return {make_runner<T, needs>(heed::Variant<heed::ScaledDot<T>>{"sdpa", "", g, {}}),
+          make_runner<T, needs>(heed::Variant<heed::Dar<T>>{"dar", "", g, {}}),
+          make_runner<T, needs>(heed::Variant<heed::ResonantOde<T>>{"ode", "", g, {}}),
+          make_runner<T, needs>(heed::Variant<heed::IntentGated<T>>{"intent", "", g, {}})};
 }
 
 template <class T>

@@ -18,12 +18,14 @@ struct Finding {
 
 class Report {
  public:
-  // double: |got - want| <= 1e-12 of the largest |want|, absolute where the tensor is zero.
+  // double: |got - want| <= 1e-12 of the largest |want|, absolute where the tensor is zero. `terms` is the
+  // size of what cancelled in `want`: 16 roundings of it are allowed besides.
   template <class T>
   void exact(const std::string& name, const std::vector<T>& got, const std::vector<double>& want,
-             double tolerance = 1e-12) {
-    std::vector<double> allowed(want.size(), tolerance * std::max(largest(want), floor_));
-    note(exact_, name, got, want, allowed);
+             double terms = 0) {
+    const double eps = std::numeric_limits<double>::epsilon();
+    const double allowed = 1e-12 * std::max(largest(want), floor_) + 16 * eps * terms;
+    note(exact_, name, got, want, std::vector<double>(want.size(), allowed));
   }
   // Numbers that are decisions: equal.
   template <class T>

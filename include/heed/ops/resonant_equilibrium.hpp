@@ -73,7 +73,7 @@ template <class T>
 }
 
 // Solves for the weights of vector v. Returns the residual: by how much one more step of the flow
-// moved the weights. Uses work tiles 0 and 1.
+// moved the weights.
 template <class T>
 [[nodiscard]] inline Pack<T> solve_equilibrium(const SoftmaxFlow<T>& flow, TileColumn<T> weights,
                                                TileColumn<T> d_column, double tolerance,
@@ -99,23 +99,23 @@ template <class T>
   return flow.take_last_step(weights, sum);
 }
 
-// Scores become the equilibrium; two work tiles.
+// Scores become the equilibrium; takes two work columns.
 template <class T>
 inline void resonant_equilibrium_forward(const RowBlock<T>& block, int v, T eta, double tolerance) {
-  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0, v));
+  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0));
   Pack<T> sum;
   const Pack<T> residual = solve_equilibrium(flow, column(block.scores[0], v),
-                                             work_column(block, 1, v), tolerance, sum);
+                                             work_column(block, 1), tolerance, sum);
   report(block, v, flow.lse(sum), residual);
 }
 
-// Returns the lane-wise gradient of eta; three work tiles.
+// Returns the lane-wise gradient of eta; takes three work columns.
 template <class T>
 [[nodiscard]] inline Pack<T> resonant_equilibrium_vjp(const RowBlock<T>& block, int v, T eta,
                                                       double tolerance) {
   using P = Pack<T>;
-  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0, v));
-  const auto a_column = work_column(block, 2, v), b_column = work_column(block, 1, v);
+  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0));
+  const auto a_column = work_column(block, 2), b_column = work_column(block, 1);
   P sum;
   static_cast<void>(solve_equilibrium(flow, a_column, b_column, tolerance, sum));
 

@@ -77,7 +77,7 @@ struct ResonantFlow : ResonantFlowOptions {
     return largest;
   }
 
-  // Scratch tiles. Backward through n steps keeps every a_t.
+  // Scratch tiles, of which one vector's share is touched; backward keeps every step.
   [[nodiscard]] Index work_tiles(bool backward) const {
     if (mode == FlowMode::steps) return backward ? steps + 1 : 1;
     if (mode == FlowMode::equilibrium) return backward ? 3 : 2;

@@ -41,24 +41,38 @@ template <class T>
   return {tile.data + v * kLanes<T>, tile.lanes};
 }
 
-// Column v of scratch tile `index` of a block.
+// Scratch column `index` of the vector at hand. All vectors take the same dense memory: it stays in
+// cache, where columns of lane tiles would leave most cache sets unused.
 template <class T>
-[[nodiscard]] inline TileColumn<T> work_column(const RowBlock<T>& block, Index index, int v) {
-  return column(block.work.part(index * block.keys(), block.keys()), v);
+[[nodiscard]] inline TileColumn<T> work_column(const RowBlock<T>& block, Index index) {
+  return {block.work.data + index * block.keys() * kLanes<T>, kLanes<T>};
 }
 
 // term(0) + ... + term(keys - 1), by blocks of 128: the rounding error of 1e5 terms is that of 900.
-template <class T, class Term>
-[[nodiscard]] inline Pack<T> sum_over_keys(Index keys, Term&& term) {
-  Pack<T> total = T(0);
+// Sum is Pack<T>, or PackPair<T> for two sums in one pass.
+template <class T, class Sum = Pack<T>, class Term>
+[[nodiscard]] inline Sum sum_over_keys(Index keys, Term&& term) {
+  Sum total = T(0);
   for (Index first = 0; first < keys; first += 128) {
     const Index end = std::min<Index>(keys, first + 128);
-    Pack<T> part = T(0);
+    Sum part = T(0);
     for (Index j = first; j < end; ++j) part += term(j);
     total += part;
   }
   return total;
 }
+
+template <class T>
+struct PackPair {
+  Pack<T> first, second;
+  PackPair(T both) : first(both), second(both) {}
+  PackPair(Pack<T> a, Pack<T> b) : first(a), second(b) {}
+  PackPair& operator+=(const PackPair& o) {
+    first += o.first;
+    second += o.second;
+    return *this;
+  }
+};
 
 // 1 / x, and 0 where x is 0.
 template <class T>
@@ -105,22 +119,13 @@ struct SoftmaxFlow {
     });
   }
 
-  // p_(t+1) from p_t in place.
-  [[nodiscard]] P step(TileColumn<T> weights, P factor) const {
-    return sum_over_keys<T>(keys, [&](Index j) {
-      const P p = exp2_weight(mul_add(weights.load(j), factor, argument.load(j)));
-      weights.store(j, p);
-      return p;
-    });
-  }
-
-  // The last step leaves p_(n-1) as it is and writes p_n over `argument`, whose work is done.
-  [[nodiscard]] P last_step(TileColumn<T> weights, P factor) const {
+  // p_(t+1) from p_t; `next` may be `now` itself, or `argument` in the last step of all.
+  [[nodiscard]] P step(TileColumn<T> now, TileColumn<T> next, P factor) const {
     return sum_over_keys<T>(keys, [&](Index j) {
       const P e = argument.load(j);
-      const P p = exp2_weight(mul_add(weights.load(j), factor, e));
+      const P p = exp2_weight(mul_add(now.load(j), factor, e));
       const P visible = select(is_hidden(e), P(T(0)), p);  // p is NaN all over the lane of a NaN
-      argument.store(j, visible);
+      next.store(j, visible);
       return visible;
     });
   }
@@ -138,10 +143,10 @@ struct SoftmaxFlow {
     return select(factor == factor, residual, factor);
   }
 
-  // p_n / l from p_(n-1) / l' into `weights`; returns the residual.
+  // The last step, p_(n-1) in `weights` becomes a_n; returns the residual.
   [[nodiscard]] P take_last_step(TileColumn<T> weights, P& sum) const {
     const P before = inverse_or_zero(sum);
-    sum = last_step(weights, kappa_over(before));
+    sum = step(weights, argument, kappa_over(before));
     return finish(argument, inverse_or_zero(sum), weights,
                   [&](Index j) { return weights.load(j) * before; });
   }
@@ -177,12 +182,12 @@ template <class T>
   return sum_valid_lanes(lanes, std::min<Index>(kLanes<T>, block.valid_lanes - v * kLanes<T>));
 }
 
-// Scores become a_n; one work tile.
+// Scores become a_n; takes one work column.
 template <class T>
 inline void resonant_steps_forward(const RowBlock<T>& block, int v, T eta, int steps) {
   using P = Pack<T>;
   const auto weights = column(block.scores[0], v);
-  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0, v));
+  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0));
   P sum = flow.start(weights), residual;
   if (steps == 1) {
     const P count = sum_over_keys<T>(flow.keys, [&](Index j) {
@@ -193,100 +198,95 @@ inline void resonant_steps_forward(const RowBlock<T>& block, int v, T eta, int s
       return select(is_hidden(flow.argument.load(j)), P(T(0)), uniform);
     });
   } else {
-    for (int t = 2; t < steps; ++t) sum = flow.step(weights, flow.kappa_over(inverse_or_zero(sum)));
+    for (int t = 2; t < steps; ++t)
+      sum = flow.step(weights, weights, flow.kappa_over(inverse_or_zero(sum)));
     residual = flow.take_last_step(weights, sum);
   }
   report(block, v, flow.lse(sum), residual);
 }
 
-// The backward pass. It keeps every a_t: work tile 0 is the argument, work tile t is a_t, then g_t.
+// The backward pass. It keeps every step: work column 0 is the argument, t is p_t, then
+// g_t.
 template <class T>
 struct ResonantStepsVjp {
   using P = Pack<T>;
+  // What a pass over step t hands to that over step t - 1.
+  struct Before {
+    P inverse, inner;  // 1 / sum of p_(t-1), <a_(t-1), g_t>; of no use if t is 1
+  };
   const RowBlock<T>& block;
   int v;
   int steps;
   SoftmaxFlow<T> flow;
-  P kappa;
 
   ResonantStepsVjp(const RowBlock<T>& b, int vector, T eta, int n)
-      : block(b), v(vector), steps(n), flow(b, vector, eta, work_column(b, 0, vector)),
-        kappa(T(1) - eta) {}
+      : block(b), v(vector), steps(n), flow(b, vector, eta, work_column(b, 0)) {}
 
   // Returns the lane-wise gradient of eta.
   [[nodiscard]] P run() const {
-    const P last_inverse = replay();
-    P inner = begin(last_inverse);  // <a_(t-1), g_t>
+    Before before = last_step(replay());
     P deta = T(0);
     for (int t = steps - 1; t >= 1; --t) {
-      deta -= inner;
-      inner = back(t, inner);
+      deta -= before.inner;
+      before = earlier_step(t, before);
     }
     return deta + end();
   }
 
  private:
-  [[nodiscard]] TileColumn<T> tile(int t) const { return work_column(block, t, v); }
+  [[nodiscard]] TileColumn<T> kept(int t) const { return work_column(block, t); }
+  [[nodiscard]] static Before before_of(const PackPair<T>& sums) {
+    const P inverse = inverse_or_zero(sums.second);
+    return {inverse, sums.first * inverse};
+  }
 
-  // Tiles 1 ... n-1 become a_t, tile n becomes p_n; returns 1 / sum of p_n.
+  // Columns 1 ... n become p_t; returns 1 / sum of p_n.
   [[nodiscard]] P replay() const {
-    P inverse = inverse_or_zero(flow.start(tile(1)));
-    const P factor = flow.kappa_over(P(T(1)));
-    const TileColumn<T> argument = flow.argument;
-    for (int t = 1; t < steps; ++t) {
-      const TileColumn<T> now = tile(t), next = tile(t + 1);
-      inverse = inverse_or_zero(sum_over_keys<T>(flow.keys, [&](Index j) {
-        const P a = now.load(j) * inverse;
-        const P p = exp2_weight(mul_add(a, factor, argument.load(j)));
-        now.store(j, a);
-        next.store(j, p);
-        return p;
-      }));
-    }
-    return inverse;
+    P sum = flow.start(kept(1));
+    for (int t = 1; t < steps; ++t)
+      sum = flow.step(kept(t), kept(t + 1), flow.kappa_over(inverse_or_zero(sum)));
+    return inverse_or_zero(sum);
   }
 
-  // Step n: writes the weights; returns <a_(n-1), g_n> (of no use if n is 1).
-  [[nodiscard]] P begin(P last_inverse) const {
-    const auto last = tile(steps), before = tile(std::max(1, steps - 1));
+  // Step n: writes the weights, column n becomes g_n.
+  [[nodiscard]] Before last_step(P inverse) const {
+    const auto now = kept(steps), before = kept(std::max(1, steps - 1));
     const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
-    const TileColumn<T> drive = flow.drive;
-    const P dot = sum_over_keys<T>(flow.keys, [&](Index j) {
-      const auto hidden = is_hidden(drive.load(j));
-      const P a = select(hidden, P(T(0)), last.load(j) * last_inverse);
-      last.store(j, a);
-      return select(hidden, P(T(0)), a * dweights.load(j));
+    const auto drive = flow.drive;
+    const P dot = inverse * sum_over_keys<T>(flow.keys, [&](Index j) {
+      return select(is_hidden(drive.load(j)), P(T(0)), now.load(j) * dweights.load(j));
     });
-    return sum_over_keys<T>(flow.keys, [&](Index j) {
-      const P a = last.load(j), a_before = before.load(j);
-      const P g = select(is_hidden(drive.load(j)), P(T(0)), a * (dweights.load(j) - dot));
-      weights.store(j, a);  // may lie where dweights lies
-      last.store(j, g);
-      return g * a_before;
-    });
+    return before_of(sum_over_keys<T, PackPair<T>>(flow.keys, [&](Index j) {
+      const P p = now.load(j), a = p * inverse, p_before = before.load(j);
+      const auto none = p == P(T(0));
+      const P g = select(none, p, a * (dweights.load(j) - dot));
+      weights.store(j, select(none, p, a));  // may lie where dweights lies
+      now.store(j, g);
+      return PackPair<T>(g * p_before, p_before);
+    }));
   }
 
-  // Step t < n: tile t becomes g_t; returns <a_(t-1), g_t> (of no use if t is 1).
-  [[nodiscard]] P back(int t, P inner) const {
-    const auto now = tile(t), next = tile(t + 1), before = tile(std::max(1, t - 1));
-    const P factor = kappa;
-    return sum_over_keys<T>(flow.keys, [&](Index j) {
-      const P a_before = before.load(j);
+  // Step t < n: column t becomes g_t.
+  [[nodiscard]] Before earlier_step(int t, const Before& from) const {
+    const auto now = kept(t), next = kept(t + 1), before = kept(std::max(1, t - 1));
+    const P factor = from.inverse * (T(1) - flow.eta), inner = from.inner;
+    return before_of(sum_over_keys<T, PackPair<T>>(flow.keys, [&](Index j) {
+      const P p_before = before.load(j);
       const P g = now.load(j) * factor * (next.load(j) - inner);
       now.store(j, g);
-      return g * a_before;
-    });
+      return PackPair<T>(g * p_before, p_before);
+    }));
   }
 
   // Writes eta sum_t g_t; returns <sum_t g_t, D>.
   [[nodiscard]] P end() const {
-    const auto dscores = column(block.dscores[0], v), drive = flow.drive, first = tile(1);
-    const Index next_tile = flow.keys * first.stride;
+    const auto dscores = column(block.dscores[0], v), drive = flow.drive, first = kept(1);
+    const Index next_column = flow.keys * first.stride;
     const P eta = flow.eta, top = flow.top;
     const int n = steps;
     return sum_over_keys<T>(flow.keys, [&](Index j) {
       P g = first.load(j);
-      for (int t = 1; t < n; ++t) g += P::load(first.data + t * next_tile + j * first.stride);
+      for (int t = 1; t < n; ++t) g += P::load(first.data + t * next_column + j * first.stride);
       const P d = drive.load(j);
       const auto hidden = is_hidden(d);
       dscores.store(j, select(hidden, P(T(0)), g * eta));

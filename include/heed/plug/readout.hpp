@@ -80,12 +80,13 @@ struct ReadoutContext {
   }
 };
 
-// delta = rowsum(a o b) per lane.
+// delta = rowsum(a o b) per lane, added up in the order and with the roundings of panel_gemm: in a row
+// that attends to one key alone, delta then equals that key's X bit by bit, and dscore is exactly 0.
 template <class T, class A, class B>
 inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, T* delta) {
   for (int v = 0; v < vectors; ++v) {
     Pack<T> sum = T(0);
-    for (Index c = 0; c < a.rows; ++c) sum += a.load(c, v) * b.load(c, v);
+    for (Index c = 0; c < a.rows; ++c) sum = mul_add(Pack<T>(a.load(c, v)), Pack<T>(b.load(c, v)), sum);
     sum.store(delta + v * kLanes<T>);
   }
 }
