@@ -114,4 +114,56 @@ double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const h
   return largest;
 }
 
+// A readout's hooks on a panel by hand: what they leave in `valid` lanes and in the parameters, when
+// the padding lanes hold numbers of size `padding`.
+template <class Readout, class T>
+std::vector<T> run_hooks(const Readout& readout, const heed::Geometry& g, Index extra_dim,
+                         Index valid, double padding) {
+  const int vectors = 2;
+  const Index lanes = vectors * heed::kLanes<T>;
+  std::vector<std::vector<T>> memory;
+  std::mt19937 random(17);
+  std::normal_distribution<double> normal;
+  const auto tile = [&](Index rows) {
+    memory.emplace_back(std::size_t(rows * lanes));
+    for (Index n = 0; n < rows * lanes; ++n)
+      memory.back()[std::size_t(n)] = T(normal(random) * (n % lanes < valid ? 1.0 : padding));
+    return heed::LaneTile<T>{memory.back().data(), rows, lanes};
+  };
+  heed::ReadoutPanel<T> p;
+  p.geometry = g;
+  p.head = g.heads - 1;
+  p.valid_lanes = valid;
+  p.vectors = vectors;
+  p.query = tile(g.dim_qk).constant();
+  p.own_key = tile(g.dim_qk).constant();
+  p.own_value = tile(g.dim_v).constant();
+  p.extra = tile(extra_dim).constant();
+  p.work = tile(readout.work_rows(g, true));
+  p.diagnostics = tile(Readout::diagnostics);
+  const heed::LaneTile<T> mixed = tile(g.dim_v), dout = tile(g.dim_v);
+  std::vector<T> saved = memory[memory.size() - 2];
+  p.tile = mixed;
+  readout.forward(p);
+  if (!Readout::saves_mixed) saved.assign(mixed.data, mixed.data + g.dim_v * lanes);
+  p.saved = {saved.data(), g.dim_v, lanes};
+  const heed::LaneTile<T> sums[] = {tile(1), tile(g.dim_qk), tile(g.dim_qk), tile(g.dim_v),
+                                    tile(extra_dim)};
+  p.delta = sums[0].data, p.dquery = sums[1], p.down_key = sums[2], p.down_value = sums[3];
+  p.dextra = sums[4];
+  p.tile = dout;
+  Readout grad = readout;
+  grad.visit([](const char*, auto& param) { param.set_zero(); });
+  readout.vjp(p, grad);
+
+  std::vector<T> result;
+  for (const auto& t : {mixed, dout, sums[0], sums[1], sums[2], sums[3], sums[4]})
+    for (Index r = 0; r < t.rows; ++r)
+      result.insert(result.end(), t.row(r), t.row(r) + valid);
+  grad.visit([&](const char*, const auto& param) {
+    result.insert(result.end(), param.data(), param.data() + param.size());
+  });
+  return result;
+}
+
 }  // namespace heed_test

@@ -214,6 +214,17 @@ TEST_CASE("gate gradients agree with dual numbers") {
   });
 }
 
+TEST_CASE("padding lanes leave no trace in a gate's results") {
+  const Geometry g{1, 2, 2, 1, 4, 4, 5, 7};
+  for_each_gate<float>(g, [&](const auto& op) {
+    const auto run = [&](double padding) {
+      return run_hooks<std::remove_cvref_t<decltype(op.readout)>, float>(
+          op.readout, g, op.extra_dim(g), kLanes<float> + 1, padding);
+    };
+    CHECK(run(0.0) == run(1e6));
+  });
+}
+
 TEST_CASE("a saturated gate keeps the digits of both tails") {
   reference::Problem<double> p;
   p.geometry = {1, 1, 1, 1, 2, 1, 1, 1};

@@ -318,6 +318,16 @@ TEST_CASE("rows and prototypes of any size find their category") {
   }
 }
 
+TEST_CASE("padding lanes leave no trace in the pull's results") {
+  const Geometry g{1, 2, 2, 1, 4, 4, 5, 5};
+  PrototypeReadout<double> readout;
+  readout.W = random_rows<double>(2, 3, 5, 2);
+  const auto run = [&](double padding) {
+    return run_hooks<PrototypeReadout<double>, double>(readout, g, 0, kLanes<double> + 1, padding);
+  };
+  CHECK(run(0.0) == run(1e6));
+}
+
 TEST_CASE("a strong pull does not blur the gradient of the mix") {
   const Geometry g{1, 1, 1, 1, 5, 6, 4, 4};
   const auto problem = random_problem<double>(g, 0, 13);

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// More chains of multiply-adds than the latency of 4 times the 2 units of common processors, and few
+// More chains of multiply-adds than latency (4) times units (2) of common processors, and few
 // enough for 16 registers.
 constexpr int kChains = 12;
 
