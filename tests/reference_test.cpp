@@ -290,6 +290,19 @@ TEST_CASE("a mask of another type moves its bias into the problem") {
   CHECK(a.weights[10] == 0.0);  // bias -infinity
 }
 
+TEST_CASE("the problem's bias takes the place of the mask's") {
+  const std::vector<double> of_mask = {-kInf, 7, 0};
+  auto problem = random_problem({1, 1, 1, 1, 2, 3, 2, 2});
+  problem.bias = {0.5, -kInf, -1};
+  problem.bias_shape = {1, 1, 1, 3};
+  const auto alone = reference::forward(Sdpa<double>{}, problem, {.weights = true});
+  problem.mask = bias<double>({of_mask.data(), {1, 1, 1, 3}});
+  const auto both = reference::forward(Sdpa<double>{}, problem, {.weights = true});
+  CHECK(both.weights == alone.weights);
+  CHECK(both.weights[0] > 0.0);
+  CHECK(both.weights[1] == 0.0);
+}
+
 TEST_CASE("every scalar runs the same formula") {
   const auto problem = busy_problem();
   const auto exact = reference::forward(Sdpa<double>{}, problem).out;

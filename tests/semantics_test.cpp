@@ -131,6 +131,31 @@ TEMPLATE_TEST_CASE("a row that sees no key mixes to +0, has lse -infinity and pa
     });
 }
 
+TEMPLATE_TEST_CASE("NaN in a query that sees nothing stays in its own row", "[semantics]", float,
+                   double) {
+  const auto mask = boolean_mask<TestType>(
+      {1, 1, 21, 21}, [](Index, Index, Index i, Index) { return i % 3 != 1; });
+  for (const bool capped : {false, true})
+    for_calls<TestType>(geometry(2, 2, 1, 21, 21, 4, 4), [&](const auto& runner, auto& call) {
+      call.mask = capped ? mask & owned(heed::soft_cap<TestType>(TestType(2))) : mask;
+      const auto clean = forward(runner, call);
+      const Named clean_grads = backward(runner, call, clean);
+      Call<TestType> dirty = call;
+      set_token(dirty.query, 7, kNan<TestType>);
+      const auto result = forward(runner, dirty);
+      CHECK(same_bits(tokens(result.out, 0, 7), tokens(clean.out, 0, 7)));
+      CHECK(same_bits(tokens(result.out, 8, 21), tokens(clean.out, 8, 21)));
+      const Named grads = backward(runner, dirty, result);
+      for (const char* name : {"key", "value"})
+        CHECK((runner.reads_own_rows ||
+               same_bits(gradient(grads, name), gradient(clean_grads, name))));
+      if (runner.plain_rows) {
+        CHECK(same_bits(result.out.dense(), clean.out.dense()));
+        check_same_gradients(grads, clean_grads);
+      }
+    });
+}
+
 TEMPLATE_TEST_CASE("a call in which no row sees a key has no gradient through the mix", "[semantics]",
                    float, double) {
   for_calls<TestType>(geometry(2, 2, 1, 9, 9, 4, 4), [](const auto& runner, auto& call) {
@@ -173,6 +198,8 @@ TEMPLATE_TEST_CASE("what stands at a hidden position changes no bit of outputs a
   const auto causal = owned(heed::causal<TestType>());
   const std::size_t plain = masks.size();
   for (std::size_t m = 0; m < plain; ++m) masks.push_back(masks[m] & causal);
+  masks.push_back(masks[0] & owned(heed::soft_cap<TestType>(TestType(2))));
+  masks.push_back(masks[2] & random_alibi<TestType>(g, Align::top_left));
 
   for (std::size_t m = 0; m < masks.size(); ++m)
     for (const bool small : {true, false})

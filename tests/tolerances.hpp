@@ -34,9 +34,10 @@ template <class T>
 }
 
 // Backward recomputes the weights and adds up four products: three times the naive error, and
-// four times the slack of forward.
+// four times the slack of forward. Its terms are of size 1 for inputs of size 1 even where they
+// cancel to less (weight (X - delta) with a single key is 0), hence max(1, largest).
 [[nodiscard]] constexpr double backward_beside_naive(double naive_error, double largest) {
-  return 3 * naive_error + 16 * eps<float> * largest;
+  return 3 * naive_error + 16 * eps<float> * std::max(1.0, largest);
 }
 
 // Outputs of a readout, and results stored in files, in double: relative to the tensor's largest number,

@@ -31,18 +31,22 @@ struct Pass {
 
   void prepare(Runner& runner) {
     (runner.*run)();  // buffers of the caller get their sizes
-    const MemoryMeter meter;
-    const double start = seconds();
-    (runner.*run)();
-    const double once = std::max(seconds() - start, 1e-9);
-    scratch_bytes = meter.peak_bytes();
+    const double once = std::max(time_calls(runner, 1), 1e-9);
     calls = int(std::clamp(std::ceil(kSampleSeconds / once), 1.0, 10'000.0));
   }
 
   void sample(Runner& runner) {
+    samples.push_back(time_calls(runner, calls) * 1e3 / calls);
+  }
+
+  // Seconds in all. Memory is the most of all calls: workers need not all be at work in each.
+  [[nodiscard]] double time_calls(Runner& runner, int count) {
+    const MemoryMeter meter;
     const double start = seconds();
-    for (int i = 0; i < calls; ++i) (runner.*run)();
-    samples.push_back((seconds() - start) * 1e3 / calls);
+    for (int i = 0; i < count; ++i) (runner.*run)();
+    const double elapsed = seconds() - start;
+    scratch_bytes = std::max(scratch_bytes, meter.peak_bytes());
+    return elapsed;
   }
 
   [[nodiscard]] double median() const {

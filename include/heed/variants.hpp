@@ -43,6 +43,13 @@ void fill_tensors(Op& op, std::uint64_t seed) {
   });
 }
 
+// The op after `change`.
+template <class Op, class Change>
+[[nodiscard]] Op with(Op op, Change&& change) {
+  change(op);
+  return op;
+}
+
 }  // namespace detail
 
 // f(Variant<Op>) for every variant, its defaults, and `prototypes` prototypes per head. `g` is the
@@ -58,20 +65,36 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
   pairs.query_heads = 2 * g.heads;
   pairs.dim_qk = g.dim_qk / 2;
 
+  using detail::with;
   add("sdpa", "", g, ScaledDot<T>{});
   add("dar", "static logistic gate", g, Dar<T>{});
-  add("dar-unrolled", "2 iterations", g, make_dar_unrolled<T>(2));
-  add("dar-converged", "fixed point, beta 0.4", g, make_dar_converged<T>(T(0.4)));
+  add("dar-unrolled", "2 iterations", g,
+      with(Dar<T>{}, [](auto& op) { op.score.iterations = 2; }));
+  add("dar-converged", "fixed point", g, with(Dar<T>{}, [](auto& op) {
+        op.score.converged = true;
+        op.score.feedback = T(0.4);
+      }));
   add("differential", "halves of a head", g, Differential<T>{});
-  add("differential-v1", "depth 1, RMS norm", g, make_differential_v1<T>(g.dim_qk / 2, 1));
+  add("differential-v1", "depth 1, RMS norm", g,
+      with(make_differential_v1<T>(g.dim_qk / 2, 1), [&](auto& op) {
+        std::uint64_t stream = 0;  // the source starts from small random vectors
+        op.normaliser.visit([&](const char*, auto& p) {
+          const CounterRandom random(seed, 100 + stream++);
+          for (Index i = 0; i < p.size(); ++i) p[i] = T(0.1 * random.normal(std::uint64_t(i)));
+        });
+      }));
   add("differential-v2", "2H query heads of half width", pairs, DifferentialV2<T>{});
   add("intent", "gate given", g, IntentGated<T>{});
-  add("intent-from-q", "", g, make_intent_from_q<T>(g));
-  add("intent-calculated", "", g, make_intent_calculated<T>(g));
+  add("intent-from-q", "gate q Wg", g, make_intent_from_q<T>(g));
+  add("intent-calculated", "gate q Wq + k Wk + v Wv", g, make_intent_calculated<T>(g));
   add("ode", "5 steps", g, ResonantOde<T>{});
-  add("ode-equilibrium", "fixed point", g, make_ode_equilibrium<T>());
-  add("dialectical", "3 steps, halting per token", g, make_dialectical<T>(g.dim_v));
-  add("prototype", "cosine winner", g, make_prototype<T>(g, prototypes));
+  add("ode-equilibrium", "fixed point", g, with(ResonantOde<T>{}, [](auto& op) {
+        op.normaliser.mode = FlowMode::equilibrium;
+      }));
+  add("dialectical", "3 steps, halting per token", g, with(Dialectical<T>{}, [&](auto& op) {
+        static_cast<DialecticalParams<T>&>(op.readout) = DialecticalParams<T>::zeros(g.dim_v);
+      }));
+  add("prototype", "winner by cosine", g, make_prototype<T>(g, prototypes));
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -318,7 +318,8 @@ class BackwardWorker {
         const Pack<T> score = scores.load(j, v);
         const Pack<T> weight = Normaliser::weight_of(score, shift, base) * factor;
         const Pack<T> seen = weight * (x.load(j, v) - delta);
-        scores.store(j, v, weight);
+        // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
+        scores.store(j, v, select(score == hidden, Pack<T>(T(0)), weight));
         x.store(j, v, select(score == hidden, Pack<T>(T(0)), seen));
       }
     }
@@ -524,7 +525,9 @@ class BackwardWorker {
           f[i] = side.features().load(i, v);
           df[i] = grad.features.load(i, v);
         }
+        const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
         c_.op.score.query_features_vjp(side.side().row(v), f, df, grad.side.grad(v));
+        grad.side.clear_lanes(idle, v);
       }
       SideTiles<T>::chain(c_.op.score, c_.keys.table(place_.head), c_.plan.vectors, grad.side);
     }

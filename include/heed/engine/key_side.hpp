@@ -55,6 +55,24 @@ struct SideTiles {
             {scratch.take(table_rows * lanes), table_rows, lanes}};
   }
 
+  // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
+  // nothing flows back. The row may hold anything, and 0 times a NaN in it must not become its gradient.
+  [[nodiscard]] auto idle_lanes(const Pack<T>* dfeatures, int count, int v) const {
+    const Pack<T> zero = T(0);
+    auto idle = zero == zero;
+    for (int i = 0; i < count; ++i) idle = idle & (dfeatures[i] == zero);
+    for (const auto& tile : {projected, table})
+      for (Index r = 0; r < tile.rows; ++r) idle = idle & (tile.load(r, v) == zero);
+    return idle;
+  }
+  // Afterwards: no gradient for them.
+  template <class Lanes>
+  void clear_lanes(Lanes idle, int v) const {
+    for (const auto& tile : {x, projected, table})
+      for (Index r = 0; r < tile.rows; ++r)
+        tile.store(r, v, select(idle, Pack<T>(T(0)), tile.load(r, v)));
+  }
+
   // projected = P^T x and table = W x, both read in place.
   template <class Score>
   void derive(const Score& score, const T* table_matrix, int vectors) const {
@@ -227,7 +245,9 @@ class KeySide {
         df[i] = Pack<T>::load(lanes);
       }
       op_.score.key_features_of(tiles.row(v), f);
+      const auto idle = grads.idle_lanes(df, kFeatures, v);
       op_.score.key_features_vjp(tiles.row(v), f, df, grads.grad(v));
+      grads.clear_lanes(idle, v);
     }
   }
 

@@ -118,24 +118,49 @@ class QuerySide {
     }
   }
 
-  // The pair of lanes v and key j, from its dot products.
-  [[nodiscard]] PairOf<Score, Pack<T>> pair(const TilePlace& place, Index j, int v, Pack<T> scaled_dot,
-                                            const LaneTile<T>& projected) const {
-    PairOf<Score, Pack<T>> pair;
-    pair.logit = c_.scale != T(0) ? scaled_dot : scaled_dot * T(0);
-    pair.dot = scaled_dot * (T(1) / c_.query_factor());
-    const T cap = c_.mask.soft_cap();
-    if (cap != T(0)) pair.logit = cap * math::tanh(pair.logit * (T(1) / cap));
-    if constexpr (Score::has_projection)
-      if (side_.projected.rows > 0) pair.projected = projected.load(j, v);
-    const T* key = c_.keys.features(batch_, head_, map_, place.key + j);
-    for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<T>(key[i]);
-    for (std::size_t i = 0; i < pair.query.size(); ++i) pair.query[i] = features_.load(Index(i), v);
-    if constexpr (Score::has_table) pair.table = side_.table.load(Index(key[0]), v);
-    pair.query_index = Pack<T>::iota() + T(place.query + v * kLanes<T>);
-    pair.key_index = T(place.key + j);
-    return pair;
-  }
+  // Reads the pairs of one vector of lanes with the keys of a tile. A value of its own, so that a loop
+  // over keys keeps what is constant in registers.
+  class Pairs {
+   public:
+    Pairs(const QuerySide& side, const TilePlace& place, int v, const LaneTile<T>& projected)
+        : v_(v),
+          key_(side.c_.keys.features(place.batch, place.head, side.map_, place.key)),
+          key_position_(T(place.key)),
+          inverse_(T(1) / side.c_.query_factor()),
+          keep_(side.c_.scale != T(0) ? T(1) : T(0)),
+          cap_(side.c_.mask.soft_cap()),
+          projected_(side.side_.projected.rows > 0 ? projected : LaneTile<T>{}),
+          table_(side.side_.table),
+          query_position_(Pack<T>::iota() + T(place.query + v * kLanes<T>)) {
+      for (std::size_t i = 0; i < query_.size(); ++i)
+        query_[i] = side.features_.load(Index(i), v);
+    }
+
+    [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
+                                                                        Pack<T> scaled_dot) const {
+      PairOf<Score, Pack<T>> pair;
+      pair.logit = scaled_dot * keep_;
+      pair.dot = scaled_dot * inverse_;
+      if (cap_ != T(0)) pair.logit = cap_ * math::tanh(pair.logit * (T(1) / cap_));
+      if constexpr (Score::has_projection)
+        if (projected_.data) pair.projected = projected_.load(j, v_);
+      const T* key = key_ + j * Index(pair.key.size());
+      for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<T>(key[i]);
+      pair.query = query_;
+      if constexpr (Score::has_table) pair.table = table_.load(Index(key[0]), v_);
+      pair.query_index = query_position_;
+      pair.key_index = key_position_ + T(j);
+      return pair;
+    }
+
+   private:
+    int v_;
+    const T* key_;
+    T key_position_, inverse_, keep_, cap_;
+    LaneTile<T> projected_, table_;
+    Pack<T> query_position_;
+    std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;
+  };
   [[nodiscard]] ScalarsOf<Score, Pack<T>> scalars() const {
     ScalarsOf<Score, Pack<T>> p;
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<T>(scalars_[i]);
@@ -147,7 +172,8 @@ class QuerySide {
   void scores(const TilePlace& place, TileKind kind, const LaneTile<T>& dots,
               const LaneTile<T>& projected, const LaneTile<T>& scores, T* running_max,
               T* scratch) const {
-    score_pass(place, dots, projected, scores);
+    score_pass(place, dots, projected, scores, running_max, masks_nothing(kind));
+    if (masks_nothing(kind)) return;
     const TileMask<T> tile_mask(c_.mask, place, c_.plan.vectors);
     if (c_.mask.has_slopes()) tile_mask.add_slopes(scores);
     if (c_.mask.has_bias()) tile_mask.add_bias(scores, scratch);
@@ -162,8 +188,7 @@ class QuerySide {
   // Dot products to scores in one go, in place, for forward.
   void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<T>& out,
                    const LaneTile<T>& projected, T* running_max, T* scratch) const {
-    const bool untouched = c_.plain() && kind == TileKind::full && !c_.mask.has_bias() &&
-                           !c_.mask.has_slopes();
+    const bool untouched = c_.plain() && masks_nothing(kind);
     dots(place, out, untouched ? running_max : nullptr);
     if (untouched) return;
     projected_dots(place, projected);
@@ -171,17 +196,27 @@ class QuerySide {
   }
 
  private:
+  // Are the scores of such a tile final once the op has given them?
+  [[nodiscard]] bool masks_nothing(TileKind kind) const {
+    return kind == TileKind::full && !c_.mask.has_bias() && !c_.mask.has_slopes();
+  }
+
+  // With `final_scores`, running_max is raised to them on the way.
   void score_pass(const TilePlace& place, const LaneTile<T>& dots, const LaneTile<T>& projected,
-                  const LaneTile<T>& scores) const {
-    if (c_.plain()) {
-      if (dots.data != scores.data)
-        std::copy(dots.data, dots.data + place.keys * dots.lanes, scores.data);
-      return;
-    }
+                  const LaneTile<T>& scores, T* running_max, bool final_scores) const {
+    if (c_.plain() && dots.data == scores.data && !final_scores) return;
     const auto p = scalars();
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      for (Index j = 0; j < place.keys; ++j)
-        scores.store(j, v, c_.op.score.score(pair(place, j, v, dots.load(j, v), projected), p));
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const Pairs pairs(*this, place, v, projected);
+      Pack<T> top = -kInfinity<T>;
+      for (Index j = 0; j < place.keys; ++j) {
+        const Pack<T> score = c_.op.score.score(pairs(j, dots.load(j, v)), p);
+        scores.store(j, v, score);
+        top = max(score, top);
+      }
+      T* seen = running_max + v * kLanes<T>;
+      if (final_scores) max(top, Pack<T>::load(seen)).store(seen);
+    }
   }
 
   const Context& c_;

@@ -87,11 +87,16 @@ struct ScoreChain {
     const P cap = c.mask.soft_cap(), scale = c.scale;
     ScalarsOf<Score, P> scalar_sum{};
     std::array<P, query_features + 1> feature_sum{};
+    const typename QuerySide<Op, T>::Pairs pairs(query, place, v, projected);
     for (Index j = 0; j < place.keys; ++j) {
-      const auto pair = query.pair(place, j, v, dots.load(j, v), projected);
+      const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
       ScalarsOf<Score, P> dp{};
       differentiate_score(c.op.score, pair, p, dscores.load(j, v), d, dp);
+      if (c.mask.soft_cap() != T(0)) {
+        const P saturation = pair.logit / cap;
+        d.logit = d.logit * (T(1) - saturation * saturation);
+      }
       if constexpr (Hidden) {
         const auto hidden = marks.load(j, v) == P(-kInfinity<T>);
         const auto drop = [&](P& g) { g = select(hidden, P(T(0)), g); };
@@ -99,10 +104,6 @@ struct ScoreChain {
         for (P& g : d.query) drop(g);
         for (P& g : d.key) drop(g);
         for (P& g : dp) drop(g);
-      }
-      if (c.mask.soft_cap() != T(0)) {
-        const P saturation = pair.logit / cap;
-        d.logit = d.logit * (T(1) - saturation * saturation);
       }
       dscores.store(j, v, mul_add(d.logit, scale, d.dot));
       for (std::size_t i = 0; i < scalar_sum.size(); ++i) scalar_sum[i] += dp[i];

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Replaces the global operator new by one that counts, and that fails on demand. Include it in one
+// translation unit of a program.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace heed_test {
+
+struct Allocations {
+  static inline std::atomic<long> until_failure{-1};  // 0: the next one fails; negative: none does
+  static inline std::atomic<long> count{0};
+  static inline std::atomic<long> bytes{0};  // requested, freed ones included
+
+  static void* take(std::size_t size, std::size_t alignment) {
+    count.fetch_add(1, std::memory_order_relaxed);
+    bytes.fetch_add(long(size), std::memory_order_relaxed);
+    if (until_failure.load() >= 0 && until_failure.fetch_sub(1) == 0) throw std::bad_alloc();
+    const std::size_t whole = (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
+    void* memory = std::aligned_alloc(alignment, whole);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+  }
+};
+
+}  // namespace heed_test
+
+void* operator new(std::size_t size) {
+  return heed_test::Allocations::take(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
+void* operator new[](std::size_t size) {
+  return heed_test::Allocations::take(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return heed_test::Allocations::take(size, std::size_t(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return heed_test::Allocations::take(size, std::size_t(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
