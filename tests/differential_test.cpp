@@ -135,13 +135,17 @@ Part zeros_of(Part part) {
   return part;
 }
 
-// d sum_j X_j W_j of all valid rows: by the tape and by vjp, for scores, extra and parameters.
+// W of all valid rows: in long hand, by forward and by vjp. d sum_j X_j W_j for scores, extra and
+// parameters: by the tape and by vjp.
 template <class Lambda>
 void check_vjp(const Lambda& lambda, bool aliased) {
   const auto op = with(lambda);
   Panel<double> p = random_panel<double>(131, 2, 20);
   p.block.head = 1;
   const Panel<double> before = p;
+  Panel<double> forward = random_panel<double>(131, 2, 20);
+  forward.block.head = 1;
+  op.forward(forward.block);
   if (aliased) p.alias_outputs();
   auto grad = zeros_of(op);
   op.vjp(p.block, grad);
@@ -193,6 +197,7 @@ void check_vjp(const Lambda& lambda, bool aliased) {
       }
       const double weight = hidden ? 0.0 : weights[next];
       REQUIRE(std::abs(p.block.weights.row(j)[i] - weight) <= (hidden ? 0.0 : 1e-14));
+      REQUIRE(std::abs(forward.scores[0][p.at(j, i)] - weight) <= (hidden ? 0.0 : 1e-14));
       next += hidden ? 0 : 1;
     }
   }

@@ -35,9 +35,7 @@ struct Pass {
     calls = int(std::clamp(std::ceil(kSampleSeconds / once), 1.0, 10'000.0));
   }
 
-  void sample(Runner& runner) {
-    samples.push_back(time_calls(runner, calls) * 1e3 / calls);
-  }
+  void sample(Runner& runner) { samples.push_back(time_calls(runner, calls) * 1e3 / calls); }
 
   // Seconds in all. Memory is the most of all calls: workers need not all be at work in each.
   [[nodiscard]] double time_calls(Runner& runner, int count) {

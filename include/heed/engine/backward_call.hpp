@@ -48,6 +48,20 @@ void check_gradients(const Gradients<T>& grads, const Inputs<T>& in, const Bound
   }
 }
 
+// Are these the rows that forward saves for such a call?
+template <class Op, class T>
+void check_saved(const Saved<T>& saved, const Geometry& g, const std::string& where) {
+  using Normaliser = typename Op::NormaliserType;
+  const auto check = [&](const std::vector<T>& numbers, Index wanted, const char* what) {
+    require(Index(numbers.size()) == wanted, where, ": saved holds ", numbers.size(), " ", what,
+            ", the call needs ", wanted, "; it must come from forward() of the same op and inputs");
+  };
+  const Index rows = g.query_rows();
+  check(saved.lse, Normaliser::maps * rows, "log-sum-exps");
+  check(saved.state, Normaliser::streams ? SoftmaxState<T>::rows * rows : 0, "softmax states");
+  check(saved.mixed, Op::ReadoutType::saves_mixed ? rows * g.dim_v : 0, "mixed values");
+}
+
 // Hands the summed parameter gradients over to `grad`.
 template <class Op>
 void deliver(const std::vector<double>& sums, Op& grad) {
@@ -82,9 +96,7 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::require_shape(out, out_shape, "out", where);
   detail::require_shape(grad_out, out_shape, "grad_out", where);
   detail::check_gradients(grads, in, bound, out, grad_out, where);
-  require(Index(saved.lse.size()) == Normaliser::maps * g.query_rows(), where, ": saved holds ",
-          saved.lse.size(), " rows, the call has ", Normaliser::maps * g.query_rows(),
-          "; it must come from forward() on the same inputs");
+  detail::check_saved<Op>(saved, g, where);
 
   const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, true) + 1;
   KeySide<Op, T> keys(op, g, in.key);

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops.hpp"
+
+void heed_bench::add_float() { add_variants<float>("float"); }
