@@ -35,8 +35,8 @@ template <class T>
   return heed::sum_lanes(total);
 }
 
-// Waits for the other threads, but not for ever: OpenMP may give fewer than were asked for. Does not
-// yield where every thread has a core: on a busy machine it would come back after the others began.
+// Waits for the other threads, but not for ever: OpenMP may give fewer than were asked for. Where
+// every thread has a core it does not yield: on a busy machine it would come back too late.
 void meet(std::atomic<int>& missing, bool yields) {
   const Clock::time_point latest = Clock::now() + std::chrono::milliseconds(100);
   missing.fetch_sub(1);
