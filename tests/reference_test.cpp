@@ -286,6 +286,7 @@ TEST_CASE("a mask of another type moves its bias into the problem") {
   const auto a = reference::forward(Sdpa<double>{}, problem, {.weights = true});
   const auto b = reference::forward(Sdpa<double>{}, other, {.weights = true});
   CHECK(a.out == b.out);
+  CHECK(a.lse == b.lse);        // shifts of a row, which the weights do not show
   CHECK(a.weights[2] == 0.0);   // causal
   CHECK(a.weights[10] == 0.0);  // bias -infinity
 }

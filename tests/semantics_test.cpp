@@ -19,7 +19,7 @@ constexpr T kInf = std::numeric_limits<T>::infinity();
 
 // f(runner, call) for every variant, with small tiles, so that 33 tokens cross several.
 template <class T, class F>
-void for_calls(const Geometry& g, F&& f, Needs = kNeeds) {
+void for_calls(const Geometry& g, F&& f) {
   for (const Runner<T>& runner : runners<T, kNeeds>(g)) {
     INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", "
                      << describe(runner.geometry));
@@ -395,6 +395,68 @@ TEMPLATE_TEST_CASE("a bias of -FLT_MAX is a number and -infinity hides", "[seman
     const auto a = low.out.template dense<double>(), b = hidden.out.template dense<double>();
     for (std::size_t n = 0; n < a.size(); ++n) CHECK(a[n] == Approx(b[n]).margin(1e-6));
   });
+}
+
+TEST_CASE("masks hide and add what their definitions say, pair by pair", "[semantics]") {
+  // Written out here as boolean masks and biases, independently of the classifier that both the engine and
+  // its slow twin ask.
+  struct Written {
+    const char* name;
+    heed::Mask<double> mask;
+    std::function<bool(Index b, Index i, Index j)> visible;
+    std::function<double(Index h, Index i, Index j)> bias;
+  };
+  const Index len_q = 21, len_kv = 30, shift = len_kv - len_q;
+  const auto all = [](Index, Index, Index) { return true; };
+  const auto none = [](Index, Index, Index) { return 0.0; };
+  std::vector<Index> queries, keys;
+  for (Index n = 0; n < 2 * len_q; ++n) queries.push_back(n % 4);
+  for (Index n = 0; n < 2 * len_kv; ++n) keys.push_back(n % 7);
+  const Written cases[] = {
+      {"causal", heed::causal<double>(), [](Index, Index i, Index j) { return j <= i; }, none},
+      {"causal, bottom right", heed::causal<double>(Align::bottom_right),
+       [=](Index, Index i, Index j) { return j <= i + shift; }, none},
+      {"causal, offset", heed::causal<double>(Align::top_left, 2),
+       [](Index, Index i, Index j) { return j <= i + 2; }, none},
+      {"window", heed::window<double>(3, 1),
+       [](Index, Index i, Index j) { return i - 3 <= j && j <= i + 1; }, none},
+      {"window, bottom right, offset", heed::window<double>(2, 0, Align::bottom_right, -1),
+       [=](Index, Index i, Index j) { return i + shift - 3 <= j && j <= i + shift - 1; }, none},
+      {"window, open to the right", heed::window<double>(1, -1),
+       [](Index, Index i, Index j) { return i - 1 <= j; }, none},
+      {"key lengths", heed::key_lengths<double>({17, 0}),
+       [](Index b, Index, Index j) { return j < (b == 0 ? 17 : 0); }, none},
+      {"documents", heed::documents<double>(queries, keys),
+       [&](Index b, Index i, Index j) {
+         return queries[std::size_t(b * len_q + i)] == keys[std::size_t(b * len_kv + j)];
+       },
+       none},
+      {"alibi", heed::alibi<double>({0.5, 0.25}), all,
+       [](Index h, Index i, Index j) { return (h == 0 ? -0.5 : -0.25) * std::abs(double(i - j)); }},
+      {"alibi, bottom right", heed::alibi<double>({0.5, 0.25}, Align::bottom_right), all,
+       [=](Index h, Index i, Index j) {
+         return (h == 0 ? -0.5 : -0.25) * std::abs(double(i + shift - j));
+       }},
+  };
+  for (const Written& written : cases)
+    for_calls<double>(geometry(2, 2, 1, len_q, len_kv, 4, 4), [&](const auto& runner, auto& call) {
+      INFO(written.name);
+      call.mask = owned(written.mask);
+      const auto analytic = forward(runner, call).out.dense();
+      call.mask = boolean_mask<double>(
+          {2, 1, len_q, len_kv}, [&](Index b, Index, Index i, Index j) { return written.visible(b, i, j); });
+      OwnedMask<double> bias = random_bias<double>({1, 2, len_q, len_kv}, 1);
+      for (Index h = 0; h < 2; ++h)
+        for (Index i = 0; i < len_q; ++i)
+          for (Index j = 0; j < len_kv; ++j) (*bias.bias)(0, h, i, j) = written.bias(h, i, j);
+      call.mask = call.mask & bias;
+      const auto by_hand = forward(runner, call).out.dense();
+      Distance distance;
+      for (std::size_t n = 0; n < by_hand.size(); ++n)
+        distance.note(n, analytic[n], by_hand[n], tolerance::exact_gradient(1));
+      INFO(distance.text());
+      CHECK(distance.within());
+    });
 }
 
 TEMPLATE_TEST_CASE("no token of a causal call sees the future, not in one bit", "[semantics]", float,

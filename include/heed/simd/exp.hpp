@@ -136,14 +136,14 @@ template <class T>
 
 template <class T>
 [[nodiscard]] inline Pack<T> sqrt(Pack<T> x, Lookup) {
-  typename Pack<T>::Vector root;
+  typename Pack<T>::Vector root{};
   for (int i = 0; i < kLanes<T>; ++i) root[i] = std::sqrt(x.v[i]);
   return root;
 }
 
 template <class T>
 [[nodiscard]] inline Pack<T> log(Pack<T> x, Lookup) {
-  typename Pack<T>::Vector y;
+  typename Pack<T>::Vector y{};
   for (int i = 0; i < kLanes<T>; ++i) y[i] = std::log(x.v[i]);
   return y;
 }
