@@ -260,9 +260,9 @@ TEMPLATE_TEST_CASE("NaN in a token that a causal mask hides from earlier rows re
       CHECK(std::any_of(later.begin(), later.end(), [](double v) { return std::isnan(v); }));
       // No query of the mask's other side sees a token behind it: a NaN in a query spoils no later key.
       if (where[0] == 'q')
-        for (const Tensor<TestType>* x : {&call.key, &call.value})
-          CHECK(all_finite(
-              tokens(gradient(grads, x == &call.key ? "key" : "value"), x->shape(), at + 1, len)));
+        for (const Tensor<TestType>* side : {&call.key, &call.value})
+          CHECK(all_finite(tokens(gradient(grads, side == &call.key ? "key" : "value"), side->shape(),
+                                  at + 1, len)));
     });
 }
 

@@ -35,9 +35,16 @@ template <class T>
 
 // Backward recomputes the weights and adds up four products: three times the naive error, and
 // four times the slack of forward. Its terms are of size 1 for inputs of size 1 even where they
-// cancel to less (weight (X - delta) with a single key is 0), hence max(1, largest).
+// cancel to less, hence max(1, largest).
 [[nodiscard]] constexpr double backward_beside_naive(double naive_error, double largest) {
   return 3 * naive_error + 16 * eps<float> * std::max(1.0, largest);
+}
+
+// A gradient that is a single number summed over all pairs (a parameter), or exactly 0 because all terms
+// cancel (the scores of a single key): the naive error is one draw of luck, what counts is the size of
+// the terms |dout_i| |v_j| and, as their roundings are independent, the root of their number.
+[[nodiscard]] constexpr double sum_of_terms(double naive_error, double terms) {
+  return 3 * naive_error + 4 * eps<float> * terms;
 }
 
 // Outputs of a readout, and results stored in files, in double: relative to the tensor's largest number,

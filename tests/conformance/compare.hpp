@@ -29,21 +29,40 @@ void note_rows(Distance& distance, const std::vector<T>& fast, const std::vector
                   tolerance::forward<T>(twin.s_row[n / std::size_t(dim)], twin.weighted_abs_value[n]));
 }
 
-// Against the naive loop in float: the largest error of each.
+// Against the naive loop in float: the largest error of each. `size` is what the rule multiplies.
 inline void check_beside_naive(const std::vector<double>& fast, const std::vector<double>& naive,
                                const std::vector<double>& exact, const char* what,
-                               double (*rule)(double, double)) {
+                               double (*rule)(double, double), double size) {
   REQUIRE(fast.size() == exact.size());
   REQUIRE(naive.size() == exact.size());
   double naive_error = 0;
   for (std::size_t n = 0; n < exact.size(); ++n)
     if (std::isfinite(naive[n] - exact[n]))
       naive_error = std::max(naive_error, std::abs(naive[n] - exact[n]));
-  const double allowed = rule(naive_error, largest(exact));
+  const double allowed = rule(naive_error, size);
   Distance distance;
   for (std::size_t n = 0; n < exact.size(); ++n) distance.note(n, fast[n], exact[n], allowed);
   INFO(what << ": " << distance.text() << "; the naive loop is off by " << naive_error);
   CHECK(distance.within());
+}
+
+template <class T>
+[[nodiscard]] double largest_row(const Tensor<T>& x) {
+  const std::vector<double> numbers = x.template dense<double>();
+  double top = 0, squares = 0;
+  for (std::size_t n = 0; n < numbers.size(); ++n) {
+    squares = n % std::size_t(x.shape().dim) == 0 ? 0 : squares;
+    squares += numbers[n] * numbers[n];
+    top = std::max(top, squares);
+  }
+  return std::sqrt(top);
+}
+
+// See tolerance::sum_of_terms.
+template <class T>
+[[nodiscard]] double size_of_terms(const Call<T>& call) {
+  const double rows = double(call.geometry.query_rows());
+  return largest_row(call.grad_out) * largest_row(call.value) * std::sqrt(rows);
 }
 
 // out, mixed rows and lse against the twins. Needs twin, and in float naive.
@@ -64,7 +83,8 @@ Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout la
   CHECK(mixed.within());
 
   if constexpr (sizeof(T) == sizeof(float)) {
-    check_beside_naive(out, runner.naive(call).out, twin.out, "out", tolerance::forward_beside_naive);
+    check_beside_naive(out, runner.naive(call).out, twin.out, "out", tolerance::forward_beside_naive,
+                       largest(twin.out));
   } else {
     Distance distance;
     const double allowed = tolerance::relative_to_largest(largest(twin.out));
@@ -103,8 +123,14 @@ Named check_backward(const Runner<T>& runner, const Call<T>& call, Layout layout
     REQUIRE(fast[t].name == exact[t].name);
     REQUIRE(fast[t].values.size() == exact[t].values.size());
     if constexpr (sizeof(T) == sizeof(float)) {
-      check_beside_naive(fast[t].values, naive[t].values, exact[t].values, "gradient",
-                         tolerance::backward_beside_naive);
+      const std::vector<double>& slow = exact[t].values;
+      const bool parameter = slow.size() <= std::size_t(call.geometry.heads);
+      if (parameter || call.geometry.len_kv == 1)
+        check_beside_naive(fast[t].values, naive[t].values, slow, "gradient", tolerance::sum_of_terms,
+                           std::max(largest(slow), size_of_terms(call)));
+      else
+        check_beside_naive(fast[t].values, naive[t].values, slow, "gradient",
+                           tolerance::backward_beside_naive, largest(slow));
     } else {
       Distance distance;
       const double allowed = tolerance::exact_gradient(largest(exact[t].values));

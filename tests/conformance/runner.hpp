@@ -99,13 +99,19 @@ template <class S, class Op, class T>
       heed::reference::cast_whole_op<S>(op), problem_of<S>(call), call.grad_out.template dense<S>()));
 }
 
+// As heed::check_op_gradient, but for central differences alone, which compile faster.
 template <class Op, class T>
 [[nodiscard]] heed::GradientReport run_differences(const Op& op, const Call<T>& call,
                                                    const Named& analytic, Index entries) {
-  heed::OpGradcheckOptions options;
-  options.gradcheck.max_entries_per_tensor = entries;
-  return heed::check_op_gradient(heed::reference::cast_whole_op<double>(op), problem_of<double>(call),
-                                 analytic, heed::Method::central_difference, options);
+  const auto cast = heed::reference::cast_whole_op<double>(op);
+  const auto problem = problem_of<double>(call);
+  const auto grad_out = call.grad_out.template dense<double>();
+  const Named tensors = heed::detail::op_tensors(cast, problem);
+  heed::detail::OpLoss<std::remove_const_t<decltype(cast)>> loss{cast, problem, grad_out, {}};
+  for (const heed::NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
+  heed::GradcheckOptions options;
+  options.max_entries_per_tensor = entries;
+  return heed::check_gradient_on<double>(loss, tensors, analytic, options);
 }
 
 template <class Op>

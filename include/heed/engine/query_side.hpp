@@ -127,7 +127,7 @@ class QuerySide {
           key_(side.c_.keys.features(place.batch, place.head, side.map_, place.key)),
           key_position_(T(place.key)),
           inverse_(T(1) / side.c_.query_factor()),
-          keep_(side.c_.scale != T(0) ? T(1) : T(0)),
+          no_scale_(side.c_.scale == T(0)),
           cap_(side.c_.mask.soft_cap()),
           projected_(side.side_.projected.rows > 0 ? projected : LaneTile<T>{}),
           table_(side.side_.table),
@@ -139,7 +139,7 @@ class QuerySide {
     [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
                                                                         Pack<T> scaled_dot) const {
       PairOf<Score, Pack<T>> pair;
-      pair.logit = scaled_dot * keep_;
+      pair.logit = no_scale_ ? scaled_dot * T(0) : scaled_dot;
       pair.dot = scaled_dot * inverse_;
       if (cap_ != T(0)) pair.logit = cap_ * math::tanh(pair.logit * (T(1) / cap_));
       if constexpr (Score::has_projection)
@@ -156,7 +156,9 @@ class QuerySide {
    private:
     int v_;
     const T* key_;
-    T key_position_, inverse_, keep_, cap_;
+    T key_position_, inverse_;
+    bool no_scale_;
+    T cap_;
     LaneTile<T> projected_, table_;
     Pack<T> query_position_;
     std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;

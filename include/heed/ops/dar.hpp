@@ -125,19 +125,21 @@ struct DarScore : DarOptions {
     return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // The static logistic gate at full width is inlined into the engine's loops. Every other form is
-  // a call on copies, made field by field: then the loop's own pair can stay in registers.
+  // The logistic gate at full width, static or unrolled, is inlined into the engine's loops. Every other
+  // form is a call on copies, made field by field: then the loop's own pair can stay in registers.
   template <class S>
   [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
-    if (!static_logistic()) return any_score<S>(copy_of(pair), copy_of(p));
-    const S c = pair.dot * pair.query[0] * pair.key[0];
-    return pair.logit + p[0] * math::sigmoid(S(p[2] * (c - p[1])));
+    if (!simple_logistic()) return any_score<S>(copy_of(pair), copy_of(p));
+    const S z = p[2] * (pair.dot * pair.query[0] * pair.key[0] - p[1]), alpha_beta = p[2] * p[3];
+    S r = math::sigmoid(z);
+    for (int t = 1; t < iterations; ++t) r = math::sigmoid(S(z + alpha_beta * r));
+    return pair.logit + p[0] * r;
   }
 
   template <class S>
   [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
                                         PairType<S>& d, Scalars<S>& dp) const {
-    if (!static_logistic()) {
+    if (!simple_logistic()) {
       PairType<S> any_d = copy_of(d);
       Scalars<S> any_dp = copy_of(dp);
       any_score_vjp<S>(copy_of(pair), copy_of(p), g, any_d, any_dp);
@@ -145,13 +147,25 @@ struct DarScore : DarOptions {
       assign(dp, any_dp);
       return;
     }
-    const S c = pair.dot * pair.query[0] * pair.key[0];
-    const S y = c - p[1], r = math::sigmoid(S(p[2] * y));
-    const S slope = g * p[0] * (r - r * r), e = slope * p[2];
+    // u = dr/dc, a = dr/dalpha, b = dr/dbeta, carried along with r.
+    const S x = pair.dot * pair.query[0] * pair.key[0] - p[1];
+    S r = math::sigmoid(S(p[2] * x)), slope = r - r * r;
+    S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
+    for (int t = 1; t < iterations; ++t) {
+      const S y = x + p[3] * r, next = math::sigmoid(S(p[2] * y));
+      slope = next - next * next;
+      const S outer = p[2] * slope, chain = outer * p[3];
+      u = outer + chain * u;
+      a = slope * y + chain * a;
+      b = outer * r + chain * b;
+      r = next;
+    }
+    const S G = g * p[0], e = G * u;
     d.logit = g;
     dp[0] += g * r;
     dp[1] -= e;
-    dp[2] += slope * y;
+    dp[2] += G * a;
+    if (iterations > 1) dp[3] += G * b;
     cosine_vjp(pair.dot, pair, e, d.dot, d);
   }
 
@@ -180,9 +194,8 @@ struct DarScore : DarOptions {
 
   [[nodiscard]] DarFeatures features() const { return {*this, basis.given()}; }
 
-  [[nodiscard]] bool static_logistic() const {
-    return gate == GateKind::logistic && iterations <= 1 && !converged && !adaptive &&
-           !basis.given();
+  [[nodiscard]] bool simple_logistic() const {
+    return gate == GateKind::logistic && !converged && !adaptive && !basis.given();
   }
 
   // Reads registers, not the aggregates that they are members of.

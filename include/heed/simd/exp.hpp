@@ -108,7 +108,7 @@ template <class T>
 [[nodiscard]] inline Pack<T> exp(Pack<T> x, Lookup) {
   using L = detail::FloatLayout<T>;
   const Pack<T> top = (L::bias - T(1)) * T(kLn2), bottom = -(L::bias - T(1)) * T(kLn2);
-  const Pack<T> inside = max(bottom, select(x > top, top, x));
+  const Pack<T> inside = min(top, max(bottom, x));
   const Pack<T> y = detail::exp_inside(inside);
   const Pack<T> low = select(x < bottom, Pack<T>(T(0)), y);
   return select(x > top, Pack<T>(kInfinity<T>), low);
@@ -119,8 +119,8 @@ template <class T>
 [[nodiscard]] inline Pack<T> sigmoid(Pack<T> x, Lookup) {
   using L = detail::FloatLayout<T>;
   const T limit = (L::bias - T(2)) * T(kLn2);
-  const Pack<T> down = max(Pack<T>(-limit), select(x > Pack<T>(limit), Pack<T>(limit), x));
-  return T(1) / (T(1) + detail::exp_inside(-down));
+  const Pack<T> inside = min(Pack<T>(limit), max(Pack<T>(-limit), x));  // keeps a NaN
+  return T(1) / (T(1) + detail::exp_inside(-inside));
 }
 
 // (e^2x - 1) / (e^2x + 1), from e^2x - 1 = f q(f) near 0 where the difference would cancel.

@@ -124,6 +124,12 @@ template <class T>
   return typename Pack<T>::Vector(a.v > b.v ? a.v : b.v);
 }
 
+// The smaller lane; the second argument when either is a NaN.
+template <class T>
+[[nodiscard]] inline Pack<T> min(Pack<T> a, Pack<T> b) {
+  return typename Pack<T>::Vector(a.v < b.v ? a.v : b.v);
+}
+
 // a * b + c, rounded once where the hardware can. Spelled out, since whether a compiler fuses a plain
 // expression depends on -std and -ffp-contract.
 template <class Vector>
