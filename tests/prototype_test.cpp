@@ -391,6 +391,13 @@ TEST_CASE("memories learn the keys of a call afterwards, in batch and token orde
         std::vector<ArtTally>{{0, 2, 0}, {0, 2, 0}});
   CHECK(apart[0].prototypes()[0] == 1.0);
   CHECK(apart[1].prototypes()[2] == -1.0);
+
+  // Four query heads on two key heads: neighbours learn the same keys.
+  std::vector<ArtMemory<double>> grouped(4, ArtMemory<double>(options));
+  learn_after_forward(grouped, TensorView<const double>(keys.data(), {1, 2, 2, 2}));
+  for (const std::size_t h : {0, 1, 2, 3})
+    CHECK(grouped[h].prototypes()[2] == apart[h / 2].prototypes()[2]);
+  CHECK(grouped[1].prototypes()[2] != grouped[2].prototypes()[2]);
 }
 
 TEST_CASE("a refused lesson leaves every memory as it was") {

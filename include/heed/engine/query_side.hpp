@@ -6,6 +6,7 @@
 #include <heed/engine/key_side.hpp>
 #include <heed/engine/mask_tile.hpp>
 #include <heed/engine/plan.hpp>
+#include <heed/plug/derivative.hpp>
 
 namespace heed::inline HEED_ABI {
 
@@ -119,7 +120,8 @@ class QuerySide {
   }
 
   // Reads the pairs of one vector of lanes with the keys of a tile. A value of its own, so that a loop
-  // over keys keeps what is constant in registers.
+  // over keys keeps what is constant in registers. Scaled: a scale other than 0 and no soft cap.
+  template <bool Scaled>
   class Pairs {
    public:
     Pairs(const QuerySide& side, const TilePlace& place, int v, const LaneTile<T>& projected)
@@ -127,7 +129,7 @@ class QuerySide {
           key_(side.c_.keys.features(place.batch, place.head, side.map_, place.key)),
           key_position_(T(place.key)),
           inverse_(T(1) / side.c_.query_factor()),
-          no_scale_(side.c_.scale == T(0)),
+          keep_(side.c_.scale == T(0) ? T(0) : T(1)),
           cap_(side.c_.mask.soft_cap()),
           projected_(side.side_.projected.rows > 0 ? projected : LaneTile<T>{}),
           table_(side.side_.table),
@@ -139,9 +141,12 @@ class QuerySide {
     [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
                                                                         Pack<T> scaled_dot) const {
       PairOf<Score, Pack<T>> pair;
-      pair.logit = no_scale_ ? scaled_dot * T(0) : scaled_dot;
+      pair.logit = scaled_dot;
       pair.dot = scaled_dot * inverse_;
-      if (cap_ != T(0)) pair.logit = cap_ * math::tanh(pair.logit * (T(1) / cap_));
+      if constexpr (!Scaled) {
+        pair.logit = pair.logit * keep_;
+        if (cap_ != T(0)) pair.logit = cap_ * math::tanh(pair.logit * (T(1) / cap_));
+      }
       if constexpr (Score::has_projection)
         if (projected_.data) pair.projected = projected_.load(j, v_);
       const T* key = key_ + j * Index(pair.key.size());
@@ -156,13 +161,19 @@ class QuerySide {
    private:
     int v_;
     const T* key_;
-    T key_position_, inverse_;
-    bool no_scale_;
-    T cap_;
+    T key_position_, inverse_, keep_, cap_;
     LaneTile<T> projected_, table_;
     Pack<T> query_position_;
     std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;
   };
+  // body.operator()<Scaled>() for this call's scale and soft cap.
+  template <class Body>
+  void with_pairs(Body&& body) const {
+    if (c_.scale != T(0) && c_.mask.soft_cap() == T(0))
+      body.template operator()<true>();
+    else
+      body.template operator()<false>();
+  }
   [[nodiscard]] ScalarsOf<Score, Pack<T>> scalars() const {
     ScalarsOf<Score, Pack<T>> p;
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<T>(scalars_[i]);
@@ -207,18 +218,33 @@ class QuerySide {
   void score_pass(const TilePlace& place, const LaneTile<T>& dots, const LaneTile<T>& projected,
                   const LaneTile<T>& scores, T* running_max, bool final_scores) const {
     if (c_.plain() && dots.data == scores.data && !final_scores) return;
+    with_score_form(c_.op.score, [&](const auto& form) {
+      with_pairs([&]<bool Scaled>() {
+        for (int v = 0; v < c_.plan.vectors; ++v) {
+          const Pack<T> top = score_vector<Scaled>(form, place, v, dots, projected, scores);
+          T* seen = running_max + v * kLanes<T>;
+          if (final_scores) max(top, Pack<T>::load(seen)).store(seen);
+        }
+      });
+    });
+  }
+
+  // Scores of one vector of lanes; returns the largest.
+  template <bool Scaled, class Form>
+  [[nodiscard, gnu::noinline]] Pack<T> score_vector(const Form& form, const TilePlace& place, int v,
+                                                    LaneTile<T> dots, LaneTile<T> projected,
+                                                    LaneTile<T> scores) const {
+    HeldForm<Form> own = form;
     const auto p = scalars();
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Pairs pairs(*this, place, v, projected);
-      Pack<T> top = -kInfinity<T>;
-      for (Index j = 0; j < place.keys; ++j) {
-        const Pack<T> score = c_.op.score.score(pairs(j, dots.load(j, v)), p);
-        scores.store(j, v, score);
-        top = max(score, top);
-      }
-      T* seen = running_max + v * kLanes<T>;
-      if (final_scores) max(top, Pack<T>::load(seen)).store(seen);
+    const Pairs<Scaled> pairs(*this, place, v, projected);
+    const Index keys = place.keys;
+    Pack<T> top = -kInfinity<T>;
+    for (Index j = 0; j < keys; ++j) {
+      const Pack<T> score = own.score(pairs(j, dots.load(j, v)), p);
+      scores.store(j, v, score);
+      top = max(score, top);
     }
+    return top;
   }
 
   const Context& c_;

@@ -59,12 +59,16 @@ struct ScoreChain {
   // is -infinity there; may be empty) contribute nothing.
   void run(const TilePlace& place, const LaneTile<T>& dots, const LaneTile<T>& projected,
            const LaneTile<T>& dscores, const LaneTile<T>& dprojected, const LaneTile<T>& marks) const {
-    for (int v = 0; v < c.plan.vectors; ++v) {
-      if (marks.data)
-        vector<true>(place, v, dots, projected, dscores, dprojected, marks);
-      else
-        vector<false>(place, v, dots, projected, dscores, dprojected, marks);
-    }
+    with_score_form(c.op.score, [&](const auto& form) {
+      query.with_pairs([&]<bool Scaled>() {
+        for (int v = 0; v < c.plan.vectors; ++v) {
+          if (marks.data)
+            vector<Scaled, true>(form, place, v, dots, projected, dscores, dprojected, marks);
+          else
+            vector<Scaled, false>(form, place, v, dots, projected, dscores, dprojected, marks);
+        }
+      });
+    });
   }
 
   // Adds the lanes' sums to the key features' gradients, kFeatures numbers per key.
@@ -77,23 +81,25 @@ struct ScoreChain {
   }
 
  private:
-  template <bool Hidden>
-  void vector(const TilePlace& place, int v, const LaneTile<T>& dots, const LaneTile<T>& projected,
-              const LaneTile<T>& dscores, const LaneTile<T>& dprojected,
-              const LaneTile<T>& marks) const {
+  template <bool Scaled, bool Hidden, class Form>
+  [[gnu::noinline]] void vector(const Form& of_op, const TilePlace& at, int v, LaneTile<T> dots,
+                                LaneTile<T> projected, LaneTile<T> dscores,
+                                LaneTile<T> dprojected, LaneTile<T> marks) const {
     using P = Pack<T>;
+    HeldForm<Form> form = of_op;
+    const TilePlace place = at;
     constexpr std::size_t query_features = std::size_t(Score::query_features);
     const auto p = query.scalars();
     const P cap = c.mask.soft_cap(), scale = c.scale;
     ScalarsOf<Score, P> scalar_sum{};
     std::array<P, query_features + 1> feature_sum{};
-    const typename QuerySide<Op, T>::Pairs pairs(query, place, v, projected);
+    const typename QuerySide<Op, T>::template Pairs<Scaled> pairs(query, place, v, projected);
     for (Index j = 0; j < place.keys; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
       ScalarsOf<Score, P> dp{};
-      differentiate_score(c.op.score, pair, p, dscores.load(j, v), d, dp);
-      if (c.mask.soft_cap() != T(0)) {
+      differentiate_score<Score>(form, pair, p, dscores.load(j, v), d, dp);
+      if (!Scaled && cap.lane(0) != T(0)) {
         const P saturation = pair.logit / cap;
         d.logit = d.logit * (T(1) - saturation * saturation);
       }

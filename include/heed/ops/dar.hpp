@@ -125,48 +125,75 @@ struct DarScore : DarOptions {
     return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // The logistic gate at full width, static or unrolled, is inlined into the engine's loops. Every other
-  // form is a call on copies, made field by field: then the loop's own pair can stay in registers.
   template <class S>
-  [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
-    if (!simple_logistic()) return any_score<S>(copy_of(pair), copy_of(p));
-    const S z = p[2] * (pair.dot * pair.query[0] * pair.key[0] - p[1]), alpha_beta = p[2] * p[3];
-    S r = math::sigmoid(z);
-    for (int t = 1; t < iterations; ++t) r = math::sigmoid(S(z + alpha_beta * r));
-    return pair.logit + p[0] * r;
+  [[nodiscard]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+    const S r = resonance<S>(pair, p);
+    if (!adaptive) return pair.logit + p[0] * r;
+    const S w = weight(pair);
+    return pair.logit + p[0] * (w / (math::constant<S>(1) + w)) * r;
   }
 
   template <class S>
-  [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
-                                        PairType<S>& d, Scalars<S>& dp) const {
-    if (!simple_logistic()) {
-      PairType<S> any_d = copy_of(d);
-      Scalars<S> any_dp = copy_of(dp);
-      any_score_vjp<S>(copy_of(pair), copy_of(p), g, any_d, any_dp);
-      assign(d, any_d);
-      assign(dp, any_dp);
-      return;
-    }
-    // u = dr/dc, a = dr/dalpha, b = dr/dbeta, carried along with r.
-    const S x = pair.dot * pair.query[0] * pair.key[0] - p[1];
-    S r = math::sigmoid(S(p[2] * x)), slope = r - r * r;
-    S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
-    for (int t = 1; t < iterations; ++t) {
-      const S y = x + p[3] * r, next = math::sigmoid(S(p[2] * y));
-      slope = next - next * next;
-      const S outer = p[2] * slope, chain = outer * p[3];
-      u = outer + chain * u;
-      a = slope * y + chain * a;
-      b = outer * r + chain * b;
-      r = next;
-    }
-    const S G = g * p[0], e = G * u;
+  void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g, PairType<S>& d,
+                 Scalars<S>& dp) const {
     d.logit = g;
-    dp[0] += g * r;
-    dp[1] -= e;
-    dp[2] += G * a;
-    if (iterations > 1) dp[3] += G * b;
-    cosine_vjp(pair.dot, pair, e, d.dot, d);
+    const ResonanceGate form = resonance_gate();
+    const auto r = form.derivatives(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
+    const S L = adaptive ? adaptive_vjp(pair, S(g * r.value), p[0], d, dp[0]) : p[0];
+    if (!adaptive) dp[0] += g * r.value;
+    const S dr = g * L, dinput = dr * r.by_input;
+    dp[1] -= dinput;
+    dp[2] += dr * r.by_sharpness;
+    dp[3] += dr * r.by_feedback;
+    const S e = dinput * math::constant<S>(form.input_slope());
+    cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
+  }
+
+  // The logistic gate at full width, the usual case: the same formulas without options, for loops
+  // without branches.
+  struct LogisticForm {
+    int iterations;
+
+    template <class S>
+    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+      const S z = p[2] * (pair.dot * pair.query[0] * pair.key[0] - p[1]), alpha_beta = p[2] * p[3];
+      S r = math::sigmoid(z);
+      for (int t = 1; t < iterations; ++t) r = math::sigmoid(S(z + alpha_beta * r));
+      return pair.logit + p[0] * r;
+    }
+
+    // u = dr/dc, a = dr/dalpha, b = dr/dbeta, carried along with r.
+    template <class S>
+    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
+                                          PairType<S>& d, Scalars<S>& dp) const {
+      const S x = pair.dot * pair.query[0] * pair.key[0] - p[1];
+      S r = math::sigmoid(S(p[2] * x)), slope = r - r * r;
+      S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
+      for (int t = 1; t < iterations; ++t) {
+        const S y = x + p[3] * r, next = math::sigmoid(S(p[2] * y));
+        slope = next - next * next;
+        const S outer = p[2] * slope, chain = outer * p[3];
+        u = outer + chain * u;
+        a = slope * y + chain * a;
+        b = outer * r + chain * b;
+        r = next;
+      }
+      const S G = g * p[0], e = G * u;
+      d.logit = g;
+      dp[0] += g * r;
+      dp[1] -= e;
+      dp[2] += G * a;
+      dp[3] += G * b;
+      cosine_vjp(pair.dot, pair, e, d.dot, d);
+    }
+  };
+
+  template <class F>
+  void with_form(F&& f) const {
+    if (gate == GateKind::logistic && !converged && !adaptive && !basis.given())
+      f(LogisticForm{iterations});
+    else
+      f(*this);
   }
 
   template <class Row, class S>
@@ -194,66 +221,6 @@ struct DarScore : DarOptions {
 
   [[nodiscard]] DarFeatures features() const { return {*this, basis.given()}; }
 
-  [[nodiscard]] bool simple_logistic() const {
-    return gate == GateKind::logistic && !converged && !adaptive && !basis.given();
-  }
-
-  // Reads registers, not the aggregates that they are members of.
-  template <class S>
-  [[gnu::always_inline]] static void assign(S& to, const S& from) {
-    if constexpr (IsPack<S>::value)
-      to.v = from.v;
-    else
-      to = from;
-  }
-  template <class S>
-  [[gnu::always_inline]] static void assign(PairType<S>& to, const PairType<S>& from) {
-    assign(to.dot, from.dot);
-    assign(to.logit, from.logit);
-    assign(to.projected, from.projected);
-    assign(to.query[0], from.query[0]);
-    assign(to.query[1], from.query[1]);
-    assign(to.key[0], from.key[0]);
-    assign(to.key[1], from.key[1]);
-  }
-  template <class S>
-  [[gnu::always_inline]] static void assign(Scalars<S>& to, const Scalars<S>& from) {
-    assign(to[0], from[0]);
-    assign(to[1], from[1]);
-    assign(to[2], from[2]);
-    assign(to[3], from[3]);
-  }
-  template <class Fields>
-  [[nodiscard, gnu::always_inline]] static Fields copy_of(const Fields& from) {
-    Fields to;
-    assign(to, from);
-    return to;
-  }
-
-  template <class S>
-  [[nodiscard, gnu::noinline]] S any_score(const PairType<S>& pair, const Scalars<S>& p) const {
-    const S r = resonance<S>(pair, p);
-    if (!adaptive) return pair.logit + p[0] * r;
-    const S w = weight(pair);
-    return pair.logit + p[0] * (w / (math::constant<S>(1) + w)) * r;
-  }
-
-  template <class S>
-  [[gnu::noinline]] void any_score_vjp(const PairType<S>& pair, const Scalars<S>& p, const S& g,
-                                       PairType<S>& d, Scalars<S>& dp) const {
-    d.logit = g;
-    const ResonanceGate form = resonance_gate();
-    const auto r = form.derivatives(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
-    const S L = adaptive ? adaptive_vjp(pair, S(g * r.value), p[0], d, dp[0]) : p[0];
-    if (!adaptive) dp[0] += g * r.value;
-    const S dr = g * L, dinput = dr * r.by_input;
-    dp[1] -= dinput;
-    dp[2] += dr * r.by_sharpness;
-    dp[3] += dr * r.by_feedback;
-    const S e = dinput * math::constant<S>(form.input_slope());
-    cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
-  }
-
   // The dot product of the rows that enter the cosine.
   template <class S>
   [[nodiscard]] S angle_dot(const PairType<S>& pair) const {
@@ -262,7 +229,7 @@ struct DarScore : DarOptions {
 
   // c = x n m
   template <class S>
-  void cosine_vjp(const S& x, const PairType<S>& pair, const S& e, S& dx, PairType<S>& d) const {
+  static void cosine_vjp(const S& x, const PairType<S>& pair, const S& e, S& dx, PairType<S>& d) {
     const S en = e * pair.query[0], em = e * pair.key[0];
     dx = en * pair.key[0];
     d.query[0] = em * x;

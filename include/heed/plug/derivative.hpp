@@ -8,6 +8,7 @@
 #include <heed/plug/score.hpp>
 
 #include <tuple>
+#include <type_traits>
 
 namespace heed::inline HEED_ABI {
 
@@ -52,15 +53,32 @@ void differentiate_by_duals(const Score& score, const PairOf<Score, S>& pair,
 
 }  // namespace detail
 
-// d.<field> = g * dscore/dfield; dp[i] += g * dscore/dp[i]. `d` arrives zeroed.
-template <class Score, class S>
-void differentiate_score(const Score& score, const PairOf<Score, S>& pair,
-                         const ScalarsOf<Score, S>& p, S g, PairOf<Score, S>& d,
-                         ScalarsOf<Score, S>& dp) {
-  if constexpr (HasScoreVjp<Score, S>)
-    score.score_vjp(pair, p, g, d, dp);
+// f(form) once, where `form` has score() and, if the score has one, score_vjp(): the score itself, or the
+// form of it that its options ask for. A score with with_form() lets the engine compile one loop for each
+// form, without a branch inside.
+template <class Score, class F>
+void with_score_form(const Score& score, F&& f) {
+  if constexpr (requires { score.with_form(f); })
+    score.with_form(f);
   else
-    detail::differentiate_by_duals(score, pair, p, g, d, dp);
+    f(score);
+}
+
+// How a loop holds a form: a small one by value, in registers; a score with parameters by reference.
+template <class Form>
+using HeldForm =
+    std::conditional_t<std::is_trivially_copyable_v<Form>, const Form, const Form&>;
+
+// d.<field> = g * dscore/dfield; dp[i] += g * dscore/dp[i]. `d` arrives zeroed.
+template <class Score, class Form, class S>
+[[gnu::always_inline]] inline void differentiate_score(const Form& form, const PairOf<Score, S>& pair,
+                                                       const ScalarsOf<Score, S>& p, S g,
+                                                       PairOf<Score, S>& d,
+                                                       ScalarsOf<Score, S>& dp) {
+  if constexpr (HasScoreVjp<Score, S>)
+    form.score_vjp(pair, p, g, d, dp);
+  else
+    detail::differentiate_by_duals(form, pair, p, g, d, dp);
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -33,20 +33,21 @@ inline constexpr int kRegisters = 16;
 
 namespace detail {
 
-// The compilers' vector types; spelled per scalar since GCC mistakes a dependent one for its scalar.
+// The compilers' vector types; spelled per scalar since GCC mistakes a dependent one for its scalar. A
+// vector aliases its own scalars and nothing else, so that loops keep sizes and pointers in registers.
 template <class T>
 struct Register;
 template <>
 struct Register<float> {
   typedef float Vector __attribute__((vector_size(kRegisterBytes)));
   typedef std::int32_t Mask __attribute__((vector_size(kRegisterBytes)));
-  typedef float Unaligned __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+  typedef float Unaligned __attribute__((vector_size(kRegisterBytes), aligned(4)));
 };
 template <>
 struct Register<double> {
   typedef double Vector __attribute__((vector_size(kRegisterBytes)));
   typedef std::int64_t Mask __attribute__((vector_size(kRegisterBytes)));
-  typedef double Unaligned __attribute__((vector_size(kRegisterBytes), aligned(8), may_alias));
+  typedef double Unaligned __attribute__((vector_size(kRegisterBytes), aligned(8)));
 };
 
 }  // namespace detail
@@ -118,16 +119,55 @@ template <class T>
   return typename Pack<T>::Vector(mask ? a.v : b.v);
 }
 
+namespace detail {
+
+// a > b ? a : b and a < b ? a : b. One instruction each, which GCC does not find by itself.
+template <class T>
+[[nodiscard]] inline Pack<T> larger(Pack<T> a, Pack<T> b) {
+  using V = typename Pack<T>::Vector;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return (V)_mm512_max_ps((__m512)a.v, (__m512)b.v);
+  else
+    return (V)_mm512_max_pd((__m512d)a.v, (__m512d)b.v);
+#elif defined(__FMA__)
+  if constexpr (sizeof(T) == 4)
+    return (V)_mm256_max_ps((__m256)a.v, (__m256)b.v);
+  else
+    return (V)_mm256_max_pd((__m256d)a.v, (__m256d)b.v);
+#else
+  return V(a.v > b.v ? a.v : b.v);
+#endif
+}
+template <class T>
+[[nodiscard]] inline Pack<T> smaller(Pack<T> a, Pack<T> b) {
+  using V = typename Pack<T>::Vector;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return (V)_mm512_min_ps((__m512)a.v, (__m512)b.v);
+  else
+    return (V)_mm512_min_pd((__m512d)a.v, (__m512d)b.v);
+#elif defined(__FMA__)
+  if constexpr (sizeof(T) == 4)
+    return (V)_mm256_min_ps((__m256)a.v, (__m256)b.v);
+  else
+    return (V)_mm256_min_pd((__m256d)a.v, (__m256d)b.v);
+#else
+  return V(a.v < b.v ? a.v : b.v);
+#endif
+}
+
+}  // namespace detail
+
 // The larger lane; the second argument when either is a NaN.
 template <class T>
 [[nodiscard]] inline Pack<T> max(Pack<T> a, Pack<T> b) {
-  return typename Pack<T>::Vector(a.v > b.v ? a.v : b.v);
+  return detail::larger(a, b);
 }
-
 // The smaller lane; the second argument when either is a NaN.
 template <class T>
 [[nodiscard]] inline Pack<T> min(Pack<T> a, Pack<T> b) {
-  return typename Pack<T>::Vector(a.v < b.v ? a.v : b.v);
+  return detail::smaller(a, b);
 }
 
 // a * b + c, rounded once where the hardware can. Spelled out, since whether a compiler fuses a plain
