@@ -30,9 +30,7 @@ TEMPLATE_TEST_CASE("forward agrees with the slow twin at every pair of lengths",
     for_calls<TestType>(
         geometry(1, 2, 1, len_q, len_kv, 8, 8),
         [](const auto& runner, auto& call) {
-          check_forward(runner, call);
-          call.options = small_tiles();
-          check_forward(runner, call);
+          check_forward_in_tiles(runner, call);
         },
         ++seed);
 }
@@ -43,9 +41,7 @@ TEMPLATE_TEST_CASE("forward agrees with the slow twin for every head width", "[c
     for_calls<TestType>(
         geometry(2, 2, 2, 19, 19, dim, dim),
         [](const auto& runner, auto& call) {
-          check_forward(runner, call);
-          call.options = small_tiles();
-          check_forward(runner, call);
+          check_forward_in_tiles(runner, call);
         },
         std::uint64_t(dim));
 }
@@ -82,9 +78,7 @@ TEMPLATE_TEST_CASE("forward agrees with the slow twin under every mask", "[confo
       for_calls<TestType>(geometry(2, 4, 2, len_q, len_kv, 8, 8), [&](const auto& runner, auto& call) {
         INFO("mask: " << mask.name);
         call.mask = mask.make(call.geometry);
-        check_forward(runner, call);
-        call.options = small_tiles();
-        check_forward(runner, call);
+        check_forward_in_tiles(runner, call);
       });
 }
 

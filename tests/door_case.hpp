@@ -114,8 +114,8 @@ double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const h
   return largest;
 }
 
-// A readout's hooks on a panel by hand: what they leave in `valid` lanes and in the parameters, when
-// the padding lanes hold numbers of size `padding`.
+// A readout's hooks on a panel by hand: what they leave in `valid` lanes and in the parameters,
+// when the padding lanes hold numbers of size `padding`.
 template <class Readout, class T>
 std::vector<T> run_hooks(const Readout& readout, const heed::Geometry& g, Index extra_dim,
                          Index valid, double padding) {

@@ -125,9 +125,9 @@ TEST_CASE("intent gates reproduce the golden cases") {
   }
 }
 
-// Two keys of equal score: mixed = (2 + 4)/2 = 3. I = ln 3, so s = 3/4 and out = 9/4. With dout = 2,
-// dI = 2 * 9/4 * 1/4 = 9/8 and dmixed = 3/2, so dvalue = 3/4 each; values pull the scores by
-// dmixed (v - mixed)/2 = -3/4 and 3/4, times key 1 or -1 and scale 1: dquery = -3/4 - 3/4.
+// Two keys of equal score: mixed = (2 + 4)/2 = 3. I = ln 3, so s = 3/4 and out = 9/4. With
+// dout = 2, dI = 2 * 9/4 * 1/4 = 9/8 and dmixed = 3/2, so dvalue = 3/4 each; values pull the scores
+// by dmixed (v - mixed)/2 = -3/4 and 3/4, times key 1 or -1 and scale 1: dquery = -3/4 - 3/4.
 TEST_CASE("a gate of three quarters, by hand") {
   reference::Problem<double> p;
   p.geometry = {1, 1, 1, 1, 1, 2, 1, 1};

@@ -94,9 +94,9 @@ TEST_CASE("prototype attention reproduces the golden cases") {
   }
 }
 
-// q = (3, 4), |q| = 5. Prototypes u = (1, 0) and (0, 1): cosines 0.6 and 0.8, so q is pulled towards
-// W_1 = (0, 2). Keys (1, 0) and (0, 1) belong to categories 0 and 1; at scale 0 both logits are 0 and
-// the scores are lambda 0.6 and lambda 0.8. lambda = 5 ln 3 makes the weights 1/4 and 3/4.
+// q = (3, 4), |q| = 5. Prototypes u = (1, 0) and (0, 1): cosines 0.6 and 0.8, so q is pulled
+// towards W_1 = (0, 2). Keys (1, 0) and (0, 1) belong to categories 0 and 1; at scale 0 both logits
+// are 0 and the scores are lambda 0.6 and lambda 0.8. At lambda = 5 ln 3 the weights are 1/4, 3/4.
 // mixed = (8, 4)/4 + 3 (0, 4)/4 = (2, 4); out = mixed + 0.5 ((0, 2) - (3, 4)) = (0.5, 3).
 TEST_CASE("a pull and a category term, by hand") {
   auto p = one_row<double>({3, 4}, {1, 0, 0, 1}, {8, 4, 0, 4});

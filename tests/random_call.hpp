@@ -270,12 +270,13 @@ struct Call {
   }
 };
 
-// `extra_dim` is what the op asks for; 0 for none.
+// On one thread; `extra_dim` is what the op asks for, 0 for none.
 template <class T>
 [[nodiscard]] Call<T> random_call(const Geometry& g, Index extra_dim, std::uint64_t seed = 1,
                                   Layout layout = Layout::dense) {
   Call<T> call;
   call.geometry = g;
+  call.options.threads = 1;
   call.query = Tensor<T>({g.batch, g.query_heads, g.len_q, g.dim_qk}, layout);
   call.key = Tensor<T>({g.batch, g.kv_heads, g.len_kv, g.dim_qk}, layout);
   call.value = Tensor<T>({g.batch, g.kv_heads, g.len_kv, g.dim_v}, layout);

@@ -65,12 +65,37 @@ template <class T>
   return largest_row(call.grad_out) * largest_row(call.value) * std::sqrt(rows);
 }
 
-// out, mixed rows and lse against the twins. Needs twin, and in float naive.
+// What forward is held against. Needs twin, and in float naive.
+struct Twins {
+  Twin exact, naive;
+};
 template <class T>
-Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout layout = Layout::dense) {
+[[nodiscard]] Twins run_twins(const Runner<T>& runner, const Call<T>& call) {
+  return {runner.twin(call), sizeof(T) == sizeof(float) ? runner.naive(call) : Twin{}};
+}
+
+template <class T>
+void check_lse(const Runner<T>& runner, const Call<T>& call, const Outcome<T>& result,
+               const Twin& twin) {
+  Distance lse;
+  const std::size_t rows = std::size_t(call.geometry.query_rows());
+  REQUIRE(result.saved.lse.size() == rows * std::size_t(runner.maps));
+  for (std::size_t n = 0; n < result.saved.lse.size(); ++n) {
+    const double wanted = twin.lse[n / rows][n % rows];
+    if (!runner.lse_of_scores && std::isfinite(result.saved.lse[n]) && std::isfinite(wanted)) continue;
+    lse.note(n, double(result.saved.lse[n]), wanted, tolerance::lse<T>(twin.s_row[n % rows], wanted));
+  }
+  INFO("lse: " << lse.text());
+  CHECK(lse.within());
+}
+
+// out, mixed rows and lse against the twins.
+template <class T>
+Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, const Twins& twins,
+                         Layout layout = Layout::dense) {
   INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", "
                    << describe(call.geometry));
-  const Twin twin = runner.twin(call);
+  const Twin& twin = twins.exact;
   const Outcome<T> result = forward(runner, call, layout);
   CHECK(result.out.untouched());
   const std::vector<double> out = result.out.template dense<double>();
@@ -83,7 +108,7 @@ Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout la
   CHECK(mixed.within());
 
   if constexpr (sizeof(T) == sizeof(float)) {
-    check_beside_naive(out, runner.naive(call).out, twin.out, "out", tolerance::forward_beside_naive,
+    check_beside_naive(out, twins.naive.out, twin.out, "out", tolerance::forward_beside_naive,
                        largest(twin.out));
   } else {
     Distance distance;
@@ -93,18 +118,23 @@ Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout la
     INFO("out: " << distance.text());
     CHECK((runner.plain_rows || distance.within()));
   }
-
-  Distance lse;
-  const std::size_t rows = std::size_t(call.geometry.query_rows());
-  REQUIRE(result.saved.lse.size() == rows * std::size_t(runner.maps));
-  for (std::size_t n = 0; n < result.saved.lse.size(); ++n) {
-    const double wanted = twin.lse[n / rows][n % rows];
-    if (!runner.lse_of_scores && std::isfinite(result.saved.lse[n]) && std::isfinite(wanted)) continue;
-    lse.note(n, double(result.saved.lse[n]), wanted, tolerance::lse<T>(twin.s_row[n % rows], wanted));
-  }
-  INFO("lse: " << lse.text());
-  CHECK(lse.within());
+  check_lse(runner, call, result, twin);
   return result;
+}
+template <class T>
+Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout layout = Layout::dense) {
+  return check_forward(runner, call, run_twins(runner, call), layout);
+}
+
+// With the tiles of the plan, and with small ones.
+template <class T>
+void check_forward_in_tiles(const Runner<T>& runner, Call<T> call) {
+  const Twins twins = run_twins(runner, call);
+  check_forward(runner, call, twins);
+  const std::optional<double> scale = call.options.scale;
+  call.options = small_tiles();
+  call.options.scale = scale;
+  check_forward(runner, call, twins);
 }
 
 // Every gradient against the tape. Needs backward, tape, and in float naive_tape.

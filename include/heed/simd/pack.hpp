@@ -121,15 +121,21 @@ template <class T>
 
 namespace detail {
 
+#if defined(__AVX512F__)
+// GCC warns of undefined operands inside its own unmasked forms of max and min.
+inline constexpr __mmask16 kAllLanes16 = 0xFFFF;
+inline constexpr __mmask8 kAllLanes8 = 0xFF;
+#endif
+
 // a > b ? a : b and a < b ? a : b. One instruction each, which GCC does not find by itself.
 template <class T>
 [[nodiscard]] inline Pack<T> larger(Pack<T> a, Pack<T> b) {
   using V = typename Pack<T>::Vector;
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 4)
-    return (V)_mm512_max_ps((__m512)a.v, (__m512)b.v);
+    return (V)_mm512_maskz_max_ps(kAllLanes16, (__m512)a.v, (__m512)b.v);
   else
-    return (V)_mm512_max_pd((__m512d)a.v, (__m512d)b.v);
+    return (V)_mm512_maskz_max_pd(kAllLanes8, (__m512d)a.v, (__m512d)b.v);
 #elif defined(__FMA__)
   if constexpr (sizeof(T) == 4)
     return (V)_mm256_max_ps((__m256)a.v, (__m256)b.v);
@@ -144,9 +150,9 @@ template <class T>
   using V = typename Pack<T>::Vector;
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 4)
-    return (V)_mm512_min_ps((__m512)a.v, (__m512)b.v);
+    return (V)_mm512_maskz_min_ps(kAllLanes16, (__m512)a.v, (__m512)b.v);
   else
-    return (V)_mm512_min_pd((__m512d)a.v, (__m512d)b.v);
+    return (V)_mm512_maskz_min_pd(kAllLanes8, (__m512d)a.v, (__m512d)b.v);
 #elif defined(__FMA__)
   if constexpr (sizeof(T) == 4)
     return (V)_mm256_min_ps((__m256)a.v, (__m256)b.v);
