@@ -483,7 +483,7 @@ TEMPLATE_TEST_CASE("no token of a causal call sees the future, not in one bit", 
       std::vector<TestType> out(std::size_t(g.query_rows() * g.dim_v));
       runner.forward(in, heed::causal<TestType>(),
                      heed::view_bthd(out.data(), g.batch, len, g.heads, g.dim_v), nullptr,
-                     small_tiles(2));
+                     small_tiles());
       return out;
     };
     heed::CausalityOptions options;

@@ -35,6 +35,11 @@ heed::Dar<T> dar_of(const GoldenCase& golden) {
   return op;
 }
 
+// |lambda| alpha / 4 bounds the slope of the score in the cosine.
+double steepness_of(const GoldenCase& golden) {
+  return Report::largest(golden.tensor("lam")) * Report::largest(golden.tensor("alpha")) / 4;
+}
+
 std::vector<double> map_of(const heed::Dar<double>& op, const GoldenCase& golden) {
   const heed::Geometry g = golden.geometry();
   std::vector<double> map(std::size_t(g.query_rows() * g.len_kv));
@@ -60,7 +65,8 @@ std::vector<double> cosines_of(heed::Dar<double> op, const GoldenCase& golden) {
 void replay_dar(const GoldenCase& golden, Report& report) {
   const ParamNames names = {
       {"strength", "dlam"}, {"vigilance", "drho"}, {"sharpness", "dalpha"}, {"feedback", "dbeta"}};
-  check_operator(golden, names, report, [&]<class T>() { return dar_of<T>(golden); });
+  check_operator(golden, names, report, [&]<class T>() { return dar_of<T>(golden); },
+                 steepness_of(golden));
   const auto op = dar_of<double>(golden);
   report.exact("lse", run_engine(op, golden).saved.lse, golden.tensor("lse"));
   if (golden.has("attn")) report.exact("attn", engine_weights(op, golden), golden.tensor("attn"));

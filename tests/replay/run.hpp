@@ -166,9 +166,10 @@ inline std::vector<double> widened(const std::vector<float>& x) { return {x.begi
 template <class Op32>
 class FloatCheck {
  public:
+  // `steepness`: how much a rounding of what the score reads is enlarged in the score, beside S.
   FloatCheck(const Op32& op, const GoldenCase& golden, const ParamNames& names,
-             const GradientTerms& terms, Report& report)
-      : op_(op), golden_(golden), names_(names), terms_(terms), report_(report) {}
+             const GradientTerms& terms, double steepness, Report& report)
+      : op_(op), golden_(golden), names_(names), terms_(terms), report_(report), s_(steepness) {}
 
   void run() {
     namespace ref = heed::reference;
@@ -179,7 +180,7 @@ class FloatCheck {
     request.error_scale = true;
     const auto want = ref::forward(twin, wide, request);
     const auto naive = ref::forward(op_, narrow);
-    s_ = Report::largest(want.error_scale.s_row);
+    s_ += Report::largest(want.error_scale.s_row);
     const auto got = run_engine(op_, golden_);
     judge("out", got.out, want.out, naive.out, 2.0);
     if constexpr (Op32::ReadoutType::identity) judge_elements(got.out, want);
@@ -246,14 +247,14 @@ class FloatCheck {
 // build.template operator()<T>() returns the op over T.
 template <class Build>
 void check_operator(const GoldenCase& golden, const ParamNames& names, Report& report,
-                    const Build& build) {
+                    const Build& build, double steepness = 0) {
   const auto op = build.template operator()<double>();
   // Differential V2 aside, every query head is an output head; no golden case has that variant.
   const GradientTerms terms = gradient_terms(op, golden);
   check_double(op, golden, names, report, terms, {}, "");
   check_double(op, golden, names, report, terms, small_tiles(), "small tiles: ");
   const auto op32 = build.template operator()<float>();
-  FloatCheck(op32, golden, names, terms, report).run();
+  FloatCheck(op32, golden, names, terms, steepness, report).run();
 }
 
 void replay_sdpa(const GoldenCase& golden, Report& report);

@@ -177,6 +177,15 @@ template <class S>
   }
 }
 
+// sigmoid(-x), for callers that know x to be small: a pack then needs no guard against overflow.
+template <class S>
+[[nodiscard]] S falling_sigmoid(const S& x) {
+  if constexpr (requires { falling_sigmoid(x, Lookup{}); })
+    return falling_sigmoid(x, Lookup{});
+  else
+    return sigmoid(S(-x));
+}
+
 // sum of a(i) * b(i) for i = 0 ... n-1, in this order; 0 when n is 0. On Var it is a single node.
 template <class A, class B>
 [[nodiscard]] auto dot_product(Index n, const A& a, const B& b) {

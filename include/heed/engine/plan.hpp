@@ -34,7 +34,7 @@ template <class T>
   const Index size = Index(sizeof(T)), width = g.dim_qk + g.dim_v;
   const Index fixed = (backward ? 2 : 1) * lanes * width * size;
   const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
-  return std::clamp<Index>((kCacheBytes / 2 - fixed) / per_key, 96, backward ? 256 : 512);
+  return std::clamp<Index>((kCacheBytes / 2 - fixed) / per_key, 96, backward ? 192 : 512);
 }
 
 }  // namespace detail

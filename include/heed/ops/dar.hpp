@@ -150,27 +150,27 @@ struct DarScore : DarOptions {
   }
 
   // The logistic gate at full width, the usual case: the same formulas without options, for loops
-  // without branches.
+  // without branches. |c| <= 1 bounds the exponent, so that none of them guards it.
   struct LogisticForm {
     int iterations;
 
     template <class S>
     [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
-      const S z = p[2] * (pair.dot * pair.query[0] * pair.key[0] - p[1]), alpha_beta = p[2] * p[3];
-      S r = math::sigmoid(z);
-      for (int t = 1; t < iterations; ++t) r = math::sigmoid(S(z + alpha_beta * r));
+      const S fall = p[2] * (p[1] - pair.dot * pair.query[0] * pair.key[0]);  // alpha (rho - c)
+      S r = math::falling_sigmoid(fall);
+      for (int t = 1; t < iterations; ++t) r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
       return pair.logit + p[0] * r;
     }
 
-    // u = dr/dc, a = dr/dalpha, b = dr/dbeta, carried along with r.
+    // u = dr/dc, a = -dr/dalpha, b = dr/dbeta, carried along with r.
     template <class S>
     [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
                                           PairType<S>& d, Scalars<S>& dp) const {
-      const S x = pair.dot * pair.query[0] * pair.key[0] - p[1];
-      S r = math::sigmoid(S(p[2] * x)), slope = r - r * r;
+      const S x = p[1] - pair.dot * pair.query[0] * pair.key[0];  // rho - c
+      S r = math::falling_sigmoid(S(p[2] * x)), slope = r - r * r;
       S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
       for (int t = 1; t < iterations; ++t) {
-        const S y = x + p[3] * r, next = math::sigmoid(S(p[2] * y));
+        const S y = x - p[3] * r, next = math::falling_sigmoid(S(p[2] * y));
         slope = next - next * next;
         const S outer = p[2] * slope, chain = outer * p[3];
         u = outer + chain * u;
@@ -182,7 +182,7 @@ struct DarScore : DarOptions {
       d.logit = g;
       dp[0] += g * r;
       dp[1] -= e;
-      dp[2] += G * a;
+      dp[2] -= G * a;
       dp[3] += G * b;
       cosine_vjp(pair.dot, pair, e, d.dot, d);
     }
@@ -190,7 +190,8 @@ struct DarScore : DarOptions {
 
   template <class F>
   void with_form(F&& f) const {
-    if (gate == GateKind::logistic && !converged && !adaptive && !basis.given())
+    const bool simple = gate == GateKind::logistic && !converged && !adaptive && !basis.given();
+    if (simple && largest_exponent() <= math::kFallingRange<T>)
       f(LogisticForm{iterations});
     else
       f(*this);
@@ -218,6 +219,19 @@ struct DarScore : DarOptions {
   static constexpr double kSmallestEps = 1e-37;
 
   [[nodiscard]] static double plain_value(const T& x) { return double(math::value_of(x)); }
+
+  // Bound of |alpha (c + beta r - rho)| over all heads, given |c| <= 1.
+  [[nodiscard]] double largest_exponent() const {
+    double alpha = 0.0, inner = 0.0;
+    for (Index i = 0; i < sharpness.size(); ++i)
+      alpha = std::max(alpha, std::abs(plain_value(sharpness[i])));
+    for (Index i = 0; i < vigilance.size(); ++i)
+      inner = std::max(inner, std::abs(plain_value(vigilance[i])));
+    double beta = 0.0;
+    for (Index i = 0; i < feedback.size(); ++i)
+      beta = std::max(beta, std::abs(plain_value(feedback[i])));
+    return alpha * (1.0 + inner + beta);
+  }
 
   [[nodiscard]] DarFeatures features() const { return {*this, basis.given()}; }
 
