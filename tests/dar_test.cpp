@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <heed/check/dual.hpp>
-#include <heed/check/tape.hpp>
+#include <heed/autodiff/dual.hpp>
+#include <heed/autodiff/tape.hpp>
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/resonance.hpp>

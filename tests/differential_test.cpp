@@ -5,7 +5,7 @@
 
 #include "catch.hpp"
 
-#include <heed/check/tape.hpp>
+#include <heed/autodiff/tape.hpp>
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/differential.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <heed/check/dual.hpp>
+#include <heed/autodiff/dual.hpp>
 #include <heed/core/scalar.hpp>
-#include <heed/check/tape.hpp>
+#include <heed/autodiff/tape.hpp>
 #include <heed/simd/exp.hpp>
 
 #include "catch.hpp"

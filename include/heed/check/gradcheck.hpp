@@ -18,9 +18,9 @@
 // same lengths, each once, or when an option is out of range.
 // Cost: one evaluation per entry checked (central differences: two); tape_gradient: one in all.
 
-#include <heed/check/dual.hpp>
+#include <heed/autodiff/dual.hpp>
 #include <heed/core/scalar.hpp>
-#include <heed/check/tape.hpp>
+#include <heed/autodiff/tape.hpp>
 #include <heed/core/error.hpp>
 
 #include <algorithm>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The door of backward.
+// The door of backward; forward comes with it.
 
 #include <heed/engine/backward.hpp>
+#include <heed/engine/forward.hpp>
 
 namespace heed::inline HEED_ABI {
 

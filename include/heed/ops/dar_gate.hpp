@@ -28,7 +28,7 @@
 //           naming gamma of the piecewise-linear gate alpha; the converged gate is ours.
 // Cost      one gate a step; converged: about four Newton steps for the slowest lane of a pack.
 
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/simd/exp.hpp>
 
 #include <type_traits>

@@ -4,7 +4,7 @@
 // Dialectical attention in long hand, row by row, on any scalar: the slow twin of
 // ops/dialectical_lanes.hpp. Halting decisions are made on plain values and not differentiated.
 
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/ops/dialectical_parts.hpp>
 #include <heed/ops/row_norm.hpp>
 #include <heed/plug/readout.hpp>

@@ -9,7 +9,7 @@
 // Accuracy  that of the plain sum of squares, and the same bits where the largest |x(c)| lies
 //           between 2^-50 and 2^50 (float) or 2^-400 and 2^400 (double).
 
-#include <heed/check/scalar.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/simd/exp.hpp>
 
 #include <type_traits>

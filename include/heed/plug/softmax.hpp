@@ -89,7 +89,9 @@ struct Softmax {
     const auto moves = visible & (higher | first);
     if (!any_lane(moves)) return T(1);
     moved = true;
-    const P difference = (shift - new_shift) * T(kLog2e) + (reference - new_reference);
+    // Not above 0 in lanes that move; in others anything, which exp2_weight must not see.
+    const P difference =
+        min((shift - new_shift) * T(kLog2e) + (reference - new_reference), P(T(0)));
     select(moves, new_shift, shift).store(state.shift + at);
     select(moves, new_reference, reference).store(state.reference + at);
     const P factor = select(first, P(T(0)), exp2_weight(difference));

@@ -18,7 +18,7 @@
 // Errors  std::invalid_argument when sizes disagree or the op refuses its hyper-parameters.
 // Cost    O(batch heads len_q len_kv dim), one thread; gradients keep every operation in memory.
 
-#include <heed/check/tape.hpp>
+#include <heed/autodiff/tape.hpp>
 #include <heed/reference/rows.hpp>
 
 #include <algorithm>
