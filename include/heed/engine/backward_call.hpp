@@ -63,16 +63,6 @@ void check_saved(const Saved<T>& saved, const Geometry& g, const std::string& wh
   check(saved.mixed, Op::ReadoutType::saves_mixed ? rows * g.dim_v : 0, "mixed values");
 }
 
-// Hands the summed parameter gradients over to `grad`.
-template <class Op>
-void deliver(const std::vector<double>& sums, Op& grad) {
-  using T = typename Op::Scalar;
-  std::size_t at = 0;
-  grad.visit([&](const char*, auto& param) {
-    for (Index i = 0; i < param.size(); ++i) param[i] += T(sums[at++]);
-  });
-}
-
 }  // namespace detail
 
 // Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
@@ -104,45 +94,31 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   const CallContext<Op, T> c{
       op, g, bound, in, make_plan<T>(g, options, Normaliser::streams ? 0 : row_tiles, true),
       T(scale_of(op, g, options)), keys};
-  const bool bias = grads.bias.given();
-  const detail::PanelOrder order{
-      g.batch, g.heads, c.plan.panels,
-      bias && bound.bias().shape().batch == 1 ? g.batch : Index(1),
-      bias && bound.bias().shape().heads == 1 ? g.heads : std::max<Index>(1, g.group())};
+  detail::BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.plan.panels;
-  const int workers = worker_count(options, units, Worker::elements(c) * Index(sizeof(T)));
+  const Index elements =
+      scratch_elements<T>([&](Scratch<T>& scratch) { return Worker(c, shared, scratch); });
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));
   keys.build(workers);
   for (const auto& view : {grads.key, grads.value, grads.bias}) detail::set_zero(view, workers);
-
-  Index parameters = 0;
-  for_each_param(op, [&](const char*, const auto& param) { parameters += param.size(); });
-  std::vector<double> dparams(std::size_t(parameters), 0.0);
-  std::vector<T> dfeatures(std::size_t(keys.row_count() * Op::ScoreType::key_features), T(0));
-  std::vector<T> dprojected(std::size_t(keys.row_count() * keys.needs().rank), T(0));
-  std::vector<double> dtables(std::size_t(g.heads * keys.needs().table_rows * g.dim_qk), 0.0);
   if (units > 0) {
-    Turnstiles tiles(order.groups() * c.plan.tiles), commits(1);
-    detail::BackwardShared<Op, T> shared{saved, out,       grad_out,   grads,   order,  tiles,
-                                         commits, dfeatures, dprojected, dtables, dparams};
     // All scratch is allocated before the first panel: a worker that failed later would keep others
     // waiting at its turnstiles.
+    std::vector<Scratch<T>> scratch;
     std::vector<std::unique_ptr<Worker>> ready;
-    for (int w = 0; w < workers; ++w) ready.push_back(std::make_unique<Worker>(c, shared));
+    for (int w = 0; w < workers; ++w) {
+      scratch.emplace_back(elements);
+      ready.push_back(std::make_unique<Worker>(c, shared, scratch.back()));
+    }
     Dispenser dispenser(units);
     run_workers(workers, [&](int w) {
       for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
         ready[std::size_t(w)]->run(unit);
     });
-    if (grads.key.given()) keys.chain(dfeatures.data(), dprojected.data(), grads.key, workers);
+    if (grads.key.given())
+      keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);
   }
-  if (!grad_op) return;
-  Op sums = zeros_like(op);
-  detail::deliver(dparams, sums);
-  if constexpr (Op::ScoreType::has_table)
-    for (Index h = 0; h < g.heads; ++h)
-      op.score.table_vjp(h, g.dim_qk, dtables.data() + h * keys.needs().table_rows * g.dim_qk,
-                         sums.score);
-  *grad_op = std::move(sums);
+  if (grad_op) *grad_op = shared.parameter_gradients(c);
 }
 
 }  // namespace heed::inline HEED_ABI

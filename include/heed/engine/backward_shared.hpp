@@ -4,7 +4,7 @@
 // What the workers of a backward call share: the accumulators, and the order in which they are added to.
 
 #include <heed/core/parallel.hpp>
-#include <heed/engine/call.hpp>
+#include <heed/engine/query_side.hpp>
 
 namespace heed::inline HEED_ABI::detail {
 
@@ -35,19 +35,63 @@ struct PanelOrder {
   }
 };
 
-// What all workers of a backward call share.
+// What all workers of a backward call read and add to.
 template <class Op, class T>
 struct BackwardShared {
   const Saved<T>& saved;
   TensorView<const T> out, grad_out;
   Gradients<T> grads;
   PanelOrder order;
-  Turnstiles& tiles;    // [group][tile]
-  Turnstiles& commits;  // one gate, in unit order
-  std::vector<T>& dfeatures;
-  std::vector<T>& dprojected;
-  std::vector<double>& dtables;  // [head][table_rows][dim_qk]
-  std::vector<double>& dparams;  // all parameters, in visiting order
+  Turnstiles tiles;             // [group][tile]
+  Turnstiles commits;           // one gate, in unit order
+  std::vector<T> dfeatures;     // laid out by KeySide::row()
+  std::vector<T> dprojected;
+  std::vector<double> dtables;  // [head][table_rows][dim_qk]
+  std::vector<double> dparams;  // all parameters, in visiting order
+
+  BackwardShared(const CallContext<Op, T>& c, const Saved<T>& from, const TensorView<const T>& o,
+                 const TensorView<const T>& grad_o, const Gradients<T>& to)
+      : saved(from),
+        out(o),
+        grad_out(grad_o),
+        grads(to),
+        order(panel_order(c, to.bias.given())),
+        tiles(order.groups() * c.plan.tiles),
+        commits(1) {
+    const SideNeeds<Op>& needs = c.keys.needs();
+    const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
+    zeros(dfeatures, c.keys.row_count() * Op::ScoreType::key_features);
+    zeros(dprojected, c.keys.row_count() * needs.rank);
+    zeros(dtables, c.geometry.heads * needs.table_rows * c.geometry.dim_qk);
+    Index parameters = 0;
+    for_each_param(c.op, [&](const char*, const auto& param) { parameters += param.size(); });
+    zeros(dparams, parameters);
+  }
+
+  // The parameter gradients as an op.
+  [[nodiscard]] Op parameter_gradients(const CallContext<Op, T>& c) const {
+    Op sums = zeros_like(c.op);
+    std::size_t at = 0;
+    sums.visit([&](const char*, auto& param) {
+      for (Index i = 0; i < param.size(); ++i) param[i] += T(dparams[at++]);
+    });
+    if constexpr (Op::ScoreType::has_table) {
+      const Index width = c.geometry.dim_qk;
+      for (Index h = 0; h < c.geometry.heads; ++h)
+        c.op.score.table_vjp(h, width, dtables.data() + h * c.keys.needs().table_rows * width,
+                             sums.score);
+    }
+    return sums;
+  }
+
+ private:
+  // Heads share rows where they read one key-value head, or where one row of bias serves them all.
+  [[nodiscard]] static PanelOrder panel_order(const CallContext<Op, T>& c, bool bias) {
+    const Geometry& g = c.geometry;
+    const Shape& shape = c.mask.bias().shape();
+    return {g.batch, g.heads, c.plan.panels, bias && shape.batch == 1 ? g.batch : Index(1),
+            bias && shape.heads == 1 ? g.heads : std::max<Index>(1, g.group())};
+  }
 };
 
 }  // namespace heed::inline HEED_ABI::detail

@@ -10,7 +10,7 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
-#include <heed/engine/panel_rows.hpp>
+#include <heed/engine/panel.hpp>
 
 #include <atomic>
 
@@ -21,44 +21,28 @@ namespace detail {
 template <class Op, class T>
 class ForwardWorker {
  public:
-  using Score = typename Op::ScoreType;
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
   using Context = CallContext<Op, T>;
   static constexpr int kMaps = Normaliser::maps;
 
-  [[nodiscard]] static Index elements(const Context& c) {
+  ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved, Scratch<T>& scratch)
+      : c_(c), out_view_(out), saved_(saved), panel_(c, scratch, false) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    return kMaps * QuerySide<Op, T>::elements(c) + PanelReadout<Op, T>::elements(c, false) +
-           RowScratch<Op, T>::elements(c, false) + Scratch<T>::padded(c.geometry.dim_v * lanes) +
-           3 * Scratch<T>::padded(tile * lanes) + Scratch<T>::padded(tile * c.geometry.dim_v) +
-           Scratch<T>::padded(6 * lanes);
-  }
-
-  ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved)
-      : c_(c),
-        out_view_(out),
-        saved_(saved),
-        scratch_(elements(c)),
-        query_{make_sides(std::make_integer_sequence<int, kMaps>{})},
-        readout_(c, scratch_, false),
-        rows_(c, scratch_, false) {
-    const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    out_ = {scratch_.take(c.geometry.dim_v * lanes), c.geometry.dim_v, lanes};
-    scores_ = {scratch_.take(tile * lanes), tile, lanes};
-    projected_ = {scratch_.take(tile * lanes), tile, lanes};
-    transposed_ = scratch_.take(tile * lanes);
-    copy_ = scratch_.take(tile * c.geometry.dim_v);
-    T* state = scratch_.take(6 * lanes);
-    state_ = SoftmaxState<T>::over(state, lanes);
-    tile_max_ = state + 3 * lanes;
-    rescale_ = state + 4 * lanes;
+    out_ = {scratch.take(c.geometry.dim_v * lanes), c.geometry.dim_v, lanes};
+    scores_ = {scratch.take(tile * lanes), tile, lanes};
+    projected_ = {scratch.take(tile * lanes), tile, lanes};
+    transposed_ = scratch.take(tile * lanes);
+    copy_ = scratch.take(tile * c.geometry.dim_v);
+    state_ = SoftmaxState<T>::take(scratch, lanes);
+    tile_max_ = scratch.take(lanes);
+    rescale_ = scratch.take(lanes);
   }
 
   // Mixes values for the panel and leaves them, normalised, in lanes.
   void mix(Index b, Index h, Index panel) {
-    place(b, h, panel);
-    for (auto& side : query_) side.load(b, h, place_.query, place_.rows);
+    panel_.move_to(b, h, panel);
+    panel_.load_queries();
     out_.fill(T(0));
     if constexpr (Normaliser::streams)
       mix_streaming();
@@ -69,76 +53,47 @@ class ForwardWorker {
 
   // Takes mixed rows that an earlier pass left in `mixed` back into lanes.
   void reload(Index b, Index h, Index panel, const std::vector<T>& mixed) {
-    place(b, h, panel);
-    const Index row = c_.geometry.row_index(b, h, place_.query), dim = c_.geometry.dim_v;
-    pack_lanes(mixed.data() + row * dim, dim, place_.rows, dim, out_.data, out_.lanes);
+    panel_.move_to(b, h, panel);
+    const Index dim = c_.geometry.dim_v;
+    pack_lanes(mixed.data() + panel_.first_row() * dim, dim, panel_.place.rows, dim, out_.data,
+               out_.lanes);
   }
 
   // The survey of readouts that look at all rows before they answer.
   [[nodiscard]] int survey() {
     if constexpr (requires { c_.op.readout.needs_survey(); })
-      return c_.op.readout.survey(readout_.load(place_, out_));
+      return c_.op.readout.survey(panel_.readout.load(panel_.place, out_));
     else
       return 0;
   }
 
   // Applies the readout and writes the rows to user memory.
   void read(int global) {
+    const TilePlace& place = panel_.place;
     if constexpr (!Readout::identity) {
-      ReadoutPanel<T> panel = readout_.load(place_, out_);
+      ReadoutPanel<T> panel = panel_.readout.load(place, out_);
       panel.global = global;
       c_.op.readout.forward(panel);
       if (saved_) save_diagnostics(panel.diagnostics.data, Normaliser::diagnostics,
                                    Readout::diagnostics);
     }
-    unpack_lanes(out_.data, out_.lanes, place_.rows, c_.geometry.dim_v,
-                 out_view_.row(place_.batch, place_.head, place_.query), out_view_.strides().row);
+    unpack_lanes(out_.data, out_.lanes, place.rows, c_.geometry.dim_v,
+                 out_view_.row(place.batch, place.head, place.query), out_view_.strides().row);
   }
 
  private:
-  template <int... M>
-  std::array<QuerySide<Op, T>, sizeof...(M)> make_sides(std::integer_sequence<int, M...>) {
-    return {QuerySide<Op, T>(c_, scratch_, M)...};
-  }
-
-  void place(Index b, Index h, Index panel) {
-    place_ = {b, h, panel * c_.plan.lanes, 0, 0, 0};
-    place_.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place_.query);
-  }
-
-  // Runs body(place, kind) over the tiles of the panel that are not hidden; `hidden` gets the others.
-  template <class Body, class Hidden>
-  void for_tiles(Body&& body, Hidden&& hidden) {
-    const KeyRange range = c_.mask.keys_of_rows(place_.batch, place_.query, place_.rows);
-    const Index tile = c_.plan.tile;
-    for (Index j = range.begin / tile * tile; j < range.end; j += tile) {
-      TilePlace at = place_;
-      at.key = std::max(j, range.begin);
-      at.keys = std::min(j + tile, range.end) - at.key;
-      TileKind kind =
-          c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
-      // Lanes beyond the last query are hidden like any other pair.
-      if (kind == TileKind::full && at.rows < c_.plan.lanes) kind = TileKind::partial;
-      if (kind == TileKind::empty)
-        hidden(at);
-      else
-        body(at, kind);
-    }
-  }
-
   void mix_streaming() {
     Normaliser::begin(state_, c_.plan.lanes);
-    for_tiles(
-        [&](const TilePlace& at, TileKind kind) {
-          const LaneTile<T> tile = scores_.part(0, at.keys);
-          std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
-          query_[0].tile_scores(at, kind, tile, projected_, tile_max_, transposed_);
-          move_references();
-          mix_tile(at, kind, tile, [&] {
-            for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(tile, v, state_);
-          });
-        },
-        [](const TilePlace&) {});
+    panel_.for_tiles(panel_.keys(), [&](Index, const TilePlace& at, TileKind kind) {
+      if (kind == TileKind::empty) return;
+      const LaneTile<T> tile = scores_.part(0, at.keys);
+      std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
+      panel_.query[0].tile_scores(at, kind, tile, projected_, tile_max_, transposed_);
+      move_references();
+      mix_tile(at, kind, tile, [&] {
+        for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(tile, v, state_);
+      });
+    });
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Pack<T> factor = Normaliser::factor(state_, v);
       for (Index col = 0; col < out_.rows; ++col) out_.store(col, v, out_.load(col, v) * factor);
@@ -161,119 +116,79 @@ class ForwardWorker {
   }
 
   void mix_rows() {
-    const KeyRange range = c_.mask.keys_of_rows(place_.batch, place_.query, place_.rows);
-    RowBlock<T> block = row_block(range.size());
+    const KeyRange seen = panel_.keys();
+    RowBlock<T> block = panel_.row_block(seen);
     const auto part = [&](int m, const TilePlace& at) {
-      return block.scores[std::size_t(m)].part(at.key - range.begin, at.keys);
+      return block.scores[std::size_t(m)].part(at.key - seen.begin, at.keys);
     };
-    for (int m = 0; m < kMaps; ++m)
-      std::fill(rows_.max[m], rows_.max[m] + c_.plan.lanes, -kInfinity<T>);
-    for_tiles(
-        [&](const TilePlace& at, TileKind kind) {
-          for (int m = 0; m < kMaps; ++m)
-            query_[std::size_t(m)].tile_scores(at, kind, part(m, at), projected_, rows_.max[m],
-                                               transposed_);
-        },
-        [&](const TilePlace& at) {
-          for (int m = 0; m < kMaps; ++m) part(m, at).fill(-kInfinity<T>);
-        });
-    ReadoutPanel<T> panel;
-    if constexpr (Normaliser::uses_extra) {
-      panel = readout_.load(place_, out_);
-      block.extra = panel.extra.data;
-    }
+    panel_.for_tiles(seen, [&](Index, const TilePlace& at, TileKind kind) {
+      for (int m = 0; m < kMaps; ++m) {
+        if (kind == TileKind::empty)
+          part(m, at).fill(-kInfinity<T>);
+        else
+          panel_.query[std::size_t(m)].tile_scores(at, kind, part(m, at), projected_,
+                                                   panel_.rows.max[m], transposed_);
+      }
+    });
+    if constexpr (Normaliser::uses_extra)
+      block.extra = panel_.readout.load(panel_.place, out_).extra.data;
     c_.op.normaliser.forward(block);
-    for_tiles(
-        [&](const TilePlace& at, TileKind kind) {
-          mix_tile(at, kind, part(0, at), [] {});
-        },
-        [](const TilePlace&) {});
+    panel_.for_tiles(seen, [&](Index, const TilePlace& at, TileKind kind) {
+      if (kind != TileKind::empty) mix_tile(at, kind, part(0, at), [] {});
+    });
     if (saved_) save_rows(block);
-  }
-
-  [[nodiscard]] RowBlock<T> row_block(Index keys) {
-    RowBlock<T> block;
-    block.head = place_.head;
-    block.vectors = c_.plan.vectors;
-    block.valid_lanes = place_.rows;
-    for (int m = 0; m < 2; ++m) {
-      block.scores[std::size_t(m)] = {rows_.scores[m].data, keys, c_.plan.lanes};
-      block.score_max[std::size_t(m)] = rows_.max[m];
-      block.lse[std::size_t(m)] = rows_.lse[m];
-    }
-    block.work = rows_.work;
-    block.diagnostics = rows_.diagnostics;
-    return block;
   }
 
   // out += V^T weights over one tile; `weigh` turns its scores into weights.
   template <class Weigh>
   void mix_tile(const TilePlace& at, TileKind kind, const LaneTile<T>& tile, Weigh&& weigh) {
-    const auto& value = c_.in.value;
-    const Rows<T> values{value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
-                         c_.geometry.dim_v, value.strides().row};
-    const bool guarded = (kind == TileKind::partial || c_.mask.has_bias()) && !all_finite(values);
-    if (!guarded) {
+    const Rows<T> values = panel_.values(at);
+    if (!panel_.hides(kind) || all_finite(values)) {
       weigh();
       add_lane_product(values, tile, c_.plan.vectors, out_);
       return;
     }
     const LaneTile<T> visible{transposed_, at.keys, tile.lanes};
-    mark_hidden(at, kind, visible);
+    panel_.mark_hidden(at, kind, visible);
     weigh();
     add_lane_product_guarded(values, tile, visible, c_.plan.vectors, out_, copy_);
   }
 
-  // 0 where a pair of the tile is visible, -infinity where it is hidden.
-  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<T>& marks) {
-    marks.fill(T(0));
-    const TileMask<T> tile_mask(c_.mask, at, c_.plan.vectors);
-    if (kind == TileKind::partial) tile_mask.hide(marks);
-    if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
-  }
-
-  [[nodiscard]] Index first_row() const {
-    return c_.geometry.row_index(place_.batch, place_.head, place_.query);
-  }
   void save_state() {
-    const Index rows = c_.geometry.query_rows();
-    for (Index i = 0; i < place_.rows; ++i) {
-      T* at = saved_->state.data() + first_row() + i;
+    const Index rows = c_.geometry.query_rows(), first = panel_.first_row();
+    for (Index i = 0; i < panel_.place.rows; ++i) {
+      T* at = saved_->state.data() + first + i;
       at[0] = state_.shift[i];
       at[rows] = state_.reference[i];
       at[2 * rows] = state_.sum[i];
-      saved_->lse[std::size_t(first_row() + i)] = Normaliser::lse(state_, i);
+      saved_->lse[std::size_t(first + i)] = Normaliser::lse(state_, i);
     }
   }
   void save_rows(const RowBlock<T>& block) {
     for (int m = 0; m < kMaps; ++m)
-      std::copy(rows_.lse[m], rows_.lse[m] + place_.rows,
-                saved_->lse.data() + m * c_.geometry.query_rows() + first_row());
+      std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + panel_.place.rows,
+                saved_->lse.data() + m * c_.geometry.query_rows() + panel_.first_row());
     save_diagnostics(block.diagnostics, 0, Normaliser::diagnostics);
   }
   void save_diagnostics(const T* lanes, int first, int count) {
     for (int d = 0; d < count; ++d)
-      std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + place_.rows,
-                saved_->diagnostics[std::size_t(first + d)].data() + first_row());
+      std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + panel_.place.rows,
+                saved_->diagnostics[std::size_t(first + d)].data() + panel_.first_row());
   }
   void save_mixed() {
     const Index dim = c_.geometry.dim_v;
-    unpack_lanes(out_.data, out_.lanes, place_.rows, dim, saved_->mixed.data() + first_row() * dim,
-                 dim);
+    unpack_lanes(out_.data, out_.lanes, panel_.place.rows, dim,
+                 saved_->mixed.data() + panel_.first_row() * dim, dim);
   }
 
   const Context& c_;
   TensorView<T> out_view_;
   Saved<T>* saved_;
-  Scratch<T> scratch_;
-  std::array<QuerySide<Op, T>, kMaps> query_;
-  PanelReadout<Op, T> readout_;
-  RowScratch<Op, T> rows_;
+  Panel<Op, T> panel_;
   LaneTile<T> out_, scores_, projected_;
   T *transposed_, *copy_;
   SoftmaxState<T> state_;
   T *tile_max_, *rescale_;
-  TilePlace place_;
 };
 
 template <class Op, class T>
@@ -332,13 +247,15 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   if (saved) detail::prepare_saved(c, *saved);
   const Index units = g.batch * g.heads * c.plan.panels;
   if (units == 0) return;
-  const int workers = worker_count(options, units, Worker::elements(c) * Index(sizeof(T)));
+  Saved<T>* target = saved;
+  const auto build = [&](Scratch<T>& scratch) { return Worker(c, out, target, scratch); };
+  const Index elements = scratch_elements<T>(build);
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));
   keys.build(workers);
 
   bool survey = false;
   if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();
   Saved<T> own;
-  Saved<T>* target = saved;
   if (survey && !target) {
     detail::prepare_saved(c, own);
     target = &own;
@@ -346,7 +263,8 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   std::atomic<int> global{0};
   Dispenser first(units), second(survey ? units : 0);
   run_workers(workers, [&](int) {
-    Worker worker(c, out, target);
+    Scratch<T> scratch(elements);
+    Worker worker = build(scratch);
     detail::for_panels(c, first, [&](Index b, Index h, Index panel) {
       worker.mix(b, h, panel);
       if (!survey) return worker.read(0);
@@ -358,7 +276,8 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   if (!survey) return;
   target->global = global.load();
   run_workers(workers, [&](int) {
-    Worker worker(c, out, target);
+    Scratch<T> scratch(elements);
+    Worker worker = build(scratch);
     detail::for_panels(c, second, [&](Index b, Index h, Index panel) {
       worker.reload(b, h, panel, target->mixed);
       worker.read(target->global);

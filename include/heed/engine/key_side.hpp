@@ -44,10 +44,6 @@ struct SideTiles {
   }
   [[nodiscard]] LaneRowGrad<T> grad(int v) const { return {x, projected, table, v}; }
 
-  [[nodiscard]] static Index elements(Index width, Index rank, Index table_rows, Index lanes) {
-    return Scratch<T>::padded(width * lanes) + Scratch<T>::padded(rank * lanes) +
-           Scratch<T>::padded(table_rows * lanes);
-  }
   [[nodiscard]] static SideTiles take(Scratch<T>& scratch, Index width, Index rank,
                                       Index table_rows, Index lanes) {
     return {{scratch.take(width * lanes), width, lanes},
@@ -174,8 +170,11 @@ class KeySide {
   [[nodiscard]] Index reader(Index hf) const {
     return Needs::per_query_head ? hf : hf * g_.group();
   }
+  [[nodiscard]] SideTiles<T> take_tiles(Scratch<T>& scratch, Index width) const {
+    return SideTiles<T>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);
+  }
   [[nodiscard]] Index tile_elements(Index width) const {
-    return SideTiles<T>::elements(width, needs_.rank, needs_.table_rows, kWidth);
+    return scratch_elements<T>([&](Scratch<T>& s) { return take_tiles(s, width); });
   }
 
   // Lane tiles of keys [j, j + count) as head h reads them.
@@ -190,8 +189,7 @@ class KeySide {
     const Index h = reader(hf);
     const Source source = op_.normaliser.source(g_, h, map);
     Scratch<T> scratch(tile_elements(source.width));
-    const auto tiles =
-        SideTiles<T>::take(scratch, source.width, needs_.rank, needs_.table_rows, kWidth);
+    const SideTiles<T> tiles = take_tiles(scratch, source.width);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j);
       load(tiles, b, h, source, j, count);
@@ -213,10 +211,8 @@ class KeySide {
                   const TensorView<T>& grad_key) const {
     const Source source = op_.normaliser.source(g_, h, map);
     Scratch<T> scratch(2 * tile_elements(source.width));
-    const auto take = [&] {
-      return SideTiles<T>::take(scratch, source.width, needs_.rank, needs_.table_rows, kWidth);
-    };
-    const SideTiles<T> tiles = take(), grads = take();
+    const SideTiles<T> tiles = take_tiles(scratch, source.width);
+    const SideTiles<T> grads = take_tiles(scratch, source.width);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
       load(tiles, b, h, source, j, count);

@@ -67,11 +67,18 @@ template <class T>
   return plan;
 }
 
+// Where the caller leaves the number of threads open, a worker gets at least this many flops: some 20
+// microseconds, so that waking a thread is not the larger part.
+inline constexpr double kWorkerFlops = 2e6;
+
 // Workers for `units` units of work that need `bytes` of scratch each.
-[[nodiscard]] inline int worker_count(const Options& options, Index units, Index bytes) {
+[[nodiscard]] inline int worker_count(const Options& options, const Geometry& g, Index units,
+                                      Index bytes) {
   const Index threads = resolve_threads(options.threads);
   const Index affordable = std::max<Index>(1, kScratchBytes / std::max<Index>(1, bytes));
-  return int(std::max<Index>(1, std::min({threads, units, affordable})));
+  const double flops = 2.0 * double(g.query_rows()) * double(g.len_kv) * double(g.dim_qk + g.dim_v);
+  const Index worthwhile = options.threads > 0 ? threads : Index(1.0 + flops / kWorkerFlops);
+  return int(std::max<Index>(1, std::min({threads, units, affordable, worthwhile})));
 }
 
 }  // namespace heed::inline HEED_ABI

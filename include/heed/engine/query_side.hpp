@@ -40,16 +40,6 @@ class QuerySide {
   using Context = CallContext<Op, T>;
   static constexpr int kQueryFeatures = Score::query_features;
 
-  [[nodiscard]] static Index elements(const Context& c) {
-    const auto& needs = c.keys.needs();
-    const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
-    const Index side = Needs::any
-                           ? SideTiles<T>::elements(width, needs.rank, needs.table_rows, lanes)
-                           : 0;
-    return side + Scratch<T>::padded(width * lanes) +
-           Scratch<T>::padded(kQueryFeatures * lanes);
-  }
-
   QuerySide(const Context& c, Scratch<T>& scratch, int map) : c_(c), map_(map) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};

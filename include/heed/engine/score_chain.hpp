@@ -18,14 +18,6 @@ struct QueryGrad {
   LaneTile<T> scalars;   // [scalars][lanes]
   SideTiles<T> side;     // of the rows (through side values), projected rows and table
 
-  [[nodiscard]] static Index elements(const CallContext<Op, T>& c) {
-    const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
-    const auto& needs = c.keys.needs();
-    return Scratch<T>::padded(width * lanes) + Scratch<T>::padded(Score::query_features * lanes) +
-           Scratch<T>::padded(Score::scalars * lanes) +
-           SideTiles<T>::elements(SideNeeds<Op>::any ? width : 0, needs.rank, needs.table_rows,
-                                  lanes);
-  }
   [[nodiscard]] static QueryGrad take(const CallContext<Op, T>& c, Scratch<T>& scratch) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     const auto& needs = c.keys.needs();

@@ -64,13 +64,10 @@ class ResonanceBlock {
 
   ResonanceBlock(const DarScore<T>& score, const TensorView<const T>& query,
                  const TensorView<const T>& key, const Geometry& g, const BoundMask<T>& mask)
-      : score_(score), query_(query), key_(key), g_(g), mask_(mask), scratch_(elements()) {
-    q_ = take_rows();
-    k_ = take_rows();
-    dots_ = take_tile();
-    projected_dots_ = take_tile();
-    resonance_ = take_tile();
-    input_ = take_tile();
+      : score_(score), query_(query), key_(key), g_(g), mask_(mask) {
+    take_tiles();  // counts
+    scratch_ = Scratch<T>(scratch_.used());
+    take_tiles();
   }
 
   // visit(ResonanceTile) for each tile of queries [first, first + kQueries) and keys, but those in
@@ -108,16 +105,16 @@ class ResonanceBlock {
   [[nodiscard]] Index rank() const {
     return score_.projection().given() ? score_.projection().extent(1) : 0;
   }
-  [[nodiscard]] Index elements() const {
-    return 2 * (Scratch<T>::padded(g_.dim_qk * kQueries) + Scratch<T>::padded(rank() * kQueries)) +
-           4 * Scratch<T>::padded(kKeys * kQueries);
+  void take_tiles() {
+    for (RowTiles* rows : {&q_, &k_}) {
+      rows->x = take_tile(g_.dim_qk);
+      rows->projected = take_tile(rank());
+    }
+    for (LaneTile<T>* tile : {&dots_, &projected_dots_, &resonance_, &input_})
+      *tile = take_tile(kKeys);
   }
-  [[nodiscard]] RowTiles take_rows() {
-    return {{scratch_.take(g_.dim_qk * kQueries), g_.dim_qk, kQueries},
-            {scratch_.take(rank() * kQueries), rank(), kQueries}};
-  }
-  [[nodiscard]] LaneTile<T> take_tile() {
-    return {scratch_.take(kKeys * kQueries), kKeys, kQueries};
+  [[nodiscard]] LaneTile<T> take_tile(Index rows) {
+    return {scratch_.take(rows * kQueries), rows, kQueries};
   }
 
   void load(RowTiles& tiles, const TensorView<const T>& from, Index b, Index head, Index first,

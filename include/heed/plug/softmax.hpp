@@ -16,6 +16,7 @@
 
 #include <heed/plug/normaliser.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/scratch.hpp>
 
 #include <cmath>
 #include <vector>
@@ -27,8 +28,8 @@ template <class T>
 struct SoftmaxState {
   T *shift, *reference, *sum;  // [lanes]
   static constexpr Index rows = 3;
-  [[nodiscard]] static SoftmaxState over(T* memory, Index lanes) {
-    return {memory, memory + lanes, memory + 2 * lanes};
+  [[nodiscard]] static SoftmaxState take(Scratch<T>& scratch, Index lanes) {
+    return {scratch.take(lanes), scratch.take(lanes), scratch.take(lanes)};
   }
 };
 

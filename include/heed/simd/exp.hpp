@@ -90,18 +90,6 @@ template <class T>
   return detail::scale_by_power(x - (rounded - L::round_magic), rounded);
 }
 
-// The smallest integer not below x, for a softmax reference: 0 for -infinity, x itself where floating
-// point numbers are integers already (|x| >= 2^21 or 2^50) and for NaN.
-template <class T>
-[[nodiscard]] inline Pack<T> reference_ceil(Pack<T> x) {
-  using L = detail::FloatLayout<T>;
-  const Pack<T> rounded = (x + L::round_magic) - L::round_magic;
-  const Pack<T> ceiling = select(rounded < x, rounded + T(1), rounded);
-  const Pack<T> limit = L::round_magic / T(6);
-  const Pack<T> in_range = select((x > limit) | (x < -limit), x, ceiling);
-  return select(x == Pack<T>(-kInfinity<T>), Pack<T>(T(0)), in_range);
-}
-
 namespace math {
 
 template <class T>

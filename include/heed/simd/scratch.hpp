@@ -16,36 +16,45 @@ class Scratch {
  public:
   static constexpr std::size_t alignment = 64;
 
+  // Without memory: take() returns null pointers and counts, so that the code that takes also sizes.
   Scratch() = default;
-  // Room for `count` elements; throws std::bad_alloc.
-  explicit Scratch(Index count) : capacity_(count) {
-    if (count > 0)
-      memory_.reset(static_cast<T*>(::operator new(std::size_t(count) * sizeof(T),
-                                                   std::align_val_t(alignment))));
+  // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
+  explicit Scratch(Index count) : capacity_(padded(count)) {
+    memory_.reset(static_cast<T*>(::operator new(std::size_t(capacity_) * sizeof(T),
+                                                 std::align_val_t(alignment))));
   }
 
+  // The next `count` uninitialised elements, aligned to a cache line.
+  [[nodiscard]] T* take(Index count) {
+    const Index at = used_;
+    used_ += padded(count);
+    if (!memory_) return nullptr;
+    if (used_ > capacity_) throw std::logic_error("Scratch: more taken than was sized");
+    return memory_.get() + at;
+  }
+
+  // Elements taken so far.
+  [[nodiscard]] Index used() const { return used_; }
+
+ private:
   // What take(count) consumes: whole cache lines.
   [[nodiscard]] static constexpr Index padded(Index count) {
     constexpr Index line = Index(alignment / sizeof(T));
     return (count + line - 1) / line * line;
   }
-
-  // The next `count` uninitialised elements, aligned to a cache line.
-  [[nodiscard]] T* take(Index count) {
-    T* piece = memory_.get() + used_;
-    used_ += padded(count);
-    if (used_ > capacity_) throw std::logic_error("Scratch: more taken than was sized");
-    return piece;
-  }
-
-  [[nodiscard]] Index bytes() const { return capacity_ * Index(sizeof(T)); }
-
- private:
   struct Free {
     void operator()(T* p) const { ::operator delete(p, std::align_val_t(alignment)); }
   };
   std::unique_ptr<T, Free> memory_;
   Index capacity_ = 0, used_ = 0;
 };
+
+// Elements that `build(scratch)` takes.
+template <class T, class Build>
+[[nodiscard]] Index scratch_elements(Build&& build) {
+  Scratch<T> counter;
+  (void)build(counter);
+  return counter.used();
+}
 
 }  // namespace heed::inline HEED_ABI

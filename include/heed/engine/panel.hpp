@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One panel of queries, as forward and backward both see it: where it stands, its query rows, its own
+// rows for the readout, its whole-row scratch for row normalisers, and the tiles of keys it walks over.
+
+#include <heed/engine/query_side.hpp>
+
+namespace heed::inline HEED_ABI::detail {
+
+// Mixed rows in and out of lanes, for readouts.
+template <class Op, class T>
+class PanelReadout {
+ public:
+  using Readout = typename Op::ReadoutType;
+
+  PanelReadout(const CallContext<Op, T>& c, Scratch<T>& scratch, bool backward) : c_(c) {
+    const Index lanes = c.plan.lanes;
+    const auto take = [&](Index rows) { return LaneTile<T>{scratch.take(rows * lanes), rows, lanes}; };
+    query_ = take(query_dim(c.geometry));
+    own_key_ = take(own_dim(c.geometry.dim_qk));
+    own_value_ = take(own_dim(c.geometry.dim_v));
+    extra_ = take(c.op.extra_dim(c.geometry));
+    work_ = take(c.op.readout.work_rows(c.geometry, backward));
+    diagnostics_ = take(Readout::diagnostics);
+  }
+  [[nodiscard]] static Index query_dim(const Geometry& g) {
+    return Readout::uses_query ? g.dim_qk : 0;
+  }
+  [[nodiscard]] static Index own_dim(Index dim) { return Readout::uses_own_rows ? dim : 0; }
+
+  // Transposes what the readout reads of the panel's own rows.
+  [[nodiscard]] ReadoutPanel<T> load(const TilePlace& place, const LaneTile<T>& tile) const {
+    const auto fetch = [&](const TensorView<const T>& view, Index head, const LaneTile<T>& lanes) {
+      if (lanes.rows > 0)
+        pack_lanes(view.row(place.batch, head, place.query), view.strides().row, place.rows,
+                   lanes.rows, lanes.data, lanes.lanes);
+    };
+    const Index kv = c_.geometry.kv_head(place.head);
+    fetch(c_.in.query, place.head, query_);
+    fetch(c_.in.key, kv, own_key_);
+    fetch(c_.in.value, kv, own_value_);
+    fetch(c_.in.extra, place.head, extra_);
+    ReadoutPanel<T> panel;
+    panel.geometry = c_.geometry;
+    panel.batch = place.batch;
+    panel.head = place.head;
+    panel.first_row = place.query;
+    panel.valid_lanes = place.rows;
+    panel.vectors = c_.plan.vectors;
+    panel.tile = tile;
+    panel.query = query_.constant();
+    panel.own_key = own_key_.constant();
+    panel.own_value = own_value_.constant();
+    panel.extra = extra_.constant();
+    panel.work = work_;
+    panel.diagnostics = diagnostics_;
+    return panel;
+  }
+
+ private:
+  const CallContext<Op, T>& c_;
+  LaneTile<T> query_, own_key_, own_value_, extra_, work_, diagnostics_;
+};
+
+// Whole rows and their lanes for a row normaliser.
+template <class Op, class T>
+struct RowScratch {
+  using Normaliser = typename Op::NormaliserType;
+  LaneTile<T> scores[2], work;
+  T *max[2], *lse[2], *diagnostics;
+
+  [[nodiscard]] static Index tiles(const Op& op, bool backward) {
+    if constexpr (Normaliser::streams)
+      return 0;
+    else
+      return Normaliser::maps + op.normaliser.work_tiles(backward);
+  }
+  RowScratch(const CallContext<Op, T>& c, Scratch<T>& scratch, bool backward) {
+    if constexpr (!Normaliser::streams) {
+      const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
+      for (int m = 0; m < Normaliser::maps; ++m)
+        scores[m] = {scratch.take(keys * lanes), keys, lanes};
+      const Index rows = c.op.normaliser.work_tiles(backward) * keys;
+      work = {scratch.take(rows * lanes), rows, lanes};
+      for (int m = 0; m < 2; ++m) {
+        max[m] = scratch.take(lanes);
+        lse[m] = scratch.take(lanes);
+      }
+      diagnostics = scratch.take(Normaliser::diagnostics * lanes);
+    }
+  }
+};
+
+template <class Op, class T>
+class Panel {
+ public:
+  using Normaliser = typename Op::NormaliserType;
+  using Context = CallContext<Op, T>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  std::array<QuerySide<Op, T>, kMaps> query;
+  PanelReadout<Op, T> readout;
+  RowScratch<Op, T> rows;
+  TilePlace place;
+
+  Panel(const Context& c, Scratch<T>& scratch, bool backward)
+      : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
+        readout(c, scratch, backward),
+        rows(c, scratch, backward),
+        c_(c) {}
+
+  void move_to(Index b, Index h, Index panel) {
+    place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
+    place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
+  }
+  void load_queries() {
+    for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
+  }
+
+  // Position of the first query in arrays over (batch, head, query).
+  [[nodiscard]] Index first_row() const {
+    return c_.geometry.row_index(place.batch, place.head, place.query);
+  }
+  [[nodiscard]] KeyRange keys() const {
+    return c_.mask.keys_of_rows(place.batch, place.query, place.rows);
+  }
+  [[nodiscard]] Rows<T> values(const TilePlace& at) const {
+    const auto& value = c_.in.value;
+    return {value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys, c_.geometry.dim_v,
+            value.strides().row};
+  }
+
+  // body(tile, place, kind) for every tile of the row. `seen` is keys(); a tile outside of it is empty
+  // and has no keys.
+  template <class Body>
+  void for_tiles(const KeyRange& seen, Body&& body) const {
+    for (Index tile = 0; tile < c_.plan.tiles; ++tile) {
+      TilePlace at = place;
+      at.key = std::clamp(tile * c_.plan.tile, seen.begin, seen.end);
+      at.keys = std::clamp((tile + 1) * c_.plan.tile, seen.begin, seen.end) - at.key;
+      body(tile, at, kind_of(at));
+    }
+  }
+
+  // May the tile hold hidden pairs?
+  [[nodiscard]] bool hides(TileKind kind) const {
+    return kind == TileKind::partial || c_.mask.has_bias();
+  }
+  // marks: -infinity where a pair of the tile is hidden, else 0.
+  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<T>& marks) const {
+    marks.fill(T(0));
+    const TileMask<T> tile_mask(c_.mask, at, c_.plan.vectors);
+    if (kind == TileKind::partial) tile_mask.hide(marks);
+    if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
+  }
+
+  // Whole rows over the keys in `seen`, with no score in them yet.
+  [[nodiscard]] RowBlock<T> row_block(const KeyRange& seen) {
+    RowBlock<T> block;
+    block.head = place.head;
+    block.vectors = c_.plan.vectors;
+    block.valid_lanes = place.rows;
+    block.work = rows.work;
+    block.diagnostics = rows.diagnostics;
+    for (int m = 0; m < kMaps; ++m) {
+      const std::size_t i = std::size_t(m);
+      block.scores[i] = {rows.scores[m].data, seen.size(), c_.plan.lanes};
+      block.score_max[i] = rows.max[m];
+      block.lse[i] = rows.lse[m];
+      std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<T>);
+    }
+    return block;
+  }
+
+ private:
+  template <int... M>
+  [[nodiscard]] static std::array<QuerySide<Op, T>, kMaps> sides(
+      const Context& c, Scratch<T>& scratch, std::integer_sequence<int, M...>) {
+    return {QuerySide<Op, T>(c, scratch, M)...};
+  }
+  // Lanes beyond the last query are hidden like any other pair.
+  [[nodiscard]] TileKind kind_of(const TilePlace& at) const {
+    if (at.keys == 0) return TileKind::empty;
+    const TileKind kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
+    return kind == TileKind::full && at.rows < c_.plan.lanes ? TileKind::partial : kind;
+  }
+
+  const Context& c_;
+};
+
+}  // namespace heed::inline HEED_ABI::detail

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one panel adds to the gradients, tile by tile: its own rows' gradients stay in lanes until the
+// panel is done; what it shares with other panels (dK, dV, bias, side values, parameters) is added
+// behind turnstiles, in a fixed order.
+
+#include <heed/engine/backward_shared.hpp>
+#include <heed/engine/panel.hpp>
+#include <heed/engine/score_chain.hpp>
+
+namespace heed::inline HEED_ABI::detail {
+
+template <class Op, class T>
+class PanelGradients {
+ public:
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  using Context = CallContext<Op, T>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  // A tile after the normaliser's vjp, [keys][lanes] each.
+  struct WeighedTile {
+    LaneTile<T> weights;
+    std::array<LaneTile<T>, kMaps> dots, dscores;
+  };
+
+  PanelGradients(const Context& c, BackwardShared<Op, T>& shared, const Panel<Op, T>& panel,
+                 Scratch<T>& scratch)
+      : c_(c), s_(shared), panel_(panel), own_(zeros_like(c.op)) {
+    const Geometry& g = c.geometry;
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    const auto take_rows = [&](Index columns) { return scratch.take(lanes * whole(columns)); };
+    const Index rank = c.keys.needs().rank;
+    for (Map& map : maps_) {
+      map.grad = QueryGrad<Op, T>::take(c, scratch);
+      map.q_memory = take_rows(g.dim_qk);
+      map.clean_memory = take_rows(g.dim_qk);
+      map.projected = take_rows(rank);
+    }
+    dout_memory_ = take_rows(g.dim_v);
+    dout_clean_memory_ = take_rows(g.dim_v);
+    dextra_ = take(c.op.extra_dim(g));
+    dquery_ = take(PanelReadout<Op, T>::query_dim(g));
+    down_key_ = take(PanelReadout<Op, T>::own_dim(g.dim_qk));
+    down_value_ = take(PanelReadout<Op, T>::own_dim(g.dim_v));
+    marks_ = take(tile);
+    projected_ = take(rank > 0 ? tile : 0);
+    dprojected_ = take(rank > 0 ? tile : 0);
+    projected_clean_ = take_rows(rank);
+    copy_ = scratch.take(tile * std::max(g.dim_qk, g.dim_v));
+    key_lanes_ = scratch.take(Score::key_features * tile * kLanes<T>);
+    dtable_ = scratch.take(c.keys.needs().table_rows * g.dim_qk);
+  }
+
+  // Parameter gradients of the panel, for normaliser and readout to add to.
+  [[nodiscard]] Op& parameters() { return own_; }
+  // Gradient of the panel's extra rows, [extra_dim][lanes].
+  [[nodiscard]] const LaneTile<T>& extra() const { return dextra_; }
+
+  // Starts the panel that visits shared rows as `visit`; its queries must be loaded.
+  void begin(const PanelOrder::Visit& visit) {
+    visit_ = visit;
+    own_.visit([](const char*, auto& param) { param.set_zero(); });
+    for (const auto& tile : {dquery_, down_key_, down_value_, dextra_}) tile.fill(T(0));
+    finite_ = true;
+    for (int m = 0; m < kMaps; ++m) copy_queries(m);
+  }
+
+  // Where the readout's vjp writes.
+  void attach(ReadoutPanel<T>& readout) const {
+    readout.dquery = dquery_;
+    readout.down_key = down_key_;
+    readout.down_value = down_value_;
+    readout.dextra = dextra_;
+  }
+
+  // dL/dmixed, [dim_v][lanes]: the rows that are summed into dV.
+  void take_output_gradient(const LaneTile<T>& dmixed) {
+    const Index dim = dmixed.rows, rows = panel_.place.rows;
+    dout_ = {dout_memory_, rows, dim, whole(dim)};
+    std::fill(dout_memory_, dout_memory_ + rows * whole(dim), T(0));
+    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole(dim));
+    finite_ = finite_ && all_finite(dout_);
+    if (finite_) return;
+    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole(dim));
+    for (Map& map : maps_) map.clean = finite_copy(map.q, map.clean_memory, map.q.stride);
+  }
+
+  // A tile that this panel does not see: its turn passes, with the gradients of the panel's own rows.
+  void pass(Index tile) {
+    s_.tiles.wait(gate(tile), visit_.rank);
+    add_own_rows(tile);
+    s_.tiles.pass(gate(tile));
+  }
+
+  void add(Index tile, const TilePlace& at, TileKind kind, const WeighedTile& weighed) {
+    const bool hides = panel_.hides(kind), shares_bias = s_.grads.bias.given();
+    if (hides) panel_.mark_hidden(at, kind, marks_.part(0, at.keys));
+    if (shares_bias) {
+      s_.tiles.wait(gate(tile), visit_.rank);
+      for (const auto& dscores : weighed.dscores) add_bias_gradient(at, dscores);
+    }
+    for (int m = 0; m < kMaps; ++m) {
+      const std::size_t i = std::size_t(m);
+      const LaneTile<T>& dscores = weighed.dscores[i];
+      const ScoreChain<Op, T> chain{c_, panel_.query[i], maps_[i].grad, key_lanes_};
+      if (!c_.plain()) {
+        panel_.query[i].projected_dots(at, projected_);
+        chain.run(at, weighed.dots[i], projected_, dscores, dprojected_,
+                  hides ? marks_ : LaneTile<T>{});
+      }
+      add_to_queries(m, at, hides, dscores);
+      if (m == 0 && !shares_bias) s_.tiles.wait(gate(tile), visit_.rank);
+      if (!c_.plain()) add_side_values(m, at, hides, chain);
+      add_to_keys(m, at, hides, dscores);
+    }
+    if (s_.grads.value.given())
+      add_rows(weighed.weights, hides, dout_, dout_clean_,
+               s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
+               s_.grads.value.strides().row);
+    add_own_rows(tile);
+    s_.tiles.pass(gate(tile));
+  }
+
+  // After the last tile: gradients of the panel's rows, and its parameter gradients in the order of
+  // the units.
+  void finish(Index unit) {
+    for (int m = 0; m < kMaps; ++m) finish_map(m);
+    const TilePlace& place = panel_.place;
+    if (s_.grads.query.given() && dquery_.rows > 0)
+      add_unpacked_lanes(dquery_.data, dquery_.lanes, place.rows, dquery_.rows,
+                         s_.grads.query.row(place.batch, place.head, place.query),
+                         s_.grads.query.strides().row);
+    if (s_.grads.extra.given() && dextra_.rows > 0)
+      unpack_lanes(dextra_.data, dextra_.lanes, place.rows, dextra_.rows,
+                   s_.grads.extra.row(place.batch, place.head, place.query),
+                   s_.grads.extra.strides().row);
+    commit_parameters(unit);
+  }
+
+ private:
+  // One score map.
+  struct Map {
+    QueryGrad<Op, T> grad;
+    T *q_memory, *clean_memory;
+    T* projected;        // the rows times the score's projection
+    Rows<T> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
+  };
+
+  // Columns of rows that are read in whole vectors.
+  [[nodiscard]] static Index whole(Index n) {
+    return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  }
+  // In the plain case dscores stand for dL/d(scale q.k), and rows and dQ carry the scale.
+  [[nodiscard]] T row_factor() const { return c_.plain() ? c_.scale : T(1); }
+  [[nodiscard]] Index gate(Index tile) const { return visit_.group * c_.plan.tiles + tile; }
+
+  // Padded row-major copy, times a factor.
+  [[nodiscard]] static Rows<T> padded_copy(const Rows<T>& from, T factor, T* memory) {
+    const Index padded = whole(from.columns);
+    for (Index r = 0; r < from.count; ++r)
+      for (Index col = 0; col < padded; ++col)
+        memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : T(0);
+    return {memory, from.count, from.columns, padded};
+  }
+
+  void copy_queries(int m) {
+    Map& map = maps_[std::size_t(m)];
+    const auto& side = panel_.query[std::size_t(m)];
+    const Index width = side.source().width, rows = panel_.place.rows;
+    map.grad.clear(width);
+    map.q = padded_copy({side.query_rows(), rows, width, c_.in.query.strides().row}, row_factor(),
+                        map.q_memory);
+    finite_ = finite_ && all_finite(map.q);
+    if constexpr (Score::has_projection) {
+      const Index rank = c_.keys.needs().rank;
+      if (rank == 0) return;
+      std::fill(map.projected, map.projected + rows * whole(rank), T(0));
+      unpack_lanes(side.side().projected.data, c_.plan.lanes, rows, rank, map.projected,
+                   whole(rank));
+    }
+  }
+
+  // out[key] += sum over lanes weights[key][lane] * rows[lane]
+  void add_rows(const LaneTile<T>& weights, bool hides, const Rows<T>& rows, const Rows<T>& clean,
+                T* out, Index stride) const {
+    if (finite_ || !hides)
+      add_row_product(weights, rows, out, stride);
+    else
+      add_row_product_guarded(weights, marks_, rows, clean, out, stride);
+  }
+  // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
+  void add_lanes(const Rows<T>& values, bool hides, const LaneTile<T>& weights,
+                 const LaneTile<T>& out) const {
+    if (!hides || all_finite(values))
+      add_lane_product(values, weights, c_.plan.vectors, out);
+    else
+      add_lane_product_guarded(values, weights, marks_, c_.plan.vectors, out, copy_);
+  }
+
+  void add_to_queries(int m, const TilePlace& at, bool hides, const LaneTile<T>& dscores) {
+    Map& map = maps_[std::size_t(m)];
+    const auto& side = panel_.query[std::size_t(m)];
+    add_lanes(side.key_rows(at.key, at.keys), hides, dscores, map.grad.dq);
+    if constexpr (Score::has_projection)
+      if (map.grad.side.projected.rows > 0)
+        add_lanes(side.projected_keys(at.key, at.keys), hides, dprojected_.part(0, at.keys),
+                  map.grad.side.projected);
+  }
+
+  void add_to_keys(int m, const TilePlace& at, bool hides, const LaneTile<T>& dscores) {
+    if (!s_.grads.key.given()) return;
+    const Map& map = maps_[std::size_t(m)];
+    const Source& source = panel_.query[std::size_t(m)].source();
+    add_rows(dscores, hides, map.q, map.clean,
+             s_.grads.key.row(at.batch, source.kv_head, at.key) + source.key_column,
+             s_.grads.key.strides().row);
+  }
+
+  void add_side_values(int m, const TilePlace& at, bool hides, const ScoreChain<Op, T>& chain) {
+    const Index row = c_.keys.row(at.batch, at.head, m, at.key);
+    chain.add_key_features(at, s_.dfeatures.data() + row * Score::key_features);
+    if constexpr (Score::has_projection) {
+      const Index rank = c_.keys.needs().rank;
+      if (rank == 0) return;
+      const Rows<T> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank, whole(rank)};
+      T* to = s_.dprojected.data() + row * rank;
+      const LaneTile<T> d = dprojected_.part(0, at.keys);
+      if (!hides || all_finite(rows)) return add_row_product(d, rows, to, rank);
+      const Rows<T> clean = finite_copy(rows, projected_clean_, rows.stride);
+      add_row_product_guarded(d, marks_, rows, clean, to, rank);
+    }
+  }
+
+  void add_bias_gradient(const TilePlace& at, const LaneTile<T>& dscores) const {
+    for (Index i = 0; i < at.rows; ++i) {
+      T* row = BoundMask<T>::broadcast_row(s_.grads.bias, at.batch, at.head, at.query + i) + at.key;
+      for (Index j = 0; j < at.keys; ++j) row[j] += dscores.row(j)[i];
+    }
+  }
+
+  // Gradients of the key and value rows at the queries' own positions.
+  void add_own_rows(Index tile) {
+    if constexpr (Readout::uses_own_rows) {
+      const TilePlace& place = panel_.place;
+      if (place.query / c_.plan.tile != tile) return;
+      const Index kv = c_.geometry.kv_head(place.head);
+      const auto add = [&](const LaneTile<T>& from, const TensorView<T>& to) {
+        if (to.given())
+          add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
+                             to.row(place.batch, kv, place.query), to.strides().row);
+      };
+      add(down_key_, s_.grads.key);
+      add(down_value_, s_.grads.value);
+    }
+  }
+
+  void finish_map(int m) {
+    auto& grad = maps_[std::size_t(m)].grad;
+    const auto& side = panel_.query[std::size_t(m)];
+    const TilePlace& place = panel_.place;
+    if constexpr (SideNeeds<Op>::any) chain_features(side, grad);
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      for (Index col = 0; col < grad.dq.rows; ++col) {
+        Pack<T> g = grad.dq.load(col, v) * row_factor();
+        if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
+        grad.dq.store(col, v, g);
+      }
+    const Source& source = side.source();
+    if (s_.grads.query.given())
+      unpack_lanes(grad.dq.data, grad.dq.lanes, place.rows, grad.dq.rows,
+                   s_.grads.query.row(place.batch, source.query_head, place.query) +
+                       source.query_column,
+                   s_.grads.query.strides().row);
+    double scalars[Score::scalars + 1];
+    for (int i = 0; i < Score::scalars; ++i)
+      scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);
+    c_.op.score.chain_scalars(place.head, scalars, own_.score);
+  }
+
+  // From gradients of query features, projected rows and table entries to those of the rows, in x.
+  void chain_features(const QuerySide<Op, T>& side, const QueryGrad<Op, T>& grad) const {
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      Pack<T> f[Score::query_features + 1], df[Score::query_features + 1];
+      for (int i = 0; i < Score::query_features; ++i) {
+        f[i] = side.features().load(i, v);
+        df[i] = grad.features.load(i, v);
+      }
+      const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
+      c_.op.score.query_features_vjp(side.side().row(v), f, df, grad.side.grad(v));
+      grad.side.clear_lanes(idle, v);
+    }
+    SideTiles<T>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors, grad.side);
+  }
+
+  void commit_parameters(Index unit) {
+    const Index table = c_.keys.needs().table_rows * c_.geometry.dim_qk;
+    if constexpr (Score::has_table) gather_table();
+    s_.commits.wait(0, unit);
+    std::size_t at = 0;
+    own_.visit([&](const char*, auto& param) {
+      for (Index i = 0; i < param.size(); ++i) s_.dparams[at++] += double(param[i]);
+    });
+    for (Index i = 0; i < table; ++i)
+      s_.dtables[std::size_t(panel_.place.head * table + i)] += double(dtable_[i]);
+    s_.commits.pass(0);
+  }
+  void gather_table() {
+    const auto& grad = maps_[0].grad.side.table;
+    const Index width = c_.geometry.dim_qk;
+    std::fill(dtable_, dtable_ + grad.rows * width, T(0));
+    gemm_add(grad.rows, panel_.place.rows, width, Broadcast<T>{grad.data, grad.lanes, 1},
+             maps_[0].q.data, maps_[0].q.stride, dtable_, width);
+  }
+
+  const Context& c_;
+  BackwardShared<Op, T>& s_;
+  const Panel<Op, T>& panel_;
+  Op own_;
+  std::array<Map, kMaps> maps_;
+  LaneTile<T> dextra_, dquery_, down_key_, down_value_, marks_, projected_, dprojected_;
+  Rows<T> dout_, dout_clean_;
+  T *dout_memory_, *dout_clean_memory_, *projected_clean_, *copy_, *key_lanes_, *dtable_;
+  PanelOrder::Visit visit_;
+  bool finite_ = true;
+};
+
+}  // namespace heed::inline HEED_ABI::detail
