@@ -42,7 +42,7 @@ TEST_CASE("gradients agree with the tape at any scale, 0 and negative ones inclu
 TEST_CASE("gradients of every input and parameter agree with central differences", "[conformance]") {
   const Geometry g = geometry(2, 2, 1, 5, 5, 4, 4);
   for (const char* which : {"none", "causal & key lengths & bias & alibi", "bias per key"})
-    for (const Runner<double>& runner : runners<double, kDifferences>(g)) {
+    for (const Runner<double>& runner : all_runners<double, kDifferences>(g)) {
       INFO(runner.name << ", mask: " << which);
       Call<double> call = random_call<double>(runner.geometry, runner.extra_dim, 3);
       for (const MaskCase<double>& mask : mask_cases<double>())

@@ -13,8 +13,7 @@ constexpr Needs kNeeds{.twin = true, .naive = true};
 // f(runner, call) for every variant that can run on `g`.
 template <class T, class F>
 void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense) {
-  const auto list = g.dim_qk == 1 ? narrow_runners<T, kNeeds>(g) : runners<T, kNeeds>(g);
-  for (const Runner<T>& runner : list) {
+  for (const Runner<T>& runner : all_runners<T, kNeeds>(g)) {
     Call<T> call = random_call<T>(runner.geometry, runner.extra_dim, seed, layout);
     f(runner, call);
   }

@@ -75,7 +75,7 @@ template <class T>
 template <class T>
 void check_threads(int repeats) {
   for (const Case& c : kCases)
-    for (const Runner<T>& runner : runners<T, kNeeds>(c.geometry)) {
+    for (const Runner<T>& runner : all_runners<T, kNeeds>(c.geometry)) {
       Call<T> call = random_call<T>(runner.geometry, runner.extra_dim);
       if (c.small) call.options = small_tiles();
       const auto masks = masks_of<T>(runner.geometry);
@@ -108,7 +108,7 @@ TEMPLATE_TEST_CASE("results have the same bits 250 times on any number of thread
 
 TEMPLATE_TEST_CASE("four threads that call one op at once get what each would get alone",
                    "[determinism]", float, double) {
-  for (const Runner<TestType>& runner : runners<TestType, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8))) {
+  for (const Runner<TestType>& runner : all_runners<TestType, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8))) {
     Call<TestType> call = random_call<TestType>(runner.geometry, runner.extra_dim);
     call.options = small_tiles();
     call.mask = owned(heed::causal<TestType>());
@@ -128,7 +128,7 @@ TEMPLATE_TEST_CASE("four threads that call one op at once get what each would ge
 
 #ifdef _OPENMP
 TEST_CASE("a call inside a parallel region runs on one thread and has the same bits", "[determinism]") {
-  for (const Runner<float>& runner : runners<float, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8))) {
+  for (const Runner<float>& runner : all_runners<float, kNeeds>(geometry(2, 2, 1, 40, 40, 8, 8))) {
     Call<float> call = random_call<float>(runner.geometry, runner.extra_dim);
     call.options = small_tiles();
     const Bits<float> alone = run(runner, call, 1);
@@ -142,7 +142,7 @@ TEST_CASE("a call inside a parallel region runs on one thread and has the same b
 
 TEST_CASE("calls leave OpenMP's number of threads alone", "[determinism]") {
   const int before = omp_get_max_threads();
-  for (const Runner<float>& runner : runners<float, kNeeds>(geometry(1, 2, 1, 9, 9, 4, 4)))
+  for (const Runner<float>& runner : all_runners<float, kNeeds>(geometry(1, 2, 1, 9, 9, 4, 4)))
     (void)run(runner, random_call<float>(runner.geometry, runner.extra_dim), 5);
   CHECK(omp_get_max_threads() == before);
 }

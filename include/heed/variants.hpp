@@ -53,7 +53,7 @@ template <class Op, class Change>
 }  // namespace detail
 
 // f(Variant<Op>) for every variant, its defaults, and `prototypes` prototypes per head. `g` is the
-// baseline's geometry; dim_qk must be even and dim_v equal to it for the dialectical variant.
+// baseline's geometry; halves of an odd width are rounded down, but to 1, and their ops refuse it.
 template <class T, class F>
 void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint64_t seed = 1) {
   const auto add = [&]<class Op>(const char* name, const char* settings, const Geometry& geometry,
@@ -63,7 +63,7 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
   };
   Geometry pairs = g;  // differential V2: as many q.k products as the baseline
   pairs.query_heads = 2 * g.heads;
-  pairs.dim_qk = g.dim_qk / 2;
+  pairs.dim_qk = std::max<Index>(1, g.dim_qk / 2);
 
   using detail::with;
   add("sdpa", "", g, ScaledDot<T>{});
@@ -76,7 +76,7 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
       }));
   add("differential", "halves of a head", g, Differential<T>{});
   add("differential-v1", "depth 1, RMS norm", g,
-      with(make_differential_v1<T>(g.dim_qk / 2, 1), [&](auto& op) {
+      with(make_differential_v1<T>(pairs.dim_qk, 1), [&](auto& op) {
         std::uint64_t stream = 0;  // the source starts from small random vectors
         op.normaliser.visit([&](const char*, auto& p) {
           const CounterRandom random(seed, 100 + stream++);

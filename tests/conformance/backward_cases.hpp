@@ -10,8 +10,7 @@ namespace heed_test {
 // f(runner, call) for every variant that can run on `g`.
 template <class T, Needs needs, class F>
 void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense) {
-  const auto list = g.dim_qk == 1 ? narrow_runners<T, needs>(g) : runners<T, needs>(g);
-  for (const Runner<T>& runner : list) {
+  for (const Runner<T>& runner : all_runners<T, needs>(g)) {
     Call<T> call = random_call<T>(runner.geometry, runner.extra_dim, seed, layout);
     f(runner, call);
   }

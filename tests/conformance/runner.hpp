@@ -198,7 +198,7 @@ template <class T, Needs needs, class Op>
   return runner;
 }
 
-// All variants that can run on `g`, dim_qk at least 2. The others are those, and no others, that their
+// All variants that can run on `g`. The others are those, and no others, that their
 // papers exclude: an odd width for halves of heads; dim_v unlike dim_qk for values of two halves, a
 // recursion or a pull on the query; len_q unlike len_kv for a gate on the own row.
 template <class T, Needs needs = Needs{}>
@@ -218,13 +218,48 @@ template <class T, Needs needs = Needs{}>
   return all;
 }
 
-// The variants that make sense at a width of 1.
+namespace detail {
+
+// (dim, rank) with orthonormal columns: the first ones of a reflection, 1 - 2 u u^T / (u^T u).
+template <class T>
+[[nodiscard]] heed::Param<T> reflected_basis(Index dim, Index rank) {
+  const auto u = [](Index i) { return 1.0 + 0.5 * double(i % 3); };
+  double square = 0;
+  for (Index i = 0; i < dim; ++i) square += u(i) * u(i);
+  std::vector<T> columns;
+  for (Index i = 0; i < dim; ++i)
+    for (Index r = 0; r < rank; ++r)
+      columns.push_back(T((i == r ? 1.0 : 0.0) - 2 * u(i) * u(r) / square));
+  return heed::Param<T>(std::vector<Index>{dim, rank}, columns);
+}
+
+}  // namespace detail
+
+// The variants, and modes of them that the list leaves at their defaults.
 template <class T, Needs needs = Needs{}>
-[[nodiscard]] std::vector<Runner<T>> narrow_runners(const Geometry& g) {
-  return {make_runner<T, needs>(heed::Variant<heed::ScaledDot<T>>{"sdpa", "", g, {}}),
-          make_runner<T, needs>(heed::Variant<heed::Dar<T>>{"dar", "", g, {}}),
-          make_runner<T, needs>(heed::Variant<heed::ResonantOde<T>>{"ode", "", g, {}}),
-          make_runner<T, needs>(heed::Variant<heed::IntentGated<T>>{"intent", "", g, {}})};
+[[nodiscard]] std::vector<Runner<T>> all_runners(const Geometry& g) {
+  std::vector<Runner<T>> all = runners<T, needs>(g);
+  const auto add = [&]<class Op>(const char* name, Op op) {
+    all.push_back(make_runner<T, needs>(heed::Variant<Op>{name, "", g, std::move(op)}));
+  };
+  heed::Dar<T> low_rank;
+  low_rank.score.basis = detail::reflected_basis<T>(g.dim_qk, (g.dim_qk + 1) / 2);
+  add("dar-low-rank", low_rank);
+  for (const auto& [name, mode] :
+       {std::pair{"ode-lagrange", heed::FlowMode::lagrange},
+        {"ode-lagrange-equilibrium", heed::FlowMode::lagrange_equilibrium}}) {
+    heed::ResonantOde<T> ode;
+    ode.normaliser.mode = mode;
+    add(name, ode);
+  }
+  if (g.dim_qk != g.dim_v) return all;
+  heed::Dialectical<T> batch;
+  static_cast<heed::DialecticalParams<T>&>(batch.readout) =
+      heed::DialecticalParams<T>::zeros(g.dim_v);
+  heed::detail::fill_tensors(batch, 5);
+  batch.readout.halting = heed::Halting::batch;
+  add("dialectical-batch", batch);
+  return all;
 }
 
 template <class T>

@@ -113,27 +113,45 @@ struct ResonantFlow : ResonantFlowOptions {
     grad.eta.head(block.head) += T(deta);
   }
 
-  // In long hand: the weights of one row, given its visible drives. A fixed point takes as many
-  // steps as the contraction asks for.
+  // In long hand: the weights of one row, given its visible drives. The fixed point takes as many steps
+  // as the contraction asks for; with the multiplier it is linear, and taken as it is.
   template <class S>
   [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index h,
                                          const S&) const {
     const std::vector<S>& drive = rows[0];
     const bool multiplier = mode == FlowMode::lagrange || mode == FlowMode::lagrange_equilibrium;
-    const bool limit = mode == FlowMode::equilibrium || mode == FlowMode::lagrange_equilibrium;
     const S rate = S(eta.head(h));
-    const double kappa = std::abs(1 - double(math::value_of(rate)));
-    const int count = limit ? steps_to_rest(multiplier ? kappa : kappa / 2) : steps;
-    const double n = double(drive.size());
-    std::vector<S> a(drive.size(), n > 0 ? math::constant<S>(1 / n) : S());
+    const S share = math::constant<S>(drive.empty() ? 0.0 : 1.0 / double(drive.size()));
+    std::vector<S> a(drive.size(), share);
+    if (mode == FlowMode::lagrange_equilibrium) {
+      std::vector<S> deviation = drive;
+      subtract_mean(deviation);
+      for (std::size_t j = 0; j < a.size(); ++j) a[j] += deviation[j];
+      return a;
+    }
+    const double kappa = std::abs(1 - double(math::value_of(rate))) / 2;
+    const int count = mode == FlowMode::equilibrium ? steps_to_rest(kappa) : steps;
     for (int t = 0; t < count; ++t) {
       std::vector<S> change;
       for (std::size_t j = 0; j < a.size(); ++j) change.push_back(rate * (drive[j] - a[j]));
       if (multiplier) subtract_mean(change);
-      for (std::size_t j = 0; j < a.size(); ++j) a[j] = a[j] + change[j];
+      for (std::size_t j = 0; j < a.size(); ++j) a[j] += change[j];
       if (!multiplier) a = long_hand_softmax(a);
     }
     return a;
+  }
+  // The sizes of the terms that such weights are sums of, given the weights: what rounding errors are
+  // measured by. The multiplier's weights are differences, 1/N + w (D - mean D).
+  template <class S>
+  [[nodiscard]] std::vector<double> weight_terms(const std::vector<std::vector<S>>& rows,
+                                                 const std::vector<S>& weights) const {
+    std::vector<double> terms;
+    for (const S& w : weights) terms.push_back(std::abs(double(math::value_of(w))));
+    if (mode != FlowMode::lagrange && mode != FlowMode::lagrange_equilibrium) return terms;
+    double top = 0;
+    for (const S& d : rows[0]) top = std::max(top, std::abs(double(math::value_of(d))));
+    for (double& term : terms) term += 1.0 / double(weights.size()) + top;
+    return terms;
   }
 
  private:

@@ -51,10 +51,13 @@ struct LagrangeFlow {
     const P count = sum_over_keys<T>(
         keys, [&](Index j) { return select(is_hidden(drive.load(j)), P(T(0)), P(T(1))); });
     share = inverse_or_zero(count);
-    mean = share * sum_over_keys<T>(keys, [&](Index j) {
-      const P d = drive.load(j);
-      return select(is_hidden(d), P(T(0)), d - top);
-    });
+    mean = T(0);
+    // The second pass adds what the first one rounded off: an error of the mean is one of every weight.
+    for (int pass = 0; pass < 2; ++pass)
+      mean += share * sum_over_keys<T>(keys, [&](Index j) {
+        const P d = drive.load(j);
+        return select(is_hidden(d), P(T(0)), deviation(d));
+      });
   }
 
   // D_j - mean D of a visible entry.

@@ -18,6 +18,8 @@
 //   vjp(block, grad)                       from scores and block.dweights: block.weights and
 //                                          block.dscores[m]; adds parameter gradients to `grad`
 //   reference<S>(rows, h, extra) -> vector<S>       the same in long hand, for one row
+//   weight_terms<S>(rows, weights) -> vector<double>      optional, where weights are differences: the
+//                                          sizes of their terms, which rounding errors are measured by
 //
 // Rows of a block are keys, lanes are queries. A hidden pair has score -infinity; its weight and its
 // dscore must be exactly 0 (select, never multiply), even where dweights is NaN. A lane that sees no
