@@ -3,8 +3,7 @@
 // Resonant attention over two sequences, forward and backward, from plain memory in (batch, len, heads,
 // dim) order.
 
-#include <heed/engine/backward_call.hpp>
-#include <heed/ops/dar.hpp>
+#include <heed/attention.hpp>
 
 #include <cstdio>
 #include <vector>

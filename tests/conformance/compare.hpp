@@ -60,9 +60,10 @@ template <class T>
 
 // See tolerance::sum_of_terms.
 template <class T>
-[[nodiscard]] double size_of_terms(const Call<T>& call) {
+[[nodiscard]] double size_of_terms(const Runner<T>& runner, const Call<T>& call) {
   const double rows = double(call.geometry.query_rows());
-  return largest_row(call.grad_out) * largest_row(call.value) * std::sqrt(rows);
+  const double keys = runner.linear_rows ? double(call.geometry.len_kv) : 1.0;  // softmax: sum 1
+  return largest_row(call.grad_out) * largest_row(call.value) * std::sqrt(rows * keys);
 }
 
 // What forward is held against. Needs twin, and in float naive.
@@ -157,7 +158,7 @@ Named check_backward(const Runner<T>& runner, const Call<T>& call, Layout layout
       const bool parameter = slow.size() <= std::size_t(call.geometry.heads);
       if (parameter || call.geometry.len_kv == 1)
         check_beside_naive(fast[t].values, naive[t].values, slow, "gradient", tolerance::sum_of_terms,
-                           std::max(largest(slow), size_of_terms(call)));
+                           std::max(largest(slow), size_of_terms(runner, call)));
       else
         check_beside_naive(fast[t].values, naive[t].values, slow, "gradient",
                            tolerance::backward_beside_naive, largest(slow));

@@ -45,6 +45,7 @@ struct Runner {
   bool plain_rows = false;       // readout is the identity: out is the mixed rows
   bool weights_sum_to_1 = false;
   bool lse_of_scores = true;     // false: of what the flow's last softmax saw
+  bool linear_rows = false;      // every key of a row has as much of a gradient, whatever its weight
   bool reads_own_rows = false;   // needs len_q = len_kv, and reads keys and values past the mask
 
   std::function<void(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::TensorView<T>&,
@@ -190,6 +191,7 @@ template <class T, Needs needs, class Op>
   runner.plain_rows = Readout::identity;
   runner.weights_sum_to_1 = detail::sums_to_one<Op>;
   runner.lse_of_scores = runner.name.rfind("ode", 0) != 0;
+  runner.linear_rows = runner.name.rfind("ode-lagrange", 0) == 0;
   runner.reads_own_rows = Readout::uses_own_rows;
   auto op = std::make_shared<Op>(variant.op);
   detail::shake(*op, variant.geometry, per_head);

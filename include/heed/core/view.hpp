@@ -82,11 +82,26 @@ class TensorView {
       : TensorView(data, shape,
                    {shape.heads * shape.len * shape.dim, shape.len * shape.dim, shape.dim}) {}
 
+  // Rows spread over pages of `page_rows` rows each: row t of head (b, h) lies in pages[t / page_rows],
+  // at strides within the page. The table must outlive the view. forward() reads key and value so.
+  [[nodiscard]] static TensorView paged(T* const* pages, Index page_rows, const Shape& shape,
+                                        const Strides& strides) {
+    require(page_rows > 0, "TensorView: page_rows is ", page_rows, ", it must be positive");
+    TensorView view(nullptr, shape, strides);
+    view.pages_ = pages;
+    view.page_rows_ = page_rows;
+    return view;
+  }
+
   // A mutable view reads as a const one.
   template <class U>
     requires(std::same_as<const U, T> && !std::is_const_v<U>)
   TensorView(const TensorView<U>& other)
-      : TensorView(other.data(), other.shape(), other.strides()) {}
+      : data_(other.data_),
+        pages_(other.pages_),
+        page_rows_(other.page_rows_),
+        shape_(other.shape_),
+        strides_(other.strides_) {}
 
   // Eigen::Tensor<T, 4, RowMajor> or TensorMap of one: (batch, heads, len, dim).
   template <class E>
@@ -131,24 +146,46 @@ class TensorView {
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Strides& strides() const { return strides_; }
+  // Rows per page; 0 for memory in one piece.
+  [[nodiscard]] Index page_rows() const { return page_rows_; }
   [[nodiscard]] bool given() const { return data_ != nullptr || shape_ != Shape{}; }
   [[nodiscard]] bool has_elements() const {
     return shape_.batch > 0 && shape_.heads > 0 && shape_.len > 0 && shape_.dim > 0;
   }
 
+  // First element of row t; in pages, the rows up to the end of its page follow at strides().row.
   [[nodiscard]] T* row(Index b, Index h, Index t) const {
+    if (page_rows_ > 0)
+      return pages_[t / page_rows_] +
+             (b * strides_.batch + h * strides_.head + t % page_rows_ * strides_.row);
     return data_ + (b * strides_.batch + h * strides_.head + t * strides_.row);
   }
   [[nodiscard]] T& operator()(Index b, Index h, Index t, Index c) const { return row(b, h, t)[c]; }
 
-  // Element offset of the last element; views with elements only.
+  // The pages as views of their own; the view itself if it is in one piece.
+  [[nodiscard]] Index pages() const {
+    return page_rows_ > 0 ? (shape_.len + page_rows_ - 1) / page_rows_ : 1;
+  }
+  [[nodiscard]] TensorView page(Index p) const {
+    if (page_rows_ == 0) return *this;
+    Shape shape = shape_;
+    shape.len = shape.len - p * page_rows_ < page_rows_ ? shape.len - p * page_rows_ : page_rows_;
+    return {pages_[p], shape, strides_};
+  }
+
+  // Element offset of the last element; views with elements in one piece only.
   [[nodiscard]] Index last_offset() const {
     return (shape_.batch - 1) * strides_.batch + (shape_.heads - 1) * strides_.head +
            (shape_.len - 1) * strides_.row + shape_.dim - 1;
   }
 
  private:
+  template <class U>
+  friend class TensorView;
+
   T* data_ = nullptr;
+  T* const* pages_ = nullptr;
+  Index page_rows_ = 0;
   Shape shape_;
   Strides strides_;
 };
@@ -174,6 +211,12 @@ template <class T>
 template <class A, class B>
 [[nodiscard]] bool may_overlap(const TensorView<A>& a, const TensorView<B>& b) {
   if (!a.has_elements() || !b.has_elements()) return false;
+  if (a.page_rows() > 0 || b.page_rows() > 0) {
+    for (Index p = 0; p < a.pages(); ++p)
+      for (Index r = 0; r < b.pages(); ++r)
+        if (may_overlap(a.page(p), b.page(r))) return true;
+    return false;
+  }
   const auto first = [](const auto& v) { return reinterpret_cast<std::uintptr_t>(v.data()); };
   const auto last = [](const auto& v) {
     return reinterpret_cast<std::uintptr_t>(v.data() + v.last_offset()) + sizeof(*v.data()) - 1;

@@ -1,20 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Backward: one skeleton for every variant, query panels over tiles of keys, as in forward.
+// Backward: one skeleton for every variant, groups of query panels over tiles of keys, as in forward.
 //
 //   X = V dO^T     P = weights     dS = normaliser's vjp     dx = score's vjp
 //   dV += P dO     dK += dx Q      dQ += dx^T K
 //
-// Panels run in parallel; what they add to shared rows (dK, dV, bias and side-value gradients) they add
-// tile by tile in a fixed order, each behind its turnstile: the first panel of a group passes tile 0,
+// Groups run in parallel; what they add to shared rows (dK, dV, bias and side-value gradients) they add
+// tile by tile in a fixed order, each behind its turnstile: the first group of a family passes tile 0,
 // the second follows one tile behind. No buffer is reduced afterwards, no bit depends on the threads.
 //
 // Memory  per worker as in forward; O(len_kv) for side values; nothing else.
 
 #include <heed/engine/panel_gradients.hpp>
 
+#include <deque>
+
 namespace heed::inline HEED_ABI::detail {
+
+// A panel on its way back.
+template <class Op, class T>
+struct BackwardPanel {
+  Panel<Op, T> panel;
+  PanelGradients<Op, T> gradients;
+  LaneTile<T> dmixed;     // [dim_v][lanes]: dL/dmixed
+  SoftmaxState<T> state;  // of streaming normalisers, as forward left it
+  T* delta;               // [lanes]: rowsum(dmixed o mixed)
+  const T* extra = nullptr;
+
+  BackwardPanel(const CallContext<Op, T>& c, BackwardShared<Op, T>& shared,
+                const TileScratch<Op, T>& work, Scratch<T>& scratch)
+      : panel(c, scratch, true),
+        gradients(c, shared, panel, work, scratch),
+        dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
+        state(SoftmaxState<T>::take(scratch, c.plan.lanes)),
+        delta(scratch.take(c.plan.lanes)) {}
+  BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
+};
 
 template <class Op, class T>
 class BackwardWorker {
@@ -25,46 +47,64 @@ class BackwardWorker {
   static constexpr int kMaps = Normaliser::maps;
 
   BackwardWorker(const Context& c, BackwardShared<Op, T>& shared, Scratch<T>& scratch)
-      : c_(c),
-        s_(shared),
-        panel_(c, scratch, true),
-        gradients_(c, shared, panel_, scratch) {
+      : c_(c), s_(shared), work_(c, scratch), own_(zeros_like(c.op)) {
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
     const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, shared, work_, scratch);
     for (auto& dots : dots_) dots = take(span);
-    dmixed_ = take(g.dim_v);
     saved_tile_ = take(g.dim_v);
     if constexpr (Normaliser::streams) scores_ = take(tile);
     dweights_ = take(Normaliser::streams ? tile : g.len_kv);
     projected_ = take(c.keys.needs().rank > 0 ? tile : 0);
     transposed_ = scratch.take(c.mask.has_bias() ? tile * lanes : 0);
-    state_ = SoftmaxState<T>::take(scratch, lanes);
-    delta_ = scratch.take(lanes);
     top_ = scratch.take(lanes);
+    dtable_ = scratch.take(c.keys.needs().table_rows * g.dim_qk);
   }
-  BackwardWorker(const BackwardWorker&) = delete;  // gradients_ refers to panel_
+  BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_
 
   void run(Index unit) {
-    const PanelOrder::Visit visit = s_.order.visit(unit);
-    panel_.move_to(visit.batch, visit.head, visit.panel);
-    panel_.load_queries();
-    gradients_.begin(visit);
-    load_output_gradient();
-    if constexpr (Normaliser::streams)
-      run_streaming();
-    else
-      run_rows();
-    gradients_.finish(unit);
+    const VisitingOrder::Visit visit = s_.order.visit(unit);
+    own_.visit([](const char*, auto& param) { param.set_zero(); });
+    std::fill(dtable_, dtable_ + table_size(), T(0));
+    const Index first = visit.group * c_.plan.group;
+    active_ = std::min(c_.plan.group, c_.plan.panels - first);
+    for (Index i = 0; i < active_; ++i)
+      panels_[std::size_t(i)].panel.move_to(visit.batch, visit.head, first + i);
+    for_active([&](My& my) {
+      my.panel.load_queries();
+      my.gradients.begin(visit);
+      load_output_gradient(my);
+      if constexpr (Normaliser::streams)
+        load_state(my);
+      else
+        weigh_rows(my);
+    });
+    for (Index t = 0; t < c_.plan.tiles; ++t) {
+      for_active([&](My& my) { run_tile(my, t); });
+      s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+      s_.tiles.pass(visit.gate(t, c_.plan.tiles));
+    }
+    for_active([&](My& my) { my.gradients.finish(own_, dtable_); });
+    commit(visit.head, unit);
   }
 
  private:
+  using My = BackwardPanel<Op, T>;
   using WeighedTile = typename PanelGradients<Op, T>::WeighedTile;
 
-  // dL/dmixed in lanes, and delta = rowsum(dmixed o mixed).
-  void load_output_gradient() {
-    const TilePlace& place = panel_.place;
+  template <class Body>
+  void for_active(Body&& body) {
+    for (Index i = 0; i < active_; ++i) body(panels_[std::size_t(i)]);
+  }
+  [[nodiscard]] Index table_size() const {
+    return c_.keys.needs().table_rows * c_.geometry.dim_qk;
+  }
+
+  // dL/dmixed and delta.
+  void load_output_gradient(My& my) {
+    const TilePlace& place = my.panel.place;
     const Index dim = c_.geometry.dim_v, lanes = c_.plan.lanes;
     const auto pack = [&](const T* rows, Index stride, const LaneTile<T>& to) {
       pack_lanes(rows, stride, place.rows, dim, to.data, lanes);
@@ -72,72 +112,78 @@ class BackwardWorker {
     const auto pack_view = [&](const TensorView<const T>& view, const LaneTile<T>& to) {
       pack(view.row(place.batch, place.head, place.query), view.strides().row, to);
     };
-    pack_view(s_.grad_out, dmixed_);
+    pack_view(s_.grad_out, my.dmixed);
     if constexpr (Readout::saves_mixed)
-      pack(s_.saved.mixed.data() + panel_.first_row() * dim, dim, saved_tile_);
+      pack(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, saved_tile_);
     else
       pack_view(s_.out, saved_tile_);
-    ReadoutPanel<T> readout = panel_.readout.load(place, dmixed_);
+    ReadoutPanel<T> readout = my.panel.readout.load(place, my.dmixed);
     readout.global = s_.saved.global;
     readout.saved = saved_tile_.constant();
-    readout.delta = delta_;
-    gradients_.attach(readout);
-    extra_ = readout.extra.data;
-    c_.op.readout.vjp(readout, gradients_.parameters().readout);
-    gradients_.take_output_gradient(dmixed_);
+    readout.delta = my.delta;
+    my.gradients.attach(readout);
+    my.extra = readout.extra.data;
+    c_.op.readout.vjp(readout, own_.readout);
+    my.gradients.take_output_gradient(my.dmixed);
   }
 
-  void run_streaming() {
-    load_state();
-    panel_.for_tiles(panel_.keys(), [&](Index t, const TilePlace& at, TileKind kind) {
-      if (kind == TileKind::empty) return gradients_.pass(t);
-      WeighedTile tile{scores_.part(0, at.keys), {}, {}};
-      tile.dots[0] = dots_[0].part(0, at.keys);
-      tile.dscores[0] = dweights_.part(0, at.keys);
-      score_tile(0, at, kind, tile.dots[0], tile.weights, top_);
-      weight_gradients(at, tile.dscores[0]);
-      softmax_vjp(tile.weights, tile.dscores[0]);
-      gradients_.add(t, at, kind, tile);
-    });
+  void load_state(My& my) {
+    const Index rows = c_.geometry.query_rows(), count = my.panel.place.rows;
+    const T* from = s_.saved.state.data() + my.panel.first_row();
+    Normaliser::begin(my.state, c_.plan.lanes);
+    std::copy(from, from + count, my.state.shift);
+    std::copy(from + rows, from + rows + count, my.state.reference);
+    std::copy(from + 2 * rows, from + 2 * rows + count, my.state.sum);
   }
 
-  void load_state() {
-    const Index rows = c_.geometry.query_rows(), count = panel_.place.rows;
-    const T* from = s_.saved.state.data() + panel_.first_row();
-    Normaliser::begin(state_, c_.plan.lanes);
-    std::copy(from, from + count, state_.shift);
-    std::copy(from + rows, from + rows + count, state_.reference);
-    std::copy(from + 2 * rows, from + 2 * rows + count, state_.sum);
+  void run_tile(My& my, Index t) {
+    const SeenTile seen = my.panel.tile(t);
+    if (seen.kind == TileKind::empty) return my.gradients.skip(t);
+    if constexpr (Normaliser::streams)
+      my.gradients.add(t, seen, weigh_tile(my, seen));
+    else
+      my.gradients.add(t, seen, weighed_part(my, seen.at));
+  }
+
+  [[nodiscard]] WeighedTile weigh_tile(My& my, const SeenTile& seen) {
+    WeighedTile tile{scores_.part(0, seen.at.keys), {}, {}};
+    tile.dots[0] = dots_[0].part(0, seen.at.keys);
+    tile.dscores[0] = dweights_.part(0, seen.at.keys);
+    score_tile(my, 0, seen, tile.dots[0], tile.weights, top_);
+    weight_gradients(my, seen.at, tile.dscores[0]);
+    softmax_vjp(my, tile.weights, tile.dscores[0]);
+    return tile;
   }
 
   // Recomputes dot products and scores as forward did.
-  void score_tile(int m, const TilePlace& at, TileKind kind, const LaneTile<T>& dots,
+  void score_tile(const My& my, int m, const SeenTile& seen, const LaneTile<T>& dots,
                   const LaneTile<T>& scores, T* top) {
-    const auto& side = panel_.query[std::size_t(m)];
+    const auto& side = my.panel.query[std::size_t(m)];
     if (c_.plain()) {
-      side.tile_scores(at, kind, scores, projected_, top, transposed_);
+      side.tile_scores(seen.at, seen.kind, scores, projected_, top, transposed_);
       return;
     }
-    side.dots(at, dots);
-    side.projected_dots(at, projected_);
-    side.scores(at, kind, dots, projected_, scores, top, transposed_);
+    side.dots(seen.at, dots);
+    side.projected_dots(seen.at, projected_);
+    side.scores(seen.at, seen.kind, dots, projected_, scores, top, transposed_);
   }
 
   // X = V dmixed^T
-  void weight_gradients(const TilePlace& at, const LaneTile<T>& x) const {
-    const Rows<T> values = panel_.values(at);
+  void weight_gradients(const My& my, const TilePlace& at, const LaneTile<T>& x) const {
+    const Rows<T> values = my.panel.values(at);
     panel_gemm<Store::overwrite>(at.keys, values.columns, c_.plan.vectors,
-                                 Broadcast<T>{values.data, values.stride, 1}, dmixed_.data,
-                                 dmixed_.lanes, x.data, x.lanes);
+                                 Broadcast<T>{values.data, values.stride, 1}, my.dmixed.data,
+                                 my.dmixed.lanes, x.data, x.lanes);
   }
 
   // scores -> weights, X -> dscores = weight (X - delta), 0 where hidden.
-  void softmax_vjp(const LaneTile<T>& scores, const LaneTile<T>& x) const {
+  void softmax_vjp(const My& my, const LaneTile<T>& scores, const LaneTile<T>& x) const {
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Index lane = v * kLanes<T>;
-      const Pack<T> shift = Pack<T>::load(state_.shift + lane);
-      const Pack<T> base = Normaliser::exponent_base(state_, v);
-      const Pack<T> factor = Normaliser::factor(state_, v), delta = Pack<T>::load(delta_ + lane);
+      const Pack<T> shift = Pack<T>::load(my.state.shift + lane);
+      const Pack<T> base = Normaliser::exponent_base(my.state, v);
+      const Pack<T> factor = Normaliser::factor(my.state, v);
+      const Pack<T> delta = Pack<T>::load(my.delta + lane);
       const Pack<T> hidden = -kInfinity<T>;
       for (Index j = 0; j < scores.rows; ++j) {
         const Pack<T> score = scores.load(j, v);
@@ -150,54 +196,65 @@ class BackwardWorker {
     }
   }
 
-  void run_rows() {
-    const KeyRange seen = panel_.keys();
-    RowBlock<T> block = panel_.row_block(seen);
-    block.dweights = block.weights = {dweights_.data, seen.size(), c_.plan.lanes};
+  // Row normalisers: all scores and weight gradients of the row, and its vjp.
+  void weigh_rows(My& my) {
+    Panel<Op, T>& panel = my.panel;
+    RowBlock<T> block = panel.row_block();
+    block.dweights = block.weights = {dweights_.data, panel.seen.size(), c_.plan.lanes};
     block.dscores = block.scores;
     if constexpr (Normaliser::uses_extra) {
-      block.extra = extra_;
-      block.dextra = gradients_.extra().data;
+      block.extra = my.extra;
+      block.dextra = my.gradients.extra().data;
     }
-    const auto part = [&](const LaneTile<T>& tile, const TilePlace& at) {
-      return tile.part(at.key - seen.begin, at.keys);
+    panel.for_tiles(
+        [&](const SeenTile& seen) {
+          const WeighedTile tile = weighed_part(my, seen.at);
+          for (int m = 0; m < kMaps; ++m)
+            score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
+                       panel.rows.max[m]);
+          weight_gradients(my, seen.at, tile.weights);
+        },
+        [&](const SeenTile& seen) {
+          const WeighedTile tile = weighed_part(my, seen.at);
+          for (const auto& scores : tile.dscores) scores.fill(-kInfinity<T>);
+          tile.weights.fill(T(0));
+        });
+    c_.op.normaliser.vjp(block, own_.normaliser);
+  }
+  // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
+  [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
+    const auto part = [&](const LaneTile<T>& row) {
+      return row.part(at.key - my.panel.seen.begin, at.keys);
     };
-    panel_.for_tiles(seen, [&](Index, const TilePlace& at, TileKind kind) {
-      const bool empty = kind == TileKind::empty;
-      for (int m = 0; m < kMaps; ++m) {
-        const auto scores = part(block.scores[std::size_t(m)], at);
-        if (empty)
-          scores.fill(-kInfinity<T>);
-        else
-          score_tile(m, at, kind, part(dots_[std::size_t(m)], at), scores, panel_.rows.max[m]);
-      }
-      const auto dweights = part(block.dweights, at);
-      if (empty)
-        dweights.fill(T(0));
-      else
-        weight_gradients(at, dweights);
+    WeighedTile tile{part(dweights_), {}, {}};
+    for (std::size_t m = 0; m < kMaps; ++m) {
+      tile.dots[m] = part(dots_[m]);
+      tile.dscores[m] = part(my.panel.rows.scores[m]);
+    }
+    return tile;
+  }
+
+  // Adds the parameter gradients of the group to the call's, in the order of the units.
+  void commit(Index head, Index unit) {
+    s_.commits.wait(0, unit);
+    std::size_t at = 0;
+    own_.visit([&](const char*, auto& param) {
+      for (Index i = 0; i < param.size(); ++i) s_.dparams[at++] += double(param[i]);
     });
-    c_.op.normaliser.vjp(block, gradients_.parameters().normaliser);
-    panel_.for_tiles(seen, [&](Index t, const TilePlace& at, TileKind kind) {
-      if (kind == TileKind::empty) return gradients_.pass(t);
-      WeighedTile tile{part(block.weights, at), {}, {}};
-      for (std::size_t m = 0; m < kMaps; ++m) {
-        tile.dots[m] = part(dots_[m], at);
-        tile.dscores[m] = part(block.dscores[m], at);
-      }
-      gradients_.add(t, at, kind, tile);
-    });
+    for (Index i = 0; i < table_size(); ++i)
+      s_.dtables[std::size_t(head * table_size() + i)] += double(dtable_[i]);
+    s_.commits.pass(0);
   }
 
   const Context& c_;
   BackwardShared<Op, T>& s_;
-  Panel<Op, T> panel_;
-  PanelGradients<Op, T> gradients_;
+  TileScratch<Op, T> work_;
+  Op own_;  // parameter gradients of the group
+  std::deque<My> panels_;
+  Index active_ = 0;
   std::array<LaneTile<T>, kMaps> dots_;
-  LaneTile<T> dmixed_, saved_tile_, scores_, dweights_, projected_;
-  T *transposed_, *delta_, *top_;
-  const T* extra_ = nullptr;
-  SoftmaxState<T> state_;
+  LaneTile<T> saved_tile_, scores_, dweights_, projected_;
+  T *transposed_, *top_, *dtable_;
 };
 
 }  // namespace heed::inline HEED_ABI::detail

@@ -82,6 +82,8 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   static_assert(check_attention_op<Op>());
   const std::string where = detail::door_name("heed::backward", options.name);
   const Geometry g = geometry_of(op, in, where);
+  detail::require_one_piece(in.key, "key", where);
+  detail::require_one_piece(in.value, "value", where);
   const BoundMask<T> bound(mask, g, where.c_str());
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
   detail::require_shape(out, out_shape, "out", where);
@@ -92,10 +94,10 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, true) + 1;
   KeySide<Op, T> keys(op, g, in.key);
   const CallContext<Op, T> c{
-      op, g, bound, in, make_plan<T>(g, options, Normaliser::streams ? 0 : row_tiles, true),
+      op, g, bound, in, make_plan<T>(g, options, Normaliser::streams ? 0 : row_tiles, 0, true),
       T(scale_of(op, g, options)), keys};
   detail::BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
-  const Index units = g.batch * g.heads * c.plan.panels;
+  const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =
       scratch_elements<T>([&](Scratch<T>& scratch) { return Worker(c, shared, scratch); });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));

@@ -8,30 +8,30 @@
 
 namespace heed::inline HEED_ABI::detail {
 
-// The order in which panels visit shared rows. A group is a set of heads that share some: the readers of
-// one key-value head, or of one row of a broadcast bias.
-struct PanelOrder {
-  Index batches, heads, panels;           // all
-  Index group_batches, group_heads;       // per group
+// The order in which groups of panels visit shared rows. A family is a set of heads that share some: the
+// readers of one key-value head, or of one row of a broadcast bias.
+struct VisitingOrder {
+  Index batches, heads, groups;         // all; groups per head
+  Index family_batches, family_heads;   // per family
 
   struct Visit {
-    Index batch, head, panel;  // what to do
-    Index group, rank;         // behind which turnstiles, and as which visitor
+    Index batch, head, group;  // what to do
+    Index family, rank;        // behind which turnstiles, and as which visitor
+    [[nodiscard]] Index gate(Index tile, Index tiles) const { return family * tiles + tile; }
   };
 
-  [[nodiscard]] Index groups() const {
-    return (batches / group_batches) * (heads / group_heads);
+  [[nodiscard]] Index families() const {
+    return (batches / family_batches) * (heads / family_heads);
   }
-  [[nodiscard]] Index ranks() const { return group_batches * group_heads * panels; }
 
-  // Rank by rank over all groups; within a head the last panel, longest under a causal mask, first.
+  // Rank by rank over all families; within a head the last group, longest under a causal mask, first.
   [[nodiscard]] Visit visit(Index unit) const {
-    const Index group = unit % groups(), rank = unit / groups();
-    const Index head_groups = heads / group_heads;
-    const Index member = rank / panels;
-    return {group / head_groups * group_batches + member / group_heads,
-            group % head_groups * group_heads + member % group_heads,
-            panels - 1 - rank % panels, group, rank};
+    const Index family = unit % families(), rank = unit / families();
+    const Index head_families = heads / family_heads;
+    const Index member = rank / groups;
+    return {family / head_families * family_batches + member / family_heads,
+            family % head_families * family_heads + member % family_heads,
+            groups - 1 - rank % groups, family, rank};
   }
 };
 
@@ -41,8 +41,8 @@ struct BackwardShared {
   const Saved<T>& saved;
   TensorView<const T> out, grad_out;
   Gradients<T> grads;
-  PanelOrder order;
-  Turnstiles tiles;             // [group][tile]
+  VisitingOrder order;
+  Turnstiles tiles;             // [family][tile]
   Turnstiles commits;           // one gate, in unit order
   std::vector<T> dfeatures;     // laid out by KeySide::row()
   std::vector<T> dprojected;
@@ -55,8 +55,8 @@ struct BackwardShared {
         out(o),
         grad_out(grad_o),
         grads(to),
-        order(panel_order(c, to.bias.given())),
-        tiles(order.groups() * c.plan.tiles),
+        order(visiting_order(c, to.bias.given())),
+        tiles(order.families() * c.plan.tiles),
         commits(1) {
     const SideNeeds<Op>& needs = c.keys.needs();
     const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
@@ -86,10 +86,10 @@ struct BackwardShared {
 
  private:
   // Heads share rows where they read one key-value head, or where one row of bias serves them all.
-  [[nodiscard]] static PanelOrder panel_order(const CallContext<Op, T>& c, bool bias) {
+  [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, T>& c, bool bias) {
     const Geometry& g = c.geometry;
     const Shape& shape = c.mask.bias().shape();
-    return {g.batch, g.heads, c.plan.panels, bias && shape.batch == 1 ? g.batch : Index(1),
+    return {g.batch, g.heads, c.groups_of(1), bias && shape.batch == 1 ? g.batch : Index(1),
             bias && shape.heads == 1 ? g.heads : std::max<Index>(1, g.group())};
   }
 };

@@ -79,16 +79,32 @@ void require_view(const TensorView<T>& view, const char* name, const std::string
   require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
           " has shape ", s, ", extents must not be negative");
   (void)element_count(s, (where + ": " + name).c_str());
-  require(!view.has_elements() || view.data() != nullptr, where, ": ", name,
-          " has a null pointer and shape ", s);
-  require(reinterpret_cast<std::uintptr_t>(view.data()) % alignof(T) == 0, where, ": ", name,
-          " is not aligned to ", alignof(T), " bytes");
+  if (!view.has_elements()) return;
+  for (Index p = 0; p < view.pages(); ++p) {
+    const T* data = view.page(p).data();
+    require(data != nullptr, where, ": ", name, " has a null pointer and shape ", s);
+    require(reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0, where, ": ", name,
+            " is not aligned to ", alignof(T), " bytes");
+  }
+}
+
+// Pages that tiles of keys do not straddle.
+template <class T>
+void require_pages(const TensorView<const T>& view, const char* name, const std::string& where) {
+  require(view.page_rows() % kPanelLanes<T> == 0, where, ": ", name, " has pages of ",
+          view.page_rows(), " rows, they must be multiples of ", kPanelLanes<T>);
+}
+template <class T>
+void require_one_piece(const TensorView<T>& view, const char* name, const std::string& where) {
+  require(view.page_rows() == 0, where, ": ", name, " has pages of ", view.page_rows(),
+          " rows, it must lie in one piece");
 }
 
 template <class T>
 void require_shape(const TensorView<T>& view, const Shape& wanted, const char* name,
                    const std::string& where) {
   require_view(view, name, where);
+  require_one_piece(view, name, where);
   require(view.shape() == wanted, where, ": ", name, " has shape ", view.shape(), ", it must be ",
           wanted);
 }
@@ -108,6 +124,10 @@ template <class Op, class T>
   require_view(in.query, "query", where);
   require_view(in.key, "key", where);
   require_view(in.value, "value", where);
+  require_one_piece(in.query, "query", where);
+  require_one_piece(in.extra, "extra", where);
+  require_pages(in.key, "key", where);
+  require_pages(in.value, "value", where);
   const Shape &q = in.query.shape(), &k = in.key.shape(), &v = in.value.shape();
   require(k.dim == q.dim, where, ": key has dim_qk ", k.dim, ", query has ", q.dim);
   require(q.dim > 0, where, ": query has dim_qk 0; it must be at least 1");

@@ -1,22 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Forward: one skeleton for every variant. A panel of queries walks over tiles of keys:
+// Forward: one skeleton for every variant. Panels of queries walk over tiles of keys:
 //
 //   streaming normaliser   per tile: scores -> weights -> out += V^T weights
 //   row normaliser         all tiles: scores; once: scores -> weights; all tiles: out += V^T weights
 //
-// Parallel over (batch, head, panel). A panel is computed the same way by whichever thread takes it.
+// Parallel over (batch, key-value head, group of panels): the panels of a group, of one query head or of
+// several that share keys and values, take turns at each tile while it is in cache. A group is computed
+// the same way by whichever thread takes it.
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
 #include <heed/engine/panel.hpp>
 
 #include <atomic>
+#include <numeric>
+#include <span>
+#include <vector>
 
 namespace heed::inline HEED_ABI {
 
 namespace detail {
+
+// A panel and what it mixes.
+template <class Op, class T>
+struct ForwardPanel {
+  Panel<Op, T> panel;
+  LaneTile<T> out;  // [dim_v][lanes]
+  SoftmaxState<T> state;
+
+  ForwardPanel(const CallContext<Op, T>& c, Scratch<T>& scratch)
+      : panel(c, scratch, false),
+        out{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
+        state(SoftmaxState<T>::take(scratch, c.plan.lanes)) {}
+};
 
 template <class Op, class T>
 class ForwardWorker {
@@ -27,168 +45,202 @@ class ForwardWorker {
   static constexpr int kMaps = Normaliser::maps;
 
   ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved, Scratch<T>& scratch)
-      : c_(c), out_view_(out), saved_(saved), panel_(c, scratch, false) {
+      : c_(c), out_view_(out), saved_(saved) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    out_ = {scratch.take(c.geometry.dim_v * lanes), c.geometry.dim_v, lanes};
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     transposed_ = scratch.take(tile * lanes);
     copy_ = scratch.take(tile * c.geometry.dim_v);
-    state_ = SoftmaxState<T>::take(scratch, lanes);
     tile_max_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
   }
 
-  // Mixes values for the panel and leaves them, normalised, in lanes.
-  void mix(Index b, Index h, Index panel) {
-    panel_.move_to(b, h, panel);
-    panel_.load_queries();
-    out_.fill(T(0));
+  // Mixes values for a group of panels and leaves them, normalised, in lanes.
+  void mix(Index b, Index kv_head, Index group) {
+    move_to(b, kv_head, group);
+    for (My& my : active()) {
+      my.panel.load_queries();
+      my.out.fill(T(0));
+    }
     if constexpr (Normaliser::streams)
       mix_streaming();
     else
-      mix_rows();
-    if (saved_ && !saved_->mixed.empty()) save_mixed();
+      for (My& my : active()) mix_rows(my);
+    if (saved_ && !saved_->mixed.empty())
+      for (const My& my : active()) save_mixed(my);
   }
 
   // Takes mixed rows that an earlier pass left in `mixed` back into lanes.
-  void reload(Index b, Index h, Index panel, const std::vector<T>& mixed) {
-    panel_.move_to(b, h, panel);
+  void reload(Index b, Index kv_head, Index group, const std::vector<T>& mixed) {
+    move_to(b, kv_head, group);
     const Index dim = c_.geometry.dim_v;
-    pack_lanes(mixed.data() + panel_.first_row() * dim, dim, panel_.place.rows, dim, out_.data,
-               out_.lanes);
+    for (My& my : active())
+      pack_lanes(mixed.data() + my.panel.first_row() * dim, dim, my.panel.place.rows, dim,
+                 my.out.data, my.out.lanes);
   }
 
-  // The survey of readouts that look at all rows before they answer.
+  // The survey of readouts that look at all rows before they answer: the largest answer.
   [[nodiscard]] int survey() {
+    int largest = 0;
     if constexpr (requires { c_.op.readout.needs_survey(); })
-      return c_.op.readout.survey(panel_.readout.load(panel_.place, out_));
-    else
-      return 0;
+      for (My& my : active())
+        largest = std::max(largest,
+                           c_.op.readout.survey(my.panel.readout.load(my.panel.place, my.out)));
+    return largest;
   }
 
   // Applies the readout and writes the rows to user memory.
   void read(int global) {
-    const TilePlace& place = panel_.place;
-    if constexpr (!Readout::identity) {
-      ReadoutPanel<T> panel = panel_.readout.load(place, out_);
-      panel.global = global;
-      c_.op.readout.forward(panel);
-      if (saved_) save_diagnostics(panel.diagnostics.data, Normaliser::diagnostics,
-                                   Readout::diagnostics);
-    }
-    unpack_lanes(out_.data, out_.lanes, place.rows, c_.geometry.dim_v,
-                 out_view_.row(place.batch, place.head, place.query), out_view_.strides().row);
+    for (My& my : active()) read(my, global);
   }
 
  private:
-  void mix_streaming() {
-    Normaliser::begin(state_, c_.plan.lanes);
-    panel_.for_tiles(panel_.keys(), [&](Index, const TilePlace& at, TileKind kind) {
-      if (kind == TileKind::empty) return;
-      const LaneTile<T> tile = scores_.part(0, at.keys);
-      std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
-      panel_.query[0].tile_scores(at, kind, tile, projected_, tile_max_, transposed_);
-      move_references();
-      mix_tile(at, kind, tile, [&] {
-        for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(tile, v, state_);
-      });
-    });
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Pack<T> factor = Normaliser::factor(state_, v);
-      for (Index col = 0; col < out_.rows; ++col) out_.store(col, v, out_.load(col, v) * factor);
+  using My = ForwardPanel<Op, T>;
+
+  [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
+  // The panels of a key-value head's readers, head by head, in groups.
+  void move_to(Index b, Index kv_head, Index group) {
+    active_ = 0;
+    const Index readers = c_.geometry.group(), panels = c_.plan.panels;
+    for (My& my : panels_) {
+      const Index item = group * c_.plan.group + active_;
+      if (item >= readers * panels) return;
+      my.panel.move_to(b, kv_head * readers + item / panels, item % panels);
+      ++active_;
     }
-    if (saved_) save_state();
   }
 
-  void move_references() {
+  void mix_streaming() {
+    for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      for (My& my : active()) mix_streaming(my, my.panel.tile(t));
+    for (My& my : active()) {
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        const Pack<T> factor = Normaliser::factor(my.state, v);
+        for (Index col = 0; col < my.out.rows; ++col)
+          my.out.store(col, v, my.out.load(col, v) * factor);
+      }
+      if (saved_) save_state(my);
+    }
+  }
+
+  void mix_streaming(My& my, const SeenTile& tile) {
+    if (tile.kind == TileKind::empty) return;
+    const LaneTile<T> scores = scores_.part(0, tile.at.keys);
+    std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
+    my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
+    move_references(my);
+    mix_tile(my, tile, scores, [&] {
+      for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(scores, v, my.state);
+    });
+  }
+
+  void move_references(My& my) {
     bool moved = false;
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Index at = v * kLanes<T>;
-      Normaliser::move_reference(state_, v, Pack<T>::load(tile_max_ + at), moved)
+      Normaliser::move_reference(my.state, v, Pack<T>::load(tile_max_ + at), moved)
           .store(rescale_ + at);
     }
     if (!moved) return;
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Pack<T> rescale = Pack<T>::load(rescale_ + v * kLanes<T>);
-      for (Index col = 0; col < out_.rows; ++col) out_.store(col, v, out_.load(col, v) * rescale);
+      for (Index col = 0; col < my.out.rows; ++col)
+        my.out.store(col, v, my.out.load(col, v) * rescale);
     }
   }
 
-  void mix_rows() {
-    const KeyRange seen = panel_.keys();
-    RowBlock<T> block = panel_.row_block(seen);
+  void mix_rows(My& my) {
+    Panel<Op, T>& panel = my.panel;
+    RowBlock<T> block = panel.row_block();
     const auto part = [&](int m, const TilePlace& at) {
-      return block.scores[std::size_t(m)].part(at.key - seen.begin, at.keys);
+      return block.scores[std::size_t(m)].part(at.key - panel.seen.begin, at.keys);
     };
-    panel_.for_tiles(seen, [&](Index, const TilePlace& at, TileKind kind) {
-      for (int m = 0; m < kMaps; ++m) {
-        if (kind == TileKind::empty)
-          part(m, at).fill(-kInfinity<T>);
-        else
-          panel_.query[std::size_t(m)].tile_scores(at, kind, part(m, at), projected_,
-                                                   panel_.rows.max[m], transposed_);
-      }
-    });
+    panel.for_tiles(
+        [&](const SeenTile& tile) {
+          for (int m = 0; m < kMaps; ++m)
+            panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(m, tile.at), projected_,
+                                                    panel.rows.max[m], transposed_);
+        },
+        [&](const SeenTile& tile) {
+          for (int m = 0; m < kMaps; ++m) part(m, tile.at).fill(-kInfinity<T>);
+        });
     if constexpr (Normaliser::uses_extra)
-      block.extra = panel_.readout.load(panel_.place, out_).extra.data;
+      block.extra = panel.readout.load(panel.place, my.out).extra.data;
     c_.op.normaliser.forward(block);
-    panel_.for_tiles(seen, [&](Index, const TilePlace& at, TileKind kind) {
-      if (kind != TileKind::empty) mix_tile(at, kind, part(0, at), [] {});
-    });
-    if (saved_) save_rows(block);
+    panel.for_tiles([&](const SeenTile& tile) { mix_tile(my, tile, part(0, tile.at), [] {}); },
+                    [](const SeenTile&) {});
+    if (saved_) save_rows(my, block);
   }
 
   // out += V^T weights over one tile; `weigh` turns its scores into weights.
   template <class Weigh>
-  void mix_tile(const TilePlace& at, TileKind kind, const LaneTile<T>& tile, Weigh&& weigh) {
-    const Rows<T> values = panel_.values(at);
-    if (!panel_.hides(kind) || all_finite(values)) {
+  void mix_tile(My& my, const SeenTile& seen, const LaneTile<T>& tile, Weigh&& weigh) {
+    const Rows<T> values = my.panel.values(seen.at);
+    if (!seen.hides_pairs || all_finite(values)) {
       weigh();
-      add_lane_product(values, tile, c_.plan.vectors, out_);
+      const Index rows = seen.at.rows;
+      if (rows <= kNarrowRows<T>)
+        narrow_mix(values.data, values.stride, values.count, values.columns, tile.data, rows,
+                   my.out.data, my.out.lanes);
+      else
+        add_lane_product(values, tile, c_.plan.vectors, my.out);
       return;
     }
-    const LaneTile<T> visible{transposed_, at.keys, tile.lanes};
-    panel_.mark_hidden(at, kind, visible);
+    const LaneTile<T> visible{transposed_, seen.at.keys, tile.lanes};
+    my.panel.mark_hidden(seen.at, seen.kind, visible);
     weigh();
-    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, out_, copy_);
+    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, my.out, copy_);
   }
 
-  void save_state() {
-    const Index rows = c_.geometry.query_rows(), first = panel_.first_row();
-    for (Index i = 0; i < panel_.place.rows; ++i) {
+  void read(My& my, int global) {
+    const TilePlace& place = my.panel.place;
+    if constexpr (!Readout::identity) {
+      ReadoutPanel<T> panel = my.panel.readout.load(place, my.out);
+      panel.global = global;
+      c_.op.readout.forward(panel);
+      if (saved_)
+        save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
+    }
+    unpack_lanes(my.out.data, my.out.lanes, place.rows, c_.geometry.dim_v,
+                 out_view_.row(place.batch, place.head, place.query), out_view_.strides().row);
+  }
+
+  void save_state(const My& my) {
+    const Index rows = c_.geometry.query_rows(), first = my.panel.first_row();
+    for (Index i = 0; i < my.panel.place.rows; ++i) {
       T* at = saved_->state.data() + first + i;
-      at[0] = state_.shift[i];
-      at[rows] = state_.reference[i];
-      at[2 * rows] = state_.sum[i];
-      saved_->lse[std::size_t(first + i)] = Normaliser::lse(state_, i);
+      at[0] = my.state.shift[i];
+      at[rows] = my.state.reference[i];
+      at[2 * rows] = my.state.sum[i];
+      saved_->lse[std::size_t(first + i)] = Normaliser::lse(my.state, i);
     }
   }
-  void save_rows(const RowBlock<T>& block) {
+  void save_rows(const My& my, const RowBlock<T>& block) {
     for (int m = 0; m < kMaps; ++m)
-      std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + panel_.place.rows,
-                saved_->lse.data() + m * c_.geometry.query_rows() + panel_.first_row());
-    save_diagnostics(block.diagnostics, 0, Normaliser::diagnostics);
+      std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + my.panel.place.rows,
+                saved_->lse.data() + m * c_.geometry.query_rows() + my.panel.first_row());
+    save_diagnostics(my, block.diagnostics, 0, Normaliser::diagnostics);
   }
-  void save_diagnostics(const T* lanes, int first, int count) {
+  void save_diagnostics(const My& my, const T* lanes, int first, int count) {
     for (int d = 0; d < count; ++d)
-      std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + panel_.place.rows,
-                saved_->diagnostics[std::size_t(first + d)].data() + panel_.first_row());
+      std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + my.panel.place.rows,
+                saved_->diagnostics[std::size_t(first + d)].data() + my.panel.first_row());
   }
-  void save_mixed() {
+  void save_mixed(const My& my) {
     const Index dim = c_.geometry.dim_v;
-    unpack_lanes(out_.data, out_.lanes, panel_.place.rows, dim,
-                 saved_->mixed.data() + panel_.first_row() * dim, dim);
+    unpack_lanes(my.out.data, my.out.lanes, my.panel.place.rows, dim,
+                 saved_->mixed.data() + my.panel.first_row() * dim, dim);
   }
 
   const Context& c_;
   TensorView<T> out_view_;
   Saved<T>* saved_;
-  Panel<Op, T> panel_;
-  LaneTile<T> out_, scores_, projected_;
-  T *transposed_, *copy_;
-  SoftmaxState<T> state_;
-  T *tile_max_, *rescale_;
+  std::vector<My> panels_;
+  Index active_ = 0;
+  LaneTile<T> scores_, projected_;
+  T *transposed_, *copy_, *tile_max_, *rescale_;
 };
 
 template <class Op, class T>
@@ -209,13 +261,13 @@ void prepare_saved(const CallContext<Op, T>& c, Saved<T>& saved) {
   saved.global = 0;
 }
 
-// Longest panels first: under a causal mask the last one.
+// Longest groups first: under a causal mask the last one.
 template <class Op, class T, class Body>
-void for_panels(const CallContext<Op, T>& c, Dispenser& units, Body&& body) {
-  const Index heads = c.geometry.heads;
+void for_groups(const CallContext<Op, T>& c, Dispenser& units, Body&& body) {
+  const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
   for (Index unit = units.next(); unit >= 0; unit = units.next()) {
-    const Index group = unit / c.plan.panels;
-    body(group / heads, group % heads, c.plan.panels - 1 - unit % c.plan.panels);
+    const Index head = unit / groups;
+    body(head / heads, head % heads, groups - 1 - unit % groups);
   }
 }
 
@@ -242,10 +294,11 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   const BoundMask<T> bound(mask, g, where.c_str());
   const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, false);
   KeySide<Op, T> keys(op, g, in.key);
-  const CallContext<Op, T> c{op,  g, bound, in, make_plan<T>(g, options, row_tiles, false),
+  const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
+  const CallContext<Op, T> c{op, g, bound, in, make_plan<T>(g, options, row_tiles, pages, false),
                              T(scale_of(op, g, options)), keys};
   if (saved) detail::prepare_saved(c, *saved);
-  const Index units = g.batch * g.heads * c.plan.panels;
+  const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
   Saved<T>* target = saved;
   const auto build = [&](Scratch<T>& scratch) { return Worker(c, out, target, scratch); };
@@ -265,8 +318,8 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   run_workers(workers, [&](int) {
     Scratch<T> scratch(elements);
     Worker worker = build(scratch);
-    detail::for_panels(c, first, [&](Index b, Index h, Index panel) {
-      worker.mix(b, h, panel);
+    detail::for_groups(c, first, [&](Index b, Index kv_head, Index group) {
+      worker.mix(b, kv_head, group);
       if (!survey) return worker.read(0);
       int seen = global.load(), found = worker.survey();
       while (seen < found && !global.compare_exchange_weak(seen, found)) {
@@ -278,8 +331,8 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   run_workers(workers, [&](int) {
     Scratch<T> scratch(elements);
     Worker worker = build(scratch);
-    detail::for_panels(c, second, [&](Index b, Index h, Index panel) {
-      worker.reload(b, h, panel, target->mixed);
+    detail::for_groups(c, second, [&](Index b, Index kv_head, Index group) {
+      worker.reload(b, kv_head, group, target->mixed);
       worker.read(target->global);
     });
   });

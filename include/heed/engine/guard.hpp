@@ -7,6 +7,7 @@
 // case, cost one scan.
 
 #include <heed/plug/tile.hpp>
+#include <heed/simd/narrow_product.hpp>
 #include <heed/simd/panel_gemm.hpp>
 
 #include <cmath>

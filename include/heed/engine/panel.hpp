@@ -92,6 +92,12 @@ struct RowScratch {
   }
 };
 
+struct SeenTile {
+  TilePlace at;
+  TileKind kind;         // partial, too, where only lanes beyond the last query are hidden
+  bool hides_pairs;      // may the mask or a bias hide a pair of it?
+};
+
 template <class Op, class T>
 class Panel {
  public:
@@ -103,6 +109,7 @@ class Panel {
   PanelReadout<Op, T> readout;
   RowScratch<Op, T> rows;
   TilePlace place;
+  KeyRange seen;
 
   Panel(const Context& c, Scratch<T>& scratch, bool backward)
       : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
@@ -110,9 +117,11 @@ class Panel {
         rows(c, scratch, backward),
         c_(c) {}
 
+  // Takes over panel `panel` of head (b, h).
   void move_to(Index b, Index h, Index panel) {
     place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
     place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
+    seen = c_.mask.keys_of_rows(b, place.query, place.rows);
   }
   void load_queries() {
     for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
@@ -122,31 +131,37 @@ class Panel {
   [[nodiscard]] Index first_row() const {
     return c_.geometry.row_index(place.batch, place.head, place.query);
   }
-  [[nodiscard]] KeyRange keys() const {
-    return c_.mask.keys_of_rows(place.batch, place.query, place.rows);
-  }
   [[nodiscard]] Rows<T> values(const TilePlace& at) const {
     const auto& value = c_.in.value;
     return {value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys, c_.geometry.dim_v,
             value.strides().row};
   }
 
-  // body(tile, place, kind) for every tile of the row. `seen` is keys(); a tile outside of it is empty
-  // and has no keys.
-  template <class Body>
-  void for_tiles(const KeyRange& seen, Body&& body) const {
-    for (Index tile = 0; tile < c_.plan.tiles; ++tile) {
-      TilePlace at = place;
-      at.key = std::clamp(tile * c_.plan.tile, seen.begin, seen.end);
-      at.keys = std::clamp((tile + 1) * c_.plan.tile, seen.begin, seen.end) - at.key;
-      body(tile, at, kind_of(at));
+  // Tile `t` of the row, cut to the keys that the panel sees: empty, without a key, outside of them.
+  [[nodiscard]] SeenTile tile(Index t) const {
+    SeenTile seen_tile{place, TileKind::empty, false};
+    TilePlace& at = seen_tile.at;
+    at.key = std::clamp(t * c_.plan.tile, seen.begin, seen.end);
+    at.keys = std::clamp((t + 1) * c_.plan.tile, seen.begin, seen.end) - at.key;
+    if (at.keys == 0) return seen_tile;
+    seen_tile.kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
+    seen_tile.hides_pairs = seen_tile.kind == TileKind::partial || c_.mask.has_bias();
+    if (seen_tile.kind == TileKind::full && at.rows < c_.plan.lanes)
+      seen_tile.kind = TileKind::partial;
+    return seen_tile;
+  }
+  // body(tile) for every tile that is not empty; `empty(tile)` gets those.
+  template <class Body, class Empty>
+  void for_tiles(Body&& body, Empty&& empty) const {
+    for (Index t = 0; t < c_.plan.tiles; ++t) {
+      const SeenTile seen_tile = tile(t);
+      if (seen_tile.kind == TileKind::empty)
+        empty(seen_tile);
+      else
+        body(seen_tile);
     }
   }
 
-  // May the tile hold hidden pairs?
-  [[nodiscard]] bool hides(TileKind kind) const {
-    return kind == TileKind::partial || c_.mask.has_bias();
-  }
   // marks: -infinity where a pair of the tile is hidden, else 0.
   void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<T>& marks) const {
     marks.fill(T(0));
@@ -155,8 +170,8 @@ class Panel {
     if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
   }
 
-  // Whole rows over the keys in `seen`, with no score in them yet.
-  [[nodiscard]] RowBlock<T> row_block(const KeyRange& seen) {
+  // Whole rows over the keys that the panel sees, with no score in them yet.
+  [[nodiscard]] RowBlock<T> row_block() const {
     RowBlock<T> block;
     block.head = place.head;
     block.vectors = c_.plan.vectors;
@@ -179,13 +194,6 @@ class Panel {
       const Context& c, Scratch<T>& scratch, std::integer_sequence<int, M...>) {
     return {QuerySide<Op, T>(c, scratch, M)...};
   }
-  // Lanes beyond the last query are hidden like any other pair.
-  [[nodiscard]] TileKind kind_of(const TilePlace& at) const {
-    if (at.keys == 0) return TileKind::empty;
-    const TileKind kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
-    return kind == TileKind::full && at.rows < c_.plan.lanes ? TileKind::partial : kind;
-  }
-
   const Context& c_;
 };
 

@@ -2,14 +2,34 @@
 #pragma once
 
 // What one panel adds to the gradients, tile by tile: its own rows' gradients stay in lanes until the
-// panel is done; what it shares with other panels (dK, dV, bias, side values, parameters) is added
-// behind turnstiles, in a fixed order.
+// panel is done; what it shares with other panels (dK, dV, bias, side values) is added behind
+// turnstiles, in a fixed order.
 
 #include <heed/engine/backward_shared.hpp>
 #include <heed/engine/panel.hpp>
 #include <heed/engine/score_chain.hpp>
 
 namespace heed::inline HEED_ABI::detail {
+
+// Scratch for one tile, which all panels of a worker use in turn.
+template <class Op, class T>
+struct TileScratch {
+  LaneTile<T> marks, projected, dprojected;
+  T* projected_rows;  // finite copy of the panel's projected rows
+  T* copy;            // finite copy of a tile of keys or values
+  T* key_lanes;       // see ScoreChain
+
+  TileScratch(const CallContext<Op, T>& c, Scratch<T>& scratch) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
+    const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    marks = take(tile);
+    projected = take(rank > 0 ? tile : 0);
+    dprojected = take(rank > 0 ? tile : 0);
+    projected_rows = scratch.take(lanes * whole_vectors<T>(rank));
+    copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
+    key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<T>);
+  }
+};
 
 template <class Op, class T>
 class PanelGradients {
@@ -27,18 +47,19 @@ class PanelGradients {
   };
 
   PanelGradients(const Context& c, BackwardShared<Op, T>& shared, const Panel<Op, T>& panel,
-                 Scratch<T>& scratch)
-      : c_(c), s_(shared), panel_(panel), own_(zeros_like(c.op)) {
+                 const TileScratch<Op, T>& work, Scratch<T>& scratch)
+      : c_(c), s_(shared), panel_(panel), work_(work) {
     const Geometry& g = c.geometry;
-    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    const Index lanes = c.plan.lanes;
     const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
-    const auto take_rows = [&](Index columns) { return scratch.take(lanes * whole(columns)); };
-    const Index rank = c.keys.needs().rank;
+    const auto take_rows = [&](Index columns) {
+      return scratch.take(lanes * whole_vectors<T>(columns));
+    };
     for (Map& map : maps_) {
       map.grad = QueryGrad<Op, T>::take(c, scratch);
       map.q_memory = take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
-      map.projected = take_rows(rank);
+      map.projected = take_rows(c.keys.needs().rank);
     }
     dout_memory_ = take_rows(g.dim_v);
     dout_clean_memory_ = take_rows(g.dim_v);
@@ -46,24 +67,14 @@ class PanelGradients {
     dquery_ = take(PanelReadout<Op, T>::query_dim(g));
     down_key_ = take(PanelReadout<Op, T>::own_dim(g.dim_qk));
     down_value_ = take(PanelReadout<Op, T>::own_dim(g.dim_v));
-    marks_ = take(tile);
-    projected_ = take(rank > 0 ? tile : 0);
-    dprojected_ = take(rank > 0 ? tile : 0);
-    projected_clean_ = take_rows(rank);
-    copy_ = scratch.take(tile * std::max(g.dim_qk, g.dim_v));
-    key_lanes_ = scratch.take(Score::key_features * tile * kLanes<T>);
-    dtable_ = scratch.take(c.keys.needs().table_rows * g.dim_qk);
   }
 
-  // Parameter gradients of the panel, for normaliser and readout to add to.
-  [[nodiscard]] Op& parameters() { return own_; }
   // Gradient of the panel's extra rows, [extra_dim][lanes].
   [[nodiscard]] const LaneTile<T>& extra() const { return dextra_; }
 
-  // Starts the panel that visits shared rows as `visit`; its queries must be loaded.
-  void begin(const PanelOrder::Visit& visit) {
+  // Starts the panel, whose queries must be loaded.
+  void begin(const VisitingOrder::Visit& visit) {
     visit_ = visit;
-    own_.visit([](const char*, auto& param) { param.set_zero(); });
     for (const auto& tile : {dquery_, down_key_, down_value_, dextra_}) tile.fill(T(0));
     finite_ = true;
     for (int m = 0; m < kMaps; ++m) copy_queries(m);
@@ -80,40 +91,45 @@ class PanelGradients {
   // dL/dmixed, [dim_v][lanes]: the rows that are summed into dV.
   void take_output_gradient(const LaneTile<T>& dmixed) {
     const Index dim = dmixed.rows, rows = panel_.place.rows;
-    dout_ = {dout_memory_, rows, dim, whole(dim)};
-    std::fill(dout_memory_, dout_memory_ + rows * whole(dim), T(0));
-    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole(dim));
+    dout_ = {dout_memory_, rows, dim, whole_vectors<T>(dim)};
+    std::fill(dout_memory_, dout_memory_ + rows * whole_vectors<T>(dim), T(0));
+    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<T>(dim));
     finite_ = finite_ && all_finite(dout_);
     if (finite_) return;
-    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole(dim));
+    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole_vectors<T>(dim));
     for (Map& map : maps_) map.clean = finite_copy(map.q, map.clean_memory, map.q.stride);
   }
 
-  // A tile that this panel does not see: its turn passes, with the gradients of the panel's own rows.
-  void pass(Index tile) {
-    s_.tiles.wait(gate(tile), visit_.rank);
-    add_own_rows(tile);
-    s_.tiles.pass(gate(tile));
+  // Both wait for the panel's turn at tile `t`; the worker lets the next group pass.
+
+  // A tile that this panel does not see.
+  void skip(Index t) {
+    if (!own_rows_in(t)) return;
+    wait(t);
+    add_own_rows();
   }
 
-  void add(Index tile, const TilePlace& at, TileKind kind, const WeighedTile& weighed) {
-    const bool hides = panel_.hides(kind), shares_bias = s_.grads.bias.given();
-    if (hides) panel_.mark_hidden(at, kind, marks_.part(0, at.keys));
+  void add(Index t, const SeenTile& seen, const WeighedTile& weighed) {
+    const TilePlace& at = seen.at;
+    // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
+    const bool hides = seen.kind == TileKind::partial || c_.mask.has_bias();
+    const bool shares_bias = s_.grads.bias.given();
+    if (hides) panel_.mark_hidden(at, seen.kind, work_.marks.part(0, at.keys));
     if (shares_bias) {
-      s_.tiles.wait(gate(tile), visit_.rank);
+      wait(t);
       for (const auto& dscores : weighed.dscores) add_bias_gradient(at, dscores);
     }
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<T>& dscores = weighed.dscores[i];
-      const ScoreChain<Op, T> chain{c_, panel_.query[i], maps_[i].grad, key_lanes_};
+      const ScoreChain<Op, T> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
       if (!c_.plain()) {
-        panel_.query[i].projected_dots(at, projected_);
-        chain.run(at, weighed.dots[i], projected_, dscores, dprojected_,
-                  hides ? marks_ : LaneTile<T>{});
+        panel_.query[i].projected_dots(at, work_.projected);
+        chain.run(at, weighed.dots[i], work_.projected, dscores, work_.dprojected,
+                  hides ? work_.marks : LaneTile<T>{});
       }
       add_to_queries(m, at, hides, dscores);
-      if (m == 0 && !shares_bias) s_.tiles.wait(gate(tile), visit_.rank);
+      if (m == 0 && !shares_bias) wait(t);
       if (!c_.plain()) add_side_values(m, at, hides, chain);
       add_to_keys(m, at, hides, dscores);
     }
@@ -121,14 +137,14 @@ class PanelGradients {
       add_rows(weighed.weights, hides, dout_, dout_clean_,
                s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                s_.grads.value.strides().row);
-    add_own_rows(tile);
-    s_.tiles.pass(gate(tile));
+    if (own_rows_in(t)) add_own_rows();
   }
 
-  // After the last tile: gradients of the panel's rows, and its parameter gradients in the order of
-  // the units.
-  void finish(Index unit) {
-    for (int m = 0; m < kMaps; ++m) finish_map(m);
+  // After the last tile: gradients of the panel's rows; adds those of the score's parameters to
+  // `parameters` and those of its table to `table`.
+  void finish(Op& parameters, T* table) {
+    for (int m = 0; m < kMaps; ++m) finish_map(m, parameters);
+    if constexpr (Score::has_table) add_table(table);
     const TilePlace& place = panel_.place;
     if (s_.grads.query.given() && dquery_.rows > 0)
       add_unpacked_lanes(dquery_.data, dquery_.lanes, place.rows, dquery_.rows,
@@ -138,7 +154,6 @@ class PanelGradients {
       unpack_lanes(dextra_.data, dextra_.lanes, place.rows, dextra_.rows,
                    s_.grads.extra.row(place.batch, place.head, place.query),
                    s_.grads.extra.strides().row);
-    commit_parameters(unit);
   }
 
  private:
@@ -150,17 +165,13 @@ class PanelGradients {
     Rows<T> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
   };
 
-  // Columns of rows that are read in whole vectors.
-  [[nodiscard]] static Index whole(Index n) {
-    return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-  }
   // In the plain case dscores stand for dL/d(scale q.k), and rows and dQ carry the scale.
   [[nodiscard]] T row_factor() const { return c_.plain() ? c_.scale : T(1); }
-  [[nodiscard]] Index gate(Index tile) const { return visit_.group * c_.plan.tiles + tile; }
+  void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
 
   // Padded row-major copy, times a factor.
   [[nodiscard]] static Rows<T> padded_copy(const Rows<T>& from, T factor, T* memory) {
-    const Index padded = whole(from.columns);
+    const Index padded = whole_vectors<T>(from.columns);
     for (Index r = 0; r < from.count; ++r)
       for (Index col = 0; col < padded; ++col)
         memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : T(0);
@@ -178,9 +189,9 @@ class PanelGradients {
     if constexpr (Score::has_projection) {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;
-      std::fill(map.projected, map.projected + rows * whole(rank), T(0));
+      std::fill(map.projected, map.projected + rows * whole_vectors<T>(rank), T(0));
       unpack_lanes(side.side().projected.data, c_.plan.lanes, rows, rank, map.projected,
-                   whole(rank));
+                   whole_vectors<T>(rank));
     }
   }
 
@@ -190,7 +201,7 @@ class PanelGradients {
     if (finite_ || !hides)
       add_row_product(weights, rows, out, stride);
     else
-      add_row_product_guarded(weights, marks_, rows, clean, out, stride);
+      add_row_product_guarded(weights, work_.marks, rows, clean, out, stride);
   }
   // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
   void add_lanes(const Rows<T>& values, bool hides, const LaneTile<T>& weights,
@@ -198,7 +209,7 @@ class PanelGradients {
     if (!hides || all_finite(values))
       add_lane_product(values, weights, c_.plan.vectors, out);
     else
-      add_lane_product_guarded(values, weights, marks_, c_.plan.vectors, out, copy_);
+      add_lane_product_guarded(values, weights, work_.marks, c_.plan.vectors, out, work_.copy);
   }
 
   void add_to_queries(int m, const TilePlace& at, bool hides, const LaneTile<T>& dscores) {
@@ -207,7 +218,7 @@ class PanelGradients {
     add_lanes(side.key_rows(at.key, at.keys), hides, dscores, map.grad.dq);
     if constexpr (Score::has_projection)
       if (map.grad.side.projected.rows > 0)
-        add_lanes(side.projected_keys(at.key, at.keys), hides, dprojected_.part(0, at.keys),
+        add_lanes(side.projected_keys(at.key, at.keys), hides, work_.dprojected.part(0, at.keys),
                   map.grad.side.projected);
   }
 
@@ -226,12 +237,12 @@ class PanelGradients {
     if constexpr (Score::has_projection) {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;
-      const Rows<T> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank, whole(rank)};
+      const Rows<T> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank, whole_vectors<T>(rank)};
       T* to = s_.dprojected.data() + row * rank;
-      const LaneTile<T> d = dprojected_.part(0, at.keys);
+      const LaneTile<T> d = work_.dprojected.part(0, at.keys);
       if (!hides || all_finite(rows)) return add_row_product(d, rows, to, rank);
-      const Rows<T> clean = finite_copy(rows, projected_clean_, rows.stride);
-      add_row_product_guarded(d, marks_, rows, clean, to, rank);
+      const Rows<T> clean = finite_copy(rows, work_.projected_rows, rows.stride);
+      add_row_product_guarded(d, work_.marks, rows, clean, to, rank);
     }
   }
 
@@ -243,10 +254,12 @@ class PanelGradients {
   }
 
   // Gradients of the key and value rows at the queries' own positions.
-  void add_own_rows(Index tile) {
+  [[nodiscard]] bool own_rows_in(Index t) const {
+    return Readout::uses_own_rows && panel_.place.query / c_.plan.tile == t;
+  }
+  void add_own_rows() {
     if constexpr (Readout::uses_own_rows) {
       const TilePlace& place = panel_.place;
-      if (place.query / c_.plan.tile != tile) return;
       const Index kv = c_.geometry.kv_head(place.head);
       const auto add = [&](const LaneTile<T>& from, const TensorView<T>& to) {
         if (to.given())
@@ -258,7 +271,7 @@ class PanelGradients {
     }
   }
 
-  void finish_map(int m) {
+  void finish_map(int m, Op& parameters) {
     auto& grad = maps_[std::size_t(m)].grad;
     const auto& side = panel_.query[std::size_t(m)];
     const TilePlace& place = panel_.place;
@@ -278,7 +291,7 @@ class PanelGradients {
     double scalars[Score::scalars + 1];
     for (int i = 0; i < Score::scalars; ++i)
       scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);
-    c_.op.score.chain_scalars(place.head, scalars, own_.score);
+    c_.op.score.chain_scalars(place.head, scalars, parameters.score);
   }
 
   // From gradients of query features, projected rows and table entries to those of the rows, in x.
@@ -296,35 +309,22 @@ class PanelGradients {
     SideTiles<T>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors, grad.side);
   }
 
-  void commit_parameters(Index unit) {
-    const Index table = c_.keys.needs().table_rows * c_.geometry.dim_qk;
-    if constexpr (Score::has_table) gather_table();
-    s_.commits.wait(0, unit);
-    std::size_t at = 0;
-    own_.visit([&](const char*, auto& param) {
-      for (Index i = 0; i < param.size(); ++i) s_.dparams[at++] += double(param[i]);
-    });
-    for (Index i = 0; i < table; ++i)
-      s_.dtables[std::size_t(panel_.place.head * table + i)] += double(dtable_[i]);
-    s_.commits.pass(0);
-  }
-  void gather_table() {
+  void add_table(T* table) {
     const auto& grad = maps_[0].grad.side.table;
     const Index width = c_.geometry.dim_qk;
-    std::fill(dtable_, dtable_ + grad.rows * width, T(0));
     gemm_add(grad.rows, panel_.place.rows, width, Broadcast<T>{grad.data, grad.lanes, 1},
-             maps_[0].q.data, maps_[0].q.stride, dtable_, width);
+             maps_[0].q.data, maps_[0].q.stride, table, width);
   }
 
   const Context& c_;
   BackwardShared<Op, T>& s_;
   const Panel<Op, T>& panel_;
-  Op own_;
+  const TileScratch<Op, T>& work_;
   std::array<Map, kMaps> maps_;
-  LaneTile<T> dextra_, dquery_, down_key_, down_value_, marks_, projected_, dprojected_;
+  LaneTile<T> dextra_, dquery_, down_key_, down_value_;
   Rows<T> dout_, dout_clean_;
-  T *dout_memory_, *dout_clean_memory_, *projected_clean_, *copy_, *key_lanes_, *dtable_;
-  PanelOrder::Visit visit_;
+  T *dout_memory_, *dout_clean_memory_;
+  VisitingOrder::Visit visit_;
   bool finite_ = true;
 };
 

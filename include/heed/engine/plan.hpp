@@ -14,11 +14,16 @@ inline constexpr Index kCacheBytes = Index(1) << 20;
 // Scratch of all workers together; where one worker needs more than its share, fewer run.
 inline constexpr Index kScratchBytes = Index(96) << 20;
 
+// Queries of a streaming group, times their size: as many panels share one pass over keys and values
+// as have the work of one AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
+inline constexpr Index kGroupBytes = 256;
+
 struct Plan {
   int vectors = kPanelVectors;  // per panel
   Index lanes = 0;              // queries per panel
   Index tile = 0;               // keys per tile; a multiple of lanes
   Index tiles = 0;              // tiles of a whole row
+  Index group = 1;              // panels that a worker takes through the tiles together
   Index panels = 0;             // panels per head
 
   [[nodiscard]] Index span_keys(bool streams, Index len_kv) const {
@@ -28,21 +33,30 @@ struct Plan {
 
 namespace detail {
 
-// Keys per tile: panel scratch and one tile of K and V in half of the cache.
+// Columns of rows that are read in whole vectors.
+template <class T>
+[[nodiscard]] constexpr Index whole_vectors(Index n) {
+  return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+}
+
+// Keys per tile: panel scratch and one tile of K and V in half of the cache. Narrow panels finish a tile
+// soon, and gain from scores that stay in the first level.
 template <class T>
 [[nodiscard]] Index natural_tile(const Geometry& g, Index lanes, bool backward) {
   const Index size = Index(sizeof(T)), width = g.dim_qk + g.dim_v;
   const Index fixed = (backward ? 2 : 1) * lanes * width * size;
   const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
-  return std::clamp<Index>((kCacheBytes / 2 - fixed) / per_key, 96, backward ? 192 : 512);
+  return std::clamp<Index>((kCacheBytes / 2 - fixed) / per_key, 96,
+                           backward ? 192 : kRegisterBytes < 64 ? 256 : 512);
 }
 
 }  // namespace detail
 
 // row_tiles: scratch tiles [len_kv][lanes] that a row normaliser keeps; 0 for streaming ones.
+// page_rows: what tiles must divide, 0 for memory in one piece.
 template <class T>
 [[nodiscard]] Plan make_plan(const Geometry& g, const Options& options, Index row_tiles,
-                             bool backward) {
+                             Index page_rows, bool backward) {
   require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
           "Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
           kPanelVectors, "]");
@@ -58,12 +72,19 @@ template <class T>
     // Short sequences fill no panel.
     while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<T>) plan.vectors /= 2;
   }
+  if (page_rows > 0 && plan.vectors == 3) plan.vectors = 2;  // tiles of three fill no page
   plan.lanes = plan.vectors * kLanes<T>;
   const Index wanted =
       options.key_tile > 0 ? options.key_tile : detail::natural_tile<T>(g, plan.lanes, backward);
   plan.tile = std::max<Index>(1, (wanted + plan.lanes / 2) / plan.lanes) * plan.lanes;
+  if (page_rows > 0)
+    while (page_rows % plan.tile != 0) plan.tile -= plan.lanes;
   plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;
   plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
+  const Index companions = (backward ? 1 : g.group()) * plan.panels;
+  if (row_tiles == 0)
+    plan.group = std::clamp<Index>(kGroupBytes / (plan.lanes * Index(sizeof(T))), 1,
+                                   std::max<Index>(1, companions));
   return plan;
 }
 

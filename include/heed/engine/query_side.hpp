@@ -25,6 +25,10 @@ struct CallContext {
   // Transposed queries carry the scale, and a pair's raw dot product is recovered by its inverse; a scale
   // of 0 has none and multiplies the logit instead.
   [[nodiscard]] T query_factor() const { return scale != T(0) ? scale : T(1); }
+  // Groups that the panels of `heads` heads fill.
+  [[nodiscard]] Index groups_of(Index heads) const {
+    return (heads * plan.panels + plan.group - 1) / plan.group;
+  }
   // Does the score pass have nothing to do?
   [[nodiscard]] bool plain() const {
     return Score::plain && mask.soft_cap() == T(0) && scale != T(0);
@@ -43,6 +47,7 @@ class QuerySide {
   QuerySide(const Context& c, Scratch<T>& scratch, int map) : c_(c), map_(map) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};
+    narrow_ = scratch.take(kNarrowRows<T> * width);
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
@@ -61,6 +66,8 @@ class QuerySide {
     const T* row = query_rows();
     const Index stride = c_.in.query.strides().row, lanes = c_.plan.lanes;
     pack_lanes(row, stride, rows, source_.width, scaled_.data, lanes, c_.query_factor());
+    if (rows <= kNarrowRows<T>)
+      unpack_lanes(scaled_.data, lanes, rows, source_.width, narrow_, source_.width);
     if constexpr (Needs::any) {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
@@ -87,9 +94,13 @@ class QuerySide {
     return c_.keys.projected(batch_, head_, map_, key, count);
   }
 
-  // scaled dot products of the keys of `place`; `running_max` is raised to them if given.
+  // scaled dot products of the keys of `place`; `running_max` is raised to them if given. It is not
+  // given for narrow panels, whose tiles are partial.
   void dots(const TilePlace& place, const LaneTile<T>& out, T* running_max = nullptr) const {
     const Rows<T> k = key_rows(place.key, place.keys);
+    if (rows_ <= kNarrowRows<T>)
+      return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, k.columns, rows_, out.data,
+                         out.lanes);
     const Broadcast<T> a{k.data, k.stride, 1};
     if (running_max)
       panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
@@ -243,6 +254,7 @@ class QuerySide {
   Source source_;
   ScalarsOf<Score, T> scalars_{};
   LaneTile<T> scaled_, features_;
+  T* narrow_;  // scaled rows of a narrow panel, [rows][width]
   SideTiles<T> side_;
 };
 

@@ -176,6 +176,8 @@ template <class T>
   require(k.batch == q.batch, where, ": key has batch ", k.batch, ", query has ", q.batch);
   require(k.heads > 0 ? q.heads % k.heads == 0 : q.heads == 0, where, ": key has ", k.heads,
           " heads, which does not divide the query's ", q.heads);
+  require(query.page_rows() == 0 && key.page_rows() == 0, where,
+          ": query or key has pages, they must lie in one piece");
   require(query.data() != nullptr || !query.has_elements(), where, ": query is null, shape ", q);
   require(key.data() != nullptr || !key.has_elements(), where, ": key is null, shape ", k);
   return {.batch = q.batch, .heads = q.heads, .query_heads = q.heads, .kv_heads = k.heads,

@@ -103,16 +103,11 @@ struct Softmax {
 
   // Scores of vector v become unnormalised weights; their sum is added to the state.
   static void exponentiate(const LaneTile<T>& scores, int v, const SoftmaxState<T>& state) {
-    const Index at = v * kLanes<T>;
-    const P shift = P::load(state.shift + at), reference = exponent_base(state, v);
-    P sum = P::load(state.sum + at);
-    T* cell = scores.data + at;
-    for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
-      const P weight = weight_of(P::load(cell), shift, reference);
-      weight.store(cell);
-      sum += weight;
-    }
-    sum.store(state.sum + at);
+    const P shift = P::load(state.shift + v * kLanes<T>);
+    if (any_lane(shift != P(T(0))))
+      exponentiate_about(scores, v, state, [shift](P score) { return score - shift; });
+    else
+      exponentiate_about(scores, v, state, [](P score) { return score; });
   }
 
   // 1 / sum, 0 for a row that sees no key; NaN stays NaN.
@@ -128,7 +123,7 @@ struct Softmax {
   }
 
   [[nodiscard]] static P weight_of(P score, P shift, P reference) {
-    return exp2_weight(mul_add(score - shift, P(T(kLog2e)), -reference));
+    return shifted_weight(score - shift, reference);
   }
   // The reference to subtract: 0 where no key was seen yet.
   [[nodiscard]] static P exponent_base(const SoftmaxState<T>& state, int v) {
@@ -146,6 +141,25 @@ struct Softmax {
  private:
   // Beyond it, floating-point numbers are whole: 2^20 (float), 2^49 (double).
   static constexpr T kIntegerLimit = detail::FloatLayout<T>::round_magic / T(12);
+
+  [[nodiscard]] static P shifted_weight(P score, P reference) {
+    return exp2_weight(mul_add(score, P(T(kLog2e)), -reference));
+  }
+
+  template <class Shifted>
+  static void exponentiate_about(const LaneTile<T>& scores, int v, const SoftmaxState<T>& state,
+                                 Shifted&& shifted) {
+    const Index at = v * kLanes<T>;
+    const P reference = exponent_base(state, v);
+    P sum = P::load(state.sum + at);
+    T* cell = scores.data + at;
+    for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
+      const P weight = shifted_weight(shifted(P::load(cell)), reference);
+      weight.store(cell);
+      sum += weight;
+    }
+    sum.store(state.sum + at);
+  }
 
   [[nodiscard]] static P ceiling(P x) {
     const T magic = detail::FloatLayout<T>::round_magic;

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Keys and values of a growing sequence, for decoding: forward() reads it in place.
+//
+//   KvCache<float> cache(batch, kv_heads, dim_qk, dim_v);
+//   cache.append(new_keys, new_values);                          // (batch, kv_heads, n, dim) each
+//   forward(op, {query, cache.keys(), cache.values(), {}}, causal<float>(Align::bottom_right), out);
+//
+// Memory  pages of `page_rows` rows for all batches and heads; growing adds pages and copies none.
+
+#include <heed/core/view.hpp>
+#include <heed/simd/pack.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+template <class T>
+class KvCache {
+ public:
+  static constexpr Index kDefaultPageRows = 256;
+
+  // page_rows: a positive multiple of kPanelLanes<T>. Throws std::invalid_argument.
+  KvCache(Index batch, Index kv_heads, Index dim_qk, Index dim_v,
+          Index page_rows = kDefaultPageRows)
+      : key_shape_{batch, kv_heads, 0, dim_qk},
+        value_shape_{batch, kv_heads, 0, dim_v},
+        page_rows_(page_rows) {
+    require(batch >= 0 && kv_heads >= 0 && dim_qk >= 0 && dim_v >= 0, "KvCache: batch ", batch,
+            ", kv_heads ", kv_heads, ", dim_qk ", dim_qk, ", dim_v ", dim_v,
+            "; none may be negative");
+    require(page_rows > 0 && page_rows % kPanelLanes<T> == 0, "KvCache: page_rows is ", page_rows,
+            ", it must be a positive multiple of ", kPanelLanes<T>);
+    (void)page_numbers(key_shape_);
+    (void)page_numbers(value_shape_);
+  }
+
+  // Tokens held, and tokens for which there is room.
+  [[nodiscard]] Index len() const { return key_shape_.len; }
+  [[nodiscard]] Index capacity() const { return Index(pages_.size()) * page_rows_; }
+
+  // Room for `len` tokens. Throws std::bad_alloc; the cache is then as it was.
+  void reserve(Index len) {
+    while (capacity() < len) {
+      key_pages_.reserve(pages_.size() + 1);
+      value_pages_.reserve(pages_.size() + 1);
+      const Index keys = page_numbers(key_shape_);
+      pages_.push_back(std::make_unique<T[]>(std::size_t(keys + page_numbers(value_shape_))));
+      key_pages_.push_back(pages_.back().get());
+      value_pages_.push_back(pages_.back().get() + keys);
+    }
+  }
+
+  // Adds the tokens of `key` (batch, kv_heads, n, dim_qk) and `value` (batch, kv_heads, n, dim_v), in
+  // any layout. Throws std::invalid_argument, std::bad_alloc; the cache is then as it was. Views taken
+  // before are no longer valid.
+  void append(const std::type_identity_t<TensorView<const T>>& key,
+              const std::type_identity_t<TensorView<const T>>& value) {
+    check(key, key_shape_, "key");
+    check(value, value_shape_, "value");
+    require(value.shape().len == key.shape().len, "KvCache::append: value has len ",
+            value.shape().len, ", key has ", key.shape().len);
+    const Index count = key.shape().len;
+    reserve(len() + count);
+    copy(key, key_pages_, key_shape_);
+    copy(value, value_pages_, value_shape_);
+    key_shape_.len = value_shape_.len = len() + count;
+  }
+
+  // Forgets the tokens from `len` on; their memory is kept.
+  void truncate(Index len) {
+    require(len >= 0 && len <= this->len(), "KvCache::truncate: len is ", len,
+            ", the cache holds ", this->len(), " tokens");
+    key_shape_.len = value_shape_.len = len;
+  }
+
+  // Valid until the next append() or reserve().
+  [[nodiscard]] TensorView<const T> keys() const { return view(key_pages_, key_shape_); }
+  [[nodiscard]] TensorView<const T> values() const { return view(value_pages_, value_shape_); }
+
+ private:
+  // A page is (batch, kv_heads, page_rows, dim).
+  [[nodiscard]] Strides strides(const Shape& shape) const {
+    return {shape.heads * page_rows_ * shape.dim, page_rows_ * shape.dim, shape.dim};
+  }
+  [[nodiscard]] Index page_numbers(const Shape& shape) const {
+    return element_count({shape.batch, shape.heads, page_rows_, shape.dim}, "KvCache: a page");
+  }
+  [[nodiscard]] TensorView<const T> view(const std::vector<T*>& pages, const Shape& shape) const {
+    return TensorView<const T>::paged(pages.data(), page_rows_, shape, strides(shape));
+  }
+
+  void check(const TensorView<const T>& rows, const Shape& own, const char* name) const {
+    Shape wanted = own;
+    wanted.len = rows.shape().len;
+    require(rows.shape() == wanted && wanted.len >= 0, "KvCache::append: ", name, " has shape ",
+            rows.shape(), ", the cache holds (", own.batch, ",", own.heads, ",n,", own.dim, ")");
+    require(!rows.has_elements() || rows.page_rows() > 0 || rows.data() != nullptr,
+            "KvCache::append: ", name, " has a null pointer and shape ", rows.shape());
+  }
+  void copy(const TensorView<const T>& from, const std::vector<T*>& pages, const Shape& own) {
+    const TensorView<T> to = TensorView<T>::paged(
+        pages.data(), page_rows_, {own.batch, own.heads, capacity(), own.dim}, strides(own));
+    for (Index b = 0; b < own.batch; ++b)
+      for (Index h = 0; h < own.heads; ++h)
+        for (Index t = 0; t < from.shape().len; ++t)
+          std::copy_n(from.row(b, h, t), own.dim, to.row(b, h, own.len + t));
+  }
+
+  Shape key_shape_, value_shape_;
+  Index page_rows_;
+  std::vector<std::unique_ptr<T[]>> pages_;
+  std::vector<T*> key_pages_, value_pages_;
+};
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The engine's two products for a panel that holds one or few queries, as in decoding: vectors run along
+// the columns of keys and values, which are read once, in the order of memory.
+//
+// Cost  dim / W loads and FMAs per key and query in each product, and a transpose per W keys; a panel of
+//       one vector of queries takes dim FMAs per key, whether its lanes are in use or not.
+
+#include <heed/simd/transpose.hpp>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace heed::inline HEED_ABI {
+
+// Up to this many queries these products are faster than a panel of one vector.
+template <class T>
+inline constexpr Index kNarrowRows = kLanes<T> >= 8 ? kLanes<T> / 4 : 1;
+
+namespace detail {
+
+// The first `count` < W numbers, zeros behind.
+template <class T>
+[[nodiscard]] inline Pack<T> load_part(const T* from, Index count) {
+  T lanes[kLanes<T>] = {};
+  std::copy(from, from + count, lanes);
+  return Pack<T>::load(lanes);
+}
+
+// How far ahead rows are asked for, in bytes: a page of most systems, where hardware stops looking ahead.
+inline constexpr Index kPrefetchBytes = 4096;
+
+// Asks for the memory kPrefetchBytes behind `count` numbers; it need not exist.
+template <class T>
+inline void prefetch_after(const T* numbers, Index count) {
+  constexpr Index line = 64 / Index(sizeof(T));
+  const auto address = reinterpret_cast<std::uintptr_t>(numbers) + std::uintptr_t(kPrefetchBytes);
+  for (Index n = 0; n < count; n += line)
+    __builtin_prefetch(reinterpret_cast<const void*>(address + std::uintptr_t(n) * sizeof(T)));
+}
+
+// Dot products of `Keys` <= W rows with one query; lanes from Keys on hold 0.
+template <class T, int Keys>
+[[nodiscard]] inline Pack<T> dots_of_rows(const T* rows, Index stride, Index columns,
+                                          const T* query) {
+  constexpr Index W = kLanes<T>;
+  Pack<T> sums[W];
+  for (Index k = 0; k < W; ++k) sums[k] = T(0);
+  Index c = 0;
+  for (; c + W <= columns; c += W) {
+    const Pack<T> q = Pack<T>::load(query + c);
+#pragma GCC unroll 16
+    for (Index k = 0; k < Keys; ++k)
+      sums[k] = mul_add(Pack<T>::load(rows + k * stride + c), q, sums[k]);
+  }
+  if (c < columns) {
+    const Pack<T> q = load_part(query + c, columns - c);
+    for (Index k = 0; k < Keys; ++k)
+      sums[k] = mul_add(load_part(rows + k * stride + c, columns - c), q, sums[k]);
+  }
+  transpose_stages<T, 1>(sums);
+#pragma GCC unroll 4
+  for (Index half = W / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+    for (Index k = 0; k < half; ++k) sums[k] += sums[k + half];
+  return sums[0];
+}
+
+// sums[v] += sum over keys of weights[key * weights_row] * rows[key][v * W ...]
+template <class T, int Vectors>
+inline void mix_vectors(const T* rows, Index stride, Index keys, const T* weights,
+                        Index weights_row, T* sums) {
+  constexpr Index W = kLanes<T>;
+  Pack<T> acc[Vectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < Vectors; ++v) acc[v] = Pack<T>::load(sums + v * W);
+#pragma GCC unroll 2
+  for (Index j = 0; j < keys; ++j) {
+    const Pack<T> weight = weights[j * weights_row];
+    prefetch_after(rows + j * stride, Vectors * W);
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v)
+      acc[v] = mul_add(weight, Pack<T>::load(rows + j * stride + v * W), acc[v]);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < Vectors; ++v) acc[v].store(sums + v * W);
+}
+
+}  // namespace detail
+
+// out[key][i] = rows[key] . queries[i] for i < query_rows; the lanes behind hold those of query 0.
+// queries: dense rows of `query_stride` numbers; out: [keys][lanes].
+template <class T>
+void narrow_dots(const T* rows, Index stride, Index keys, Index columns, const T* queries,
+                 Index query_stride, Index query_rows, T* out, Index lanes) {
+  constexpr Index W = kLanes<T>;
+  for (Index j = 0; j < keys; j += W) {
+    const Index count = std::min(W, keys - j);
+    for (Index k = 0; k < count; ++k) detail::prefetch_after(rows + (j + k) * stride, columns);
+    for (Index i = 0; i < query_rows; ++i) {
+      const T* query = queries + i * query_stride;
+      Pack<T> dots = T(0);
+      if (count == W)
+        dots = detail::dots_of_rows<T, int(W)>(rows + j * stride, stride, columns, query);
+      else
+        for (Index k = 0; k < count; ++k) {
+          const Pack<T> one = detail::dots_of_rows<T, 1>(rows + (j + k) * stride, stride, columns, query);
+          dots.v[k] = one.v[0];
+        }
+      for (Index k = 0; k < count; ++k) {
+        T* row = out + (j + k) * lanes;
+        if (i == 0)
+          std::fill(row, row + lanes, dots.v[k]);
+        else
+          row[i] = dots.v[k];
+      }
+    }
+  }
+}
+
+// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows; weights and
+// out have `lanes` numbers per row.
+template <class T>
+void narrow_mix(const T* rows, Index stride, Index keys, Index columns, const T* weights,
+                Index query_rows, T* out, Index lanes) {
+  constexpr Index W = kLanes<T>;
+  constexpr int kBlock = 8;
+  for (Index i = 0; i < query_rows; ++i) {
+    Index c = 0;
+    const auto block = [&]<int Vectors>() {
+      T sums[Vectors * W] = {};
+      detail::mix_vectors<T, Vectors>(rows + c, stride, keys, weights + i, lanes, sums);
+      for (Index n = 0; n < Vectors * W; ++n) out[(c + n) * lanes + i] += sums[n];
+      c += Vectors * W;
+    };
+    while (c + kBlock * W <= columns) block.template operator()<kBlock>();
+    if (c + 4 * W <= columns) block.template operator()<4>();
+    while (c + W <= columns) block.template operator()<1>();
+    for (; c < columns; ++c) {
+      T sum = T(0);
+      for (Index j = 0; j < keys; ++j) sum += weights[j * lanes + i] * rows[j * stride + c];
+      out[c * lanes + i] += sum;
+    }
+  }
+}
+
+}  // namespace heed::inline HEED_ABI
