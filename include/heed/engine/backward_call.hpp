@@ -74,11 +74,11 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
               const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
               const TensorView<const typename Op::Scalar>& out,
               const TensorView<const typename Op::Scalar>& grad_out,
-              const Gradients<typename Op::Scalar>& grads, Op* grad_op = nullptr,
+              const Gradients<typename Op::Scalar>& grads,
+              std::type_identity_t<Op>* grad_op = nullptr,
               const Options& options = {}) {
   using T = typename Op::Scalar;
   using Worker = detail::BackwardWorker<Op, T>;
-  using Normaliser = typename Op::NormaliserType;
   static_assert(check_attention_op<Op>());
   const std::string where = detail::door_name("heed::backward", options.name);
   const Geometry g = geometry_of(op, in, where);
@@ -91,11 +91,9 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::check_gradients(grads, in, bound, out, grad_out, where);
   detail::check_saved<Op>(saved, g, where);
 
-  const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, true) + 1;
   KeySide<Op, T> keys(op, g, in.key);
-  const CallContext<Op, T> c{
-      op, g, bound, in, make_plan<T>(g, options, Normaliser::streams ? 0 : row_tiles, 0, true),
-      T(scale_of(op, g, options)), keys};
+  const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, 0, true),
+                             T(scale_of(op, g, options)), keys};
   detail::BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =

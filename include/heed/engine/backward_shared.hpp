@@ -68,6 +68,11 @@ struct BackwardShared {
     zeros(dparams, parameters);
   }
 
+  [[nodiscard]] Index bytes() const {
+    return Index((dfeatures.size() + dprojected.size()) * sizeof(T) +
+                 (dtables.size() + dparams.size()) * sizeof(double));
+  }
+
   // The parameter gradients as an op.
   [[nodiscard]] Op parameter_gradients(const CallContext<Op, T>& c) const {
     Op sums = zeros_like(c.op);

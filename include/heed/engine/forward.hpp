@@ -180,18 +180,13 @@ class ForwardWorker {
     const Rows<T> values = my.panel.values(seen.at);
     if (!seen.hides_pairs || all_finite(values)) {
       weigh();
-      const Index rows = seen.at.rows;
-      if (rows <= kNarrowRows<T>)
-        narrow_mix(values.data, values.stride, values.count, values.columns, tile.data, rows,
-                   my.out.data, my.out.lanes);
-      else
-        add_lane_product(values, tile, c_.plan.vectors, my.out);
+      add_lane_product(values, tile, c_.plan.vectors, seen.at.rows, my.out);
       return;
     }
     const LaneTile<T> visible{transposed_, seen.at.keys, tile.lanes};
     my.panel.mark_hidden(seen.at, seen.kind, visible);
     weigh();
-    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, my.out, copy_);
+    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, seen.at.rows, my.out, copy_);
   }
 
   void read(My& my, int global) {
@@ -292,10 +287,9 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::require_apart(out, in.value, "out", "value", where);
   detail::require_apart(out, in.extra, "out", "extra", where);
   const BoundMask<T> bound(mask, g, where.c_str());
-  const Index row_tiles = detail::RowScratch<Op, T>::tiles(op, false);
   KeySide<Op, T> keys(op, g, in.key);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
-  const CallContext<Op, T> c{op, g, bound, in, make_plan<T>(g, options, row_tiles, pages, false),
+  const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, pages, false),
                              T(scale_of(op, g, options)), keys};
   if (saved) detail::prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());

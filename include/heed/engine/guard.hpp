@@ -49,10 +49,14 @@ template <class T>
   return {memory, rows.count, rows.columns, stride};
 }
 
-// out[column][lane] += sum over keys of values[key][column] * weights[key][lane].
+// out[column][lane] += sum over keys of values[key][column] * weights[key][lane], for the lanes of
+// `queries` queries at least.
 template <class T>
-void add_lane_product(const Rows<T>& values, const LaneTile<T>& weights, int vectors,
+void add_lane_product(const Rows<T>& values, const LaneTile<T>& weights, int vectors, Index queries,
                       const LaneTile<T>& out) {
+  if (queries <= kNarrowRows<T>)
+    return narrow_mix(values.data, values.stride, values.count, values.columns, weights.data, queries,
+                      out.data, out.lanes);
   panel_gemm<Store::add>(values.columns, values.count, vectors,
                          Broadcast<T>{values.data, 1, values.stride}, weights.data, weights.lanes,
                          out.data, out.lanes);
@@ -62,9 +66,9 @@ void add_lane_product(const Rows<T>& values, const LaneTile<T>& weights, int vec
 // not see the key; `copy` has room for values.count * values.columns numbers.
 template <class T>
 void add_lane_product_guarded(const Rows<T>& values, const LaneTile<T>& weights,
-                              const LaneTile<T>& scores, int vectors, const LaneTile<T>& out,
-                              T* copy) {
-  add_lane_product(finite_copy(values, copy, values.columns), weights, vectors, out);
+                              const LaneTile<T>& scores, int vectors, Index queries,
+                              const LaneTile<T>& out, T* copy) {
+  add_lane_product(finite_copy(values, copy, values.columns), weights, vectors, queries, out);
   for (Index j = 0; j < values.count; ++j)
     for (Index c = 0; c < values.columns; ++c) {
       const T x = values.row(j)[c];

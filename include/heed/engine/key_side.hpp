@@ -118,6 +118,10 @@ class KeySide {
 
   [[nodiscard]] const Needs& needs() const { return needs_; }
 
+  [[nodiscard]] Index bytes() const {
+    return Index((features_.size() + projected_.size() + tables_.size()) * sizeof(T));
+  }
+
   // Fills all side values; constant afterwards.
   void build(int threads) {
     if constexpr (!Needs::any) return;

@@ -92,6 +92,14 @@ struct RowScratch {
   }
 };
 
+// The plan of a call; in backward a row normaliser keeps the gradients of a row's weights, too.
+template <class T, class Op>
+[[nodiscard]] Plan plan_call(const Op& op, const Geometry& g, const Options& options,
+                             Index page_rows, bool backward) {
+  const Index rows = RowScratch<Op, T>::tiles(op, backward);
+  return make_plan<T>(g, options, rows > 0 && backward ? rows + 1 : rows, page_rows, backward);
+}
+
 struct SeenTile {
   TilePlace at;
   TileKind kind;         // partial, too, where only lanes beyond the last query are hidden

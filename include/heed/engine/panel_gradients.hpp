@@ -207,9 +207,10 @@ class PanelGradients {
   void add_lanes(const Rows<T>& values, bool hides, const LaneTile<T>& weights,
                  const LaneTile<T>& out) const {
     if (!hides || all_finite(values))
-      add_lane_product(values, weights, c_.plan.vectors, out);
+      add_lane_product(values, weights, c_.plan.vectors, panel_.place.rows, out);
     else
-      add_lane_product_guarded(values, weights, work_.marks, c_.plan.vectors, out, work_.copy);
+      add_lane_product_guarded(values, weights, work_.marks, c_.plan.vectors, panel_.place.rows, out,
+                               work_.copy);
   }
 
   void add_to_queries(int m, const TilePlace& at, bool hides, const LaneTile<T>& dscores) {

@@ -112,17 +112,6 @@ struct Difference : Lambda {
     for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - factor * second[j];
     return weights;
   }
-  // What the differences are made of: both terms.
-  template <class S>
-  [[nodiscard]] std::vector<double> weight_terms(const std::vector<std::vector<S>>& rows,
-                                                 const std::vector<S>& weights) const {
-    std::vector<double> terms;
-    for (const S& first : long_hand_softmax(rows[0])) {
-      const double p = double(math::value_of(first));
-      terms.push_back(p + std::abs(p - double(math::value_of(weights[terms.size()]))));
-    }
-    return terms;
-  }
 
  private:
   struct RowSums {

@@ -31,8 +31,9 @@ namespace heed::inline HEED_ABI::reference {
 
 // What the tolerance rules are made of, over visible keys j:
 //   s_row               per row, over all maps: max_j scale sum_c |q_c k_jc|
-//   weighted_abs_value  per element of mixed: sum_j p_j |v_j| with p_j = |weight_j|, or, where weights
-//                       are differences, the sizes of their terms: normaliser.weight_terms(rows, weights)
+//   weighted_abs_value  per element of mixed: sum_j p_j |v_j| with p_j = |weight_j|, or, with two
+//                       maps, what their difference is made of: p1_j + |p1_j - weight_j|, or what the
+//                       normaliser says: weight_terms(rows, weights)
 struct ErrorScale {
   std::vector<double> s_row, weighted_abs_value;
 };
@@ -170,15 +171,25 @@ class Forward {
 
   void note_values(const std::vector<S>& weights, const std::vector<std::vector<S>>& rows,
                    const std::vector<Index>& keys, const S* value, Index row) {
-    std::vector<double> terms;
-    if constexpr (requires { op_.normaliser.weight_terms(rows, weights); })
-      terms = op_.normaliser.weight_terms(rows, weights);
-    else
-      for (const S& w : weights) terms.push_back(std::abs(double(math::value_of(w))));
+    const std::vector<double> terms = weight_terms(weights, rows);
     for (std::size_t n = 0; n < keys.size(); ++n)
       for (Index c = 0; c < g_.dim_v; ++c)
         result_.error_scale.weighted_abs_value[std::size_t(row * g_.dim_v + c)] +=
             terms[n] * std::abs(double(math::value_of(value[keys[n] * g_.dim_v + c])));
+  }
+
+  [[nodiscard]] std::vector<double> weight_terms(const std::vector<S>& weights,
+                                                 const std::vector<std::vector<S>>& rows) const {
+    if constexpr (requires { op_.normaliser.weight_terms(rows, weights); })
+      return op_.normaliser.weight_terms(rows, weights);
+    std::vector<S> first(weights.size(), math::constant<S>(0));
+    if constexpr (maps == 2) first = long_hand_softmax(rows[0]);
+    std::vector<double> terms;
+    for (std::size_t n = 0; n < weights.size(); ++n) {
+      const double p = double(math::value_of(first[n]));
+      terms.push_back(p + std::abs(p - double(math::value_of(weights[n]))));
+    }
+    return terms;
   }
 
   void scatter(const std::vector<S>& visible, const std::vector<Index>& keys, Index row,

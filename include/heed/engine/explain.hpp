@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a call will do, without doing it: its tiles, workers, scratch and flops, and what keeps it from the
+// fastest path.
+//
+//   std::puts(heed::explain(op, geometry, mask).text().c_str());
+
+#include <heed/engine/backward_call.hpp>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+enum class Pass { forward, backward };
+
+struct Explanation {
+  std::string instruction_set;   // that the headers were compiled for
+  Index lanes = 0;               // queries per panel
+  Index key_tile = 0;            // keys per tile
+  Index group = 0;               // panels that share a pass over keys and values
+  Index units = 0;               // units of work, handed out to the workers
+  int workers = 0;
+  Index scratch_bytes = 0;       // all workers, with side values of keys and sums of gradients
+  Index full_tiles = 0, partial_tiles = 0, skipped_tiles = 0;
+  double visible_flops = 0;      // of the plain products, over the pairs in tiles that are not skipped
+  double computed_flops = 0;     // the same with every lane of those tiles
+  std::vector<std::string> remarks;  // why not faster
+
+  [[nodiscard]] std::string text() const {
+    std::ostringstream out;
+    out << instruction_set << "; panels of " << lanes << " queries, " << group
+        << " to a group, tiles of " << key_tile << " keys: " << full_tiles << " whole, "
+        << partial_tiles << " masked, " << skipped_tiles << " skipped\n"
+        << units << " units on " << workers << (workers == 1 ? " worker, " : " workers, ")
+        << (scratch_bytes + 1023) / 1024 << " KiB of scratch, " << computed_flops * 1e-9
+        << " GFLOP in products\n";
+    for (const std::string& remark : remarks) out << "- " << remark << "\n";
+    return out.str();
+  }
+};
+
+namespace detail {
+
+[[nodiscard]] inline std::string instruction_set() {
+#if defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__) && defined(__FMA__)
+  return "AVX2 with FMA";
+#elif defined(__AVX__)
+  return "AVX";
+#elif defined(__aarch64__)
+  return "NEON";
+#else
+  return "128-bit registers";
+#endif
+}
+
+// Tiles of all panels by kind, and the products' flops in them.
+template <class Op, class T>
+void count_tiles(const CallContext<Op, T>& c, Pass pass, Explanation& e) {
+  const Geometry& g = c.geometry;
+  const double per_pair =
+      pass == Pass::forward ? 2.0 * double(g.dim_qk + g.dim_v)
+                            : 2.0 * double(3 * g.dim_qk + 2 * g.dim_v);
+  Scratch<T> none;
+  Panel<Op, T> panel(c, none, pass == Pass::backward);
+  for (Index b = 0; b < g.batch; ++b)
+    for (Index h = 0; h < g.heads; ++h)
+      for (Index p = 0; p < c.plan.panels; ++p) {
+        panel.move_to(b, h, p);
+        for (Index t = 0; t < c.plan.tiles; ++t) {
+          const SeenTile tile = panel.tile(t);
+          if (tile.kind == TileKind::empty) {
+            ++e.skipped_tiles;
+            continue;
+          }
+          ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
+          e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
+          const bool narrow = tile.at.rows <= kNarrowRows<T>;
+          e.computed_flops += per_pair * double(tile.at.keys * (narrow ? tile.at.rows : c.plan.lanes));
+        }
+      }
+}
+
+template <class Op, class T>
+void remark(const CallContext<Op, T>& c, const Options& options, Index worker_bytes, Explanation& e) {
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  const Geometry& g = c.geometry;
+  const auto say = [&e](auto&&... parts) {
+    std::ostringstream out;
+    (out << ... << parts);
+    e.remarks.push_back(out.str());
+  };
+  if (kRegisterBytes < 32 && sizeof(void*) == 8 && e.instruction_set != "NEON")
+    say("compiled without -march flags: registers of ", kRegisterBytes,
+        " bytes and no fused multiply-add; -march=native is several times faster");
+  if (e.units == 0) return say("nothing to compute");
+  const Index last = g.len_q - (c.plan.panels - 1) * c.plan.lanes;
+  if (last <= kNarrowRows<T>)
+    say("the last panel holds ", last, last == 1 ? " query" : " queries",
+        ": products along the columns, bound by memory");
+  else if (last < c.plan.lanes)
+    say("the last panel fills ", last, " of ", c.plan.lanes, " lanes");
+  if (!Normaliser::streams)
+    say("the normaliser needs whole rows: scratch grows with len_kv",
+        c.plan.vectors < kPanelVectors && g.len_q > c.plan.lanes && options.panel_vectors == 0
+            ? ", and panels are narrow so that the rows stay in cache"
+            : "");
+  if (!Score::plain && !HasScoreVjp<Score, Pack<T>>)
+    say("the score has no score_vjp: backward differentiates it by dual numbers");
+  if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
+  if (c.mask.soft_cap() != T(0)) say("a soft cap takes a tanh per pair");
+  const int threads = int(resolve_threads(options.threads));
+  if (e.workers < threads) {
+    if (e.units < threads)
+      say("there are fewer units of work than threads (", e.units, " of ", threads, ")");
+    else if (worker_bytes * threads > kScratchBytes)
+      say("scratch of ", worker_bytes / 1024, " KiB per worker is worth ", e.workers, " of ",
+          threads, " workers");
+    else
+      say("the call is too small for more than ", e.workers, " of ", threads, " threads");
+  }
+}
+
+}  // namespace detail
+
+// What forward() or backward() of `op` on inputs of these sizes will do. Throws as they do.
+template <AttentionOp Op>
+[[nodiscard]] Explanation explain(const Op& op, const Geometry& g,
+                                  const Mask<typename Op::Scalar>& mask = {},
+                                  Pass pass = Pass::forward, const Options& options = {}) {
+  using T = typename Op::Scalar;
+  const bool back = pass == Pass::backward;
+  op.validate(g, "heed::explain");
+  const BoundMask<T> bound(mask, g, "heed::explain");
+  const KeySide<Op, T> keys(op, g, {});
+  const CallContext<Op, T> c{op, g, bound, {}, detail::plan_call<T>(op, g, options, 0, back),
+                             T(scale_of(op, g, options)), keys};
+  Explanation e;
+  e.instruction_set = detail::instruction_set();
+  e.lanes = c.plan.lanes;
+  e.key_tile = c.plan.tile;
+  e.group = c.plan.group;
+  Index worker = 0, shared_bytes = keys.bytes();
+  if (back) {
+    e.units = g.batch * g.heads * c.groups_of(1);
+    const Saved<T> saved;
+    detail::BackwardShared<Op, T> shared(c, saved, {}, {}, {});
+    shared_bytes += shared.bytes();
+    worker = scratch_elements<T>([&](Scratch<T>& s) {
+      return detail::BackwardWorker<Op, T>(c, shared, s);
+    });
+  } else {
+    e.units = g.batch * g.kv_heads * c.groups_of(g.group());
+    worker = scratch_elements<T>([&](Scratch<T>& s) {
+      return detail::ForwardWorker<Op, T>(c, {}, nullptr, s);
+    });
+  }
+  const Index bytes = worker * Index(sizeof(T));
+  e.workers = worker_count(options, g, e.units, bytes);
+  e.scratch_bytes = e.workers * bytes + shared_bytes;
+  if (e.units > 0) detail::count_tiles(c, pass, e);
+  detail::remark(c, options, bytes, e);
+  return e;
+}
+
+}  // namespace heed::inline HEED_ABI
