@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops.hpp"
+#include "suite.hpp"
 
 void heed_bench::add_float() { add_variants<float>("float"); }

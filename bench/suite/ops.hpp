@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One variant as benchmarks: its call, and its comparison with the slow twin.
+// Variants as benchmarks: their calls, and their comparison with the slow twin.
 
-#include "suite.hpp"
+#include "measure.hpp"
 
-#include <heed/engine/backward_call.hpp>
+#include <heed/attention.hpp>
 #include <heed/reference/reference.hpp>
 #include <heed/variants.hpp>
-
-#include <memory>
-#include <vector>
 
 namespace heed_bench {
 
 template <class T>
 std::vector<T> normals(Index count, std::uint64_t stream) {
   const heed::CounterRandom random(7, stream);
-  std::vector<T> x;
-  for (Index i = 0; i < count; ++i) x.push_back(T(random.normal(std::uint64_t(i))));
+  std::vector<T> x(static_cast<std::size_t>(count));
+  for (Index i = 0; i < count; ++i) x[std::size_t(i)] = T(random.normal(std::uint64_t(i)));
   return x;
 }
 
@@ -28,33 +25,32 @@ class Call {
  public:
   using T = typename Op::Scalar;
 
-  Call(const Op& op, const heed::Geometry& g, bool causal) : op_(op), grad_(op), g_(g) {
-    if (causal) mask_ = heed::causal<T>();
+  Call(const Op& op, const heed::Geometry& g, MaskKind mask, int threads)
+      : op_(op), grad_(op), g_(g) {
+    options_.threads = threads;
     const heed::Shape q{g.batch, g.query_heads, g.len_q, g.dim_qk};
     const heed::Shape k{g.batch, g.kv_heads, g.len_kv, g.dim_qk};
     const heed::Shape v{g.batch, g.kv_heads, g.len_kv, g.dim_v};
     const heed::Shape extra{g.batch, g.heads, g.len_q, op.extra_dim(g)};
     shape_ = {g.batch, g.heads, g.len_q, g.dim_v};
     in_ = {input(0, q), input(1, k), input(2, v), {}};
-    grads_ = {output(0, q), output(1, k), output(2, v), {}, {}};
-    if (extra.dim > 0) {
-      in_.extra = input(3, extra);
-      grads_.extra = output(3, extra);
-    }
+    if (extra.dim > 0) in_.extra = input(3, extra);
     grad_out_ = input(4, shape_);
     out_ = output(4, shape_);
+    use_mask(mask);
   }
+  Call(const Call&) = delete;  // views
 
-  void forward() { heed::forward(op_, in_, mask_, out_, &saved_); }
+  void forward() { heed::forward(op_, in_, mask_, out_, &saved_, options_); }
   void backward() {
+    if (!grads_.query.given()) take_gradients();
     heed::backward(op_, in_, mask_, saved_, heed::TensorView<const T>(out_), grad_out_, grads_,
-                   &grad_);
+                   &grad_, options_);
   }
 
-  // Largest difference from the slow twin, relative to the largest number, over out and dq, dk, dv.
-  double deviation_from_twin() {
+  // Largest difference from the slow twin, relative to the largest number: over out, or dq, dk, dv.
+  double deviation_from_twin(Pass pass) {
     forward();
-    backward();
     heed::reference::Problem<T> problem;
     problem.geometry = g_;
     problem.query = numbers_[0];
@@ -62,10 +58,12 @@ class Call {
     problem.value = numbers_[2];
     problem.extra = numbers_[3];
     heed::reference::use_mask(problem, mask_);
-    const auto out = heed::reference::forward(op_, problem).out;
+    if (pass == Pass::forward)
+      return deviation(results_[4], heed::reference::forward(op_, problem).out);
+    backward();
     const auto slow = heed::reference::gradients(op_, problem, numbers_[4]);
-    return std::max({deviation(results_[4], out), deviation(results_[0], slow.dquery),
-                     deviation(results_[1], slow.dkey), deviation(results_[2], slow.dvalue)});
+    return std::max({deviation(results_[0], slow.dquery), deviation(results_[1], slow.dkey),
+                     deviation(results_[2], slow.dvalue)});
   }
 
  private:
@@ -76,6 +74,24 @@ class Call {
   heed::TensorView<T> output(std::size_t i, const heed::Shape& s) {
     results_[i].resize(std::size_t(heed::element_count(s, "heed_bench")));
     return {results_[i].data(), s};
+  }
+  void take_gradients() {
+    grads_ = {output(0, in_.query.shape()), output(1, in_.key.shape()), output(2, in_.value.shape()),
+              {}, {}};
+    if (in_.extra.given()) grads_.extra = output(3, in_.extra.shape());
+    if (mask_.has_bias()) grads_.bias = output(5, {1, 1, g_.len_q, g_.len_kv});
+  }
+  // A boolean mask hides every eighth pair.
+  void use_mask(MaskKind kind) {
+    const heed::Shape pairs{1, 1, g_.len_q, g_.len_kv};
+    const Index count = g_.len_q * g_.len_kv;
+    if (kind == MaskKind::causal) mask_ = heed::causal<T>();
+    if (kind == MaskKind::bias) mask_ = heed::bias<T>(input(5, pairs));
+    if (kind != MaskKind::boolean) return;
+    allowed_.reset(new bool[std::size_t(count)]);
+    const heed::CounterRandom random(7, 99);
+    for (Index i = 0; i < count; ++i) allowed_[std::size_t(i)] = random.uniform(std::uint64_t(i)) > 0.125;
+    mask_ = heed::boolean<T>({allowed_.get(), pairs});
   }
   static double deviation(const std::vector<T>& a, const std::vector<T>& b) {
     double error = 0, top = 0;
@@ -89,9 +105,11 @@ class Call {
 
   Op op_, grad_;
   heed::Geometry g_;
+  heed::Options options_;
   heed::Mask<T> mask_;
   heed::Shape shape_;
-  std::vector<T> numbers_[5], results_[5];
+  std::vector<T> numbers_[6], results_[6];
+  std::unique_ptr<bool[]> allowed_;
   heed::Inputs<T> in_;
   heed::Gradients<T> grads_;
   heed::TensorView<T> out_;
@@ -99,47 +117,79 @@ class Call {
   heed::Saved<T> saved_;
 };
 
-[[nodiscard]] inline heed::Geometry geometry(const BenchShape& s) {
-  return {1, s.heads, s.heads, s.heads, s.len, s.len, s.dim, s.dim};
+template <class Op>
+[[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask, int threads) {
+  const auto call = std::make_shared<Call<Op>>(op, g, mask, threads);
+  return {[call] { call->forward(); }, [call] { call->backward(); }};
 }
 
+// What the others are compared with: plain attention, and for masks that are read from memory no mask.
+template <class T>
+[[nodiscard]] Contender baseline(const Case& c) {
+  return contender(heed::ScaledDot<T>{}, c.geometry(),
+                   c.mask == MaskKind::causal ? c.mask : MaskKind::full, c.threads);
+}
 
-// Runs one benchmark: compare first, then time.
+// The op on a few rows and one key-value head, against the slow twin.
 template <class Op>
-void run(benchmark::State& state, const heed::Variant<Op>& variant, const BenchShape& s,
-         bool backward) {
-  using T = typename Op::Scalar;
+[[nodiscard]] double small_deviation(const heed::Variant<Op>& variant, const Case& c, Pass pass) {
   heed::Geometry small = variant.geometry;
-  small.len_q = small.len_kv = 70;
-  const double error = Call<Op>(variant.op, small, s.causal).deviation_from_twin();
-  if (!(error < (sizeof(T) == 4 ? 1e-3 : 1e-10))) {
-    state.SkipWithError(("differs from the slow twin by " + std::to_string(error)).c_str());
-    return;
+  small.len_q = std::min<Index>(small.len_q, 70);
+  small.len_kv = 70;
+  return Call<Op>(variant.op, small, c.mask, c.threads).deviation_from_twin(pass);
+}
+
+// Compares first, then times.
+template <class Op>
+void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& c, Pass pass,
+         bool& compared) {
+  using T = typename Op::Scalar;
+  if (!compared) {
+    const double error = small_deviation(variant, c, pass);
+    if (!(error < (sizeof(T) == 4 ? 1e-3 : 1e-10))) {
+      state.SkipWithError(("differs from the slow twin by " + std::to_string(error)).c_str());
+      return;
+    }
+    compared = true;
   }
-  Call<Op> call(variant.op, variant.geometry, s.causal);
-  call.forward();
-  for (auto _ : state) {
-    if (backward)
-      call.backward();
-    else
-      call.forward();
+  const Contender mine = contender(variant.op, variant.geometry, c.mask, c.threads);
+  const bool is_baseline = variant.name == std::string("sdpa") && c.mask != MaskKind::boolean &&
+                           c.mask != MaskKind::bias;
+  std::optional<Contender> other;
+  if (!is_baseline) other = baseline<T>(c);
+  measure<T>(state, c, pass, mine, other ? &*other : nullptr);
+}
+
+// Variants that read the key at a query's own position need as many keys as queries.
+template <class Op>
+[[nodiscard]] bool fits(const heed::Variant<Op>& variant) {
+  try {
+    variant.op.validate(variant.geometry, "heed_bench");
+    return true;
+  } catch (const std::invalid_argument&) {
+    return false;
   }
-  report_rate(state, s, backward);
 }
 
 template <class T>
 void add_variants(const char* dtype) {
-  for (const BenchShape& s : kShapes)
-    heed::for_each_variant<T>(geometry(s), [&]<class Op>(const heed::Variant<Op>& variant) {
+  for (const Case& c : cases()) {
+    const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
+      if (!fits(variant)) return;
       const auto shared = std::make_shared<heed::Variant<Op>>(variant);
-      for (const bool backward : {false, true}) {
-        const std::string name = std::string(variant.name) + (backward ? "/backward/" : "/forward/") +
-                                 dtype + "/" + s.text();
-        configure(benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-          run(state, *shared, s, backward);
-        }));
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        if (c.decodes() && pass == Pass::backward) continue;
+        add_benchmark(variant.name, pass, dtype, c,
+                      [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
+                        run(state, *shared, c, pass, *compared);
+                      });
       }
-    });
+    };
+    heed::for_each_variant<T>(c.geometry(), add);
+    heed::ResonantOde<T> eight;
+    eight.normaliser.steps = 8;
+    add(heed::Variant<heed::ResonantOde<T>>{"ode-8", "8 steps", c.geometry(), eight});
+  }
 }
 
 }  // namespace heed_bench

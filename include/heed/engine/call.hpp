@@ -31,7 +31,7 @@ struct Gradients {
 
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.
-  std::optional<double> scale;
+  std::optional<double> scale = {};
   // 0: OpenMP's default, fewer for small calls. Results do not depend on it, not in their last bit.
   int threads = 0;
   // Keys per tile; 0 lets the plan choose. Rounded up to whole panels. Small values make tests cross

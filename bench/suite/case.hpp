@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What is timed: shapes, masks and threads, with their names, products and bytes.
+
+#include <heed/core/geometry.hpp>
+
+#include <string>
+#include <vector>
+
+namespace heed_bench {
+
+using heed::Index;
+
+enum class MaskKind { full, causal, boolean, bias };
+enum class Pass { forward, backward };
+
+struct Case {
+  Index heads, kv_heads, len_q, len_kv, dim, dim_v;  // batch 1
+  MaskKind mask = MaskKind::full;
+  int threads = 1;
+
+  [[nodiscard]] heed::Geometry geometry() const {
+    return {1, heads, heads, kv_heads, len_q, len_kv, dim, dim_v};
+  }
+  // One query per head: time goes to reading keys and values.
+  [[nodiscard]] bool decodes() const { return len_q == 1; }
+
+  [[nodiscard]] std::string text() const {
+    const auto number = [](Index n) { return std::to_string(n); };
+    std::string s = "H" + number(heads);
+    if (kv_heads != heads) s += ":" + number(kv_heads);
+    s += "_T" + (len_q == len_kv ? number(len_q) : number(len_q) + "x" + number(len_kv));
+    s += "_d" + number(dim);
+    if (dim_v != dim) s += "v" + number(dim_v);
+    if (mask == MaskKind::causal) s += "_causal";
+    if (mask == MaskKind::boolean) s += "_boolean";
+    if (mask == MaskKind::bias) s += "_bias";
+    if (threads > 1) s += "_" + number(threads) + "threads";
+    return s;
+  }
+
+  // Of the two products of forward, or the five of backward, over the pairs that a causal mask leaves.
+  [[nodiscard]] double flops(Pass pass) const {
+    const double rows = double(len_q), columns = double(len_kv);
+    const double pairs = mask == MaskKind::causal ? rows * (rows + 1) / 2 : rows * columns;
+    const double per_pair = pass == Pass::forward ? 2.0 * double(dim + dim_v)
+                                                  : 2.0 * double(3 * dim + 2 * dim_v);
+    return per_pair * pairs * double(heads);
+  }
+  // Keys and values.
+  [[nodiscard]] double bytes(std::size_t scalar) const {
+    return double(kv_heads * len_kv * (dim + dim_v)) * double(scalar);
+  }
+};
+
+[[nodiscard]] inline Case square(Index heads, Index len, Index dim, MaskKind mask = MaskKind::full,
+                                 int threads = 1) {
+  return {heads, heads, len, len, dim, dim, mask, threads};
+}
+
+// The cases that run when no filter is given come first.
+inline constexpr std::size_t kUsualCases = 4;
+
+[[nodiscard]] inline const std::vector<Case>& cases() {
+  static const std::vector<Case> list{
+      square(4, 512, 64, MaskKind::causal),
+      square(4, 2048, 64),
+      square(4, 2048, 64, MaskKind::causal),
+      square(2, 2048, 128),
+      // Other masks, widths, lengths.
+      square(4, 2048, 64, MaskKind::boolean),
+      square(4, 2048, 64, MaskKind::bias),
+      square(4, 1024, 64),
+      square(8, 200, 40),
+      square(4, 333, 80),
+      square(4, 512, 96),
+      square(2, 512, 256),
+      {4, 4, 512, 512, 64, 128},
+      {8, 1, 512, 512, 64, 64},
+      // Time as T doubles.
+      square(1, 4096, 64),
+      square(1, 8192, 64),
+      square(1, 16384, 64),
+      square(1, 32768, 64),
+      // Two threads; one head, too.
+      square(4, 2048, 64, MaskKind::full, 2),
+      square(1, 2048, 64, MaskKind::full, 2),
+      square(1, 2048, 64, MaskKind::causal, 2),
+      square(1, 2048, 64),
+      // One query: keys and values of 256 KiB, 8 MiB and 256 MiB in float, twice that in double.
+      {1, 1, 1, 512, 64, 64},
+      {16, 16, 1, 1024, 64, 64},
+      {8, 8, 1, 1024, 128, 128},
+      {32, 32, 1, 16384, 64, 64},
+      {16, 16, 1, 16384, 128, 128},
+      {32, 4, 1, 4096, 64, 64},
+      {32, 32, 1, 16384, 64, 64, MaskKind::full, 2},
+  };
+  return list;
+}
+
+[[nodiscard]] inline const char* text(Pass pass) {
+  return pass == Pass::forward ? "forward" : "backward";
+}
+
+}  // namespace heed_bench

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How a benchmark is timed: its call, the baseline's and the machine's peak in turns, so that shares and
+// ratios come from the same moments.
+
+#include "case.hpp"
+#include "machine.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+namespace heed_bench {
+
+using Action = std::function<void()>;
+
+// What a benchmark runs; the data live as long as the actions.
+struct Contender {
+  Action forward, backward;  // backward relies on a forward call before; may be empty
+  [[nodiscard]] const Action& of(Pass pass) const {
+    return pass == Pass::forward ? forward : backward;
+  }
+};
+
+[[nodiscard]] inline double median(std::vector<double> x) {
+  const auto middle = x.begin() + std::ptrdiff_t(x.size() / 2);
+  std::nth_element(x.begin(), middle, x.end());
+  return *middle;
+}
+
+// Time per call: short calls are warmed up and repeated until a sample lasts long enough.
+class Sampler {
+ public:
+  explicit Sampler(const Action& call) : call_(call) {
+    call_();
+    const double once = seconds(call_);
+    repeats_ = std::max(1, int(2e-3 / std::max(once, 1e-9)));
+  }
+  [[nodiscard]] double sample() const {
+    if (repeats_ > 1) call_();
+    return seconds([&] {
+             for (int i = 0; i < repeats_; ++i) call_();
+           }) /
+           repeats_;
+  }
+
+ private:
+  const Action& call_;
+  int repeats_;
+};
+
+// Counters  GFLOP/s of the plain products and `peak`, their share of the FMA peak; for one query GB/s of
+//           keys and values and `read`, their share of what reading alone reaches; `x_sdpa`, the time over
+//           that of `baseline`, where there is one.
+template <class T>
+void measure(benchmark::State& state, const Case& c, Pass pass, const Contender& contender,
+             const Contender* baseline) {
+  const auto prepare = [pass](const Contender& of) {
+    if (pass == Pass::backward) of.forward();
+    return Sampler(of.of(pass));
+  };
+  const Sampler mine = prepare(contender);
+  std::optional<Sampler> other;
+  if (baseline) other.emplace(prepare(*baseline));
+  std::optional<ReadProbe> reads;
+  if (c.decodes()) reads.emplace(c.bytes(sizeof(T)), c.threads);
+  const double amount = c.decodes() ? c.bytes(sizeof(T)) : c.flops(pass);
+
+  std::vector<double> rates, shares, ratios;
+  for (auto _ : state) {
+    const double time = mine.sample();
+    state.SetIterationTime(time);
+    rates.push_back(amount / time * 1e-9);
+    shares.push_back(amount / time /
+                     (reads ? reads->bytes_per_second() : peak_flops<T>(c.threads)));
+    if (other) ratios.push_back(time / other->sample());
+  }
+  state.counters[c.decodes() ? "GB/s" : "GFLOP/s"] = median(rates);
+  state.counters[c.decodes() ? "read" : "peak"] = median(shares);
+  if (other) state.counters["x_sdpa"] = median(ratios);
+}
+
+inline void add_benchmark(const std::string& contender, Pass pass, const char* dtype, const Case& c,
+                          std::function<void(benchmark::State&)> body) {
+  const std::string name = contender + "/" + text(pass) + "/" + dtype + "/" + c.text();
+  benchmark::RegisterBenchmark(name.c_str(), std::move(body))
+      ->Unit(benchmark::kMillisecond)
+      ->MinTime(0.1)
+      ->UseManualTime();
+}
+
+}  // namespace heed_bench

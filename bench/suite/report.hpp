@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The console's rows, and after them one table per pass and type: contenders by cases.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <iomanip>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace heed_bench {
+
+class TableReporter : public benchmark::ConsoleReporter {
+ public:
+  void ReportRuns(const std::vector<Run>& runs) override {
+    ConsoleReporter::ReportRuns(runs);
+    for (const Run& run : runs)
+      // With repetitions the median comes last.
+      if (!run.error_occurred && (run.run_type == Run::RT_Iteration || run.aggregate_name == "median"))
+        note(run);
+  }
+
+  void Finalize() override {
+    ConsoleReporter::Finalize();
+    for (const auto& [name, table] : tables_) print(name, table);
+  }
+
+ private:
+  struct Table {
+    std::vector<std::string> rows, columns;
+    std::map<std::pair<std::string, std::string>, std::string> cells;
+  };
+
+  static void add_once(std::vector<std::string>& list, const std::string& x) {
+    if (std::find(list.begin(), list.end(), x) == list.end()) list.push_back(x);
+  }
+
+  // Names are contender/pass/dtype/case.
+  void note(const Run& run) {
+    std::istringstream parts(run.run_name.function_name);
+    std::string contender, pass, dtype, shape;
+    std::getline(parts, contender, '/');
+    std::getline(parts, pass, '/');
+    std::getline(parts, dtype, '/');
+    std::getline(parts, shape, '/');
+    Table& table = tables_[pass + " " + dtype];
+    add_once(table.rows, contender);
+    add_once(table.columns, shape);
+    table.cells[{contender, shape}] = cell(run.counters);
+  }
+  [[nodiscard]] static std::string cell(const benchmark::UserCounters& counters) {
+    std::ostringstream out;
+    const auto counter = [&](const char* name) {
+      const auto found = counters.find(name);
+      return found == counters.end() ? 0.0 : found->second.value;
+    };
+    if (const double ratio = counter("x_sdpa"); ratio > 0)
+      out << std::fixed << std::setprecision(ratio < 10 ? 2 : 1) << ratio << "x ";
+    out << std::fixed << std::setprecision(0) << 100 * (counter("peak") + counter("read")) << "%";
+    return out.str();
+  }
+
+  void print(const std::string& name, const Table& table) {
+    std::ostream& out = GetOutputStream();
+    std::size_t first = 0;
+    for (const std::string& row : table.rows) first = std::max(first, row.size());
+    out << "\n" << name
+        << ": time over sdpa's, and share of the FMA peak (one query: of the read bandwidth)\n"
+        << std::string(first, ' ');
+    const auto width = [](const std::string& column) {
+      return int(std::max<std::size_t>(column.size(), 10)) + 2;
+    };
+    for (const std::string& column : table.columns) out << std::setw(width(column)) << column;
+    out << "\n";
+    for (const std::string& row : table.rows) {
+      out << std::left << std::setw(int(first)) << row << std::right;
+      for (const std::string& column : table.columns) {
+        const auto found = table.cells.find({row, column});
+        out << std::setw(width(column)) << (found == table.cells.end() ? "" : found->second);
+      }
+      out << "\n";
+    }
+  }
+
+  std::map<std::string, Table> tables_;
+};
+
+}  // namespace heed_bench
