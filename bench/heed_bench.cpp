@@ -19,6 +19,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include <unistd.h>
+
 namespace {
 
 [[nodiscard]] bool given(int argc, char** argv, const char* option) {
@@ -66,7 +68,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
   // The library's own reporters for --benchmark_format=json or csv.
-  heed_bench::TableReporter tables;
+  heed_bench::TableReporter tables(isatty(STDOUT_FILENO) != 0);
   const std::size_t run =
       given(argc, argv, "--benchmark_format") ? benchmark::RunSpecifiedBenchmarks()
                                               : benchmark::RunSpecifiedBenchmarks(&tables);

@@ -81,6 +81,20 @@ TEMPLATE_TEST_CASE("forward agrees with the slow twin under every mask", "[confo
       });
 }
 
+TEMPLATE_TEST_CASE("one query of grouped heads agrees with the slow twin under every mask and layout",
+                   "[conformance]", float, double) {
+  for (const MaskCase<TestType>& mask : mask_cases<TestType>())
+    for (const Layout layout : {Layout::dense, Layout::bthd})
+      for_calls<TestType>(
+          geometry(2, 6, 2, 1, 40, 8, 8),
+          [&](const auto& runner, auto& call) {
+            INFO("mask: " << mask.name);
+            call.mask = mask.make(call.geometry);
+            check_forward_in_tiles(runner, call);
+          },
+          2, layout);
+}
+
 TEMPLATE_TEST_CASE("the scale may be any number, 0 and negative ones included", "[conformance]", float,
                    double) {
   for (const double scale : {1.0, 0.0, -0.5, 3.0, 1e-3})

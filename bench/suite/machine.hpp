@@ -26,12 +26,20 @@ template <class Body>
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Makes the compiler compute all of `sums`, yet leaves them in registers until then.
+template <class P, std::size_t N>
+void keep(const P (&sums)[N]) {
+  P total = sums[0];
+  for (std::size_t i = 1; i < N; ++i) total += sums[i];
+  benchmark::DoNotOptimize(total);
+}
+
 // Flops per second of multiply-adds on registers, by this library's own instructions.
 template <class T>
 [[nodiscard]] double peak_flops(int threads) {
   using P = heed::Pack<T>;
   constexpr int chains = 14;  // more than latency times ports; with two operands they fill 16 registers
-  constexpr Index rounds = 20000;
+  constexpr Index rounds = Index(1) << 19;  // a millisecond or two
   const auto work = [](int worker) {
     P sums[chains], factor = T(0.999999), step = T(1e-6) * T(worker + 1);
     for (int i = 0; i < chains; ++i) sums[i] = T(i);
@@ -40,7 +48,7 @@ template <class T>
     for (Index r = 0; r < rounds; ++r)
 #pragma GCC unroll 14
       for (int i = 0; i < chains; ++i) sums[i] = mul_add(sums[i], factor, step);
-    for (P& sum : sums) benchmark::DoNotOptimize(sum);
+    keep(sums);
   };
   const double time = seconds([&] { heed::run_workers(threads, work); });
   return 2.0 * P::width * chains * double(rounds) * threads / time;
@@ -75,7 +83,7 @@ class ReadProbe {
     for (P& sum : sums) sum = 0.0F;
     for (; from < to; from += kStep)
       for (Index i = 0; i < kChains; ++i) sums[i] += P::load(from + i * P::width);
-    for (P& sum : sums) benchmark::DoNotOptimize(sum);
+    keep(sums);
   }
 
   std::vector<float> numbers_;

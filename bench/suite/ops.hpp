@@ -79,7 +79,7 @@ class Call {
     grads_ = {output(0, in_.query.shape()), output(1, in_.key.shape()), output(2, in_.value.shape()),
               {}, {}};
     if (in_.extra.given()) grads_.extra = output(3, in_.extra.shape());
-    if (mask_.has_bias()) grads_.bias = output(5, {1, 1, g_.len_q, g_.len_kv});
+    if (mask_.bias.given()) grads_.bias = output(5, {1, 1, g_.len_q, g_.len_kv});
   }
   // A boolean mask hides every eighth pair.
   void use_mask(MaskKind kind) {

@@ -16,6 +16,8 @@ namespace heed_bench {
 
 class TableReporter : public benchmark::ConsoleReporter {
  public:
+  explicit TableReporter(bool colors) : ConsoleReporter(colors ? OO_Defaults : OO_Tabular) {}
+
   void ReportRuns(const std::vector<Run>& runs) override {
     ConsoleReporter::ReportRuns(runs);
     for (const Run& run : runs)

@@ -84,7 +84,7 @@ template <class T, Needs needs>
 void check_masks() {
   std::uint64_t turn = 0;
   for (const MaskCase<T>& mask : mask_cases<T>())
-    for (const auto& [len_q, len_kv] : {std::pair<Index, Index>{20, 20}, {9, 35}, {35, 9}}) {
+    for (const auto& [len_q, len_kv] : {std::pair<Index, Index>{20, 20}, {9, 35}, {35, 9}, {1, 35}}) {
       ++turn;
       for_calls<T, needs>(geometry(2, 2, 1, len_q, len_kv, 4, 4), [&](const auto& runner, auto& call) {
         INFO("mask: " << mask.name);

@@ -137,7 +137,13 @@ template <AttentionOp Op>
   const bool back = pass == Pass::backward;
   op.validate(g, "heed::explain");
   const BoundMask<T> bound(mask, g, "heed::explain");
-  const KeySide<Op, T> keys(op, g, {});
+  if (!back && detail::heads_fold(op, g, mask, bound)) {
+    Explanation folded =
+        explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, options);
+    folded.remarks.push_back("the heads of a group are taken for queries of one head");
+    return folded;
+  }
+  KeySide<Op, T> keys(op, g, {});
   const CallContext<Op, T> c{op, g, bound, {}, detail::plan_call<T>(op, g, options, 0, back),
                              T(scale_of(op, g, options)), keys};
   Explanation e;
@@ -157,7 +163,8 @@ template <AttentionOp Op>
   } else {
     e.units = g.batch * g.kv_heads * c.groups_of(g.group());
     worker = scratch_elements<T>([&](Scratch<T>& s) {
-      return detail::ForwardWorker<Op, T>(c, {}, nullptr, s);
+      return detail::ForwardWorker<Op, T>(c, {}, nullptr,
+                                          c.groups_of(g.group()) == 1 ? &keys : nullptr, s);
     });
   }
   const Index bytes = worker * Index(sizeof(T));

@@ -12,6 +12,7 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
+#include <heed/engine/fold_heads.hpp>
 #include <heed/engine/panel.hpp>
 
 #include <atomic>
@@ -44,14 +45,17 @@ class ForwardWorker {
   using Context = CallContext<Op, T>;
   static constexpr int kMaps = Normaliser::maps;
 
-  ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved, Scratch<T>& scratch)
-      : c_(c), out_view_(out), saved_(saved) {
+  // unbuilt: the keys' side values where this worker computes them on the way; may be null.
+  ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved, KeySide<Op, T>* unbuilt,
+                Scratch<T>& scratch)
+      : c_(c), out_view_(out), saved_(saved), unbuilt_(unbuilt) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     transposed_ = scratch.take(tile * lanes);
     copy_ = scratch.take(tile * c.geometry.dim_v);
+    if (unbuilt) side_tiles_ = unbuilt->take_tiles(scratch);
     tile_max_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
   }
@@ -113,8 +117,16 @@ class ForwardWorker {
 
   void mix_streaming() {
     for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
-    for (Index t = 0; t < c_.plan.tiles; ++t)
-      for (My& my : active()) mix_streaming(my, my.panel.tile(t));
+    for (Index t = 0; t < c_.plan.tiles; ++t) {
+      Index built = -1;
+      for (My& my : active()) {
+        const SeenTile tile = my.panel.tile(t);
+        if (tile.kind == TileKind::empty) continue;
+        if (built < 0 || !c_.keys.shares(built, tile.at.head)) build_side_values(tile.at);
+        built = tile.at.head;
+        mix_streaming(my, tile);
+      }
+    }
     for (My& my : active()) {
       for (int v = 0; v < c_.plan.vectors; ++v) {
         const Pack<T> factor = Normaliser::factor(my.state, v);
@@ -126,7 +138,6 @@ class ForwardWorker {
   }
 
   void mix_streaming(My& my, const SeenTile& tile) {
-    if (tile.kind == TileKind::empty) return;
     const LaneTile<T> scores = scores_.part(0, tile.at.keys);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
@@ -134,6 +145,14 @@ class ForwardWorker {
     mix_tile(my, tile, scores, [&] {
       for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(scores, v, my.state);
     });
+  }
+
+  // Those of the tile that holds `at`.
+  void build_side_values(const TilePlace& at) {
+    if (!unbuilt_) return;
+    const Index first = at.key / c_.plan.tile * c_.plan.tile;
+    unbuilt_->build(side_tiles_, at.batch, at.head, first,
+                    std::min(c_.plan.tile, c_.geometry.len_kv - first));
   }
 
   void move_references(My& my) {
@@ -159,6 +178,7 @@ class ForwardWorker {
     };
     panel.for_tiles(
         [&](const SeenTile& tile) {
+          build_side_values(tile.at);
           for (int m = 0; m < kMaps; ++m)
             panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(m, tile.at), projected_,
                                                     panel.rows.max[m], transposed_);
@@ -232,6 +252,8 @@ class ForwardWorker {
   const Context& c_;
   TensorView<T> out_view_;
   Saved<T>* saved_;
+  KeySide<Op, T>* unbuilt_;
+  SideTiles<T> side_tiles_;
   std::vector<My> panels_;
   Index active_ = 0;
   LaneTile<T> scores_, projected_;
@@ -287,6 +309,9 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::require_apart(out, in.value, "out", "value", where);
   detail::require_apart(out, in.extra, "out", "extra", where);
   const BoundMask<T> bound(mask, g, where.c_str());
+  if (detail::heads_fold(op, g, mask, bound))
+    return forward(op, {detail::fold_heads(in.query, g), in.key, in.value, detail::fold_heads(in.extra, g)},
+                   detail::fold_heads(mask, bound, g), detail::fold_heads(out, g), saved, options);
   KeySide<Op, T> keys(op, g, in.key);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
   const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, pages, false),
@@ -295,10 +320,12 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
   Saved<T>* target = saved;
-  const auto build = [&](Scratch<T>& scratch) { return Worker(c, out, target, scratch); };
+  // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
+  KeySide<Op, T>* unbuilt = c.groups_of(g.group()) == 1 ? &keys : nullptr;
+  const auto build = [&](Scratch<T>& scratch) { return Worker(c, out, target, unbuilt, scratch); };
   const Index elements = scratch_elements<T>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));
-  keys.build(workers);
+  if (!unbuilt) keys.build(workers);
 
   bool survey = false;
   if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Side values of keys: features, projected rows and tables, computed once per call; and the way of
-// their gradients back into dK.
+// Side values of keys: features, projected rows and tables, computed once per call, ahead of it or tile by
+// tile on the way; and the way of their gradients back into dK.
 //
 // Memory  (key_features + rank) numbers per key, map and head; O(len_kv), nothing for scores that ask
 //         for nothing.
@@ -125,12 +125,25 @@ class KeySide {
   // Fills all side values; constant afterwards.
   void build(int threads) {
     if constexpr (!Needs::any) return;
-    parallel_for(g_.batch * heads() * Needs::maps, threads, [&](Index unit) {
-      const Index map = unit % Needs::maps, hf = unit / Needs::maps % heads();
-      const Index b = unit / Needs::maps / heads();
-      build_head(b, hf, int(map));
+    parallel_for(g_.batch * heads(), threads, [&](Index unit) {
+      Scratch<T> scratch(tile_elements(g_.dim_qk));
+      build(take_tiles(scratch), unit / heads(), reader(unit % heads()), 0, g_.len_kv);
     });
   }
+  // Fills those of keys [first, first + count) as query head h reads them.
+  void build(const SideTiles<T>& tiles, Index b, Index h, Index first, Index count) {
+    if constexpr (!Needs::any) return;
+    for (int map = 0; map < Needs::maps; ++map)
+      for (Index j = first; j < first + count; j += kWidth)
+        build_block(tiles, b, h, map, j, std::min(kWidth, first + count - j));
+  }
+  // Room for build(); nothing for scores that ask for nothing.
+  [[nodiscard]] SideTiles<T> take_tiles(Scratch<T>& scratch) const {
+    if constexpr (!Needs::any) return {};
+    return take_tiles(scratch, g_.dim_qk);
+  }
+  // Do query heads h and other read the same side values?
+  [[nodiscard]] bool shares(Index h, Index other) const { return side_head(h) == side_head(other); }
 
   // Side values of key j for query head h: kFeatures numbers, the next key's follow.
   [[nodiscard]] const T* features(Index b, Index h, int map, Index j) const {
@@ -189,26 +202,21 @@ class KeySide {
     tiles.derive(op_.score, table(h), kVectors);
   }
 
-  void build_head(Index b, Index hf, int map) {
-    const Index h = reader(hf);
+  void build_block(SideTiles<T> tiles, Index b, Index h, int map, Index j, Index count) {
     const Source source = op_.normaliser.source(g_, h, map);
-    Scratch<T> scratch(tile_elements(source.width));
-    const SideTiles<T> tiles = take_tiles(scratch, source.width);
-    for (Index j = 0; j < g_.len_kv; j += kWidth) {
-      const Index count = std::min(kWidth, g_.len_kv - j);
-      load(tiles, b, h, source, j, count);
-      T* features = features_.data() + row(b, h, map, j) * kFeatures;
-      for (int v = 0; v < kVectors; ++v) {
-        Pack<T> f[kFeatures + 1];
-        op_.score.key_features_of(tiles.row(v), f);
-        for (Index lane = v * kLanes<T>; lane < std::min<Index>(count, (v + 1) * kLanes<T>); ++lane)
-          for (int i = 0; i < kFeatures; ++i)
-            features[lane * kFeatures + i] = f[i].lane(int(lane - v * kLanes<T>));
-      }
-      if (needs_.rank > 0)
-        unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,
-                     projected_.data() + row(b, h, map, j) * needs_.rank, needs_.rank);
+    tiles.x.rows = source.width;
+    load(tiles, b, h, source, j, count);
+    T* features = features_.data() + row(b, h, map, j) * kFeatures;
+    for (int v = 0; v < kVectors; ++v) {
+      Pack<T> f[kFeatures + 1];
+      op_.score.key_features_of(tiles.row(v), f);
+      for (Index lane = v * kLanes<T>; lane < std::min<Index>(count, (v + 1) * kLanes<T>); ++lane)
+        for (int i = 0; i < kFeatures; ++i)
+          features[lane * kFeatures + i] = f[i].lane(int(lane - v * kLanes<T>));
     }
+    if (needs_.rank > 0)
+      unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,
+                   projected_.data() + row(b, h, map, j) * needs_.rank, needs_.rank);
   }
 
   void chain_head(Index b, Index h, int map, const T* dfeatures, const T* dprojected,
