@@ -12,8 +12,8 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
+#include <heed/engine/few_queries.hpp>
 #include <heed/engine/fold_heads.hpp>
-#include <heed/engine/panel.hpp>
 
 #include <atomic>
 #include <numeric>
@@ -48,7 +48,7 @@ class ForwardWorker {
   // unbuilt: the keys' side values where this worker computes them on the way; may be null.
   ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved, KeySide<Op, T>* unbuilt,
                 Scratch<T>& scratch)
-      : c_(c), out_view_(out), saved_(saved), unbuilt_(unbuilt) {
+      : c_(c), out_view_(out), saved_(saved), unbuilt_(unbuilt), few_(c, scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
@@ -138,8 +138,14 @@ class ForwardWorker {
   }
 
   void mix_streaming(My& my, const SeenTile& tile) {
-    const LaneTile<T> scores = scores_.part(0, tile.at.keys);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
+    if (tile.at.rows <= kNarrowRows<T>) {
+      few_.score(my.panel, tile, tile_max_);
+      move_references(my);
+      few_.weigh(tile, my.state);
+      return few_.mix(tile, my.panel.values(tile.at), my.out, copy_);
+    }
+    const LaneTile<T> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
     move_references(my);
     mix_tile(my, tile, scores, [&] {
@@ -254,6 +260,7 @@ class ForwardWorker {
   Saved<T>* saved_;
   KeySide<Op, T>* unbuilt_;
   SideTiles<T> side_tiles_;
+  FewQueries<Op, T> few_;
   std::vector<My> panels_;
   Index active_ = 0;
   LaneTile<T> scores_, projected_;

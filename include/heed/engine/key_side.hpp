@@ -145,9 +145,9 @@ class KeySide {
   // Do query heads h and other read the same side values?
   [[nodiscard]] bool shares(Index h, Index other) const { return side_head(h) == side_head(other); }
 
-  // Side values of key j for query head h: kFeatures numbers, the next key's follow.
-  [[nodiscard]] const T* features(Index b, Index h, int map, Index j) const {
-    return features_.data() + row(b, h, map, j) * kFeatures;
+  // Feature i of keys j, j + 1, ... as query head h reads them.
+  [[nodiscard]] const T* feature(Index b, Index h, int map, int i, Index j) const {
+    return features_.data() + feature_at(b, h, map, i, j);
   }
   [[nodiscard]] Rows<T> projected(Index b, Index h, int map, Index j, Index count) const {
     return {projected_.data() + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
@@ -178,6 +178,9 @@ class KeySide {
   static constexpr int kVectors = kPanelVectors;
   static constexpr Index kWidth = kPanelLanes<T>;
 
+  [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
+    return row(b, h, map, 0) * kFeatures + i * g_.len_kv + j;
+  }
   [[nodiscard]] Index heads() const { return Needs::per_query_head ? g_.heads : g_.kv_heads; }
   [[nodiscard]] Index side_head(Index h) const { return Needs::per_query_head ? h : g_.kv_head(h); }
   [[nodiscard]] T* table_data(Index h) {
@@ -206,13 +209,15 @@ class KeySide {
     const Source source = op_.normaliser.source(g_, h, map);
     tiles.x.rows = source.width;
     load(tiles, b, h, source, j, count);
-    T* features = features_.data() + row(b, h, map, j) * kFeatures;
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kVectors && v * kLanes<T> < count; ++v) {
       Pack<T> f[kFeatures + 1];
       op_.score.key_features_of(tiles.row(v), f);
-      for (Index lane = v * kLanes<T>; lane < std::min<Index>(count, (v + 1) * kLanes<T>); ++lane)
-        for (int i = 0; i < kFeatures; ++i)
-          features[lane * kFeatures + i] = f[i].lane(int(lane - v * kLanes<T>));
+      const Index first = v * kLanes<T>, lanes = std::min<Index>(kLanes<T>, count - first);
+      for (int i = 0; i < kFeatures; ++i) {
+        T values[kLanes<T>];
+        f[i].store(values);
+        std::copy(values, values + lanes, features_.data() + feature_at(b, h, map, i, j + first));
+      }
     }
     if (needs_.rank > 0)
       unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,

@@ -48,6 +48,8 @@ class QuerySide {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};
     narrow_ = scratch.take(kNarrowRows<T> * width);
+    narrow_projected_ = scratch.take(kNarrowRows<T> * c.keys.needs().rank);
+    dots_row_ = scratch.take(detail::whole_vectors<T>(c.plan.tile));
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
@@ -72,6 +74,9 @@ class QuerySide {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
       side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
+      if (rows <= kNarrowRows<T>)
+        unpack_lanes(side_.projected.data, lanes, rows, side_.projected.rows, narrow_projected_,
+                     side_.projected.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         Pack<T> f[kQueryFeatures + 1];
         c_.op.score.query_features_of(side_.row(v), f);
@@ -99,8 +104,8 @@ class QuerySide {
   void dots(const TilePlace& place, const LaneTile<T>& out, T* running_max = nullptr) const {
     const Rows<T> k = key_rows(place.key, place.keys);
     if (rows_ <= kNarrowRows<T>)
-      return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, k.columns, rows_, out.data,
-                         out.lanes);
+      return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, rows_, out.data, out.lanes,
+                         dots_row_);
     const Broadcast<T> a{k.data, k.stride, 1};
     if (running_max)
       panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
@@ -120,6 +125,33 @@ class QuerySide {
     }
   }
 
+  // From scaled dot products to a pair's dot and logit.
+  template <bool Scaled>
+  struct Logits {
+    T inverse, keep, cap;
+    explicit Logits(const Context& c)
+        : inverse(T(1) / c.query_factor()),
+          keep(c.scale == T(0) ? T(0) : T(1)),
+          cap(c.mask.soft_cap()) {}
+    [[gnu::always_inline]] void set(Pack<T> scaled_dot, PairOf<Score, Pack<T>>& pair) const {
+      pair.logit = scaled_dot;
+      pair.dot = scaled_dot * inverse;
+      if constexpr (!Scaled) {
+        pair.logit = pair.logit * keep;
+        if (cap != T(0)) pair.logit = cap * math::tanh(pair.logit * (T(1) / cap));
+      }
+    }
+  };
+  // Features and position of the first key of a tile.
+  struct KeysOfTile {
+    std::array<const T*, std::size_t(Score::key_features)> feature;
+    T position;
+    KeysOfTile(const QuerySide& side, const TilePlace& place) : position(T(place.key)) {
+      for (std::size_t i = 0; i < feature.size(); ++i)
+        feature[i] = side.c_.keys.feature(place.batch, place.head, side.map_, int(i), place.key);
+    }
+  };
+
   // Reads the pairs of one vector of lanes with the keys of a tile. A value of its own, so that a loop
   // over keys keeps what is constant in registers. Scaled: a scale other than 0 and no soft cap.
   template <bool Scaled>
@@ -127,11 +159,8 @@ class QuerySide {
    public:
     Pairs(const QuerySide& side, const TilePlace& place, int v, const LaneTile<T>& projected)
         : v_(v),
-          key_(side.c_.keys.features(place.batch, place.head, side.map_, place.key)),
-          key_position_(T(place.key)),
-          inverse_(T(1) / side.c_.query_factor()),
-          keep_(side.c_.scale == T(0) ? T(0) : T(1)),
-          cap_(side.c_.mask.soft_cap()),
+          keys_(side, place),
+          logits_(side.c_),
           projected_(side.side_.projected.rows > 0 ? projected : LaneTile<T>{}),
           table_(side.side_.table),
           query_position_(Pack<T>::iota() + T(place.query + v * kLanes<T>)) {
@@ -142,28 +171,68 @@ class QuerySide {
     [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
                                                                         Pack<T> scaled_dot) const {
       PairOf<Score, Pack<T>> pair;
-      pair.logit = scaled_dot;
-      pair.dot = scaled_dot * inverse_;
-      if constexpr (!Scaled) {
-        pair.logit = pair.logit * keep_;
-        if (cap_ != T(0)) pair.logit = cap_ * math::tanh(pair.logit * (T(1) / cap_));
-      }
+      logits_.set(scaled_dot, pair);
       if constexpr (Score::has_projection)
         if (projected_.data) pair.projected = projected_.load(j, v_);
-      const T* key = key_ + j * Index(pair.key.size());
-      for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<T>(key[i]);
+      for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<T>(keys_.feature[i][j]);
       pair.query = query_;
-      if constexpr (Score::has_table) pair.table = table_.load(Index(key[0]), v_);
+      if constexpr (Score::has_table) pair.table = table_.load(Index(keys_.feature[0][j]), v_);
       pair.query_index = query_position_;
-      pair.key_index = key_position_ + T(j);
+      pair.key_index = keys_.position + T(j);
       return pair;
     }
 
    private:
     int v_;
-    const T* key_;
-    T key_position_, inverse_, keep_, cap_;
+    KeysOfTile keys_;
+    Logits<Scaled> logits_;
     LaneTile<T> projected_, table_;
+    Pack<T> query_position_;
+    std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;
+  };
+  // The same the other way round: pairs of query `lane` of the panel with W keys. `projected`: a row of
+  // its projected dot products.
+  template <bool Scaled>
+  class RowPairs {
+   public:
+    RowPairs(const QuerySide& side, const TilePlace& place, Index lane, const T* projected)
+        : keys_(side, place),
+          count_(place.keys),
+          logits_(side.c_),
+          projected_(side.side_.projected.rows > 0 ? projected : nullptr),
+          table_(side.side_.table),
+          lane_(lane),
+          query_position_(T(place.query + lane)) {
+      for (std::size_t i = 0; i < query_.size(); ++i)
+        query_[i] = Pack<T>(side.features_.row(Index(i))[lane]);
+    }
+
+    // Keys j ... j + W - 1 of the tile; those behind the last one have side values of 0.
+    [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
+                                                                        Pack<T> scaled_dot) const {
+      PairOf<Score, Pack<T>> pair;
+      logits_.set(scaled_dot, pair);
+      if constexpr (Score::has_projection)
+        if (projected_) pair.projected = Pack<T>::load(projected_ + j);
+      const Index left = count_ - j;
+      for (std::size_t i = 0; i < pair.key.size(); ++i)
+        pair.key[i] = left >= kLanes<T> ? Pack<T>::load(keys_.feature[i] + j)
+                                        : load_part(keys_.feature[i] + j, left);
+      pair.query = query_;
+      if constexpr (Score::has_table)
+        for (int k = 0; k < kLanes<T>; ++k) pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
+      pair.query_index = query_position_;
+      pair.key_index = Pack<T>::iota() + (keys_.position + T(j));
+      return pair;
+    }
+
+   private:
+    KeysOfTile keys_;
+    Index count_;
+    Logits<Scaled> logits_;
+    const T* projected_;
+    LaneTile<T> table_;
+    Index lane_;
     Pack<T> query_position_;
     std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;
   };
@@ -197,6 +266,28 @@ class QuerySide {
       for (Index j = 0; j < place.keys; ++j) top = max(scores.load(j, v), top);
       top.store(running_max + v * kLanes<T>);
     }
+  }
+
+  // Scores of query `lane` of a narrow panel with the keys of `place`, before any mask; `out` and
+  // `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
+  void row_scores(const TilePlace& place, Index lane, T* out, T* projected) const {
+    const Rows<T> k = key_rows(place.key, place.keys);
+    row_dots(k.data, k.stride, k.count, k.columns, narrow_ + lane * k.columns, out);
+    if (c_.plain()) return;
+    if constexpr (Score::has_projection)
+      if (side_.projected.rows > 0) {
+        const Rows<T> p = projected_keys(place.key, place.keys);
+        row_dots(p.data, p.stride, p.count, p.columns, narrow_projected_ + lane * p.columns, projected);
+      }
+    with_score_form(c_.op.score, [&](const auto& form) {
+      with_pairs([&]<bool Scaled>() {
+        HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
+        const auto p = scalars();
+        const RowPairs<Scaled> pairs(*this, place, lane, projected);
+        for (Index j = 0; j < place.keys; j += kLanes<T>)
+          own.score(pairs(j, Pack<T>::load(out + j)), p).store(out + j);
+      });
+    });
   }
 
   // Dot products to scores in one go, in place, for forward.
@@ -254,7 +345,8 @@ class QuerySide {
   Source source_;
   ScalarsOf<Score, T> scalars_{};
   LaneTile<T> scaled_, features_;
-  T* narrow_;  // scaled rows of a narrow panel, [rows][width]
+  // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots of a row.
+  T *narrow_, *narrow_projected_, *dots_row_;
   SideTiles<T> side_;
 };
 

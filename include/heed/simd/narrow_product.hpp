@@ -18,15 +18,15 @@ namespace heed::inline HEED_ABI {
 template <class T>
 inline constexpr Index kNarrowRows = kLanes<T> >= 8 ? kLanes<T> / 4 : 1;
 
-namespace detail {
-
-// The first `count` < W numbers, zeros behind.
+// `count` < W numbers, zeros behind.
 template <class T>
 [[nodiscard]] inline Pack<T> load_part(const T* from, Index count) {
   T lanes[kLanes<T>] = {};
   std::copy(from, from + count, lanes);
   return Pack<T>::load(lanes);
 }
+
+namespace detail {
 
 // How far ahead rows are asked for, in bytes: a page of most systems, where hardware stops looking ahead.
 inline constexpr Index kPrefetchBytes = 4096;
@@ -89,60 +89,69 @@ inline void mix_vectors(const T* rows, Index stride, Index keys, const T* weight
 
 }  // namespace detail
 
-// out[key][i] = rows[key] . queries[i] for i < query_rows; the lanes behind hold those of query 0.
-// queries: dense rows of `query_stride` numbers; out: [keys][lanes].
+// out[key] = rows[key] . query, 0 behind the last key: `out` has room for whole vectors.
 template <class T>
-void narrow_dots(const T* rows, Index stride, Index keys, Index columns, const T* queries,
-                 Index query_stride, Index query_rows, T* out, Index lanes) {
+void row_dots(const T* rows, Index stride, Index keys, Index columns, const T* query, T* out) {
   constexpr Index W = kLanes<T>;
   for (Index j = 0; j < keys; j += W) {
     const Index count = std::min(W, keys - j);
-    for (Index k = 0; k < count; ++k) detail::prefetch_after(rows + (j + k) * stride, columns);
-    for (Index i = 0; i < query_rows; ++i) {
-      const T* query = queries + i * query_stride;
-      Pack<T> dots = T(0);
-      if (count == W)
-        dots = detail::dots_of_rows<T, int(W)>(rows + j * stride, stride, columns, query);
+    const T* block = rows + j * stride;
+    for (Index k = 0; k < count; ++k) detail::prefetch_after(block + k * stride, columns);
+    Pack<T> dots = T(0);
+    if (count == W)
+      dots = detail::dots_of_rows<T, int(W)>(block, stride, columns, query);
+    else
+      for (Index k = 0; k < count; ++k)
+        dots.v[k] = detail::dots_of_rows<T, 1>(block + k * stride, stride, columns, query).v[0];
+    dots.store(out + j);
+  }
+}
+
+// out[key][i] = rows[key] . queries[i] for i < query_rows; the lanes behind hold those of query 0.
+// queries: dense rows of `columns` numbers; out: [keys][lanes]; row: room for keys in whole vectors.
+template <class T>
+void narrow_dots(const T* rows, Index stride, Index keys, Index columns, const T* queries,
+                 Index query_rows, T* out, Index lanes, T* row) {
+  for (Index i = 0; i < query_rows; ++i) {
+    row_dots(rows, stride, keys, columns, queries + i * columns, row);
+    for (Index j = 0; j < keys; ++j) {
+      if (i == 0)
+        std::fill(out + j * lanes, out + (j + 1) * lanes, row[j]);
       else
-        for (Index k = 0; k < count; ++k) {
-          const Pack<T> one = detail::dots_of_rows<T, 1>(rows + (j + k) * stride, stride, columns, query);
-          dots.v[k] = one.v[0];
-        }
-      for (Index k = 0; k < count; ++k) {
-        T* row = out + (j + k) * lanes;
-        if (i == 0)
-          std::fill(row, row + lanes, dots.v[k]);
-        else
-          row[i] = dots.v[k];
-      }
+        out[j * lanes + i] = row[j];
     }
   }
 }
 
-// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows; weights and
-// out have `lanes` numbers per row.
+// out[column * out_step] += sum over keys of rows[key][column] * weights[key * weight_step]
+template <class T>
+void row_mix(const T* rows, Index stride, Index keys, Index columns, const T* weights,
+             Index weight_step, T* out, Index out_step) {
+  constexpr Index W = kLanes<T>;
+  constexpr int kBlock = 8;
+  Index c = 0;
+  const auto block = [&]<int Vectors>() {
+    T sums[Vectors * W] = {};
+    detail::mix_vectors<T, Vectors>(rows + c, stride, keys, weights, weight_step, sums);
+    for (Index n = 0; n < Vectors * W; ++n) out[(c + n) * out_step] += sums[n];
+    c += Vectors * W;
+  };
+  while (c + kBlock * W <= columns) block.template operator()<kBlock>();
+  if (c + 4 * W <= columns) block.template operator()<4>();
+  while (c + W <= columns) block.template operator()<1>();
+  for (; c < columns; ++c) {
+    T sum = T(0);
+    for (Index j = 0; j < keys; ++j) sum += weights[j * weight_step] * rows[j * stride + c];
+    out[c * out_step] += sum;
+  }
+}
+
+// The same for the columns i < query_rows of weights and out, both of `lanes` numbers per row.
 template <class T>
 void narrow_mix(const T* rows, Index stride, Index keys, Index columns, const T* weights,
                 Index query_rows, T* out, Index lanes) {
-  constexpr Index W = kLanes<T>;
-  constexpr int kBlock = 8;
-  for (Index i = 0; i < query_rows; ++i) {
-    Index c = 0;
-    const auto block = [&]<int Vectors>() {
-      T sums[Vectors * W] = {};
-      detail::mix_vectors<T, Vectors>(rows + c, stride, keys, weights + i, lanes, sums);
-      for (Index n = 0; n < Vectors * W; ++n) out[(c + n) * lanes + i] += sums[n];
-      c += Vectors * W;
-    };
-    while (c + kBlock * W <= columns) block.template operator()<kBlock>();
-    if (c + 4 * W <= columns) block.template operator()<4>();
-    while (c + W <= columns) block.template operator()<1>();
-    for (; c < columns; ++c) {
-      T sum = T(0);
-      for (Index j = 0; j < keys; ++j) sum += weights[j * lanes + i] * rows[j * stride + c];
-      out[c * lanes + i] += sum;
-    }
-  }
+  for (Index i = 0; i < query_rows; ++i)
+    row_mix(rows, stride, keys, columns, weights + i, lanes, out + i, lanes);
 }
 
 }  // namespace heed::inline HEED_ABI
