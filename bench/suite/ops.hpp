@@ -11,11 +11,14 @@
 
 namespace heed_bench {
 
+// Normal numbers; beyond a million they repeat.
 template <class T>
 std::vector<T> normals(Index count, std::uint64_t stream) {
   const heed::CounterRandom random(7, stream);
+  constexpr std::size_t distinct = 1 << 20;
   std::vector<T> x(static_cast<std::size_t>(count));
-  for (Index i = 0; i < count; ++i) x[std::size_t(i)] = T(random.normal(std::uint64_t(i)));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = i < distinct ? T(random.normal(i)) : x[i - distinct];
   return x;
 }
 

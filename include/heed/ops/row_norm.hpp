@@ -35,6 +35,12 @@ struct NormRange<Pack<float>> : NormRange<float> {};
 // |x| for x(0), ..., x(n - 1), which are S.
 template <class S, class X>
 [[nodiscard]] S row_norm(Index n, const X& x) {
+  if constexpr (IsPack<S>::value) {
+    // Where no lane's sum of squares is out of the ordinary, no component is.
+    constexpr double square = detail::NormRange<S>::edge * detail::NormRange<S>::edge;
+    const S sum = math::dot_product(n, x, x);
+    if (!any_lane(~((sum >= S(double(n) / square)) & (sum <= S(square))))) return math::sqrt(sum);
+  }
   using Value = std::remove_cvref_t<decltype(math::value_of(x(0)))>;
   using Range = detail::NormRange<Value>;
   const auto number = [](double c) { return math::constant<Value>(c); };

@@ -141,9 +141,21 @@ template <class T>
 
 template <class T>
 [[nodiscard]] inline Pack<T> sqrt(Pack<T> x, Lookup) {
-  typename Pack<T>::Vector root{};
-  for (int i = 0; i < kLanes<T>; ++i) root[i] = std::sqrt(x.v[i]);
-  return root;
+  return square_root(x);
+}
+
+// In four chains, so that an addition need not wait for the one before.
+template <class T, class A, class B>
+[[nodiscard]] Pack<T> dot_product(std::type_identity<Pack<T>>, Index n, const A& a, const B& b,
+                                  Lookup) {
+  constexpr Index chains = 4;
+  Pack<T> sums[chains] = {T(0), T(0), T(0), T(0)};
+  Index i = 0;
+  for (; i + chains <= n; i += chains)
+#pragma GCC unroll 4
+    for (Index k = 0; k < chains; ++k) sums[k] = mul_add(a(i + k), b(i + k), sums[k]);
+  for (; i < n; ++i) sums[0] = mul_add(a(i), b(i), sums[0]);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 template <class T>

@@ -200,11 +200,39 @@ template <class T>
   return fused_multiply_add(a.v, b.v, c.v);
 }
 
+// Lane by lane; NaN below 0.
+template <class T>
+[[nodiscard]] inline Pack<T> square_root(Pack<T> a) {
+  using V = typename Pack<T>::Vector;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return (V)_mm512_maskz_sqrt_ps(detail::kAllLanes16, (__m512)a.v);
+  else
+    return (V)_mm512_maskz_sqrt_pd(detail::kAllLanes8, (__m512d)a.v);
+#elif defined(__FMA__)
+  if constexpr (sizeof(T) == 4)
+    return (V)_mm256_sqrt_ps((__m256)a.v);
+  else
+    return (V)_mm256_sqrt_pd((__m256d)a.v);
+#else
+  V root{};
+  for (int i = 0; i < kLanes<T>; ++i) root[i] = std::sqrt(a.v[i]);
+  return root;
+#endif
+}
+
+// Is a lane of a comparison true?
 template <class Mask>
 [[nodiscard]] inline bool any_lane(Mask mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__FMA__)
+  return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
+#else
   bool any = false;
   for (unsigned i = 0; i < sizeof(mask) / sizeof(mask[0]); ++i) any |= mask[i] != 0;
   return any;
+#endif
 }
 
 // Lanes added pairwise in a fixed order.

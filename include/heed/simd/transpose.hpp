@@ -34,9 +34,10 @@ inline void transpose_stages(Pack<T>* rows) {
   }
 }
 
-// destination[c][r] = source[r][c] * factor for one W x W block.
+// destination[c][r] = source[r][c] * factor for one W x W block. Not inlined: the addresses of W rows,
+// hoisted out of a caller's loops, spill what they save.
 template <class T>
-inline void transpose_block(const T* source, Index source_row, T* destination,
+[[gnu::noinline]] void transpose_block(const T* source, Index source_row, T* destination,
                             Index destination_row, T factor) {
   constexpr int W = kLanes<T>;
   Pack<T> rows[W];
@@ -62,6 +63,7 @@ void pack_lanes(const T* source, Index source_row, Index rows, Index columns, T*
     for (Index c = full_columns; c < columns; ++c)
       for (Index i = r; i < r + W; ++i) tile[c * lanes + i] = factor * source[i * source_row + c];
   }
+  if (full_rows == lanes) return;
   for (Index c = 0; c < columns; ++c) {
     for (Index r = full_rows; r < rows; ++r) tile[c * lanes + r] = factor * source[r * source_row + c];
     for (Index r = rows; r < lanes; ++r) tile[c * lanes + r] = T(0);
