@@ -122,7 +122,7 @@ class PanelGradients {
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<T>& dscores = weighed.dscores[i];
-      const ScoreChain<Op, T> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
+      ScoreChain<Op, T> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
       if (!c_.plain()) {
         panel_.query[i].projected_dots(at, work_.projected);
         chain.run(at, weighed.dots[i], work_.projected, dscores, work_.dprojected,

@@ -175,12 +175,14 @@ class QuerySide {
       if constexpr (Score::has_projection)
         if (projected_.data) pair.projected = projected_.load(j, v_);
       for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<T>(keys_.feature[i][j]);
-      pair.query = query_;
+      // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
+      for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
       if constexpr (Score::has_table) pair.table = table_.load(Index(keys_.feature[0][j]), v_);
       pair.query_index = query_position_;
       pair.key_index = keys_.position + T(j);
       return pair;
     }
+    [[nodiscard]] const auto& query() const { return query_; }
 
    private:
     int v_;
@@ -218,7 +220,7 @@ class QuerySide {
       for (std::size_t i = 0; i < pair.key.size(); ++i)
         pair.key[i] = left >= kLanes<T> ? Pack<T>::load(keys_.feature[i] + j)
                                         : load_part(keys_.feature[i] + j, left);
-      pair.query = query_;
+      for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
       if constexpr (Score::has_table)
         for (int k = 0; k < kLanes<T>; ++k) pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
       pair.query_index = query_position_;

@@ -46,12 +46,14 @@ struct ScoreChain {
   const QuerySide<Op, T>& query;
   QueryGrad<Op, T>& grad;
   T* key_lanes;  // scratch [key_features][keys][W]: gradients of key features, lanes not yet summed
+  int key_gradients = Score::key_features;  // those that the score's form has
 
   // dscores becomes dL/d(q.k); dprojected is filled where a projection is in use. Hidden pairs (`marks`
   // is -infinity there; may be empty) contribute nothing.
   void run(const TilePlace& place, const LaneTile<T>& dots, const LaneTile<T>& projected,
-           const LaneTile<T>& dscores, const LaneTile<T>& dprojected, const LaneTile<T>& marks) const {
+           const LaneTile<T>& dscores, const LaneTile<T>& dprojected, const LaneTile<T>& marks) {
     with_score_form(c.op.score, [&](const auto& form) {
+      key_gradients = key_gradients_of<std::remove_cvref_t<decltype(form)>>();
       query.with_pairs([&]<bool Scaled>() {
         for (int v = 0; v < c.plan.vectors; ++v) {
           if (marks.data)
@@ -65,14 +67,38 @@ struct ScoreChain {
 
   // Adds the lanes' sums to the key features' gradients, kFeatures numbers per key.
   void add_key_features(const TilePlace& place, T* dfeatures) const {
-    constexpr Index W = kLanes<T>;
-    for (Index j = 0; j < place.keys; ++j)
-      for (int i = 0; i < Score::key_features; ++i)
-        dfeatures[j * Score::key_features + i] +=
-            sum_lanes(Pack<T>::load(key_lanes + (i * place.keys + j) * W));
+    constexpr Index W = kLanes<T>, features = Score::key_features;
+    for (int i = 0; i < key_gradients; ++i)
+      for (Index j = 0; j < place.keys; j += W) {
+        const Index count = std::min(W, place.keys - j);
+        Pack<T> lanes[W];
+        for (Index k = 0; k < W; ++k)
+          lanes[k] = k < count ? Pack<T>::load(key_lanes + (i * place.keys + j + k) * W) : Pack<T>(T(0));
+        const Pack<T> sums = detail::sums_of_lanes(lanes);
+        for (Index k = 0; k < count; ++k) dfeatures[(j + k) * features + i] += sums.v[k];
+      }
   }
 
  private:
+  template <class Form>
+  [[nodiscard]] static constexpr int key_gradients_of() {
+    if constexpr (GathersSums<Form>)
+      return Form::key_gradients;
+    else
+      return Score::key_features;
+  }
+
+  // What a loop over the keys adds up per lane, for forms that leave it to us.
+  template <class Form>
+  struct Sums {
+    std::array<Pack<T>, std::size_t(Score::query_features)> query{};
+    ScalarsOf<Score, Pack<T>> scalars{};
+  };
+  template <GathersSums Form>
+  struct Sums<Form> {
+    std::array<Pack<T>, std::size_t(Form::lane_sums)> sums{};
+  };
+
   template <bool Scaled, bool Hidden, class Form>
   [[gnu::noinline]] void vector(const Form& of_op, const TilePlace& at, int v, LaneTile<T> dots,
                                 LaneTile<T> projected, LaneTile<T> dscores,
@@ -80,42 +106,80 @@ struct ScoreChain {
     using P = Pack<T>;
     HeldForm<Form> form = of_op;
     const TilePlace place = at;
-    constexpr std::size_t query_features = std::size_t(Score::query_features);
     const auto p = query.scalars();
     const P cap = c.mask.soft_cap(), scale = c.scale;
-    ScalarsOf<Score, P> scalar_sum{};
-    std::array<P, query_features + 1> feature_sum{};
+    Sums<Form> total;
     const typename QuerySide<Op, T>::template Pairs<Scaled> pairs(query, place, v, projected);
     for (Index j = 0; j < place.keys; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
-      ScalarsOf<Score, P> dp{};
-      differentiate_score<Score>(form, pair, p, dscores.load(j, v), d, dp);
-      if (!Scaled && cap.lane(0) != T(0)) {
+      const auto run_back = [&](Sums<Form>& sums) {
+        differentiate(form, pair, p, dscores.load(j, v), d, sums);
+        if (Scaled || cap.lane(0) == T(0)) return;
         const P saturation = pair.logit / cap;
         d.logit = d.logit * (T(1) - saturation * saturation);
-      }
+      };
       if constexpr (Hidden) {
+        Sums<Form> own;
+        run_back(own);
         const auto hidden = marks.load(j, v) == P(-kInfinity<T>);
         const auto drop = [&](P& g) { g = select(hidden, P(T(0)), g); };
         for (P* g : {&d.dot, &d.logit, &d.projected, &d.table}) drop(*g);
-        for (P& g : d.query) drop(g);
         for (P& g : d.key) drop(g);
-        for (P& g : dp) drop(g);
+        for_sums(own, total, [&](P& g, P& sum) {
+          drop(g);
+          sum += g;
+        });
+      } else {
+        run_back(total);
       }
       dscores.store(j, v, mul_add(d.logit, scale, d.dot));
-      for (std::size_t i = 0; i < scalar_sum.size(); ++i) scalar_sum[i] += dp[i];
-      for (std::size_t i = 0; i < query_features; ++i) feature_sum[i] += d.query[i];
-      keep_key_side(place, j, v, d, dprojected, pair);
+      keep_key_side<key_gradients_of<Form>()>(place, j, v, d, dprojected, pair);
     }
-    for (std::size_t i = 0; i < scalar_sum.size(); ++i) grad.scalars.add(Index(i), v, scalar_sum[i]);
-    for (std::size_t i = 0; i < query_features; ++i) grad.features.add(Index(i), v, feature_sum[i]);
+    add_sums(form, total, pairs.query(), p, v);
   }
 
+  // d of the pair; what belongs to its query and to the score's scalars is added to `sums`.
+  template <class Form, class P>
+  [[gnu::always_inline]] static void differentiate(const Form& form, const PairOf<Score, P>& pair,
+                                                   const ScalarsOf<Score, P>& p, P g,
+                                                   PairOf<Score, P>& d, Sums<Form>& sums) {
+    if constexpr (GathersSums<Form>) {
+      form.score_vjp(pair, p, g, d, sums.sums);
+    } else {
+      differentiate_score<Score>(form, pair, p, g, d, sums.scalars);
+      for (std::size_t i = 0; i < sums.query.size(); ++i) sums.query[i] += d.query[i];
+    }
+  }
+  template <class S, class F>
+  static void for_sums(S& from, S& to, F&& f) {
+    if constexpr (requires { from.sums; }) {
+      for (std::size_t i = 0; i < from.sums.size(); ++i) f(from.sums[i], to.sums[i]);
+    } else {
+      for (std::size_t i = 0; i < from.query.size(); ++i) f(from.query[i], to.query[i]);
+      for (std::size_t i = 0; i < from.scalars.size(); ++i) f(from.scalars[i], to.scalars[i]);
+    }
+  }
+  template <class Form, class Query, class P>
+  void add_sums(const Form& form, const Sums<Form>& total, const Query& query_values,
+                const P& p, int v) const {
+    Query dquery{};
+    P dp{};
+    if constexpr (GathersSums<Form>) {
+      form.finish(total.sums, query_values, p, dquery, dp);
+    } else {
+      dquery = total.query;
+      dp = total.scalars;
+    }
+    for (std::size_t i = 0; i < dp.size(); ++i) grad.scalars.add(Index(i), v, dp[i]);
+    for (std::size_t i = 0; i < dquery.size(); ++i) grad.features.add(Index(i), v, dquery[i]);
+  }
+
+  template <int KeyGradients>
   void keep_key_side(const TilePlace& place, Index j, int v, const PairOf<Score, Pack<T>>& d,
                      const LaneTile<T>& dprojected, const PairOf<Score, Pack<T>>& pair) const {
     constexpr Index W = kLanes<T>;
-    for (int i = 0; i < Score::key_features; ++i) {
+    for (int i = 0; i < KeyGradients; ++i) {
       T* cell = key_lanes + (i * place.keys + j) * W;
       const Pack<T> g = d.key[std::size_t(i)];
       (v == 0 ? g : Pack<T>::load(cell) + g).store(cell);

@@ -149,9 +149,45 @@ struct DarScore : DarOptions {
     cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
   }
 
-  // The logistic gate at full width, the usual case: the same formulas without options, for loops
-  // without branches. |c| <= 1 bounds the exponent, so that none of them guards it.
-  struct LogisticForm {
+  // The static logistic gate at full width, the usual case: the same formulas without options, for loops
+  // without branches. |c| <= 1 bounds the exponent, so that none of them guards it. With e = dL/dc:
+  //
+  //   dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha    dn = sum e c / n
+  struct StaticForm {
+    static constexpr int lane_sums = 3, key_gradients = 1;
+
+    template <class S>
+    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+      const S c = pair.dot * pair.query[0] * pair.key[0];
+      return pair.logit + p[0] * math::falling_sigmoid(S(p[2] * (p[1] - c)));
+    }
+
+    template <class S>
+    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
+                                          PairType<S>& d, std::array<S, 3>& sums) const {
+      const S c = pair.dot * pair.query[0] * pair.key[0];
+      const S r = math::falling_sigmoid(S(p[2] * (p[1] - c)));
+      const S e = g * (p[0] * p[2]) * (r - r * r), en = e * pair.query[0];
+      d.logit = g;
+      d.dot = en * pair.key[0];
+      d.key[0] = en * pair.dot;
+      sums[0] = mul_add(g, r, sums[0]);
+      sums[1] += e;
+      sums[2] = mul_add(e, c, sums[2]);
+    }
+
+    template <class S>
+    void finish(const std::array<S, 3>& sums, const std::array<S, 2>& query, const Scalars<S>& p,
+                std::array<S, 2>& dquery, Scalars<S>& dp) const {
+      dp[0] += sums[0];
+      dp[1] -= sums[1];
+      dp[2] += (sums[2] - p[1] * sums[1]) / p[2];
+      dquery[0] += over_norm(sums[2], query[0]);
+    }
+  };
+
+  // The same, unrolled.
+  struct UnrolledForm {
     int iterations;
 
     template <class S>
@@ -191,10 +227,12 @@ struct DarScore : DarOptions {
   template <class F>
   void with_form(F&& f) const {
     const bool simple = gate == GateKind::logistic && !converged && !adaptive && !basis.given();
-    if (simple && largest_exponent() <= math::kFallingRange<T>)
-      f(LogisticForm{iterations});
-    else
+    if (!simple || largest_exponent() > math::kFallingRange<T>)
       f(*this);
+    else if (iterations <= 1)
+      f(StaticForm{});
+    else
+      f(UnrolledForm{iterations});
   }
 
   template <class Row, class S>

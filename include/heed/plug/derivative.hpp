@@ -64,6 +64,18 @@ void with_score_form(const Score& score, F&& f) {
     f(score);
 }
 
+// A form may add up its query's side over the keys by itself, where that takes fewer numbers per pair:
+//
+//   static constexpr int lane_sums         numbers that it adds up per query
+//   static constexpr int key_gradients     leading key features that have a gradient; the others have none
+//   score_vjp(pair, p, g, d, sums)         adds to sums[0..lane_sums); of `d` sets dot, logit and key
+//   finish(sums, query, p, dquery, dp)     gradients of the query's features and of p, from the sums
+template <class Form>
+concept GathersSums = requires {
+  { Form::lane_sums } -> std::convertible_to<int>;
+  { Form::key_gradients } -> std::convertible_to<int>;
+};
+
 // How a loop holds a form: a small one by value, in registers; a score with parameters by reference.
 template <class Form>
 using HeldForm =

@@ -59,12 +59,7 @@ template <class T, int Keys>
     for (Index k = 0; k < Keys; ++k)
       sums[k] = mul_add(load_part(rows + k * stride + c, columns - c), q, sums[k]);
   }
-  transpose_stages<T, 1>(sums);
-#pragma GCC unroll 4
-  for (Index half = W / 2; half > 0; half /= 2)
-#pragma GCC unroll 16
-    for (Index k = 0; k < half; ++k) sums[k] += sums[k + half];
-  return sums[0];
+  return sums_of_lanes(sums);
 }
 
 // sums[v] += sum over keys of weights[key * weights_row] * rows[key][v * W ...]

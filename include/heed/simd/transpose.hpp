@@ -34,6 +34,17 @@ inline void transpose_stages(Pack<T>* rows) {
   }
 }
 
+// Lane k of the result is the sum of the lanes of packs[k]; the packs are used up.
+template <class T>
+[[nodiscard]] inline Pack<T> sums_of_lanes(Pack<T> (&packs)[std::size_t(kLanes<T>)]) {
+  transpose_stages<T, 1>(packs);
+#pragma GCC unroll 4
+  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+    for (int k = 0; k < half; ++k) packs[k] += packs[k + half];
+  return packs[0];
+}
+
 // destination[c][r] = source[r][c] * factor for one W x W block. Not inlined: the addresses of W rows,
 // hoisted out of a caller's loops, spill what they save.
 template <class T>
