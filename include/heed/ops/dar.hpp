@@ -186,15 +186,18 @@ struct DarScore : DarOptions {
     }
   };
 
-  // The same, unrolled.
+  // The same, unrolled; Count is 0 for a number that is not known to the compiler.
+  template <int Count>
   struct UnrolledForm {
-    int iterations;
+    int count;
+    [[nodiscard, gnu::always_inline]] int iterations() const { return Count > 0 ? Count : count; }
 
     template <class S>
     [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
       const S fall = p[2] * (p[1] - pair.dot * pair.query[0] * pair.key[0]);  // alpha (rho - c)
       S r = math::falling_sigmoid(fall);
-      for (int t = 1; t < iterations; ++t) r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
+      for (int t = 1; t < iterations(); ++t)
+        r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
       return pair.logit + p[0] * r;
     }
 
@@ -205,7 +208,7 @@ struct DarScore : DarOptions {
       const S x = p[1] - pair.dot * pair.query[0] * pair.key[0];  // rho - c
       S r = math::falling_sigmoid(S(p[2] * x)), slope = r - r * r;
       S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
-      for (int t = 1; t < iterations; ++t) {
+      for (int t = 1; t < iterations(); ++t) {
         const S y = x - p[3] * r, next = math::falling_sigmoid(S(p[2] * y));
         slope = next - next * next;
         const S outer = p[2] * slope, chain = outer * p[3];
@@ -231,8 +234,12 @@ struct DarScore : DarOptions {
       f(*this);
     else if (iterations <= 1)
       f(StaticForm{});
+    else if (iterations == 2)
+      f(UnrolledForm<2>{});
+    else if (iterations == 3)
+      f(UnrolledForm<3>{});
     else
-      f(UnrolledForm{iterations});
+      f(UnrolledForm<0>{iterations});
   }
 
   template <class Row, class S>

@@ -125,7 +125,10 @@ template <class T>
 inline constexpr double kFallingRange = sizeof(T) == 4 ? 80.0 : 700.0;
 template <class T>
 [[nodiscard]] inline Pack<T> falling_sigmoid(Pack<T> x, Lookup) {
-  return T(1) / (T(1) + heed::detail::exp_inside(x));
+  // log2(e) in one part: what that errs by in e^x, e^x (1 + e^x)^-2 makes small again.
+  const Pack<T> y = x * T(kLog2e), rounded = y + heed::detail::FloatLayout<T>::round_magic;
+  const Pack<T> f = y - (rounded - heed::detail::FloatLayout<T>::round_magic);
+  return T(1) / (T(1) + heed::detail::scale_by_power(f, rounded));
 }
 
 // (e^2x - 1) / (e^2x + 1), from e^2x - 1 = f q(f) near 0 where the difference would cancel.
