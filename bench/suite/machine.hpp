@@ -6,7 +6,7 @@
 // drift.
 
 #include <heed/core/parallel.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/simd/narrow_product.hpp>
 
 #include <benchmark/benchmark.h>
 
@@ -81,8 +81,11 @@ class ReadProbe {
     const float* to = numbers_.data() + steps * (worker + 1) / threads_ * kStep;
     P sums[kChains];
     for (P& sum : sums) sum = 0.0F;
-    for (; from < to; from += kStep)
+    for (; from < to; from += kStep) {
+      for (Index i = 0; i < kStep; i += heed::detail::kLine<float>)
+        heed::detail::prefetch_behind(from + i);
       for (Index i = 0; i < kChains; ++i) sums[i] += P::load(from + i * P::width);
+    }
     keep(sums);
   }
 

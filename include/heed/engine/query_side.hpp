@@ -67,9 +67,13 @@ class QuerySide {
     scaled_.rows = source_.width;
     const T* row = query_rows();
     const Index stride = c_.in.query.strides().row, lanes = c_.plan.lanes;
-    pack_lanes(row, stride, rows, source_.width, scaled_.data, lanes, c_.query_factor());
-    if (rows <= kNarrowRows<T>)
-      unpack_lanes(scaled_.data, lanes, rows, source_.width, narrow_, source_.width);
+    if (rows <= kNarrowRows<T>) {
+      for (Index i = 0; i < rows; ++i)
+        for (Index col = 0; col < source_.width; ++col)
+          narrow_[i * source_.width + col] = c_.query_factor() * row[i * stride + col];
+    } else {
+      pack_lanes(row, stride, rows, source_.width, scaled_.data, lanes, c_.query_factor());
+    }
     if constexpr (Needs::any) {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
@@ -346,7 +350,8 @@ class QuerySide {
   Index batch_ = 0, head_ = 0, first_ = 0, rows_ = 0;
   Source source_;
   ScalarsOf<Score, T> scalars_{};
-  LaneTile<T> scaled_, features_;
+  LaneTile<T> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
+  LaneTile<T> features_;
   // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots of a row.
   T *narrow_, *narrow_projected_, *dots_row_;
   SideTiles<T> side_;

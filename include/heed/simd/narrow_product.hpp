@@ -31,13 +31,15 @@ namespace detail {
 // How far ahead rows are asked for, in bytes: a page of most systems, where hardware stops looking ahead.
 inline constexpr Index kPrefetchBytes = 4096;
 
-// Asks for the memory kPrefetchBytes behind `count` numbers; it need not exist.
+// Numbers in a line of cache.
 template <class T>
-inline void prefetch_after(const T* numbers, Index count) {
-  constexpr Index line = 64 / Index(sizeof(T));
-  const auto address = reinterpret_cast<std::uintptr_t>(numbers) + std::uintptr_t(kPrefetchBytes);
-  for (Index n = 0; n < count; n += line)
-    __builtin_prefetch(reinterpret_cast<const void*>(address + std::uintptr_t(n) * sizeof(T)));
+inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(T)), kLanes<T>);
+
+// Asks for the line kPrefetchBytes behind; it need not exist.
+template <class T>
+[[gnu::always_inline]] inline void prefetch_behind(const T* line) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) +
+                                                   std::uintptr_t(kPrefetchBytes)));
 }
 
 // Dot products of `Keys` <= W rows with one query; lanes from Keys on hold 0.
@@ -48,12 +50,19 @@ template <class T, int Keys>
   Pack<T> sums[W];
   for (Index k = 0; k < W; ++k) sums[k] = T(0);
   Index c = 0;
-  for (; c + W <= columns; c += W) {
-    const Pack<T> q = Pack<T>::load(query + c);
+  const auto step = [&](Index at) {
+    const Pack<T> q = Pack<T>::load(query + at);
 #pragma GCC unroll 16
     for (Index k = 0; k < Keys; ++k)
-      sums[k] = mul_add(Pack<T>::load(rows + k * stride + c), q, sums[k]);
+      sums[k] = mul_add(Pack<T>::load(rows + k * stride + at), q, sums[k]);
+  };
+  for (; c + kLine<T> <= columns; c += kLine<T>) {
+#pragma GCC unroll 16
+    for (Index k = 0; k < Keys; ++k) prefetch_behind(rows + k * stride + c);
+#pragma GCC unroll 4
+    for (Index at = 0; at < kLine<T>; at += W) step(c + at);
   }
+  for (; c + W <= columns; c += W) step(c);
   if (c < columns) {
     const Pack<T> q = load_part(query + c, columns - c);
     for (Index k = 0; k < Keys; ++k)
@@ -73,7 +82,8 @@ inline void mix_vectors(const T* rows, Index stride, Index keys, const T* weight
 #pragma GCC unroll 2
   for (Index j = 0; j < keys; ++j) {
     const Pack<T> weight = weights[j * weights_row];
-    prefetch_after(rows + j * stride, Vectors * W);
+#pragma GCC unroll 8
+    for (Index c = 0; c < Vectors * W; c += kLine<T>) prefetch_behind(rows + j * stride + c);
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v)
       acc[v] = mul_add(weight, Pack<T>::load(rows + j * stride + v * W), acc[v]);
@@ -91,7 +101,6 @@ void row_dots(const T* rows, Index stride, Index keys, Index columns, const T* q
   for (Index j = 0; j < keys; j += W) {
     const Index count = std::min(W, keys - j);
     const T* block = rows + j * stride;
-    for (Index k = 0; k < count; ++k) detail::prefetch_after(block + k * stride, columns);
     Pack<T> dots = T(0);
     if (count == W)
       dots = detail::dots_of_rows<T, int(W)>(block, stride, columns, query);
