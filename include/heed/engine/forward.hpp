@@ -29,7 +29,8 @@ template <class Op, class T>
 struct ForwardPanel {
   Panel<Op, T> panel;
   LaneTile<T> out;  // [dim_v][lanes]
-  SoftmaxState<T> state;
+  SoftmaxState<T> state;  // of a streaming normaliser
+  RowBlock<T> block;      // of a row normaliser
 
   ForwardPanel(const CallContext<Op, T>& c, Scratch<T>& scratch)
       : panel(c, scratch, false),
@@ -70,7 +71,7 @@ class ForwardWorker {
     if constexpr (Normaliser::streams)
       mix_streaming();
     else
-      for (My& my : active()) mix_rows(my);
+      mix_rows();
     if (saved_ && !saved_->mixed.empty())
       for (const My& my : active()) save_mixed(my);
   }
@@ -106,6 +107,7 @@ class ForwardWorker {
   // The panels of a key-value head's readers, head by head, in groups.
   void move_to(Index b, Index kv_head, Index group) {
     active_ = 0;
+    built_tile_ = -1;
     const Index readers = c_.geometry.group(), panels = c_.plan.panels;
     for (My& my : panels_) {
       const Index item = group * c_.plan.group + active_;
@@ -115,18 +117,23 @@ class ForwardWorker {
     }
   }
 
-  void mix_streaming() {
-    for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
-    for (Index t = 0; t < c_.plan.tiles; ++t) {
-      Index built = -1;
+  // body(my, tile) and empty(my, tile), tile by tile for all panels.
+  template <class Body, class Empty>
+  void for_tiles(Body&& body, Empty&& empty) {
+    for (Index t = 0; t < c_.plan.tiles; ++t)
       for (My& my : active()) {
         const SeenTile tile = my.panel.tile(t);
-        if (tile.kind == TileKind::empty) continue;
-        if (built < 0 || !c_.keys.shares(built, tile.at.head)) build_side_values(tile.at);
-        built = tile.at.head;
-        mix_streaming(my, tile);
+        if (tile.kind == TileKind::empty)
+          empty(my, tile);
+        else
+          body(my, tile);
       }
-    }
+  }
+
+  void mix_streaming() {
+    for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
+    for_tiles([&](My& my, const SeenTile& tile) { mix_streaming(my, tile); },
+              [](My&, const SeenTile&) {});
     for (My& my : active()) {
       for (int v = 0; v < c_.plan.vectors; ++v) {
         const Pack<T> factor = Normaliser::factor(my.state, v);
@@ -138,6 +145,7 @@ class ForwardWorker {
   }
 
   void mix_streaming(My& my, const SeenTile& tile) {
+    build_side_values(tile.at);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
     if (tile.at.rows <= kNarrowRows<T>) {
       few_.score(my.panel, tile, tile_max_);
@@ -153,10 +161,13 @@ class ForwardWorker {
     });
   }
 
-  // Those of the tile that holds `at`.
+  // Those of the tile that holds `at`, unless the panel before has them built.
   void build_side_values(const TilePlace& at) {
     if (!unbuilt_) return;
-    const Index first = at.key / c_.plan.tile * c_.plan.tile;
+    const Index tile = at.key / c_.plan.tile, first = tile * c_.plan.tile;
+    if (tile == built_tile_ && c_.keys.shares(built_head_, at.head)) return;
+    built_tile_ = tile;
+    built_head_ = at.head;
     unbuilt_->build(side_tiles_, at.batch, at.head, first,
                     std::min(c_.plan.tile, c_.geometry.len_kv - first));
   }
@@ -176,28 +187,31 @@ class ForwardWorker {
     }
   }
 
-  void mix_rows(My& my) {
-    Panel<Op, T>& panel = my.panel;
-    RowBlock<T> block = panel.row_block();
-    const auto part = [&](int m, const TilePlace& at) {
-      return block.scores[std::size_t(m)].part(at.key - panel.seen.begin, at.keys);
+  void mix_rows() {
+    for (My& my : active()) my.block = my.panel.row_block();
+    const auto part = [](const My& my, int m, const TilePlace& at) {
+      return my.block.scores[std::size_t(m)].part(at.key - my.panel.seen.begin, at.keys);
     };
-    panel.for_tiles(
-        [&](const SeenTile& tile) {
+    for_tiles(
+        [&](My& my, const SeenTile& tile) {
           build_side_values(tile.at);
           for (int m = 0; m < kMaps; ++m)
-            panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(m, tile.at), projected_,
-                                                    panel.rows.max[m], transposed_);
+            my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(my, m, tile.at),
+                                                       projected_, my.panel.rows.max[m],
+                                                       transposed_);
         },
-        [&](const SeenTile& tile) {
-          for (int m = 0; m < kMaps; ++m) part(m, tile.at).fill(-kInfinity<T>);
+        [&](My& my, const SeenTile& tile) {
+          for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<T>);
         });
-    if constexpr (Normaliser::uses_extra)
-      block.extra = panel.readout.load(panel.place, my.out).extra.data;
-    c_.op.normaliser.forward(block);
-    panel.for_tiles([&](const SeenTile& tile) { mix_tile(my, tile, part(0, tile.at), [] {}); },
-                    [](const SeenTile&) {});
-    if (saved_) save_rows(my, block);
+    for (My& my : active()) {
+      if constexpr (Normaliser::uses_extra)
+        my.block.extra = my.panel.readout.load(my.panel.place, my.out).extra.data;
+      c_.op.normaliser.forward(my.block);
+    }
+    for_tiles([&](My& my, const SeenTile& tile) { mix_tile(my, tile, part(my, 0, tile.at), [] {}); },
+              [](My&, const SeenTile&) {});
+    if (saved_)
+      for (My& my : active()) save_rows(my);
   }
 
   // out += V^T weights over one tile; `weigh` turns its scores into weights.
@@ -238,7 +252,8 @@ class ForwardWorker {
       saved_->lse[std::size_t(first + i)] = Normaliser::lse(my.state, i);
     }
   }
-  void save_rows(const My& my, const RowBlock<T>& block) {
+  void save_rows(const My& my) {
+    const RowBlock<T>& block = my.block;
     for (int m = 0; m < kMaps; ++m)
       std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + my.panel.place.rows,
                 saved_->lse.data() + m * c_.geometry.query_rows() + my.panel.first_row());
@@ -260,6 +275,7 @@ class ForwardWorker {
   Saved<T>* saved_;
   KeySide<Op, T>* unbuilt_;
   SideTiles<T> side_tiles_;
+  Index built_tile_ = -1, built_head_ = 0;  // where side values were built last
   FewQueries<Op, T> few_;
   std::vector<My> panels_;
   Index active_ = 0;

@@ -14,7 +14,7 @@ inline constexpr Index kCacheBytes = Index(1) << 20;
 // Scratch of all workers together; where one worker needs more than its share, fewer run.
 inline constexpr Index kScratchBytes = Index(96) << 20;
 
-// Queries of a streaming group, times their size: as many panels share one pass over keys and values
+// Queries of a group, times their size: as many panels share one pass over keys and values
 // as have the work of one AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
 inline constexpr Index kGroupBytes = 256;
 
@@ -81,10 +81,12 @@ template <class T>
     while (page_rows % plan.tile != 0) plan.tile -= plan.lanes;
   plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;
   plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
+  // Whole rows of a group fill no more than the cache.
+  Index group = kGroupBytes / (plan.lanes * Index(sizeof(T)));
+  const Index row_bytes = row_tiles * g.len_kv * plan.lanes * Index(sizeof(T));
+  if (row_bytes > 0) group = backward ? 1 : std::min(group, kCacheBytes / row_bytes);
   const Index companions = (backward ? 1 : g.group()) * plan.panels;
-  if (row_tiles == 0)
-    plan.group = std::clamp<Index>(kGroupBytes / (plan.lanes * Index(sizeof(T))), 1,
-                                   std::max<Index>(1, companions));
+  plan.group = std::max<Index>(1, std::min(group, companions));
   return plan;
 }
 
