@@ -72,9 +72,9 @@ struct FloatLayout<double> {
 // 2^n (1 + f q(f)) where `rounded` = n + round_magic keeps n in its low mantissa bits.
 template <class T>
 [[nodiscard]] inline Pack<T> scale_by_power(Pack<T> f, Pack<T> rounded) {
-  using Mask = typename Pack<T>::Mask;
+  using Bits = typename Pack<T>::Bits;
   const Pack<T> p = mul_add(exp2_tail(f), f, Pack<T>(T(1)));
-  return typename Pack<T>::Vector(Mask(p.v) + (Mask(rounded.v) << FloatLayout<T>::mantissa_bits));
+  return typename Pack<T>::Vector(Bits(p.v) + (Bits(rounded.v) << FloatLayout<T>::mantissa_bits));
 }
 
 // e^x where neither end overflows; log2(e) in two parts keeps the reduced argument exact.

@@ -111,7 +111,7 @@ void row_dots(const T* rows, Index stride, Index keys, Index columns, const T* q
   }
 }
 
-// out[key][i] = rows[key] . queries[i] for i < query_rows; the lanes behind hold those of query 0.
+// out[key][i] = rows[key] . queries[i] for i < query_rows; 0 in the lanes behind.
 // queries: dense rows of `columns` numbers; out: [keys][lanes]; row: room for keys in whole vectors.
 template <class T>
 void narrow_dots(const T* rows, Index stride, Index keys, Index columns, const T* queries,
@@ -119,10 +119,8 @@ void narrow_dots(const T* rows, Index stride, Index keys, Index columns, const T
   for (Index i = 0; i < query_rows; ++i) {
     row_dots(rows, stride, keys, columns, queries + i * columns, row);
     for (Index j = 0; j < keys; ++j) {
-      if (i == 0)
-        std::fill(out + j * lanes, out + (j + 1) * lanes, row[j]);
-      else
-        out[j * lanes + i] = row[j];
+      if (i == 0) std::fill(out + j * lanes, out + (j + 1) * lanes, T(0));
+      out[j * lanes + i] = row[j];
     }
   }
 }

@@ -41,12 +41,14 @@ template <>
 struct Register<float> {
   typedef float Vector __attribute__((vector_size(kRegisterBytes)));
   typedef std::int32_t Mask __attribute__((vector_size(kRegisterBytes)));
+  typedef std::uint32_t Bits __attribute__((vector_size(kRegisterBytes)));
   typedef float Unaligned __attribute__((vector_size(kRegisterBytes), aligned(4)));
 };
 template <>
 struct Register<double> {
   typedef double Vector __attribute__((vector_size(kRegisterBytes)));
   typedef std::int64_t Mask __attribute__((vector_size(kRegisterBytes)));
+  typedef std::uint64_t Bits __attribute__((vector_size(kRegisterBytes)));
   typedef double Unaligned __attribute__((vector_size(kRegisterBytes), aligned(8)));
 };
 
@@ -59,6 +61,7 @@ struct Pack {
   static constexpr int width = kRegisterBytes / int(sizeof(T));
   using Vector = typename detail::Register<T>::Vector;
   using Mask = typename detail::Register<T>::Mask;
+  using Bits = typename detail::Register<T>::Bits;
   using Unaligned = typename detail::Register<T>::Unaligned;
 
   Vector v;
