@@ -3,37 +3,11 @@
 
 // The query side of a panel: transposed rows, side values, and the scores of a tile of keys.
 
-#include <heed/engine/key_side.hpp>
 #include <heed/engine/mask_tile.hpp>
-#include <heed/engine/plan.hpp>
+#include <heed/engine/pairs.hpp>
 #include <heed/plug/derivative.hpp>
 
 namespace heed::inline HEED_ABI {
-
-// What all panels of a call read.
-template <class Op, class T>
-struct CallContext {
-  const Op& op;
-  Geometry geometry;
-  const BoundMask<T>& mask;
-  Inputs<T> in;
-  Plan plan;
-  T scale;
-  const KeySide<Op, T>& keys;
-
-  using Score = typename Op::ScoreType;
-  // Transposed queries carry the scale, and a pair's raw dot product is recovered by its inverse; a scale
-  // of 0 has none and multiplies the logit instead.
-  [[nodiscard]] T query_factor() const { return scale != T(0) ? scale : T(1); }
-  // Groups that the panels of `heads` heads fill.
-  [[nodiscard]] Index groups_of(Index heads) const {
-    return (heads * plan.panels + plan.group - 1) / plan.group;
-  }
-  // Does the score pass have nothing to do?
-  [[nodiscard]] bool plain() const {
-    return Score::plain && mask.soft_cap() == T(0) && scale != T(0);
-  }
-};
 
 // One score map of a panel: query rows of one head.
 template <class Op, class T>
@@ -89,6 +63,8 @@ class QuerySide {
     }
   }
 
+  [[nodiscard]] const Context& context() const { return c_; }
+  [[nodiscard]] int map() const { return map_; }
   [[nodiscard]] const Source& source() const { return source_; }
   [[nodiscard]] const SideTiles<T>& side() const { return side_; }
   [[nodiscard]] const LaneTile<T>& features() const { return features_; }
@@ -129,119 +105,6 @@ class QuerySide {
     }
   }
 
-  // From scaled dot products to a pair's dot and logit.
-  template <bool Scaled>
-  struct Logits {
-    T inverse, keep, cap;
-    explicit Logits(const Context& c)
-        : inverse(T(1) / c.query_factor()),
-          keep(c.scale == T(0) ? T(0) : T(1)),
-          cap(c.mask.soft_cap()) {}
-    [[gnu::always_inline]] void set(Pack<T> scaled_dot, PairOf<Score, Pack<T>>& pair) const {
-      pair.logit = scaled_dot;
-      pair.dot = scaled_dot * inverse;
-      if constexpr (!Scaled) {
-        pair.logit = pair.logit * keep;
-        if (cap != T(0)) pair.logit = cap * math::tanh(pair.logit * (T(1) / cap));
-      }
-    }
-  };
-  // Features and position of the first key of a tile.
-  struct KeysOfTile {
-    std::array<const T*, std::size_t(Score::key_features)> feature;
-    T position;
-    KeysOfTile(const QuerySide& side, const TilePlace& place) : position(T(place.key)) {
-      for (std::size_t i = 0; i < feature.size(); ++i)
-        feature[i] = side.c_.keys.feature(place.batch, place.head, side.map_, int(i), place.key);
-    }
-  };
-
-  // Reads the pairs of one vector of lanes with the keys of a tile. A value of its own, so that a loop
-  // over keys keeps what is constant in registers. Scaled: a scale other than 0 and no soft cap.
-  template <bool Scaled>
-  class Pairs {
-   public:
-    Pairs(const QuerySide& side, const TilePlace& place, int v, const LaneTile<T>& projected)
-        : v_(v),
-          keys_(side, place),
-          logits_(side.c_),
-          projected_(side.side_.projected.rows > 0 ? projected : LaneTile<T>{}),
-          table_(side.side_.table),
-          query_position_(Pack<T>::iota() + T(place.query + v * kLanes<T>)) {
-      for (std::size_t i = 0; i < query_.size(); ++i)
-        query_[i] = side.features_.load(Index(i), v);
-    }
-
-    [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
-                                                                        Pack<T> scaled_dot) const {
-      PairOf<Score, Pack<T>> pair;
-      logits_.set(scaled_dot, pair);
-      if constexpr (Score::has_projection)
-        if (projected_.data) pair.projected = projected_.load(j, v_);
-      for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<T>(keys_.feature[i][j]);
-      // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
-      for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
-      if constexpr (Score::has_table) pair.table = table_.load(Index(keys_.feature[0][j]), v_);
-      pair.query_index = query_position_;
-      pair.key_index = keys_.position + T(j);
-      return pair;
-    }
-    [[nodiscard]] const auto& query() const { return query_; }
-
-   private:
-    int v_;
-    KeysOfTile keys_;
-    Logits<Scaled> logits_;
-    LaneTile<T> projected_, table_;
-    Pack<T> query_position_;
-    std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;
-  };
-  // The same the other way round: pairs of query `lane` of the panel with W keys. `projected`: a row of
-  // its projected dot products.
-  template <bool Scaled>
-  class RowPairs {
-   public:
-    RowPairs(const QuerySide& side, const TilePlace& place, Index lane, const T* projected)
-        : keys_(side, place),
-          count_(place.keys),
-          logits_(side.c_),
-          projected_(side.side_.projected.rows > 0 ? projected : nullptr),
-          table_(side.side_.table),
-          lane_(lane),
-          query_position_(T(place.query + lane)) {
-      for (std::size_t i = 0; i < query_.size(); ++i)
-        query_[i] = Pack<T>(side.features_.row(Index(i))[lane]);
-    }
-
-    // Keys j ... j + W - 1 of the tile; those behind the last one have side values of 0.
-    [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<T>> operator()(Index j,
-                                                                        Pack<T> scaled_dot) const {
-      PairOf<Score, Pack<T>> pair;
-      logits_.set(scaled_dot, pair);
-      if constexpr (Score::has_projection)
-        if (projected_) pair.projected = Pack<T>::load(projected_ + j);
-      const Index left = count_ - j;
-      for (std::size_t i = 0; i < pair.key.size(); ++i)
-        pair.key[i] = left >= kLanes<T> ? Pack<T>::load(keys_.feature[i] + j)
-                                        : load_part(keys_.feature[i] + j, left);
-      for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
-      if constexpr (Score::has_table)
-        for (int k = 0; k < kLanes<T>; ++k) pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
-      pair.query_index = query_position_;
-      pair.key_index = Pack<T>::iota() + (keys_.position + T(j));
-      return pair;
-    }
-
-   private:
-    KeysOfTile keys_;
-    Index count_;
-    Logits<Scaled> logits_;
-    const T* projected_;
-    LaneTile<T> table_;
-    Index lane_;
-    Pack<T> query_position_;
-    std::array<Pack<T>, std::size_t(kQueryFeatures)> query_;
-  };
   // body.operator()<Scaled>() for this call's scale and soft cap.
   template <class Body>
   void with_pairs(Body&& body) const {
@@ -289,7 +152,7 @@ class QuerySide {
       with_pairs([&]<bool Scaled>() {
         HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
         const auto p = scalars();
-        const RowPairs<Scaled> pairs(*this, place, lane, projected);
+        const RowPairs<Op, T, Scaled> pairs(*this, place, lane, projected);
         for (Index j = 0; j < place.keys; j += kLanes<T>)
           own.score(pairs(j, Pack<T>::load(out + j)), p).store(out + j);
       });
@@ -334,7 +197,7 @@ class QuerySide {
                                                     LaneTile<T> scores) const {
     HeldForm<Form> own = form;
     const auto p = scalars();
-    const Pairs<Scaled> pairs(*this, place, v, projected);
+    const LanePairs<Op, T, Scaled> pairs(*this, place, v, projected);
     const Index keys = place.keys;
     Pack<T> top = -kInfinity<T>;
     for (Index j = 0; j < keys; ++j) {

@@ -109,7 +109,7 @@ struct ScoreChain {
     const auto p = query.scalars();
     const P cap = c.mask.soft_cap(), scale = c.scale;
     Sums<Form> total;
-    const typename QuerySide<Op, T>::template Pairs<Scaled> pairs(query, place, v, projected);
+    const LanePairs<Op, T, Scaled> pairs(query, place, v, projected);
     for (Index j = 0; j < place.keys; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
