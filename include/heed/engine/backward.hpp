@@ -27,14 +27,20 @@ struct BackwardPanel {
   SoftmaxState<T> state;  // of streaming normalisers, as forward left it
   T* delta;               // [lanes]: rowsum(dmixed o mixed)
   const T* extra = nullptr;
+  LaneTile<T> weights, dscores;  // [tile][lanes], of streaming normalisers
+  SeenTile seen;                 // the tile at hand
 
   BackwardPanel(const CallContext<Op, T>& c, BackwardShared<Op, T>& shared,
-                const TileScratch<Op, T>& work, Scratch<T>& scratch)
+                const TileScratch<Op, T>& work, Index index, Scratch<T>& scratch)
       : panel(c, scratch, true),
-        gradients(c, shared, panel, work, scratch),
+        gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
         state(SoftmaxState<T>::take(scratch, c.plan.lanes)),
-        delta(scratch.take(c.plan.lanes)) {}
+        delta(scratch.take(c.plan.lanes)) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    weights = {work.weights + index * tile * lanes, tile, lanes};
+    dscores = {work.dscores + index * tile * lanes, tile, lanes};
+  }
   BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
 };
 
@@ -52,11 +58,10 @@ class BackwardWorker {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
     const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, shared, work_, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, shared, work_, i, scratch);
     for (auto& dots : dots_) dots = take(span);
     saved_tile_ = take(g.dim_v);
-    if constexpr (Normaliser::streams) scores_ = take(tile);
-    dweights_ = take(Normaliser::streams ? tile : g.len_kv);
+    if constexpr (!Normaliser::streams) dweights_ = take(g.len_kv);
     projected_ = take(c.keys.needs().rank > 0 ? tile : 0);
     transposed_ = scratch.take(c.mask.has_bias() ? tile * lanes : 0);
     top_ = scratch.take(lanes);
@@ -82,7 +87,9 @@ class BackwardWorker {
         weigh_rows(my);
     });
     for (Index t = 0; t < c_.plan.tiles; ++t) {
-      for_active([&](My& my) { run_tile(my, t); });
+      const bool together = see_tiles(t);
+      for_active([&](My& my) { run_tile(my, t, together); });
+      if (together) add_together(visit, t);
       s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
@@ -136,19 +143,46 @@ class BackwardWorker {
     std::copy(from + 2 * rows, from + 2 * rows + count, my.state.sum);
   }
 
-  void run_tile(My& my, Index t) {
-    const SeenTile seen = my.panel.tile(t);
-    if (seen.kind == TileKind::empty) return my.gradients.skip(t);
+  // Takes all panels to tile `t`. True where one product over all their queries may add to dK, and one to
+  // dV: the panels see the same keys.
+  [[nodiscard]] bool see_tiles(Index t) {
+    bool alike = Normaliser::streams && active_ > 1;
+    for_active([&](My& my) {
+      my.seen = my.panel.tile(t);
+      const TilePlace &at = my.seen.at, &first = panels_[0].seen.at;
+      alike = alike && my.seen.kind != TileKind::empty && at.key == first.key &&
+              at.keys == first.keys && my.gradients.sums_plainly(my.seen);
+    });
+    return alike;
+  }
+
+  void run_tile(My& my, Index t, bool together) {
+    if (my.seen.kind == TileKind::empty) return my.gradients.skip(t);
     if constexpr (Normaliser::streams)
-      my.gradients.add(t, seen, weigh_tile(my, seen));
+      my.gradients.add(t, my.seen, weigh_tile(my, my.seen), together);
     else
-      my.gradients.add(t, seen, weighed_part(my, seen.at));
+      my.gradients.add(t, my.seen, weighed_part(my, my.seen.at), together);
+  }
+
+  // dK += dscores^T Q, dV += weights^T dO over the queries of the group.
+  void add_together(const VisitingOrder::Visit& visit, Index t) {
+    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+    const TilePlace& at = panels_[0].seen.at;
+    const Index lanes = c_.plan.lanes, kv = c_.geometry.kv_head(at.head);
+    const auto add = [&](const T* weights, const T* rows, Index columns, const TensorView<T>& to) {
+      if (!to.given()) return;
+      gemm_add(at.keys, active_ * lanes, columns,
+               Broadcast<T>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
+               whole_vectors<T>(columns), to.row(at.batch, kv, at.key), to.strides().row);
+    };
+    add(work_.dscores, work_.q, c_.geometry.dim_qk, s_.grads.key);
+    add(work_.weights, work_.dout, c_.geometry.dim_v, s_.grads.value);
   }
 
   [[nodiscard]] WeighedTile weigh_tile(My& my, const SeenTile& seen) {
-    WeighedTile tile{scores_.part(0, seen.at.keys), {}, {}};
+    WeighedTile tile{my.weights.part(0, seen.at.keys), {}, {}};
     tile.dots[0] = dots_[0].part(0, seen.at.keys);
-    tile.dscores[0] = dweights_.part(0, seen.at.keys);
+    tile.dscores[0] = my.dscores.part(0, seen.at.keys);
     score_tile(my, 0, seen, tile.dots[0], tile.weights, top_);
     weight_gradients(my, seen.at, tile.dscores[0]);
     softmax_vjp(my, tile.weights, tile.dscores[0]);
@@ -253,7 +287,8 @@ class BackwardWorker {
   std::deque<My> panels_;
   Index active_ = 0;
   std::array<LaneTile<T>, kMaps> dots_;
-  LaneTile<T> saved_tile_, scores_, dweights_, projected_;
+  LaneTile<T> saved_tile_, projected_;
+  LaneTile<T> dweights_;  // of row normalisers
   T *transposed_, *top_, *dtable_;
 };
 

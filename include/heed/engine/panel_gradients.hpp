@@ -11,9 +11,12 @@
 
 namespace heed::inline HEED_ABI::detail {
 
-// Scratch for one tile, which all panels of a worker use in turn.
+// Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
+// side for sums over all their queries.
 template <class Op, class T>
 struct TileScratch {
+  T *weights, *dscores;  // [group][tile][lanes]
+  T *q, *dout;           // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
   LaneTile<T> marks, projected, dprojected;
   T* projected_rows;  // finite copy of the panel's projected rows
   T* copy;            // finite copy of a tile of keys or values
@@ -22,6 +25,12 @@ struct TileScratch {
   TileScratch(const CallContext<Op, T>& c, Scratch<T>& scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
     const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    const Index queries = c.plan.group * lanes;
+    const Index sums = Op::NormaliserType::streams ? queries * tile : 0;
+    weights = scratch.take(sums);
+    dscores = scratch.take(sums);
+    q = scratch.take(queries * whole_vectors<T>(c.geometry.dim_qk));
+    dout = scratch.take(queries * whole_vectors<T>(c.geometry.dim_v));
     marks = take(tile);
     projected = take(rank > 0 ? tile : 0);
     dprojected = take(rank > 0 ? tile : 0);
@@ -46,8 +55,9 @@ class PanelGradients {
     std::array<LaneTile<T>, kMaps> dots, dscores;
   };
 
+  // index: of the panel in its group.
   PanelGradients(const Context& c, BackwardShared<Op, T>& shared, const Panel<Op, T>& panel,
-                 const TileScratch<Op, T>& work, Scratch<T>& scratch)
+                 const TileScratch<Op, T>& work, Index index, Scratch<T>& scratch)
       : c_(c), s_(shared), panel_(panel), work_(work) {
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes;
@@ -57,11 +67,12 @@ class PanelGradients {
     };
     for (Map& map : maps_) {
       map.grad = QueryGrad<Op, T>::take(c, scratch);
-      map.q_memory = take_rows(g.dim_qk);
+      map.q_memory = &map == maps_.data() ? work.q + index * lanes * whole_vectors<T>(g.dim_qk)
+                                          : take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
     }
-    dout_memory_ = take_rows(g.dim_v);
+    dout_memory_ = work.dout + index * lanes * whole_vectors<T>(g.dim_v);
     dout_clean_memory_ = take_rows(g.dim_v);
     dextra_ = take(c.op.extra_dim(g));
     dquery_ = take(PanelReadout<Op, T>::query_dim(g));
@@ -92,7 +103,7 @@ class PanelGradients {
   void take_output_gradient(const LaneTile<T>& dmixed) {
     const Index dim = dmixed.rows, rows = panel_.place.rows;
     dout_ = {dout_memory_, rows, dim, whole_vectors<T>(dim)};
-    std::fill(dout_memory_, dout_memory_ + rows * whole_vectors<T>(dim), T(0));
+    std::fill(dout_memory_, dout_memory_ + c_.plan.lanes * whole_vectors<T>(dim), T(0));
     unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<T>(dim));
     finite_ = finite_ && all_finite(dout_);
     if (finite_) return;
@@ -109,10 +120,13 @@ class PanelGradients {
     add_own_rows();
   }
 
-  void add(Index t, const SeenTile& seen, const WeighedTile& weighed) {
+  // Do the sums over queries need no guard against what hidden pairs hold?
+  [[nodiscard]] bool sums_plainly(const SeenTile& seen) const { return finite_ || !hides(seen); }
+
+  // together: the worker adds to dK and dV for all panels of the group.
+  void add(Index t, const SeenTile& seen, const WeighedTile& weighed, bool together) {
     const TilePlace& at = seen.at;
-    // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
-    const bool hides = seen.kind == TileKind::partial || c_.mask.has_bias();
+    const bool hides = this->hides(seen);
     const bool shares_bias = s_.grads.bias.given();
     if (hides) panel_.mark_hidden(at, seen.kind, work_.marks.part(0, at.keys));
     if (shares_bias) {
@@ -129,15 +143,17 @@ class PanelGradients {
                   hides ? work_.marks : LaneTile<T>{});
       }
       add_to_queries(m, at, hides, dscores);
-      if (m == 0 && !shares_bias) wait(t);
+      if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
       if (!c_.plain()) add_side_values(m, at, hides, chain);
-      add_to_keys(m, at, hides, dscores);
+      if (!together) add_to_keys(m, at, hides, dscores);
     }
-    if (s_.grads.value.given())
+    if (s_.grads.value.given() && !together)
       add_rows(weighed.weights, hides, dout_, dout_clean_,
                s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                s_.grads.value.strides().row);
-    if (own_rows_in(t)) add_own_rows();
+    if (!own_rows_in(t)) return;
+    wait(t);
+    add_own_rows();
   }
 
   // After the last tile: gradients of the panel's rows; adds those of the score's parameters to
@@ -165,13 +181,19 @@ class PanelGradients {
     Rows<T> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
   };
 
+  // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
+  [[nodiscard]] bool hides(const SeenTile& seen) const {
+    return seen.kind == TileKind::partial || c_.mask.has_bias();
+  }
+
   // In the plain case dscores stand for dL/d(scale q.k), and rows and dQ carry the scale.
   [[nodiscard]] T row_factor() const { return c_.plain() ? c_.scale : T(1); }
   void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
 
-  // Padded row-major copy, times a factor.
-  [[nodiscard]] static Rows<T> padded_copy(const Rows<T>& from, T factor, T* memory) {
+  // Padded row-major copy, times a factor; zeros behind the last row.
+  [[nodiscard]] Rows<T> padded_copy(const Rows<T>& from, T factor, T* memory) const {
     const Index padded = whole_vectors<T>(from.columns);
+    std::fill(memory + from.count * padded, memory + c_.plan.lanes * padded, T(0));
     for (Index r = 0; r < from.count; ++r)
       for (Index col = 0; col < padded; ++col)
         memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : T(0);

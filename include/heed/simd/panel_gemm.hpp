@@ -12,15 +12,20 @@
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
+#include <limits>
 
 namespace heed::inline HEED_ABI {
 
-// The left operand: element (i, k) is data[i * row + k * depth].
+// The left operand: element (i, k) is data[i * row + k * depth]. It may come in segments of `period`
+// columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) * segment].
 template <class T>
 struct Broadcast {
   const T* data;
   Index row, depth;
-  [[nodiscard]] Broadcast skip_rows(Index n) const { return {data + n * row, row, depth}; }
+  Index period = std::numeric_limits<Index>::max(), segment = 0;
+  [[nodiscard]] Broadcast skip_rows(Index n) const {
+    return {data + n * row, row, depth, period, segment};
+  }
 };
 
 enum class Store { overwrite, add, overwrite_and_max };
@@ -39,16 +44,22 @@ template <class T, int Rows, int Vectors, Store S>
     for (int v = 0; v < Vectors; ++v)
       acc[i][v] = S == Store::add ? Pack<T>::load(c + i * c_row + v * W).v : Vector{};
 #pragma GCC unroll 1
-  for (Index k = 0; k < depth; ++k) {
-    Vector row[Vectors];
+  for (Index left = depth; left > 0; left -= a.period) {
+    const Index count = std::min(left, a.period);
+#pragma GCC unroll 1
+    for (Index k = 0; k < count; ++k) {
+      Vector row[Vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) row[v] = Pack<T>::load(b + k * b_row + v * W).v;
+      for (int v = 0; v < Vectors; ++v) row[v] = Pack<T>::load(b + k * b_row + v * W).v;
 #pragma GCC unroll 32
-    for (int i = 0; i < Rows; ++i) {
-      const Vector scalar = a.data[i * a.row + k * a.depth] - Vector{};
+      for (int i = 0; i < Rows; ++i) {
+        const Vector scalar = a.data[i * a.row + k * a.depth] - Vector{};
 #pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
+        for (int v = 0; v < Vectors; ++v) acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
+      }
     }
+    a.data += a.segment;
+    b += count * b_row;
   }
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
