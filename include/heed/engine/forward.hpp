@@ -107,7 +107,7 @@ class ForwardWorker {
   // The panels of a key-value head's readers, head by head, in groups.
   void move_to(Index b, Index kv_head, Index group) {
     active_ = 0;
-    built_tile_ = -1;
+    built_tile_ = finite_key_ = -1;
     const Index readers = c_.geometry.group(), panels = c_.plan.panels;
     for (My& my : panels_) {
       const Index item = group * c_.plan.group + active_;
@@ -218,7 +218,7 @@ class ForwardWorker {
   template <class Weigh>
   void mix_tile(My& my, const SeenTile& seen, const LaneTile<T>& tile, Weigh&& weigh) {
     const Rows<T> values = my.panel.values(seen.at);
-    if (!seen.hides_pairs || all_finite(values)) {
+    if (!seen.hides_pairs || finite(seen.at, values)) {
       weigh();
       add_lane_product(values, tile, c_.plan.vectors, seen.at.rows, my.out);
       return;
@@ -227,6 +227,14 @@ class ForwardWorker {
     my.panel.mark_hidden(seen.at, seen.kind, visible);
     weigh();
     add_lane_product_guarded(values, tile, visible, c_.plan.vectors, seen.at.rows, my.out, copy_);
+  }
+
+  // The panels of a group ask in turn about the same values.
+  [[nodiscard]] bool finite(const TilePlace& at, const Rows<T>& values) {
+    if (at.key != finite_key_ || at.keys != finite_keys_) finite_ = all_finite(values);
+    finite_key_ = at.key;
+    finite_keys_ = at.keys;
+    return finite_;
   }
 
   void read(My& my, int global) {
@@ -276,6 +284,8 @@ class ForwardWorker {
   KeySide<Op, T>* unbuilt_;
   SideTiles<T> side_tiles_;
   Index built_tile_ = -1, built_head_ = 0;  // where side values were built last
+  Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
+  bool finite_ = true;
   FewQueries<Op, T> few_;
   std::vector<My> panels_;
   Index active_ = 0;

@@ -111,12 +111,30 @@ class TileMask {
     }
   }
 
+  // In blocks of W queries x W keys, turned so that queries run along the lanes.
   void hide_disallowed(const LaneTile<T>& scores) const {
-    for (Index i = 0; i < place_.rows; ++i) {
-      const bool* row = mask_.allowed_row(place_.batch, place_.head, place_.query + i) + place_.key;
-      for (Index j = 0; j < place_.keys; ++j) {
-        T& score = scores.row(j)[i];
-        score = row[j] ? score : -kInfinity<T>;
+    constexpr Index W = kLanes<T>;
+    alignas(64) T marks[W * W], turned[W * W];
+    for (Index first = 0; first < place_.rows; first += W) {
+      const Index rows = std::min(W, place_.rows - first);
+      std::fill(marks, marks + W * W, T(0));
+      for (Index j = 0; j < place_.keys; j += W) {
+        const Index keys = std::min(W, place_.keys - j);
+        for (Index r = 0; r < rows; ++r) {
+          const bool* allowed =
+              mask_.allowed_row(place_.batch, place_.head, place_.query + first + r) + place_.key + j;
+          const auto mark = [&](Index k) { marks[r * W + k] = T(allowed[k]); };
+          if (keys == W)
+            for (Index k = 0; k < W; ++k) mark(k);
+          else
+            for (Index k = 0; k < keys; ++k) mark(k);
+        }
+        detail::transpose_block(marks, W, turned, W, T(1));
+        const int v = int(first / W);
+        for (Index k = 0; k < keys; ++k) {
+          const auto seen = Pack<T>::load(turned + k * W) != Pack<T>(T(0));
+          scores.store(j + k, v, select(seen, scores.load(j + k, v), Pack<T>(-kInfinity<T>)));
+        }
       }
     }
   }

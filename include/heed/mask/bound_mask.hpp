@@ -8,6 +8,7 @@
 #include <heed/mask/mask.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 namespace heed::inline HEED_ABI {
@@ -128,10 +129,8 @@ class BoundMask {
     const Index distinct = mask_.allowed.shape().len == 1 ? 1 : rows;
     for (Index r = 0; r < distinct && (all || !any); ++r) {
       const bool* row = allowed_row(b, h, first + r) + key;
-      for (Index j = 0; j < count; ++j) {
-        all &= row[j];
-        any |= row[j];
-      }
+      all = all && std::memchr(row, false, std::size_t(count)) == nullptr;
+      any = any || std::memchr(row, true, std::size_t(count)) != nullptr;
     }
     return all ? TileKind::full : any ? TileKind::partial : TileKind::empty;
   }
