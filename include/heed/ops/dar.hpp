@@ -182,7 +182,9 @@ struct DarScore : DarOptions {
       dp[0] += sums[0];
       dp[1] -= sums[1];
       dp[2] += (sums[2] - p[1] * sums[1]) / p[2];
-      dquery[0] += over_norm(sums[2], query[0]);
+      // A query that sees nothing may hold anything: n may be NaN.
+      const S none = math::constant<S>(0), dn = over_norm(sums[2], query[0]);
+      dquery[0] += math::select(math::value_of(sums[2]) == math::value_of(none), none, dn);
     }
   };
 

@@ -122,7 +122,8 @@ inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<T> a, con
   }
 }
 
-// C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns. Rows of B must be
+// C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after
+// the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
 // readable up to the next multiple of W columns; C is touched in its own columns only.
 template <class T>
 void gemm_add(Index rows, Index depth, Index columns, Broadcast<T> a, const T* b, Index b_row, T* c,
@@ -136,13 +137,16 @@ void gemm_add(Index rows, Index depth, Index columns, Broadcast<T> a, const T* b
   }
   if (done == columns) return;
   constexpr Index block = 12;
-  T edge[block * W];
+  T edge[block * W] = {};
   for (Index r = 0; r < rows; r += block) {
     const Index n = std::min(block, rows - r);
-    panel_gemm<Store::overwrite>(n, depth, 1, a.skip_rows(r), b + done, b_row, edge, W);
     for (Index i = 0; i < n; ++i)
       for (Index col = done; col < columns; ++col)
-        c[(r + i) * c_row + col] += edge[i * W + col - done];
+        edge[i * W + col - done] = c[(r + i) * c_row + col];
+    panel_gemm<Store::add>(n, depth, 1, a.skip_rows(r), b + done, b_row, edge, W);
+    for (Index i = 0; i < n; ++i)
+      for (Index col = done; col < columns; ++col)
+        c[(r + i) * c_row + col] = edge[i * W + col - done];
   }
 }
 
