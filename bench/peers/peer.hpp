@@ -40,20 +40,12 @@ template <class T>
   const heed::Inputs<T> in{{ours.q.data(), q}, {ours.k.data(), k}, {ours.v.data(), v}, {}};
   heed::Saved<T> saved;
   heed::forward(op, in, mask, heed::TensorView<T>(ours.out.data(), out), &saved);
-  const auto difference = [](const std::vector<T>& a, const std::vector<T>& b) {
-    double error = 0, top = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      top = std::max(top, std::abs(double(b[i])));
-      if (const double e = std::abs(double(a[i]) - double(b[i])); !(e <= error)) error = e;
-    }
-    return error / top;
-  };
-  if (pass == Pass::forward) return difference(peer.out, ours.out);
+  if (pass == Pass::forward) return deviation(peer.out, ours.out);
   heed::backward(op, in, mask, saved, heed::TensorView<const T>(ours.out.data(), out),
                  heed::TensorView<const T>(ours.dout.data(), out),
                  heed::Gradients<T>{{ours.dq.data(), q}, {ours.dk.data(), k}, {ours.dv.data(), v}, {}, {}});
-  return std::max({difference(peer.dq, ours.dq), difference(peer.dk, ours.dk),
-                   difference(peer.dv, ours.dv)});
+  return std::max({deviation(peer.dq, ours.dq), deviation(peer.dk, ours.dk),
+                   deviation(peer.dv, ours.dv)});
 }
 
 // Peer  constructible from a Case; forward(), backward(); `heads`, a Heads<T>.

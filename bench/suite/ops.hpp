@@ -22,6 +22,19 @@ std::vector<T> normals(Index count, std::uint64_t stream) {
   return x;
 }
 
+// Largest difference of a from b, relative to b's largest number; infinite where one of them is NaN.
+template <class T, class Wanted>
+[[nodiscard]] double deviation(const std::vector<T>& a, const std::vector<Wanted>& b) {
+  double error = 0, top = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    top = std::max(top, std::abs(double(b[i])));
+    const double e = std::abs(double(a[i]) - double(b[i]));
+    error = std::isnan(e) ? heed::kInfinity<double> : std::max(error, e);
+    if (std::isinf(error)) return error;
+  }
+  return error / top;
+}
+
 // Inputs, outputs and gradients of one op.
 template <class Op>
 class Call {
@@ -96,16 +109,6 @@ class Call {
     for (Index i = 0; i < count; ++i) allowed_[std::size_t(i)] = random.uniform(std::uint64_t(i)) > 0.125;
     mask_ = heed::boolean<T>({allowed_.get(), pairs});
   }
-  static double deviation(const std::vector<T>& a, const std::vector<T>& b) {
-    double error = 0, top = 0;
-    for (std::size_t i = 0; i < b.size(); ++i) {
-      top = std::max(top, std::abs(double(b[i])));
-      const double e = std::abs(double(a[i]) - double(b[i]));
-      if (!(e <= error)) error = e;
-    }
-    return error / top;
-  }
-
   Op op_, grad_;
   heed::Geometry g_;
   heed::Options options_;
