@@ -86,10 +86,14 @@ class BackwardWorker {
       else
         weigh_rows(my);
     });
+    const KeyRange shared = shared_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t) {
-      const bool together = see_tiles(t);
-      for_active([&](My& my) { run_tile(my, t, together); });
-      if (together) add_together(visit, t);
+      for_parts(c_.plan, t, c_.geometry.len_kv, shared, [&](const KeyRange& keys) {
+        const bool together = see_tiles(keys);
+        for_active([&](My& my) { run_tile(my, t, together); });
+        if (together) add_together(visit, t);
+      });
+      for_active([&](My& my) { my.gradients.add_own_rows(t); });
       s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
@@ -143,12 +147,12 @@ class BackwardWorker {
     std::copy(from + 2 * rows, from + 2 * rows + count, my.state.sum);
   }
 
-  // Takes all panels to tile `t`. True where one product over all their queries may add to dK, and one to
+  // Takes all panels to these keys. True where one product over all their queries may add to dK, and one to
   // dV: the panels see the same keys.
-  [[nodiscard]] bool see_tiles(Index t) {
+  [[nodiscard]] bool see_tiles(const KeyRange& keys) {
     bool alike = Normaliser::streams && active_ > 1;
     for_active([&](My& my) {
-      my.seen = my.panel.tile(t);
+      my.seen = my.panel.tile(keys);
       const TilePlace &at = my.seen.at, &first = panels_[0].seen.at;
       alike = alike && my.seen.kind != TileKind::empty && at.key == first.key &&
               at.keys == first.keys && my.gradients.sums_plainly(my.seen);
@@ -157,7 +161,7 @@ class BackwardWorker {
   }
 
   void run_tile(My& my, Index t, bool together) {
-    if (my.seen.kind == TileKind::empty) return my.gradients.skip(t);
+    if (my.seen.kind == TileKind::empty) return;
     if constexpr (Normaliser::streams)
       my.gradients.add(t, my.seen, weigh_tile(my, my.seen), together);
     else
@@ -240,19 +244,20 @@ class BackwardWorker {
       block.extra = my.extra;
       block.dextra = my.gradients.extra().data;
     }
-    panel.for_tiles(
-        [&](const SeenTile& seen) {
-          const WeighedTile tile = weighed_part(my, seen.at);
-          for (int m = 0; m < kMaps; ++m)
-            score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
-                       panel.rows.max[m]);
-          weight_gradients(my, seen.at, tile.weights);
-        },
-        [&](const SeenTile& seen) {
-          const WeighedTile tile = weighed_part(my, seen.at);
-          for (const auto& scores : tile.dscores) scores.fill(-kInfinity<T>);
-          tile.weights.fill(T(0));
-        });
+    const auto weigh = [&](const KeyRange& keys) {
+      const SeenTile seen = panel.tile(keys);
+      const WeighedTile tile = weighed_part(my, seen.at);
+      if (seen.kind == TileKind::empty) {
+        for (const auto& scores : tile.dscores) scores.fill(-kInfinity<T>);
+        return tile.weights.fill(T(0));
+      }
+      for (int m = 0; m < kMaps; ++m)
+        score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
+                   panel.rows.max[m]);
+      weight_gradients(my, seen.at, tile.weights);
+    };
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      for_parts(c_.plan, t, c_.geometry.len_kv, panel.shared, weigh);
     c_.op.normaliser.vjp(block, own_.normaliser);
   }
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.

@@ -72,7 +72,8 @@ void count_tiles(const CallContext<Op, T>& c, Pass pass, Explanation& e) {
       for (Index p = 0; p < c.plan.panels; ++p) {
         panel.move_to(b, h, p);
         for (Index t = 0; t < c.plan.tiles; ++t) {
-          const SeenTile tile = panel.tile(t);
+          const SeenTile tile =
+              panel.tile({t * c.plan.tile, std::min((t + 1) * c.plan.tile, g.len_kv)});
           if (tile.kind == TileKind::empty) {
             ++e.skipped_tiles;
             continue;

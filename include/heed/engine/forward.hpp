@@ -117,17 +117,20 @@ class ForwardWorker {
     }
   }
 
-  // body(my, tile) and empty(my, tile), tile by tile for all panels.
+  // body(my, tile) and empty(my, tile), part of a tile by part for all panels.
   template <class Body, class Empty>
   void for_tiles(Body&& body, Empty&& empty) {
+    const KeyRange shared = shared_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t)
-      for (My& my : active()) {
-        const SeenTile tile = my.panel.tile(t);
-        if (tile.kind == TileKind::empty)
-          empty(my, tile);
-        else
-          body(my, tile);
-      }
+      for_parts(c_.plan, t, c_.geometry.len_kv, shared, [&](const KeyRange& keys) {
+        for (My& my : active()) {
+          const SeenTile tile = my.panel.tile(keys);
+          if (tile.kind == TileKind::empty)
+            empty(my, tile);
+          else
+            body(my, tile);
+        }
+      });
   }
 
   void mix_streaming() {

@@ -10,6 +10,10 @@
 #include <heed/simd/transpose.hpp>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 namespace heed::inline HEED_ABI {
 
@@ -111,32 +115,45 @@ class TileMask {
     }
   }
 
-  // In blocks of W queries x W keys, turned so that queries run along the lanes.
+  // In blocks of W queries and as many keys as a lane has bits: one word per query, whose highest bit says
+  // whether it may see the first key.
   void hide_disallowed(const LaneTile<T>& scores) const {
-    constexpr Index W = kLanes<T>;
-    alignas(64) T marks[W * W], turned[W * W];
+    constexpr Index W = kLanes<T>, block = 8 * Index(sizeof(T));
+    using Bits = typename Pack<T>::Bits;
+    using Mask = typename Pack<T>::Mask;
     for (Index first = 0; first < place_.rows; first += W) {
       const Index rows = std::min(W, place_.rows - first);
-      std::fill(marks, marks + W * W, T(0));
-      for (Index j = 0; j < place_.keys; j += W) {
-        const Index keys = std::min(W, place_.keys - j);
+      const int v = int(first / W);
+      for (Index j = 0; j < place_.keys; j += block) {
+        const Index keys = std::min(block, place_.keys - j);
+        Bits words{};
         for (Index r = 0; r < rows; ++r) {
-          const bool* allowed =
-              mask_.allowed_row(place_.batch, place_.head, place_.query + first + r) + place_.key + j;
-          const auto mark = [&](Index k) { marks[r * W + k] = T(allowed[k]); };
-          if (keys == W)
-            for (Index k = 0; k < W; ++k) mark(k);
-          else
-            for (Index k = 0; k < keys; ++k) mark(k);
+          const bool* allowed = mask_.allowed_row(place_.batch, place_.head, place_.query + first + r);
+          words[r] = word_of<std::remove_cvref_t<decltype(words[0])>>(allowed + place_.key + j, keys);
         }
-        detail::transpose_block(marks, W, turned, W, T(1));
-        const int v = int(first / W);
-        for (Index k = 0; k < keys; ++k) {
-          const auto seen = Pack<T>::load(turned + k * W) != Pack<T>(T(0));
+        for (Index k = 0; k < keys; ++k, words <<= 1) {
+          const Mask seen = (Mask)words < Mask{};
           scores.store(j + k, v, select(seen, scores.load(j + k, v), Pack<T>(-kInfinity<T>)));
         }
       }
     }
+  }
+
+  // Flags from the highest bit down, no more than it has bits.
+  template <class Word>
+  [[nodiscard]] static Word word_of(const bool* flags, Index count) {
+    constexpr Index bits = 8 * Index(sizeof(Word));
+    std::uint64_t word = 0;
+    Index j = 0;
+    for (; j + 8 <= count; j += 8) {
+      // Eight bytes of 0 or 1: the product gathers them in its highest byte.
+      std::uint64_t bytes;
+      std::memcpy(&bytes, flags + j, 8);
+      if constexpr (std::endian::native == std::endian::big) bytes = __builtin_bswap64(bytes);
+      word |= bytes * 0x8040201008040201u >> 56 << (bits - 8 - j);
+    }
+    for (; j < count; ++j) word |= std::uint64_t(flags[j]) << (bits - 1 - j);
+    return Word(word);
   }
 
   const BoundMask<T>& mask_;

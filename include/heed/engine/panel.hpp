@@ -106,6 +106,33 @@ struct SeenTile {
   bool hides_pairs;      // may the mask or a bias hide a pair of it?
 };
 
+// Fewer shared keys than this are not worth a part of their own.
+inline constexpr Index kPartKeys = 32;
+
+// Visits the keys of tile `t` in parts: those that the bands and key lengths of all panels leave to every
+// query (`shared`) by themselves, so that pairs are hidden in the strips around them only.
+template <class Body>
+void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& shared, Body&& body) {
+  const KeyRange tile{t * plan.tile, std::min((t + 1) * plan.tile, len_kv)};
+  const Index from = std::clamp(shared.begin, tile.begin, tile.end);
+  const Index to = std::clamp(shared.end, from, tile.end);
+  if (to - from < kPartKeys) return body(tile);
+  if (tile.begin < from) body(KeyRange{tile.begin, from});
+  body(KeyRange{from, to});
+  if (to < tile.end) body(KeyRange{to, tile.end});
+}
+
+// Keys that all of these panels share.
+template <class Panels>
+[[nodiscard]] KeyRange shared_keys(const Panels& panels, Index count) {
+  KeyRange all = panels[0].panel.shared;
+  for (Index i = 1; i < count; ++i) {
+    const KeyRange& own = panels[std::size_t(i)].panel.shared;
+    all = {std::max(all.begin, own.begin), std::min(all.end, own.end)};
+  }
+  return all;
+}
+
 template <class Op, class T>
 class Panel {
  public:
@@ -117,7 +144,8 @@ class Panel {
   PanelReadout<Op, T> readout;
   RowScratch<Op, T> rows;
   TilePlace place;
-  KeyRange seen;
+  KeyRange seen;    // by some query, the band and the key length looked at
+  KeyRange shared;  // by every query, likewise
 
   Panel(const Context& c, Scratch<T>& scratch, bool backward)
       : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
@@ -130,6 +158,7 @@ class Panel {
     place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
     place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
     seen = c_.mask.keys_of_rows(b, place.query, place.rows);
+    shared = c_.mask.keys_of_all_rows(b, place.query, place.rows);
   }
   void load_queries() {
     for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
@@ -145,29 +174,18 @@ class Panel {
             value.strides().row};
   }
 
-  // Tile `t` of the row, cut to the keys that the panel sees: empty, without a key, outside of them.
-  [[nodiscard]] SeenTile tile(Index t) const {
+  // The tile of these keys, cut to those that the panel sees: empty, without a key, outside of them.
+  [[nodiscard]] SeenTile tile(const KeyRange& keys) const {
     SeenTile seen_tile{place, TileKind::empty, false};
     TilePlace& at = seen_tile.at;
-    at.key = std::clamp(t * c_.plan.tile, seen.begin, seen.end);
-    at.keys = std::clamp((t + 1) * c_.plan.tile, seen.begin, seen.end) - at.key;
+    at.key = std::clamp(keys.begin, seen.begin, seen.end);
+    at.keys = std::clamp(keys.end, seen.begin, seen.end) - at.key;
     if (at.keys == 0) return seen_tile;
     seen_tile.kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
     seen_tile.hides_pairs = seen_tile.kind == TileKind::partial || c_.mask.has_bias();
     if (seen_tile.kind == TileKind::full && at.rows < c_.plan.lanes)
       seen_tile.kind = TileKind::partial;
     return seen_tile;
-  }
-  // body(tile) for every tile that is not empty; `empty(tile)` gets those.
-  template <class Body, class Empty>
-  void for_tiles(Body&& body, Empty&& empty) const {
-    for (Index t = 0; t < c_.plan.tiles; ++t) {
-      const SeenTile seen_tile = tile(t);
-      if (seen_tile.kind == TileKind::empty)
-        empty(seen_tile);
-      else
-        body(seen_tile);
-    }
   }
 
   // marks: -infinity where a pair of the tile is hidden, else 0.

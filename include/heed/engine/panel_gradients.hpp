@@ -111,14 +111,7 @@ class PanelGradients {
     for (Map& map : maps_) map.clean = finite_copy(map.q, map.clean_memory, map.q.stride);
   }
 
-  // Both wait for the panel's turn at tile `t`; the worker lets the next group pass.
-
-  // A tile that this panel does not see.
-  void skip(Index t) {
-    if (!own_rows_in(t)) return;
-    wait(t);
-    add_own_rows();
-  }
+  // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
 
   // Do the sums over queries need no guard against what hidden pairs hold?
   [[nodiscard]] bool sums_plainly(const SeenTile& seen) const { return finite_ || !hides(seen); }
@@ -126,9 +119,8 @@ class PanelGradients {
   // together: the worker adds to dK and dV for all panels of the group.
   void add(Index t, const SeenTile& seen, const WeighedTile& weighed, bool together) {
     const TilePlace& at = seen.at;
-    const bool hides = this->hides(seen);
     const bool shares_bias = s_.grads.bias.given();
-    if (hides) panel_.mark_hidden(at, seen.kind, work_.marks.part(0, at.keys));
+    marked_ = false;
     if (shares_bias) {
       wait(t);
       for (const auto& dscores : weighed.dscores) add_bias_gradient(at, dscores);
@@ -140,20 +132,34 @@ class PanelGradients {
       if (!c_.plain()) {
         panel_.query[i].projected_dots(at, work_.projected);
         chain.run(at, weighed.dots[i], work_.projected, dscores, work_.dprojected,
-                  hides ? work_.marks : LaneTile<T>{});
+                  hides(seen) ? marks(seen) : LaneTile<T>{});
       }
-      add_to_queries(m, at, hides, dscores);
+      add_to_queries(m, seen, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_side_values(m, at, hides, chain);
-      if (!together) add_to_keys(m, at, hides, dscores);
+      if (!c_.plain()) add_side_values(m, seen, chain);
+      if (!together) add_to_keys(m, seen, dscores);
     }
     if (s_.grads.value.given() && !together)
-      add_rows(weighed.weights, hides, dout_, dout_clean_,
+      add_rows(weighed.weights, seen, dout_, dout_clean_,
                s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                s_.grads.value.strides().row);
-    if (!own_rows_in(t)) return;
-    wait(t);
-    add_own_rows();
+  }
+
+  // Adds to the key and value rows at the queries' own positions, where they lie in tile `t`.
+  void add_own_rows(Index t) const {
+    if constexpr (Readout::uses_own_rows) {
+      const TilePlace& place = panel_.place;
+      if (place.query / c_.plan.tile != t) return;
+      wait(t);
+      const Index kv = c_.geometry.kv_head(place.head);
+      const auto add = [&](const LaneTile<T>& from, const TensorView<T>& to) {
+        if (to.given())
+          add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
+                             to.row(place.batch, kv, place.query), to.strides().row);
+      };
+      add(down_key_, s_.grads.key);
+      add(down_value_, s_.grads.value);
+    }
   }
 
   // After the last tile: gradients of the panel's rows; adds those of the score's parameters to
@@ -184,6 +190,13 @@ class PanelGradients {
   // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
   [[nodiscard]] bool hides(const SeenTile& seen) const {
     return seen.kind == TileKind::partial || c_.mask.has_bias();
+  }
+
+  // Of the tile at hand: -infinity where a pair is hidden, else 0.
+  [[nodiscard]] const LaneTile<T>& marks(const SeenTile& seen) {
+    if (!marked_) panel_.mark_hidden(seen.at, seen.kind, work_.marks.part(0, seen.at.keys));
+    marked_ = true;
+    return work_.marks;
   }
 
   // In the plain case dscores stand for dL/d(scale q.k), and rows and dQ carry the scale.
@@ -218,43 +231,45 @@ class PanelGradients {
   }
 
   // out[key] += sum over lanes weights[key][lane] * rows[lane]
-  void add_rows(const LaneTile<T>& weights, bool hides, const Rows<T>& rows, const Rows<T>& clean,
-                T* out, Index stride) const {
-    if (finite_ || !hides)
+  void add_rows(const LaneTile<T>& weights, const SeenTile& seen, const Rows<T>& rows,
+                const Rows<T>& clean, T* out, Index stride) {
+    if (sums_plainly(seen))
       add_row_product(weights, rows, out, stride);
     else
-      add_row_product_guarded(weights, work_.marks, rows, clean, out, stride);
+      add_row_product_guarded(weights, marks(seen), rows, clean, out, stride);
   }
   // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
-  void add_lanes(const Rows<T>& values, bool hides, const LaneTile<T>& weights,
-                 const LaneTile<T>& out) const {
-    if (!hides || all_finite(values))
+  void add_lanes(const Rows<T>& values, const SeenTile& seen, const LaneTile<T>& weights,
+                 const LaneTile<T>& out) {
+    if (!hides(seen) || all_finite(values))
       add_lane_product(values, weights, c_.plan.vectors, panel_.place.rows, out);
     else
-      add_lane_product_guarded(values, weights, work_.marks, c_.plan.vectors, panel_.place.rows, out,
+      add_lane_product_guarded(values, weights, marks(seen), c_.plan.vectors, panel_.place.rows, out,
                                work_.copy);
   }
 
-  void add_to_queries(int m, const TilePlace& at, bool hides, const LaneTile<T>& dscores) {
+  void add_to_queries(int m, const SeenTile& seen, const LaneTile<T>& dscores) {
+    const TilePlace& at = seen.at;
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
-    add_lanes(side.key_rows(at.key, at.keys), hides, dscores, map.grad.dq);
+    add_lanes(side.key_rows(at.key, at.keys), seen, dscores, map.grad.dq);
     if constexpr (Score::has_projection)
       if (map.grad.side.projected.rows > 0)
-        add_lanes(side.projected_keys(at.key, at.keys), hides, work_.dprojected.part(0, at.keys),
+        add_lanes(side.projected_keys(at.key, at.keys), seen, work_.dprojected.part(0, at.keys),
                   map.grad.side.projected);
   }
 
-  void add_to_keys(int m, const TilePlace& at, bool hides, const LaneTile<T>& dscores) {
+  void add_to_keys(int m, const SeenTile& seen, const LaneTile<T>& dscores) {
     if (!s_.grads.key.given()) return;
     const Map& map = maps_[std::size_t(m)];
     const Source& source = panel_.query[std::size_t(m)].source();
-    add_rows(dscores, hides, map.q, map.clean,
-             s_.grads.key.row(at.batch, source.kv_head, at.key) + source.key_column,
+    add_rows(dscores, seen, map.q, map.clean,
+             s_.grads.key.row(seen.at.batch, source.kv_head, seen.at.key) + source.key_column,
              s_.grads.key.strides().row);
   }
 
-  void add_side_values(int m, const TilePlace& at, bool hides, const ScoreChain<Op, T>& chain) {
+  void add_side_values(int m, const SeenTile& seen, const ScoreChain<Op, T>& chain) {
+    const TilePlace& at = seen.at;
     const Index row = c_.keys.row(at.batch, at.head, m, at.key);
     chain.add_key_features(at, s_.dfeatures.data() + row * Score::key_features);
     if constexpr (Score::has_projection) {
@@ -263,35 +278,20 @@ class PanelGradients {
       const Rows<T> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank, whole_vectors<T>(rank)};
       T* to = s_.dprojected.data() + row * rank;
       const LaneTile<T> d = work_.dprojected.part(0, at.keys);
-      if (!hides || all_finite(rows)) return add_row_product(d, rows, to, rank);
+      if (!hides(seen) || all_finite(rows)) return add_row_product(d, rows, to, rank);
       const Rows<T> clean = finite_copy(rows, work_.projected_rows, rows.stride);
-      add_row_product_guarded(d, work_.marks, rows, clean, to, rank);
+      add_row_product_guarded(d, marks(seen), rows, clean, to, rank);
     }
   }
 
   void add_bias_gradient(const TilePlace& at, const LaneTile<T>& dscores) const {
-    for (Index i = 0; i < at.rows; ++i) {
-      T* row = BoundMask<T>::broadcast_row(s_.grads.bias, at.batch, at.head, at.query + i) + at.key;
-      for (Index j = 0; j < at.keys; ++j) row[j] += dscores.row(j)[i];
-    }
-  }
-
-  // Gradients of the key and value rows at the queries' own positions.
-  [[nodiscard]] bool own_rows_in(Index t) const {
-    return Readout::uses_own_rows && panel_.place.query / c_.plan.tile == t;
-  }
-  void add_own_rows() {
-    if constexpr (Readout::uses_own_rows) {
-      const TilePlace& place = panel_.place;
-      const Index kv = c_.geometry.kv_head(place.head);
-      const auto add = [&](const LaneTile<T>& from, const TensorView<T>& to) {
-        if (to.given())
-          add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
-                             to.row(place.batch, kv, place.query), to.strides().row);
-      };
-      add(down_key_, s_.grads.key);
-      add(down_value_, s_.grads.value);
-    }
+    const TensorView<T>& bias = s_.grads.bias;
+    T* to = BoundMask<T>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
+    if (bias.shape().len > 1)
+      return add_unpacked_lanes(dscores.data, dscores.lanes, at.rows, at.keys, to,
+                                bias.strides().row);
+    for (Index i = 0; i < at.rows; ++i)
+      for (Index j = 0; j < at.keys; ++j) to[j] += dscores.row(j)[i];
   }
 
   void finish_map(int m, Op& parameters) {
@@ -348,7 +348,8 @@ class PanelGradients {
   Rows<T> dout_, dout_clean_;
   T *dout_memory_, *dout_clean_memory_;
   VisitingOrder::Visit visit_;
-  bool finite_ = true;
+  bool finite_ = true;   // are the panel's rows?
+  bool marked_ = false;  // are the marks those of the tile at hand?
 };
 
 }  // namespace heed::inline HEED_ABI::detail

@@ -39,15 +39,17 @@ template <class T>
   return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
-// Keys per tile: panel scratch and one tile of K and V in half of the cache. Narrow panels finish a tile
-// soon, and gain from scores that stay in the first level.
+// Keys per tile: panel scratch and one tile of K and V in half of the cache; in forward, with registers
+// below 64 bytes, in a quarter: such processors often have 512 KiB. Narrow panels finish a tile soon, and
+// gain from scores that stay in the first level.
 template <class T>
 [[nodiscard]] Index natural_tile(const Geometry& g, Index lanes, bool backward) {
   const Index size = Index(sizeof(T)), width = g.dim_qk + g.dim_v;
   const Index fixed = (backward ? 2 : 1) * lanes * width * size;
   const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
-  return std::clamp<Index>((kCacheBytes / 2 - fixed) / per_key, 96,
-                           backward ? 192 : kRegisterBytes < 64 ? 256 : 512);
+  const bool small = kRegisterBytes < 64 && !backward;
+  return std::clamp<Index>((kCacheBytes / (small ? 4 : 2) - fixed) / per_key, 96,
+                           backward ? 192 : small ? 256 : 512);
 }
 
 }  // namespace detail
@@ -66,9 +68,11 @@ template <class T>
   if (options.panel_vectors > 0) {
     plan.vectors = options.panel_vectors;
   } else {
-    // Whole rows stay in cache on narrower panels.
+    // Whole rows stay in cache on narrower panels. A single vector is for rows that would keep other
+    // workers from running: its products reach two thirds of the speed only.
     const Index row_bytes = row_tiles * g.len_kv * kLanes<T> * Index(sizeof(T));
-    while (plan.vectors > 1 && row_bytes * plan.vectors > kCacheBytes / 2) plan.vectors /= 2;
+    while (plan.vectors > 2 && row_bytes * plan.vectors > kCacheBytes / 2) plan.vectors /= 2;
+    while (plan.vectors > 1 && row_bytes * plan.vectors > kScratchBytes / 8) plan.vectors /= 2;
     // Short sequences fill no panel.
     while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<T>) plan.vectors /= 2;
   }

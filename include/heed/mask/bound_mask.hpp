@@ -64,6 +64,11 @@ class BoundMask {
     if (rows == 0) return {};
     return {keys_of(b, first).begin, keys_of(b, first + rows - 1).end};
   }
+  // Keys that a band and the key length leave to every query in [first, first + rows).
+  [[nodiscard]] KeyRange keys_of_all_rows(Index b, Index first, Index rows) const {
+    if (rows == 0) return {};
+    return {keys_of(b, first + rows - 1).begin, keys_of(b, first).end};
+  }
 
   // First element of the row of a broadcast view that pair (b, h, i, .) reads.
   template <class U>

@@ -229,11 +229,43 @@ struct DarScore : DarOptions {
     }
   };
 
+  // The fixed point, likewise.
+  struct ConvergedForm {
+    ResonanceGate gate;
+
+    template <class S>
+    [[nodiscard, gnu::always_inline]] S root(const S& cosine, const Scalars<S>& p) const {
+      return gate.logistic_fixed_point(S(p[2] * (p[1] - cosine)), S(p[2] * p[3]), cosine,
+                                       GateScalars<S>{p[1], p[2], p[3]});
+    }
+
+    template <class S>
+    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+      return pair.logit + p[0] * root(S(pair.dot * pair.query[0] * pair.key[0]), p);
+    }
+
+    template <class S>
+    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
+                                          PairType<S>& d, Scalars<S>& dp) const {
+      const S c = pair.dot * pair.query[0] * pair.key[0], r = root(c, p);
+      const S y = c - p[1] + p[3] * r, slope = r - r * r, outer = p[2] * slope;
+      const S G = g * p[0] / (math::constant<S>(1) - outer * p[3]), e = G * outer;
+      d.logit = g;
+      dp[0] += g * r;
+      dp[1] -= e;
+      dp[2] += G * slope * y;
+      dp[3] += e * r;
+      cosine_vjp(pair.dot, pair, e, d.dot, d);
+    }
+  };
+
   template <class F>
   void with_form(F&& f) const {
-    const bool simple = gate == GateKind::logistic && !converged && !adaptive && !basis.given();
+    const bool simple = gate == GateKind::logistic && !adaptive && !basis.given();
     if (!simple || largest_exponent() > math::kFallingRange<T>)
       f(*this);
+    else if (converged)
+      f(ConvergedForm{resonance_gate()});
     else if (iterations <= 1)
       f(StaticForm{});
     else if (iterations == 2)

@@ -26,7 +26,7 @@
 // Accuracy  converged: a few ulp, divided by 1 - alpha beta s.
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2, 4, 5 and 11. Differs in
 //           naming gamma of the piecewise-linear gate alpha; the converged gate is ours.
-// Cost      one gate a step; converged: about four Newton steps for the slowest lane of a pack.
+// Cost      one gate a step; converged: four or five Newton steps; some ten where a lane of a pack needs more.
 
 #include <heed/core/scalar.hpp>
 #include <heed/simd/exp.hpp>
@@ -76,6 +76,29 @@ struct ResonanceGate {
     S r = at(x, p.sharpness).value;
     for (int t = 1; t < iterations; ++t) r = at(S(x + p.feedback * r), p.sharpness).value;
     return r;
+  }
+
+  // Gate and fixed point of the logistic gate in a loop without branches, for exponents of any sign within
+  // kFallingRange: fall = alpha (rho - c), total = alpha beta. A lane that a few steps do not bring home
+  // takes the long way.
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S logistic_fixed_point(const S& fall, const S& total,
+                                                           const S& input,
+                                                           const GateScalars<S>& p) const {
+    const S zero = math::constant<S>(0), one = math::constant<S>(1);
+    const auto step = [&](const S& r) {
+      const S g = math::falling_sigmoid(S(fall - total * r));
+      const S aim = r + (g - r) / (one - total * (g - g * g));
+      return math::select(aim < zero, zero, math::select(aim > one, one, aim));
+    };
+    S r = math::falling_sigmoid(S(fall - total * math::constant<S>(0.5)));
+    for (int i = 0; i < kBlindSteps<S>; ++i) r = step(r);
+    const S near = step(r), root = step(near);
+    // Newton's constant is about 1 / (2 margin): the root errs by no more than rounding / margin.
+    const S margin = one - math::absolute(total) * math::constant<S>(0.25);
+    const auto far = math::absolute(S(near - r)) > margin * math::constant<S>(kNear<S>);
+    if (!any_of(far)) return root;
+    return math::select(far, value(input, p), root);
   }
 
   // r and its derivatives at input c'.
@@ -173,10 +196,16 @@ struct ResonanceGate {
     return r;
   }
 
+  template <class V>
+  static constexpr bool kSingle = std::is_same_v<V, float> || std::is_same_v<V, Pack<float>>;
   // epsilon^(2/3): the last step leaves about its square.
   template <class V>
-  static constexpr double kClose =
-      std::is_same_v<V, float> || std::is_same_v<V, Pack<float>> ? 2.4e-5 : 3.7e-11;
+  static constexpr double kClose = kSingle<V> ? 2.4e-5 : 3.7e-11;
+  // epsilon^(1/4): two more steps leave about its fourth power.
+  template <class V>
+  static constexpr double kNear = kSingle<V> ? 2e-2 : 1e-4;
+  template <class V>
+  static constexpr int kBlindSteps = kSingle<V> ? 2 : 3;
   static constexpr int kMaxSteps = 64;  // bisection alone would reach rounding in 53
 
   template <class Mask>

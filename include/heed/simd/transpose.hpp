@@ -6,6 +6,7 @@
 
 #include <heed/simd/pack.hpp>
 
+#include <algorithm>
 #include <utility>
 
 namespace heed::inline HEED_ABI {
@@ -98,12 +99,24 @@ void unpack_lanes(const T* tile, Index lanes, Index rows, Index columns, T* dest
     for (Index r = 0; r < rows; ++r) destination[r * destination_row + c] = tile[c * lanes + r];
 }
 
-// destination[r][c] += tile[c][r] for r < rows; `row` is scratch for `columns` values.
+// destination[r][c] += tile[c][r] for r < rows.
 template <class T>
 void add_unpacked_lanes(const T* tile, Index lanes, Index rows, Index columns, T* destination,
                         Index destination_row) {
-  for (Index r = 0; r < rows; ++r)
-    for (Index c = 0; c < columns; ++c) destination[r * destination_row + c] += tile[c * lanes + r];
+  constexpr Index W = kLanes<T>;
+  T turned[W * W];
+  for (Index r = 0; r < rows; r += W)
+    for (Index c = 0; c < columns; c += W) {
+      const Index width = std::min(W, columns - c), height = std::min(W, rows - r);
+      unpack_lanes(tile + c * lanes + r, lanes, height, width, turned, W);
+      for (Index i = 0; i < height; ++i) {
+        T* to = destination + (r + i) * destination_row + c;
+        if (width == W)
+          (Pack<T>::load(to) + Pack<T>::load(turned + i * W)).store(to);
+        else
+          for (Index k = 0; k < width; ++k) to[k] += turned[i * W + k];
+      }
+    }
 }
 
 }  // namespace heed::inline HEED_ABI
