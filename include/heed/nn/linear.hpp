@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//   y  = x W^T + b
+//   dx = dy W      dW += dy^T x      db += column sums of dy
+//
+// Shapes  x (tokens, in), y (tokens, out), weight (out, in), bias (out) or none.
+
+#include <heed/nn/multiply.hpp>
+#include <heed/nn/weight.hpp>
+
+namespace heed::inline HEED_ABI::nn {
+
+template <class T>
+class Linear {
+ public:
+  Weight<T> weight, bias;
+
+  Linear() = default;
+  Linear(Index in, Index out, bool with_bias)
+      : weight({out, in}), bias(with_bias ? Weight<T>({out}) : Weight<T>()) {}
+
+  [[nodiscard]] Index in() const { return weight.value.extent(1); }
+  [[nodiscard]] Index out() const { return weight.value.extent(0); }
+
+  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) const {
+    require_extents(x, x.rows, in(), "Linear::forward", "x");
+    require_extents(y, x.rows, out(), "Linear::forward", "y");
+    multiply(c, in(), factor(x), transposed(values()), y, Into::overwrite,
+             bias.given() ? bias.value.data() : nullptr);
+  }
+
+  // Adds to the weights' gradients; writes dx, or adds to it, unless it is not given.
+  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
+                const MatrixView<T>& dx, Into into = Into::overwrite) {
+    require_extents(x, x.rows, in(), "Linear::backward", "x");
+    require_extents(dy, x.rows, out(), "Linear::backward", "dy");
+    if (dx.given()) {
+      require_extents(dx, x.rows, in(), "Linear::backward", "dx");
+      multiply(c, out(), factor(dy), factor(values()), dx, into);
+    }
+    multiply(c, x.rows, transposed(dy), factor(x), MatrixView<T>(weight.grad.data(), out(), in()),
+             Into::add);
+    if (bias.given()) add_column_sums(c, dy, bias.grad.data());
+  }
+
+  void visit(const Visitor<T>& f) {
+    visit_weight("weight", weight, f);
+    visit_weight("bias", bias, f);
+  }
+
+ private:
+  [[nodiscard]] MatrixView<const T> values() const { return {weight.value.data(), out(), in()}; }
+};
+
+}  // namespace heed::inline HEED_ABI::nn

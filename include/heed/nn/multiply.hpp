@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Matrix products of layers on the engine's panels: out = a b, out += a b, out = bias + a b.
+//
+//   b is packed once, in panels of as many columns as a panel of queries has lanes; row blocks of a times
+//   column blocks of b are handed out to the workers, each in blocks of the depth that leave a block of a
+//   in the second level of cache and a panel of b in the first.
+//
+// Few rows, as in generation: b is read once, in the order of memory, and not packed.
+//
+// Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy.
+// Results   do not depend on the number of threads, not in their last bit.
+
+#include <heed/core/parallel.hpp>
+#include <heed/nn/context.hpp>
+#include <heed/simd/narrow_product.hpp>
+#include <heed/simd/panel_gemm.hpp>
+#include <heed/simd/transpose.hpp>
+
+#include <algorithm>
+
+namespace heed::inline HEED_ABI::nn {
+
+// An operand at any strides, one of which is 1: element (i, k) is data[i * row + k * column].
+template <class T>
+struct Factor {
+  const T* data;
+  Index row, column;
+};
+template <class T>
+[[nodiscard]] Factor<std::remove_const_t<T>> factor(const MatrixView<T>& m) {
+  return {m.data, m.stride, 1};
+}
+template <class T>
+[[nodiscard]] Factor<std::remove_const_t<T>> transposed(const MatrixView<T>& m) {
+  return {m.data, 1, m.stride};
+}
+
+enum class Into { overwrite, add };
+
+namespace detail {
+
+// Rows of a that stay in the second level: 96 x 256 floats are 96 KiB. A multiple of the micro-kernel's.
+inline constexpr Index kRowBlock = 96;
+inline constexpr Index kDepthBlock = 256;
+inline constexpr Index kColumnPanels = 16;
+// Up to so many rows b is read as it lies.
+inline constexpr Index kFewRows = 4;
+
+template <class T>
+class Product {
+ public:
+  static constexpr Index W = kLanes<T>, L = kPanelLanes<T>;
+
+  Product(Context<T>& c, Index depth, const Factor<T>& a, const Factor<T>& b,
+          const MatrixView<T>& out, Into into, const T* bias)
+      : c_(c), depth_(depth), a_(a), b_(b), out_(out), into_(into), bias_(bias) {}
+
+  void run() {
+    const int threads = worth_threads();
+    if (out_.rows <= kFewRows && a_.column == 1) return run_few(threads);
+    const Index panels = (out_.columns + L - 1) / L;
+    c_.packed.resize(panels * depth_, L);
+    parallel_for(panels, threads, [&](Index p) { pack(p); });
+    const Index row_blocks = (out_.rows + kRowBlock - 1) / kRowBlock;
+    const Index column_blocks = (panels + kColumnPanels - 1) / kColumnPanels;
+    Dispenser units(row_blocks * column_blocks);
+    const int workers = int(std::min<Index>(threads, row_blocks * column_blocks));
+    run_workers(workers, [&](int) {
+      Scratch<T> scratch(kRowBlock * (kDepthBlock + L));
+      T* rows = scratch.take(kRowBlock * kDepthBlock);
+      T* edge = scratch.take(kRowBlock * L);
+      for (Index u = units.next(); u >= 0; u = units.next())
+        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows, edge);
+    });
+  }
+
+ private:
+  [[nodiscard]] int worth_threads() const {
+    const int threads = resolve_threads(c_.threads);
+    const double flops = 2.0 * double(out_.rows) * double(out_.columns) * double(depth_);
+    return c_.threads > 0 ? threads : int(std::min<double>(threads, 1.0 + flops / 1e6));
+  }
+
+  // Panel p of b: [depth][L], zeros behind the last column.
+  void pack(Index p) {
+    T* to = c_.packed.view().row(p * depth_);
+    const Index first = p * L, count = std::min(L, out_.columns - first);
+    if (b_.column != 1)
+      return pack_lanes(b_.data + first * b_.column, b_.column, count, depth_, to, L);
+    for (Index k = 0; k < depth_; ++k, to += L) {
+      const T* from = b_.data + k * b_.row + first;
+      std::copy(from, from + count, to);
+      std::fill(to + count, to + L, T(0));
+    }
+  }
+
+  // Rows from `first` on, panels from `panel` on.
+  void multiply_block(Index first, Index panel, Index panels, T* rows, T* edge) {
+    const Index count = std::min(kRowBlock, out_.rows - first);
+    const Index last = std::min(panel + kColumnPanels, panels);
+    start(first, count, panel * L, std::min(last * L, out_.columns));
+    for (Index k = 0; k < depth_; k += kDepthBlock) {
+      const Index deep = std::min(kDepthBlock, depth_ - k);
+      const Broadcast<T> a = block_of_a(first, count, k, deep, rows);
+      for (Index p = panel; p < last; ++p)
+        multiply_panel(a, count, deep, c_.packed.view().row(p * depth_ + k), first, p * L, edge);
+    }
+  }
+
+  // Zeros or the bias, where the product does not add to what is there.
+  void start(Index first, Index count, Index from, Index to) const {
+    if (into_ == Into::add) return;
+    for (Index r = first; r < first + count; ++r) {
+      if (bias_)
+        std::copy(bias_ + from, bias_ + to, out_.row(r) + from);
+      else
+        std::fill(out_.row(r) + from, out_.row(r) + to, T(0));
+    }
+  }
+
+  // Rows along the depth are read in place; others are copied side by side.
+  [[nodiscard]] Broadcast<T> block_of_a(Index first, Index count, Index k, Index deep, T* rows) const {
+    const T* from = a_.data + first * a_.row + k * a_.column;
+    if (a_.column == 1) return {from, a_.row, 1};
+    for (Index d = 0; d < deep; ++d)
+      for (Index r = 0; r < count; ++r) rows[d * count + r] = from[r * a_.row + d * a_.column];
+    return {rows, 1, count};
+  }
+
+  void multiply_panel(const Broadcast<T>& a, Index count, Index deep, const T* b, Index first,
+                      Index column, T* edge) const {
+    const Index columns = std::min(L, out_.columns - column);
+    const int vectors = int((columns + W - 1) / W);
+    T* out = out_.row(first) + column;
+    if (columns % W == 0)
+      return panel_gemm<Store::add>(count, deep, vectors, a, b, L, out, out_.stride);
+    const auto copy = [&](const T* from, Index from_row, T* to, Index to_row) {
+      for (Index r = 0; r < count; ++r)
+        std::copy(from + r * from_row, from + r * from_row + columns, to + r * to_row);
+    };
+    std::fill(edge, edge + count * L, T(0));
+    copy(out, out_.stride, edge, L);
+    panel_gemm<Store::add>(count, deep, vectors, a, b, L, edge, L);
+    copy(edge, L, out, out_.stride);
+  }
+
+  void run_few(int threads) {
+    const Index chunk = 8 * L, chunks = (out_.columns + chunk - 1) / chunk;
+    parallel_for(chunks, threads, [&](Index n) {
+      const Index first = n * chunk, count = std::min(chunk, out_.columns - first);
+      T sums[chunk + W];
+      for (Index r = 0; r < out_.rows; ++r) {
+        const T* row = a_.data + r * a_.row;
+        if (b_.row == 1) {
+          row_dots(b_.data + first * b_.column, b_.column, count, depth_, row, sums);
+        } else {
+          std::fill(sums, sums + count, T(0));
+          row_mix(b_.data + first, b_.row, depth_, count, row, 1, sums, 1);
+        }
+        start(r, 1, first, first + count);
+        T* out = out_.row(r) + first;
+        for (Index j = 0; j < count; ++j) out[j] += sums[j];
+      }
+    });
+  }
+
+  Context<T>& c_;
+  Index depth_;
+  Factor<T> a_, b_;
+  MatrixView<T> out_;
+  Into into_;
+  const T* bias_;
+};
+
+}  // namespace detail
+
+// out (rows, columns) = or += a (rows, depth) b (depth, columns); with Into::overwrite `bias`, if given,
+// is added to every row. out must not overlap a or b.
+template <class T>
+void multiply(Context<T>& c, Index depth, const Factor<T>& a, const Factor<T>& b,
+              const MatrixView<T>& out, Into into = Into::overwrite, const T* bias = nullptr) {
+  if (out.rows == 0 || out.columns == 0) return;
+  detail::Product<T>(c, depth, a, b, out, into, bias).run();
+}
+
+// out[column] += sum over rows
+template <class T>
+void add_column_sums(Context<T>& c, const MatrixView<const T>& rows, T* out) {
+  constexpr Index chunk = 64;
+  const Index chunks = (rows.columns + chunk - 1) / chunk;
+  parallel_for(chunks, resolve_threads(c.threads), [&](Index n) {
+    const Index first = n * chunk, count = std::min(chunk, rows.columns - first);
+    T sums[chunk] = {};
+    for (Index r = 0; r < rows.rows; ++r)
+      for (Index j = 0; j < count; ++j) sums[j] += rows.row(r)[first + j];
+    for (Index j = 0; j < count; ++j) out[first + j] += sums[j];
+  });
+}
+
+}  // namespace heed::inline HEED_ABI::nn
