@@ -27,6 +27,12 @@ class Report {
     const double allowed = 1e-12 * std::max(largest(want), floor_) + 16 * eps * terms;
     note(exact_, name, got, want, std::vector<double>(want.size(), allowed));
   }
+  // double: |got - want| <= allowed.
+  template <class T>
+  void near(const std::string& name, const std::vector<T>& got, const std::vector<double>& want,
+            double allowed) {
+    note(exact_, name, got, want, std::vector<double>(want.size(), allowed));
+  }
   // Numbers that are decisions: equal.
   template <class T>
   void equal(const std::string& name, const std::vector<T>& got, const std::vector<double>& want) {

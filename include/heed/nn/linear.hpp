@@ -23,10 +23,13 @@ class Linear {
   [[nodiscard]] Index in() const { return weight.value.extent(1); }
   [[nodiscard]] Index out() const { return weight.value.extent(0); }
 
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) const {
+  // Writes y, or adds to it; a bias is for writing only.
+  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y,
+               Into into = Into::overwrite) const {
     require_extents(x, x.rows, in(), "Linear::forward", "x");
     require_extents(y, x.rows, out(), "Linear::forward", "y");
-    multiply(c, in(), factor(x), transposed(values()), y, Into::overwrite,
+    require(into == Into::overwrite || !bias.given(), "Linear::forward: it has a bias and cannot add to y");
+    multiply(c, in(), factor(x), transposed(values()), y, into,
              bias.given() ? bias.value.data() : nullptr);
   }
 

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The models of the sources: one stack of blocks, each with its own attention.
+
+#include <heed/models/language_model.hpp>
+#include <heed/nn/attention_layers.hpp>
+
+#include <functional>
+
+namespace heed::inline HEED_ABI::nn {
+
+// attention(layer) makes the attention of layer 0, 1, ...
+template <class T>
+using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<T>>(Index layer)>;
+
+struct GptOptions {
+  Index vocabulary = 0, width = 0, heads = 1, depth = 1, max_len = 0;
+  Index hidden = 0;          // of the MLP; 0: four times the width
+  bool tied = true;
+  double dropout = 0;
+  NormKind norm = NormKind::layer;
+  bool mlp_bias = true;
+  Activation activation = Activation::gelu_erf;
+};
+
+// GPT-2 with pre-norm blocks around any attention.
+template <class T>
+[[nodiscard]] LanguageModel<T> make_gpt(const GptOptions& o, const AttentionMaker<T>& attention) {
+  LanguageModelOptions model;
+  model.vocabulary = o.vocabulary;
+  model.width = o.width;
+  model.max_len = o.max_len;
+  model.tied = o.tied;
+  model.final_norm = o.norm;
+  model.dropout = o.dropout;
+  std::deque<TransformerBlock<T>> blocks;
+  const Index hidden = o.hidden > 0 ? o.hidden : 4 * o.width;
+  for (Index layer = 0; layer < o.depth; ++layer) {
+    blocks.emplace_back(BlockNames{}, o.norm, o.width, attention(layer),
+                        Mlp<T>(o.width, hidden, o.activation, o.mlp_bias, "0", "2"));
+    blocks.back().dropout = o.dropout;
+  }
+  return LanguageModel<T>(model, std::move(blocks));
+}
+
+// The source's LM around one dialectical block: emb, pos, block, and a head lm with bias; no final norm.
+// Causal unless told otherwise; the source has no mask.
+template <class T>
+[[nodiscard]] LanguageModel<T> make_dialectical_lm(Index vocabulary, Index width, Index dim,
+                                                   Index max_len, Index mlp_factor,
+                                                   const DialecticalOptions& halting,
+                                                   bool causal = true) {
+  LanguageModelOptions model;
+  model.vocabulary = vocabulary;
+  model.width = width;
+  model.max_len = max_len;
+  model.tied = false;
+  model.head_bias = true;
+  model.final_norm = {};
+  model.embedding = "emb";
+  model.position = "pos";
+  model.blocks = "block";
+  model.head = "lm";
+  model.numbered = false;
+  std::deque<TransformerBlock<T>> blocks;
+  blocks.emplace_back(
+      BlockNames{"ln1", "attn", "out", "ff.0", "ff"}, NormKind::layer, width,
+      std::make_unique<ProjectedAttention<Dialectical<T>>>(
+          dialectical_head<T>(width, dim, halting, causal)),
+      Mlp<T>(width, mlp_factor * width, Activation::silu, true, "1", "3"),
+      std::optional<Linear<T>>(Linear<T>(dim, width, true)));
+  return LanguageModel<T>(model, std::move(blocks));
+}
+
+}  // namespace heed::inline HEED_ABI::nn

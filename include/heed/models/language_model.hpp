@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A language model: embeddings, a stack of blocks, a head.
+//
+//   h      = E[ids] + P[0 .. len)             P: where positions are learnt
+//   h      = block_n(... block_1(drop(h)))
+//   logits = norm(h) H^T + b                  H = E where tied
+//
+// The head is taken in chunks of tokens for training, so that no matrix of all tokens x vocabulary exists.
+
+#include <heed/models/transformer_block.hpp>
+#include <heed/nn/cross_entropy.hpp>
+#include <heed/nn/embedding.hpp>
+
+#include <deque>
+#include <span>
+
+namespace heed::inline HEED_ABI::nn {
+
+struct LanguageModelOptions {
+  Index vocabulary = 0, width = 0;
+  Index max_len = 0;            // rows of the table of positions; 0: positions are not learnt
+  bool tied = true;             // the head is the embedding
+  bool head_bias = false;
+  std::optional<NormKind> final_norm = NormKind::layer;
+  double dropout = 0;           // of the embeddings
+
+  std::string embedding = "embed", position = "pos_emb.weight", blocks = "blocks",
+              norm = "ln_f", head = "lm_head";
+  bool numbered = true;         // "blocks.0", "blocks.1"; else the one block is "block"
+  std::vector<Index> position_shape() const {
+    return numbered ? std::vector<Index>{max_len, width} : std::vector<Index>{1, max_len, width};
+  }
+};
+
+template <class T>
+class LanguageModel {
+ public:
+  // What earlier tokens left, one cache per block.
+  struct Cache {
+    std::vector<KvCache<T>> blocks;
+    Index batch = 1;
+    [[nodiscard]] Index len() const { return blocks.empty() ? 0 : blocks[0].len(); }
+  };
+
+  LanguageModel(const LanguageModelOptions& options, std::deque<TransformerBlock<T>> blocks)
+      : options_(options),
+        embedding_(options.vocabulary, options.width),
+        blocks_(std::move(blocks)) {
+    if (options.max_len > 0) position_ = Weight<T>(options.position_shape());
+    if (options.final_norm) norm_.emplace(*options.final_norm, options.width);
+    if (!options.tied)
+      head_ = Linear<T>(options.width, options.vocabulary, options.head_bias);
+    std::uint64_t stream = 1;
+    for (TransformerBlock<T>& block : blocks_) {
+      block.stream = stream;
+      stream += 2;
+    }
+  }
+
+  [[nodiscard]] const LanguageModelOptions& options() const { return options_; }
+  [[nodiscard]] std::deque<TransformerBlock<T>>& blocks() { return blocks_; }
+
+  // logits (tokens, vocabulary) of `batch` sequences of ids, one below the other.
+  void forward(Context<T>& c, Index batch, std::span<const Index> ids, const MatrixView<T>& logits) {
+    run_blocks(c, batch, ids);
+    head(c, hidden(), logits);
+  }
+
+  // Mean cross-entropy over the targets that are not ignored.
+  [[nodiscard]] double loss(Context<T>& c, Index batch, std::span<const Index> ids,
+                            std::span<const Index> targets) {
+    run_blocks(c, batch, ids);
+    return run_head(c, targets, false);
+  }
+
+  // The same, and adds its gradient to those of the weights.
+  [[nodiscard]] double gradient(Context<T>& c, Index batch, std::span<const Index> ids,
+                                std::span<const Index> targets) {
+    run_blocks(c, batch, ids);
+    const double loss = run_head(c, targets, true);
+    if (norm_)
+      norm_->backward(c, activations_.back().view(), dhidden_.view(), dhidden_.view(),
+                      Into::overwrite);
+    for (std::size_t n = blocks_.size(); n-- > 0;)
+      blocks_[n].backward(c, batch, activations_[n].view(), dhidden_.view(), dhidden_.view());
+    apply_dropout(c, options_.dropout, 0, dhidden_.view(), dhidden_.view());
+    embedding_.backward(c, ids, dhidden_.view());
+    if (position_.given()) add_position_gradient(batch);
+    return loss;
+  }
+
+  [[nodiscard]] bool can_step() const {
+    return std::all_of(blocks_.begin(), blocks_.end(),
+                       [](const auto& block) { return block.attention().can_step(); });
+  }
+  [[nodiscard]] Cache new_cache(Index batch) const {
+    Cache cache;
+    cache.batch = batch;
+    for (const auto& block : blocks_) cache.blocks.push_back(block.attention().new_cache(batch));
+    return cache;
+  }
+  // logits of the tokens that follow those in the cache, which then holds them too.
+  void step(Context<T>& c, std::span<const Index> ids, Cache& cache, const MatrixView<T>& logits) {
+    embed(c, cache.batch, ids, cache.len());
+    for (std::size_t n = 0; n < blocks_.size(); ++n)
+      blocks_[n].step(c, cache.batch, activations_[n].view(), activations_[n + 1].view(),
+                      cache.blocks[n]);
+    finish();
+    if (norm_) norm_->forward(c, activations_.back().view(), normed_.view());
+    head(c, hidden(), logits);
+  }
+
+  void visit(const Visitor<T>& f) {
+    visit_part<T>(options_.embedding, embedding_, f);
+    visit_weight(options_.position.c_str(), position_, f);
+    for (std::size_t n = 0; n < blocks_.size(); ++n)
+      visit_part<T>(options_.numbered ? options_.blocks + "." + std::to_string(n) : options_.blocks,
+                    blocks_[n], f);
+    if (norm_) visit_part<T>(options_.norm, *norm_, f);
+    if (head_) visit_part<T>(options_.head, *head_, f);
+  }
+
+ private:
+  // Numbers of a chunk of logits: 16 MiB of floats.
+  static constexpr Index kHeadChunk = Index(1) << 22;
+
+  // h = E[ids] + P, from position `first` on.
+  void embed(Context<T>& c, Index batch, std::span<const Index> ids, Index first) {
+    const Index tokens = Index(ids.size());
+    require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens, " ids for a batch of ", batch,
+            "; it must divide them");
+    const Index len = tokens / batch;
+    require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence of ",
+            first + len, " tokens, the table of positions has ", options_.max_len);
+    activations_.resize(blocks_.size() + 1);
+    for (Matrix<T>& m : activations_) m.resize(tokens, options_.width);
+    const MatrixView<T> h = activations_[0].view();
+    embedding_.forward(c, ids, h, Into::overwrite);
+    if (position_.given())
+      for (Index b = 0; b < batch; ++b)
+        add<T>(c, MatrixView<const T>(position_.value.data() + first * options_.width, len, options_.width),
+               h.row_range(b * len, len));
+    apply_dropout(c, options_.dropout, 0, h, h);
+  }
+
+  void run_blocks(Context<T>& c, Index batch, std::span<const Index> ids) {
+    embed(c, batch, ids, 0);
+    for (std::size_t n = 0; n < blocks_.size(); ++n)
+      blocks_[n].forward(c, batch, activations_[n].view(), activations_[n + 1].view());
+    finish();
+    if (norm_) norm_->forward(c, activations_.back().view(), normed_.view());
+  }
+  void finish() {
+    if (norm_) normed_.resize(activations_.back().rows(), options_.width);
+  }
+  // Rows that the head reads.
+  [[nodiscard]] MatrixView<const T> hidden() const {
+    return norm_ ? normed_.view() : activations_.back().view();
+  }
+
+  void head(Context<T>& c, const MatrixView<const T>& h, const MatrixView<T>& logits) const {
+    require_extents(logits, h.rows, options_.vocabulary, "LanguageModel", "logits");
+    if (head_) return head_->forward(c, h, logits);
+    multiply(c, options_.width, factor(h),
+             transposed(MatrixView<const T>(embedding_.weight.value.data(), options_.vocabulary,
+                                            options_.width)),
+             logits);
+  }
+  // dh of dlogits; adds to the gradient of the head, or of the embedding.
+  void head_backward(Context<T>& c, const MatrixView<const T>& h, const MatrixView<const T>& dlogits,
+                     const MatrixView<T>& dh) {
+    if (head_) return head_->backward(c, h, dlogits, dh);
+    const Index words = options_.vocabulary, width = options_.width;
+    multiply(c, words, factor(dlogits),
+             factor(MatrixView<const T>(embedding_.weight.value.data(), words, width)), dh);
+    multiply(c, h.rows, transposed(dlogits), factor(h),
+             MatrixView<T>(embedding_.weight.grad.data(), words, width), Into::add);
+  }
+
+  [[nodiscard]] double run_head(Context<T>& c, std::span<const Index> targets, bool backward) {
+    const MatrixView<const T> h = hidden();
+    require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(), " targets for ", h.rows,
+            " tokens");
+    const Index counted = Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
+    if (backward) dhidden_.resize(h.rows, options_.width);
+    const Index chunk = std::max<Index>(1, kHeadChunk / options_.vocabulary);
+    double sum = 0;
+    for (Index first = 0; first < h.rows; first += chunk) {
+      const Index rows = std::min(chunk, h.rows - first);
+      logits_.resize(rows, options_.vocabulary);
+      const MatrixView<T> logits = logits_.view();
+      head(c, h.row_range(first, rows), logits);
+      const auto part = cross_entropy<T>(c, logits, targets.subspan(std::size_t(first), std::size_t(rows)),
+                                         backward ? logits : MatrixView<T>(), {}, counted);
+      sum += part.loss;
+      if (backward)
+        head_backward(c, h.row_range(first, rows), logits, dhidden_.view().row_range(first, rows));
+    }
+    return sum;
+  }
+
+  void add_position_gradient(Index batch) {
+    const MatrixView<T> dh = dhidden_.view();
+    const Index len = dh.rows / batch;
+    for (Index r = 0; r < dh.rows; ++r) {
+      T* to = position_.grad.data() + r % len * options_.width;
+      for (Index i = 0; i < dh.columns; ++i) to[i] += dh.row(r)[i];
+    }
+  }
+
+  LanguageModelOptions options_;
+  Embedding<T> embedding_;
+  Weight<T> position_;
+  std::deque<TransformerBlock<T>> blocks_;
+  std::optional<Norm<T>> norm_;
+  std::optional<Linear<T>> head_;
+  std::vector<Matrix<T>> activations_;  // before each block, and after the last
+  Matrix<T> normed_, logits_, dhidden_;
+};
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One layer of a language model, around any attention layer.
+//
+//   x1 = x  + drop(out(attention(norm1(x))))      out: where the attention's rows are narrower than x
+//   y  = x1 + drop(mlp(norm2(x1)))
+
+#include <heed/nn/attention_layer.hpp>
+#include <heed/nn/dropout.hpp>
+#include <heed/nn/elementwise.hpp>
+#include <heed/nn/mlp.hpp>
+#include <heed/nn/norm.hpp>
+
+#include <optional>
+#include <variant>
+
+namespace heed::inline HEED_ABI::nn {
+
+struct BlockNames {
+  std::string norm1 = "ln1", attention = "attn", out = "out", norm2 = "ln2", mlp = "mlp";
+};
+
+enum class NormKind { layer, rms };
+
+// Either norm over whole rows.
+template <class T>
+class Norm {
+ public:
+  Norm(NormKind kind, Index width) {
+    if (kind == NormKind::layer)
+      norm_.template emplace<LayerNorm<T>>(width);
+    else
+      norm_.template emplace<RMSNorm<T>>(width);
+  }
+  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) const {
+    std::visit([&](const auto& norm) { norm.forward(c, x, y); }, norm_);
+  }
+  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
+                const MatrixView<T>& dx, Into into) {
+    std::visit([&](auto& norm) { norm.backward(c, x, dy, dx, into); }, norm_);
+  }
+  void visit(const Visitor<T>& f) {
+    std::visit([&](auto& norm) { norm.visit(f); }, norm_);
+  }
+
+ private:
+  std::variant<LayerNorm<T>, RMSNorm<T>> norm_{LayerNorm<T>(1)};
+};
+
+template <class T>
+class TransformerBlock {
+ public:
+  // `out`: a projection of the attention's rows, if they need one.
+  TransformerBlock(BlockNames names, NormKind norm, Index width,
+                   std::unique_ptr<AttentionLayer<T>> attention, Mlp<T> mlp,
+                   std::optional<Linear<T>> out = {})
+      : names_(std::move(names)),
+        norm1_(norm, width),
+        norm2_(norm, width),
+        attention_(std::move(attention)),
+        mlp_(std::move(mlp)),
+        out_(std::move(out)) {}
+
+  double dropout = 0;        // of what attention and MLP add
+  std::uint64_t stream = 0;  // of its random numbers: two per block
+
+  [[nodiscard]] AttentionLayer<T>& attention() { return *attention_; }
+  [[nodiscard]] const AttentionLayer<T>& attention() const { return *attention_; }
+  [[nodiscard]] Mlp<T>& mlp() { return mlp_; }
+
+  // y must not be x.
+  void forward(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y) {
+    run(c, x, y, [&](const MatrixView<T>& mixed) { attention_->forward(c, batch, normed1_.view(), mixed); });
+  }
+  // The tokens after those in the cache.
+  void step(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y,
+            KvCache<T>& cache) {
+    run(c, x, y, [&](const MatrixView<T>& mixed) {
+      attention_->step(c, batch, normed1_.view(), mixed, cache);
+    });
+  }
+
+  // x is that of forward(); dx may be dy.
+  void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+                const MatrixView<const T>& dy, const MatrixView<T>& dx) {
+    for (Matrix<T>* m : {&dresidual_, &dbranch_, &dnormed_}) m->resize(x.rows, x.columns);
+    apply_dropout(c, 1, dy, dbranch_.view());
+    mlp_.backward(c, normed2_.view(), dbranch_.view(), dnormed_.view(), Into::overwrite);
+    copy<T>(c, dy, dresidual_.view());
+    norm2_.backward(c, residual_.view(), dnormed_.view(), dresidual_.view(), Into::add);
+
+    apply_dropout(c, 0, dresidual_.view(), dbranch_.view());
+    MatrixView<const T> dmixed = dbranch_.view();
+    if (out_) {
+      dmixed_.resize(x.rows, out_->in());
+      out_->backward(c, mixed_.view(), dbranch_.view(), dmixed_.view());
+      dmixed = dmixed_.view();
+    }
+    attention_->backward(c, batch, normed1_.view(), dmixed, dnormed_.view());
+    copy<T>(c, dresidual_.view(), dx);
+    norm1_.backward(c, x, dnormed_.view(), dx, Into::add);
+  }
+
+  void visit(const Visitor<T>& f) {
+    visit_part<T>(names_.norm1, norm1_, f);
+    visit_part<T>(names_.attention, *attention_, f);
+    if (out_) visit_part<T>(names_.out, *out_, f);
+    visit_part<T>(names_.norm2, norm2_, f);
+    visit_part<T>(names_.mlp, mlp_, f);
+  }
+
+ private:
+  template <class Attend>
+  void run(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y, Attend&& attend) {
+    for (Matrix<T>* m : {&normed1_, &residual_, &normed2_}) m->resize(x.rows, x.columns);
+    norm1_.forward(c, x, normed1_.view());
+    if (out_) {
+      mixed_.resize(x.rows, out_->in());
+      attend(mixed_.view());
+      out_->forward(c, mixed_.view(), residual_.view());
+    } else {
+      attend(residual_.view());
+    }
+    apply_dropout(c, 0, residual_.view(), residual_.view());
+    add<T>(c, x, residual_.view());
+    norm2_.forward(c, residual_.view(), normed2_.view());
+    mlp_.forward(c, normed2_.view(), y);
+    apply_dropout(c, 1, y, y);
+    add<T>(c, residual_.view(), y);
+  }
+  void apply_dropout(Context<T>& c, std::uint64_t branch, const MatrixView<const T>& from,
+                     const MatrixView<T>& to) const {
+    nn::apply_dropout(c, dropout, stream + branch, from, to);
+  }
+
+  BlockNames names_;
+  Norm<T> norm1_, norm2_;
+  std::unique_ptr<AttentionLayer<T>> attention_;
+  Mlp<T> mlp_;
+  std::optional<Linear<T>> out_;
+  Matrix<T> normed1_, mixed_, residual_, normed2_;
+  Matrix<T> dresidual_, dbranch_, dnormed_, dmixed_;
+};
+
+}  // namespace heed::inline HEED_ABI::nn

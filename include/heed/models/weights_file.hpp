@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Weights in safetensors files: heed's own names as visit() gives them, and Hugging Face's GPT-2.
+//
+// Errors: std::runtime_error, one sentence that begins with the path; a model is filled only when all of
+// a file fits.
+
+#include <heed/io/safetensors.hpp>
+#include <heed/io/safetensors_writer.hpp>
+#include <heed/models/gpt.hpp>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+
+namespace heed::inline HEED_ABI::nn {
+
+namespace detail {
+
+[[nodiscard]] inline std::string shape_text(const std::vector<Index>& shape) {
+  std::string text;
+  for (const Index extent : shape) text += (text.empty() ? "" : " x ") + std::to_string(extent);
+  return "(" + text + ")";
+}
+
+template <class... Parts>
+[[noreturn]] void fail_load(const std::filesystem::path& path, const Parts&... parts) {
+  std::ostringstream text;
+  text << path.string() << ": ";
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+// The numbers of a tensor that must be there in this shape.
+template <class T>
+[[nodiscard]] std::vector<T> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
+                                       const std::string& name, const std::vector<Index>& shape) {
+  if (!file.contains(name)) fail_load(path, "there is no tensor ", name);
+  if (file.info(name).shape != shape)
+    fail_load(path, name, " has the shape ", shape_text(file.info(name).shape), ", the model needs ",
+              shape_text(shape));
+  return file.values<T>(name);
+}
+
+}  // namespace detail
+
+// Adds all weights of `layer`, named `prefix` + name.
+template <class T, class Layer>
+void add_weights(io::SafetensorsWriter& writer, Layer& layer, const std::string& prefix = "") {
+  layer.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+    writer.add(prefix + name, value.shape(), std::vector<T>(value.data(), value.data() + value.size()));
+  }));
+}
+
+// Fills all weights of `layer` from the tensors of these names.
+template <class T, class Layer>
+void read_weights(const io::Safetensors& file, const std::filesystem::path& path, Layer& layer,
+                  const std::string& prefix = "") {
+  std::vector<std::pair<Param<T>*, std::vector<T>>> found;
+  layer.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+    found.emplace_back(&value, detail::tensor_of<T>(file, path, prefix + name, value.shape()));
+  }));
+  for (auto& [param, numbers] : found) *param = Param<T>(param->shape(), std::move(numbers));
+}
+
+// A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
+// Names may start with "transformer.".
+class Gpt2File {
+ public:
+  explicit Gpt2File(const std::filesystem::path& path)
+      : path_(path), file_(io::Safetensors::read(path)) {
+    prefix_ = file_.contains("transformer.wte.weight") ? "transformer." : "";
+    if (!is_gpt2(file_)) detail::fail_load(path_, "it is no GPT-2: there is no tensor wte.weight");
+  }
+  [[nodiscard]] static bool is_gpt2(const io::Safetensors& file) {
+    return file.contains("transformer.wte.weight") || file.contains("wte.weight");
+  }
+
+  [[nodiscard]] const io::Safetensors& file() const { return file_; }
+  [[nodiscard]] GptOptions options() const {
+    GptOptions o;
+    o.vocabulary = extent("wte.weight", 0);
+    o.width = extent("wte.weight", 1);
+    o.max_len = extent("wpe.weight", 0);
+    while (file_.contains(prefix_ + "h." + std::to_string(o.depth) + ".ln_1.weight")) ++o.depth;
+    --o.depth;
+    if (o.depth == 0) detail::fail_load(path_, "it has no block h.0");
+    if (o.width % 64 != 0) detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
+    o.heads = o.width / 64;
+    o.hidden = extent("h.0.mlp.c_fc.weight", 1);
+    o.activation = Activation::gelu_tanh;
+    return o;
+  }
+
+  // Fills a model made of options() whose attention layers have c_attn and c_proj; weights that GPT-2 does
+  // not have, as those of an op, stay as they are.
+  template <class T>
+  void fill(LanguageModel<T>& model) const {
+    std::vector<std::pair<Param<T>*, std::vector<T>>> found;
+    model.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+      const Source source = source_of(name);
+      if (!source.name.empty()) found.emplace_back(&value, read<T>(source, value.shape()));
+    }));
+    for (auto& [param, numbers] : found) *param = Param<T>(param->shape(), std::move(numbers));
+  }
+
+ private:
+  struct Source {
+    std::string name;
+    bool turned = false;  // Conv1D keeps (in, out)
+  };
+
+  // heed's name to GPT-2's; an empty name for what GPT-2 does not have.
+  [[nodiscard]] Source source_of(const std::string& name) const {
+    static const std::map<std::string, std::string> whole = {
+        {"embed.weight", "wte.weight"}, {"pos_emb.weight", "wpe.weight"},
+        {"ln_f.weight", "ln_f.weight"}, {"ln_f.bias", "ln_f.bias"}};
+    static const std::map<std::string, std::string> in_block = {
+        {"ln1.weight", "ln_1.weight"},          {"ln1.bias", "ln_1.bias"},
+        {"ln2.weight", "ln_2.weight"},          {"ln2.bias", "ln_2.bias"},
+        {"attn.c_attn.weight", "attn.c_attn.weight"}, {"attn.c_attn.bias", "attn.c_attn.bias"},
+        {"attn.c_proj.weight", "attn.c_proj.weight"}, {"attn.c_proj.bias", "attn.c_proj.bias"},
+        {"mlp.0.weight", "mlp.c_fc.weight"},    {"mlp.0.bias", "mlp.c_fc.bias"},
+        {"mlp.2.weight", "mlp.c_proj.weight"},  {"mlp.2.bias", "mlp.c_proj.bias"}};
+    if (const auto found = whole.find(name); found != whole.end()) return {prefix_ + found->second};
+    const std::string start = "blocks.";
+    const std::size_t dot = name.find('.', start.size());
+    if (!name.starts_with(start) || dot == std::string::npos) return {};
+    const std::string part = name.substr(dot + 1);
+    const auto found = in_block.find(part);
+    if (found == in_block.end()) return {};
+    const bool matrix = part.ends_with(".weight") && !part.starts_with("ln");
+    return {prefix_ + "h." + name.substr(start.size(), dot - start.size()) + "." + found->second, matrix};
+  }
+
+  template <class T>
+  [[nodiscard]] std::vector<T> read(const Source& source, const std::vector<Index>& shape) const {
+    if (!source.turned) return detail::tensor_of<T>(file_, path_, source.name, shape);
+    const Index out = shape.at(0), in = shape.at(1);
+    const std::vector<T> stored = detail::tensor_of<T>(file_, path_, source.name, {in, out});
+    std::vector<T> turned(stored.size());
+    for (Index i = 0; i < in; ++i)
+      for (Index o = 0; o < out; ++o)
+        turned[std::size_t(o * in + i)] = stored[std::size_t(i * out + o)];
+    return turned;
+  }
+
+  [[nodiscard]] Index extent(const std::string& name, std::size_t axis) const {
+    const std::string full = prefix_ + name;
+    if (!file_.contains(full)) detail::fail_load(path_, "there is no tensor ", full);
+    const auto& shape = file_.info(full).shape;
+    if (shape.size() != 2) detail::fail_load(path_, full, " has ", shape.size(), " extents, it must have 2");
+    return shape[axis];
+  }
+
+  std::filesystem::path path_;
+  io::Safetensors file_;
+  std::string prefix_;
+};
+
+}  // namespace heed::inline HEED_ABI::nn

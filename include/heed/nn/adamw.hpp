@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Adam with decoupled weight decay. In step t, for each weight p with gradient g:
+//
+//   p *= 1 - lr wd
+//   m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
+//   p -= lr / (1 - b1^t)  m / (sqrt(v / (1 - b2^t)) + eps)
+//
+// Symbols   lr learning_rate, wd weight_decay, b1 beta1, b2 beta2, eps epsilon.
+// Errors    an option out of range, a weight seen twice or of another size than its state or its
+//           gradient; before anything is changed.
+// Source    Loshchilov and Hutter 2019, algorithm 2, as in PyTorch: the decay is multiplied by lr.
+
+#include <heed/core/parallel.hpp>
+#include <heed/nn/context.hpp>
+#include <heed/nn/weight.hpp>
+#include <heed/simd/pack.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace heed::inline HEED_ABI::nn {
+
+struct AdamWOptions {
+  double learning_rate = 1e-3;  // >= 0
+  double beta1 = 0.9;           // in [0, 1)
+  double beta2 = 0.999;         // in [0, 1)
+  double epsilon = 1e-8;        // > 0
+  double weight_decay = 0.01;   // >= 0
+};
+
+namespace detail {
+
+// The numbers of one step.
+template <class T>
+struct AdamWStep {
+  Pack<T> beta1, rest1, beta2, rest2, correction2, epsilon, rate;
+
+  AdamWStep(const AdamWOptions& o, Index t)
+      : beta1(T(o.beta1)), rest1(T(1 - o.beta1)), beta2(T(o.beta2)), rest2(T(1 - o.beta2)),
+        correction2(T(1 / (1 - std::pow(o.beta2, double(t))))), epsilon(T(o.epsilon)),
+        rate(T(o.learning_rate / (1 - std::pow(o.beta1, double(t))))) {}
+
+  // kLanes<T> numbers. lr wd is subtracted with the rest: 1 - lr wd would lose its digits.
+  void update(Pack<T> decay, T* p, const T* g, T* m, T* v) const {
+    const Pack<T> slope = Pack<T>::load(g), value = Pack<T>::load(p);
+    const Pack<T> first = mul_add(beta1, Pack<T>::load(m), rest1 * slope);
+    const Pack<T> second = mul_add(beta2, Pack<T>::load(v), rest2 * slope * slope);
+    const Pack<T> change = rate * first / (square_root(second * correction2) + epsilon);
+    (value - mul_add(decay, value, change)).store(p);
+    first.store(m);
+    second.store(v);
+  }
+};
+
+}  // namespace detail
+
+template <class T>
+class AdamW {
+ public:
+  using Decays = std::function<bool(const std::string&, const Param<T>&)>;
+  using StateVisitor =
+      std::function<void(const std::string&, std::vector<T>& first, std::vector<T>& second)>;
+
+  AdamWOptions options;  // may change between steps
+  Decays decays;         // which weights decay; all where it is empty
+
+  explicit AdamW(const AdamWOptions& chosen = {}, Decays which = {})
+      : options(chosen), decays(std::move(which)) {
+    require_options("AdamW");
+  }
+
+  // One step for every weight of `layer`: an object with visit(Visitor<T>), or a function that
+  // takes a Visitor<T> and calls it.
+  template <class Layer>
+  void step(Context<T>& c, Layer&& layer) {
+    require_options("AdamW::step");
+    const std::vector<Piece> pieces = collect(layer, "AdamW::step");
+    const detail::AdamWStep<T> numbers(options, steps_ + 1);
+    Index elements = 0;
+    for (const Piece& piece : pieces) elements += piece.count;
+    const Index worth = 1 + elements / kGrain;
+    const int workers = int(std::min<Index>(resolve_threads(c.threads), worth));
+    parallel_for(Index(pieces.size()), workers,
+                 [&](Index i) { update(numbers, pieces[std::size_t(i)]); });
+    ++steps_;
+  }
+
+  // Steps so far, t.
+  [[nodiscard]] Index steps() const { return steps_; }
+
+  // To read a checkpoint: prepare() makes the state of all weights of `layer`, zeros where it is
+  // new; visit_state() fills it; set_steps() sets t.
+  template <class Layer>
+  void prepare(Layer&& layer) {
+    (void)collect(layer, "AdamW::prepare");
+  }
+  // m and v of every weight, in alphabetical order of the names.
+  void visit_state(const StateVisitor& f) {
+    for (auto& [name, moments] : state_) f(name, moments.first, moments.second);
+  }
+  void set_steps(Index steps) {
+    require(steps >= 0, "AdamW::set_steps: steps is ", steps, ", it must be at least 0");
+    steps_ = steps;
+  }
+
+ private:
+  static constexpr Index kGrain = 65536;  // elements that are worth a worker
+
+  struct Moments {
+    std::vector<T> first, second;
+  };
+  // A part of a weight.
+  struct Piece {
+    T* p;
+    const T* g;
+    T *m, *v;
+    Index count;
+    T decay;
+  };
+
+  void require_options(const char* where) const {
+    constexpr double top = std::numeric_limits<double>::max();
+    const auto within = [&](double value, bool inside, const char* name, const char* range) {
+      require(inside, where, ": ", name, " is ", value, ", it must be ", range);
+    };
+    const AdamWOptions& o = options;
+    within(o.learning_rate, o.learning_rate >= 0 && o.learning_rate <= top, "learning_rate",
+           "at least 0 and finite");
+    within(o.beta1, o.beta1 >= 0 && o.beta1 < 1, "beta1", "in [0, 1)");
+    within(o.beta2, o.beta2 >= 0 && o.beta2 < 1, "beta2", "in [0, 1)");
+    within(o.epsilon, T(o.epsilon) > 0 && o.epsilon <= top, "epsilon", "positive and finite");
+    within(o.weight_decay, o.weight_decay >= 0 && o.weight_decay <= top, "weight_decay",
+           "at least 0 and finite");
+  }
+
+  // All weights in pieces; makes the state that is missing once everything is right.
+  template <class Layer>
+  [[nodiscard]] std::vector<Piece> collect(Layer& layer, const char* where) {
+    std::vector<std::pair<std::string, Piece>> weights;
+    std::set<std::string> seen;
+    show(layer, [&](const std::string& name, Param<T>& value, Param<T>& grad) {
+      require(seen.insert(name).second, where, ": ", name, " is visited twice");
+      require_sizes(name, value, grad, where);
+      const bool decaying = !decays || decays(name, std::as_const(value));
+      const T decay = decaying ? T(options.learning_rate * options.weight_decay) : T(0);
+      weights.push_back(
+          {name, {value.data(), grad.data(), nullptr, nullptr, value.size(), decay}});
+    });
+    std::vector<Piece> pieces;
+    for (const auto& [name, whole] : weights) {
+      Moments& moments = state_[name];
+      moments.first.resize(std::size_t(whole.count));
+      moments.second.resize(std::size_t(whole.count));
+      for (Index at = 0; at < whole.count; at += kGrain)
+        pieces.push_back({whole.p + at, whole.g + at, moments.first.data() + at,
+                          moments.second.data() + at, std::min(kGrain, whole.count - at),
+                          whole.decay});
+    }
+    return pieces;
+  }
+  template <class Layer>
+  static void show(Layer& layer, const Visitor<T>& f) {
+    if constexpr (requires { layer.visit(f); })
+      layer.visit(f);
+    else
+      layer(f);
+  }
+  void require_sizes(const std::string& name, const Param<T>& value, const Param<T>& grad,
+                     const char* where) const {
+    require(grad.size() == value.size(), where, ": ", name, " has ", value.size(),
+            " values, its gradient has ", grad.size());
+    const auto found = state_.find(name);
+    if (found == state_.end()) return;
+    for (const std::vector<T>* moment : {&found->second.first, &found->second.second})
+      require(Index(moment->size()) == value.size(), where, ": ", name, " has ", value.size(),
+              " values, its state has ", moment->size());
+  }
+
+  static void update(const detail::AdamWStep<T>& numbers, const Piece& piece) {
+    constexpr Index W = kLanes<T>;
+    const Pack<T> decay = piece.decay;
+    T *const p = piece.p, *const m = piece.m, *const v = piece.v;
+    const T* const g = piece.g;
+    Index i = 0;
+    for (; i + W <= piece.count; i += W) numbers.update(decay, p + i, g + i, m + i, v + i);
+    if (i == piece.count) return;
+    T lanes[4][W] = {};
+    const Index rest = piece.count - i;
+    std::copy(p + i, p + i + rest, lanes[0]);
+    std::copy(g + i, g + i + rest, lanes[1]);
+    std::copy(m + i, m + i + rest, lanes[2]);
+    std::copy(v + i, v + i + rest, lanes[3]);
+    numbers.update(decay, lanes[0], lanes[1], lanes[2], lanes[3]);
+    std::copy(lanes[0], lanes[0] + rest, p + i);
+    std::copy(lanes[2], lanes[2] + rest, m + i);
+    std::copy(lanes[3], lanes[3] + rest, v + i);
+  }
+
+  std::map<std::string, Moments> state_;
+  Index steps_ = 0;
+};
+
+}  // namespace heed::inline HEED_ABI::nn

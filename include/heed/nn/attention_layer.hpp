@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a model asks of an attention layer, whatever its variant, and the op inside of one.
+
+#include <heed/engine/backward_call.hpp>
+#include <heed/engine/kv_cache.hpp>
+#include <heed/nn/context.hpp>
+#include <heed/nn/weight.hpp>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI::nn {
+
+// Rows are tokens, `batch` sequences of equal length one below the other. A layer holds the activations of
+// its last forward(), which backward() reads.
+template <class T>
+class AttentionLayer {
+ public:
+  virtual ~AttentionLayer() = default;
+
+  // y (tokens, width_out) of x (tokens, width).
+  virtual void forward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+                       const MatrixView<T>& y) = 0;
+  // Adds to the weights' gradients, overwrites dx. `x` is that of forward().
+  virtual void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+                        const MatrixView<const T>& dy, const MatrixView<T>& dx) = 0;
+  virtual void visit(const Visitor<T>& f) = 0;
+
+  // May tokens be taken one after the other, with a cache of what the earlier ones left?
+  [[nodiscard]] virtual bool can_step() const = 0;
+  [[nodiscard]] virtual KvCache<T> new_cache(Index batch) const = 0;
+  // forward() for the tokens that follow those in the cache, which then holds them too.
+  virtual void step(Context<T>& c, Index batch, const MatrixView<const T>& x,
+                    const MatrixView<T>& y, KvCache<T>& cache) = 0;
+
+  // Numbers that the last forward() reports, by name: means over its tokens.
+  [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const { return {}; }
+};
+
+// An op with its mask, the gradient of its parameters, and what its forward pass leaves for backward.
+template <class Op>
+class OpStage {
+ public:
+  using T = typename Op::Scalar;
+
+  Op op;
+  Mask<T> mask;
+  bool learns = true;  // are the op's parameters weights of the model?
+
+  OpStage(Op with, Mask<T> under)
+      : op(std::move(with)), mask(std::move(under)), grad_(zeros_like(op)) {}
+
+  void forward(const Context<T>& c, const Inputs<T>& in, const TensorView<T>& out) {
+    heed::forward(op, in, mask, out, &saved_, options(c));
+  }
+  // Adds to the gradients of the op's parameters.
+  void backward(const Context<T>& c, const Inputs<T>& in, const TensorView<const T>& out,
+                const TensorView<const T>& dout, const Gradients<T>& grads) {
+    Op own = op;
+    heed::backward(op, in, mask, saved_, out, dout, grads, &own, options(c));
+    for_pairs(grad_, own, [](const char*, Param<T>& sum, Param<T>& grad) {
+      for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
+    });
+  }
+  void visit(const Visitor<T>& f) {
+    if (learns)
+      for_pairs(op, grad_, [&](const char* name, Param<T>& value, Param<T>& grad) {
+        f(name, value, grad);
+      });
+  }
+  [[nodiscard]] const Saved<T>& saved() const { return saved_; }
+  [[nodiscard]] Options options(const Context<T>& c) const {
+    Options options;
+    options.threads = c.threads;
+    return options;
+  }
+
+ private:
+  // f(name, parameter of a, the same of b) for parameters in use.
+  template <class F>
+  static void for_pairs(Op& a, Op& b, F&& f) {
+    std::vector<Param<T>*> others;
+    b.visit([&](const char*, Param<T>& param) { others.push_back(&param); });
+    std::size_t next = 0;
+    a.visit([&](const char* name, Param<T>& param) {
+      Param<T>& other = *others[next++];
+      if (param.given()) f(name, param, other);
+    });
+  }
+
+  Op grad_;
+  Saved<T> saved_;
+};
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The attention layers of the sources, with the sources' names for their weights.
+
+#include <heed/nn/projected_attention.hpp>
+#include <heed/ops/dar.hpp>
+#include <heed/ops/dialectical.hpp>
+#include <heed/ops/differential.hpp>
+#include <heed/ops/intent_gate.hpp>
+#include <heed/ops/resonant_ode.hpp>
+
+namespace heed::inline HEED_ABI::nn {
+
+template <class T>
+[[nodiscard]] Mask<T> causal_or_full(bool causal) {
+  return causal ? heed::causal<T>() : Mask<T>();
+}
+
+// c_attn (3 C, C), c_proj (C, C), both with bias. Strength, vigilance, sharpness and feedback are
+// constants, as in the source, unless `learns`.
+template <class T>
+[[nodiscard]] ProjectedAttention<Dar<T>> dar_attention(Index width, Index heads, const Dar<T>& op = {},
+                                                       bool causal = true, bool learns = false) {
+  ProjectedAttention<Dar<T>> layer(AttentionOptions::even(width, heads), op, causal_or_full<T>(causal));
+  layer.stage.learns = learns;
+  return layer;
+}
+
+// q_proj, k_proj, v_proj and out_proj (C, C) with bias, lambda; each head's halves are its two maps.
+template <class T>
+[[nodiscard]] ProjectedAttention<Differential<T>> differential_attention(
+    Index width, Index heads, const Differential<T>& op = {}, bool causal = true) {
+  AttentionOptions options = AttentionOptions::even(width, heads);
+  options.names = split_names();
+  return {options, op, causal_or_full<T>(causal)};
+}
+
+// Microsoft's first form: q_proj, k_proj, v_proj, out_proj without bias, four lambda vectors, a norm per
+// head whose weight is named "weight". depth from 1.
+template <class T>
+[[nodiscard]] ProjectedAttention<DifferentialV1<T>> differential_v1_attention(Index width, Index heads,
+                                                                              Index depth,
+                                                                              bool causal = true) {
+  AttentionOptions options = AttentionOptions::even(width, heads);
+  options.names = split_names();
+  options.bias = false;
+  return {options, make_differential_v1<T>(options.heads.dim_qk / 2, depth),
+          causal_or_full<T>(causal)};
+}
+
+// The second form: twice the query heads, q_proj (2 C, C), and a lambda per token and head from lambda_proj.
+template <class T>
+[[nodiscard]] ProjectedAttention<DifferentialV2<T>> differential_v2_attention(Index width, Index heads,
+                                                                              bool causal = true) {
+  AttentionOptions options = AttentionOptions::even(width, heads);
+  options.names = split_names();
+  options.names.extra = "lambda_proj";
+  options.bias = false;
+  options.heads.query_heads = 2 * heads;
+  return {options, DifferentialV2<T>{}, causal_or_full<T>(causal)};
+}
+
+// The QKVI layer: c_attn (4 C, C) gives q, k, v and the intent; or the gate is taken from q (w_g), or
+// calculated from q, k and v (w_q, w_k, w_v). Query-key norm, then rotation. No bias.
+template <class T>
+[[nodiscard]] ProjectedAttention<IntentGated<T>> intent_attention(Index width, Index heads,
+                                                                  ExtraSource gate, RopePairs pairs,
+                                                                  double theta = 10000,
+                                                                  bool causal = true) {
+  AttentionOptions options = AttentionOptions::even(width, heads);
+  options.bias = false;
+  options.query_key_norm = true;
+  options.rope = Rope{options.heads.dim_qk, theta, pairs};
+  options.extra = gate;
+  return {options, IntentGated<T>{}, causal_or_full<T>(causal)};
+}
+
+// q_proj, k_proj, v_proj, out_proj without bias. rho and eta are constants unless `learns`.
+template <class T>
+[[nodiscard]] ProjectedAttention<ResonantOde<T>> resonant_attention(Index width, Index heads,
+                                                                    const ResonantOde<T>& op = {},
+                                                                    bool causal = true,
+                                                                    bool learns = false) {
+  AttentionOptions options = AttentionOptions::even(width, heads);
+  options.names = split_names();
+  options.bias = false;
+  ProjectedAttention<ResonantOde<T>> layer(options, op, causal_or_full<T>(causal));
+  layer.stage.learns = learns;
+  return layer;
+}
+
+// One head of width `dim`: q, k, v (dim, C) without bias, the op's own weights, no projection behind.
+template <class T>
+[[nodiscard]] ProjectedAttention<Dialectical<T>> dialectical_head(Index width, Index dim,
+                                                                  const DialecticalOptions& halting = {},
+                                                                  bool causal = true) {
+  AttentionOptions options;
+  options.width = width;
+  options.heads = {1, 1, 1, 1, 1, 1, dim, dim};
+  options.names = {"", "q", "k", "v", "", ""};
+  options.bias = false;
+  Dialectical<T> op;
+  static_cast<DialecticalOptions&>(op.readout) = halting;
+  static_cast<DialecticalParams<T>&>(op.readout) = DialecticalParams<T>::zeros(dim);
+  return {options, op, causal_or_full<T>(causal)};
+}
+
+}  // namespace heed::inline HEED_ABI::nn

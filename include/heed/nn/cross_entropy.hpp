@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//   loss = 1/n sum_t lse(x[t]) - x[t][target[t]]        over the n targets that are not ignored
+//   dx[t] = (softmax(x[t]) - onehot(target[t])) / n     0 where the target is ignored
+//
+// Shapes    logits x and dlogits (tokens, classes), targets and row_losses (tokens).
+// Bounds    n = 0: loss 0, gradient 0. A row with an ignored target may hold NaN. Logits may be
+//           -inf, but not all of a row.
+// Results   do not depend on the number of threads, not in their last bit: row losses are added up
+//           in double, in the order of the rows.
+
+#include <heed/core/parallel.hpp>
+#include <heed/nn/context.hpp>
+#include <heed/simd/exp.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+namespace heed::inline HEED_ABI::nn {
+
+// The target of a token that does not count.
+inline constexpr Index kIgnoreIndex = -100;
+
+struct CrossEntropy {
+  double loss = 0;    // mean, in nats
+  Index counted = 0;  // tokens that it is a mean of
+};
+
+namespace detail {
+
+// The largest number of a row that is not a NaN.
+template <class T>
+[[nodiscard]] T largest(const T* row, Index count) {
+  constexpr Index W = kLanes<T>;
+  Pack<T> tops = -kInfinity<T>;
+  Index j = 0;
+  for (; j + W <= count; j += W) tops = max(Pack<T>::load(row + j), tops);
+  T top = -kInfinity<T>;
+  for (int i = 0; i < int(W); ++i) top = std::max(top, tops.lane(i));
+  for (; j < count; ++j) top = std::max(top, row[j]);
+  return top;
+}
+
+// The sum of e^(x - top) over a row; its terms go to `out`, which may be the row, or null.
+template <class T>
+[[nodiscard]] T exp_row(const T* row, Index count, T top, T* out) {
+  constexpr Index W = kLanes<T>;
+  Pack<T> sums = T(0);
+  Index j = 0;
+  for (; j + W <= count; j += W) {
+    const Pack<T> terms = math::exp(Pack<T>::load(row + j) - top);
+    if (out) terms.store(out + j);
+    sums += terms;
+  }
+  if (j < count) {
+    T lanes[W];
+    std::fill(std::copy(row + j, row + count, lanes), lanes + W, -kInfinity<T>);
+    const Pack<T> terms = math::exp(Pack<T>::load(lanes) - top);
+    terms.store(lanes);
+    if (out) std::copy(lanes, lanes + (count - j), out + j);
+    sums += terms;
+  }
+  return sum_lanes(sums);
+}
+
+// The loss of a row; writes `share` times its gradient to `out`, unless that is null.
+template <class T>
+[[nodiscard]] double row_cross_entropy(const T* row, Index count, Index target, double share,
+                                       T* out) {
+  const T top = largest(row, count);
+  const double below_top = double(top) - double(row[target]);
+  const double sum = double(exp_row(row, count, top, out));
+  if (out) {
+    const T factor = T(share / sum);
+    for (Index j = 0; j < count; ++j) out[j] *= factor;
+    out[target] -= T(share);
+  }
+  return std::log(sum) + below_top;
+}
+
+// The number of targets that count.
+[[nodiscard]] inline Index count_targets(std::span<const Index> targets, Index classes) {
+  Index counted = 0;
+  for (std::size_t t = 0; t < targets.size(); ++t) {
+    const Index target = targets[t];
+    require(target == kIgnoreIndex || (target >= 0 && target < classes),
+            "cross_entropy: target ", target, " at position ", t, " is neither one of the ",
+            classes, " classes nor kIgnoreIndex (", kIgnoreIndex, ")");
+    counted += target != kIgnoreIndex;
+  }
+  return counted;
+}
+
+}  // namespace detail
+
+// Writes the gradient to `dlogits`, which may be the logits' own memory, and the loss of each
+// token, 0 where its target is ignored, to `row_losses`, where these are given.
+template <class T>
+[[nodiscard]] CrossEntropy cross_entropy(Context<T>& c,
+                                         const std::type_identity_t<MatrixView<const T>>& logits,
+                                         std::span<const Index> targets,
+                                         const std::type_identity_t<MatrixView<T>>& dlogits = {},
+                                         std::type_identity_t<std::span<T>> row_losses = {},
+                                         Index mean_over = 0) {
+  const Index rows = logits.rows, classes = logits.columns;
+  require(Index(targets.size()) == rows, "cross_entropy: targets has ", targets.size(),
+          " entries, logits has ", rows, " rows");
+  require(row_losses.empty() || Index(row_losses.size()) == rows, "cross_entropy: row_losses has ",
+          row_losses.size(), " entries, logits has ", rows, " rows");
+  if (dlogits.given()) require_extents(dlogits, rows, classes, "cross_entropy", "dlogits");
+  CrossEntropy result{0, detail::count_targets(targets, classes)};
+  const Index divisor = mean_over > 0 ? mean_over : result.counted;
+  const double share = divisor > 0 ? 1.0 / double(divisor) : 0.0;
+  std::vector<double> losses(targets.size(), 0.0);
+  const Index block = std::max<Index>(1, 65536 / std::max<Index>(1, classes));
+  parallel_for((rows + block - 1) / block, resolve_threads(c.threads), [&](Index n) {
+    for (Index t = n * block; t < std::min(rows, (n + 1) * block); ++t) {
+      T* out = dlogits.given() ? dlogits.row(t) : nullptr;
+      const Index target = targets[std::size_t(t)];
+      if (target != kIgnoreIndex)
+        losses[std::size_t(t)] =
+            detail::row_cross_entropy(logits.row(t), classes, target, share, out);
+      else if (out)
+        std::fill(out, out + classes, T(0));
+    }
+  });
+  for (const double loss : losses) result.loss += loss;
+  result.loss *= share;
+  std::transform(losses.begin(), losses.begin() + Index(row_losses.size()), row_losses.begin(),
+                 [](double loss) { return T(loss); });
+  return result;
+}
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Sums and copies of whole matrices.
+
+#include <heed/core/parallel.hpp>
+#include <heed/nn/context.hpp>
+#include <heed/simd/pack.hpp>
+
+namespace heed::inline HEED_ABI::nn {
+
+namespace detail {
+
+// body(first, last) for ranges of rows of about 64 Ki numbers.
+template <class T, class Body>
+void for_row_blocks(const Context<T>& c, Index rows, Index columns, Body&& body) {
+  const Index block = std::max<Index>(1, (Index(1) << 16) / std::max<Index>(1, columns));
+  const Index blocks = (rows + block - 1) / block;
+  parallel_for(blocks, blocks > 1 ? resolve_threads(c.threads) : 1, [&](Index n) {
+    body(n * block, std::min(rows, (n + 1) * block));
+  });
+}
+
+}  // namespace detail
+
+// to = from
+template <class T>
+void copy(const Context<T>& c, const MatrixView<const T>& from, const MatrixView<T>& to) {
+  require_extents(to, from.rows, from.columns, "copy", "to");
+  detail::for_row_blocks(c, from.rows, from.columns, [&](Index first, Index last) {
+    for (Index r = first; r < last; ++r)
+      std::copy(from.row(r), from.row(r) + from.columns, to.row(r));
+  });
+}
+
+// to += from
+template <class T>
+void add(const Context<T>& c, const MatrixView<const T>& from, const MatrixView<T>& to) {
+  require_extents(to, from.rows, from.columns, "add", "to");
+  detail::for_row_blocks(c, from.rows, from.columns, [&](Index first, Index last) {
+    for (Index r = first; r < last; ++r) {
+      const T* source = from.row(r);
+      T* target = to.row(r);
+      for (Index i = 0; i < from.columns; ++i) target[i] += source[i];
+    }
+  });
+}
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+//   y[t] = W[ids[t]]        dW[ids[t]] += dy[t]
+//
+// Shapes    ids (tokens), y (tokens, width), weight (count, width).
+// Errors    an id outside [0, count), before anything is written.
+// Results   do not depend on the number of threads, not in their last bit.
+
+#include <heed/core/parallel.hpp>
+#include <heed/nn/multiply.hpp>
+#include <heed/nn/weight.hpp>
+
+#include <algorithm>
+#include <span>
+
+namespace heed::inline HEED_ABI::nn {
+
+// Tokens by their ids, or positions by their numbers.
+template <class T>
+class Embedding {
+ public:
+  Weight<T> weight;
+
+  Embedding() = default;
+  Embedding(Index count, Index width) : weight({count, width}) {}
+
+  [[nodiscard]] Index count() const { return weight.value.extent(0); }
+  [[nodiscard]] Index width() const { return weight.value.extent(1); }
+
+  void forward(Context<T>& c, std::span<const Index> ids, const MatrixView<T>& y,
+               Into into = Into::overwrite) const {
+    const Index tokens = Index(ids.size()), columns = width();
+    require_extents(y, tokens, columns, "Embedding::forward", "y");
+    require_ids(ids, "Embedding::forward");
+    const Index block = std::max<Index>(1, kGrain / std::max<Index>(1, columns));
+    parallel_for((tokens + block - 1) / block, resolve_threads(c.threads), [&](Index n) {
+      for (Index t = n * block; t < std::min(tokens, (n + 1) * block); ++t) {
+        const T* from = weight.value.data() + ids[std::size_t(t)] * columns;
+        if (into == Into::overwrite)
+          std::copy(from, from + columns, y.row(t));
+        else
+          add(from, columns, y.row(t));
+      }
+    });
+  }
+
+  // Adds to the weight's gradient, for each id in the order of the tokens: a worker owns columns.
+  void backward(Context<T>& c, std::span<const Index> ids, const MatrixView<const T>& dy) {
+    const Index tokens = Index(ids.size()), columns = width();
+    require_extents(dy, tokens, columns, "Embedding::backward", "dy");
+    require_ids(ids, "Embedding::backward");
+    const Index chunk = std::max<Index>(64, kGrain / std::max<Index>(1, tokens));
+    parallel_for((columns + chunk - 1) / chunk, resolve_threads(c.threads), [&](Index n) {
+      const Index first = n * chunk, count = std::min(chunk, columns - first);
+      for (Index t = 0; t < tokens; ++t)
+        add(dy.row(t) + first, count,
+            weight.grad.data() + ids[std::size_t(t)] * columns + first);
+    });
+  }
+
+  void visit(const Visitor<T>& f) { visit_weight("weight", weight, f); }
+
+ private:
+  static constexpr Index kGrain = 65536;  // elements that are worth a worker
+
+  void require_ids(std::span<const Index> ids, const char* where) const {
+    for (std::size_t t = 0; t < ids.size(); ++t)
+      require(ids[t] >= 0 && ids[t] < count(), where, ": id ", ids[t], " at position ", t,
+              " is outside of the ", count(), " rows of the weight");
+  }
+  static void add(const T* from, Index count, T* to) {
+    for (Index j = 0; j < count; ++j) to[j] += from[j];
+  }
+};
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// An attention layer around any op.
+//
+//   [q | k | v | e] = x W_in^T + b        one projection, or one each; e feeds the op's extra input
+//   q, k  <- rope(norm(q)), rope(norm(k))  where asked for
+//   y     = op(q, k, v, e) W_out^T + b     or the op's rows themselves
+//
+// The extra input is projected from x, or calculated from the raw q, k and v of the token:
+//   from_query   e = q W_g^T
+//   calculated   e = q W_q^T + k W_k^T + v W_v^T
+//
+// Head h owns columns [h dim, (h + 1) dim) of each part.
+
+#include <heed/nn/attention_layer.hpp>
+#include <heed/nn/elementwise.hpp>
+#include <heed/nn/linear.hpp>
+#include <heed/nn/norm.hpp>
+#include <heed/nn/rope.hpp>
+
+#include <optional>
+
+namespace heed::inline HEED_ABI::nn {
+
+// Where the op's extra input comes from.
+enum class ExtraSource { projected, from_query, calculated };
+
+// Names of the projections; `packed` stands for all that read x, if it is given. Without a name for `out`
+// the layer has no output projection.
+struct ProjectionNames {
+  std::string packed, query, key, value, extra, out;
+};
+[[nodiscard]] inline ProjectionNames packed_names() { return {"c_attn", "", "", "", "", "c_proj"}; }
+[[nodiscard]] inline ProjectionNames split_names() {
+  return {"", "q_proj", "k_proj", "v_proj", "extra_proj", "out_proj"};
+}
+
+struct AttentionOptions {
+  Index width = 0;
+  Geometry heads;  // heads, query_heads, kv_heads, dim_qk and dim_v are read
+  ProjectionNames names = packed_names();
+  bool bias = true;
+  bool query_key_norm = false;
+  std::optional<Rope> rope = {};
+  ExtraSource extra = ExtraSource::projected;
+
+  // `count` heads that share the width evenly.
+  [[nodiscard]] static AttentionOptions even(Index width, Index count) {
+    require(count > 0 && width % count == 0, "AttentionOptions: a width of ", width, " for ", count,
+            " heads; it must be a multiple of them");
+    AttentionOptions options;
+    options.width = width;
+    options.heads = {1, count, count, count, 1, 1, width / count, width / count};
+    return options;
+  }
+};
+
+template <class Op>
+class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
+ public:
+  using T = typename Op::Scalar;
+
+  OpStage<Op> stage;
+
+  ProjectedAttention(const AttentionOptions& options, Op op, Mask<T> mask)
+      : stage(std::move(op), std::move(mask)), options_(options) {
+    const Geometry& g = options.heads;
+    stage.op.validate(g, "ProjectedAttention");
+    const Index extra = g.heads * stage.op.extra_dim(g);
+    query_ = {0, g.query_heads * g.dim_qk};
+    key_ = {query_.end(), g.kv_heads * g.dim_qk};
+    value_ = {key_.end(), g.kv_heads * g.dim_v};
+    extra_ = {value_.end(), extra};
+    add_projections();
+    if (options.query_key_norm) {
+      query_norm_ = RMSNorm<T>(g.dim_qk);
+      key_norm_ = RMSNorm<T>(g.dim_qk);
+    }
+    if (!options.names.out.empty()) out_ = Linear<T>(mixed_width(), options.width, options.bias);
+  }
+
+  [[nodiscard]] Index width_out() const {
+    return options_.names.out.empty() ? mixed_width() : options_.width;
+  }
+  [[nodiscard]] const Saved<T>& saved() const { return stage.saved(); }
+  // The op's extra input and the queries and keys that it read, of the last forward().
+  [[nodiscard]] TensorView<const T> extra(Index batch) const { return extra_of(rows_.view(), batch); }
+  [[nodiscard]] TensorView<const T> queries(Index batch) const {
+    return part(read_from().view(), query_, batch, options_.heads.query_heads);
+  }
+  [[nodiscard]] TensorView<const T> keys(Index batch) const {
+    return part(read_from().view(), key_, batch, options_.heads.kv_heads);
+  }
+
+  void forward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+               const MatrixView<T>& y) override {
+    forward(c, batch, x, x, y);
+  }
+  // Cross attention: keys and values of `memory` (tokens, width), whose sequences may have another length.
+  void forward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+               const MatrixView<const T>& memory, const MatrixView<T>& y) {
+    project(c, batch, x, memory, 0);
+    mix(c, batch, inputs(batch), x.rows, y);
+  }
+
+  void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+                const MatrixView<const T>& dy, const MatrixView<T>& dx) override {
+    backward(c, batch, x, x, dy, dx, {});
+  }
+  // dmemory is not given for self attention, whose dx has it all.
+  void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
+                const MatrixView<const T>& memory, const MatrixView<const T>& dy,
+                const MatrixView<T>& dx, const MatrixView<T>& dmemory) {
+    dmixed_.resize(x.rows, mixed_width());
+    MatrixView<const T> dmixed = dy;
+    if (out_) {
+      out_->backward(c, mixed_.view(), dy, dmixed_.view());
+      dmixed = dmixed_.view();
+    }
+    drows_.resize(x.rows, total());
+    if (crosses_) dmemory_rows_.resize(memory.rows, total());
+    if (turns()) {
+      dturned_.resize(x.rows, key_.end());
+      if (crosses_) dmemory_turned_.resize(memory.rows, key_.end());
+    }
+    Matrix<T>& of_query = turns() ? dturned_ : drows_;
+    Matrix<T>& of_key = crosses_ ? (turns() ? dmemory_turned_ : dmemory_rows_) : of_query;
+    Matrix<T>& of_value = crosses_ ? dmemory_rows_ : drows_;
+    const Geometry& g = options_.heads;
+    const Gradients<T> grads{part(of_query.view(), query_, batch, g.query_heads),
+                             part(of_key.view(), key_, batch, g.kv_heads),
+                             part(of_value.view(), value_, batch, g.kv_heads),
+                             extra_of(drows_.view(), batch),
+                             {}};
+    stage.backward(c, inputs(batch), heads_of(std::as_const(mixed_).view(), batch, g.heads),
+                   heads_of(dmixed, batch, g.heads), grads);
+    turn_back(c, batch);
+    gate_backward(c);
+    project_backward(c, x, memory, dx, dmemory);
+  }
+
+  void visit(const Visitor<T>& f) override {
+    for (Projection& p : projections_) visit_part<T>(p.name, p.linear, f);
+    for (Gate& gate : gates_) visit_part<T>(gate.name, gate.linear, f);
+    if (query_norm_) visit_part<T>("q_norm", *query_norm_, f);
+    if (key_norm_) visit_part<T>("k_norm", *key_norm_, f);
+    stage.visit(f);
+    if (out_) visit_part<T>(options_.names.out, *out_, f);
+  }
+
+  // A readout that reads key and value of its own row needs all rows at once.
+  [[nodiscard]] bool can_step() const override { return !Op::ReadoutType::uses_own_rows; }
+  [[nodiscard]] KvCache<T> new_cache(Index batch) const override {
+    const Geometry& g = options_.heads;
+    return KvCache<T>(batch, g.kv_heads, g.dim_qk, g.dim_v);
+  }
+  void step(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y,
+            KvCache<T>& cache) override {
+    require(can_step(), "ProjectedAttention::step: the op's readout needs all rows at once");
+    project(c, batch, x, x, cache.len());
+    Inputs<T> in = inputs(batch);
+    cache.append(in.key, in.value);
+    in.key = cache.keys();
+    in.value = cache.values();
+    mix(c, batch, in, x.rows, y);
+  }
+
+  [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
+    std::vector<std::pair<std::string, double>> means;
+    const Saved<T>& saved = stage.saved();
+    for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
+      double sum = 0;
+      for (const T x : saved.diagnostics[d]) sum += double(x);
+      means.emplace_back(saved.diagnostic_names[d],
+                         sum / std::max<double>(1, double(saved.diagnostics[d].size())));
+    }
+    return means;
+  }
+
+ private:
+  // Columns of the projected rows.
+  struct Part {
+    Index first = 0, count = 0;
+    [[nodiscard]] Index end() const { return first + count; }
+  };
+  struct Projection {
+    std::string name;
+    Linear<T> linear;
+    Part to;
+    bool of_memory;
+  };
+  // From a part of the raw rows to the extra input.
+  struct Gate {
+    std::string name;
+    Linear<T> linear;
+    Part from;
+  };
+
+  [[nodiscard]] Index total() const { return extra_.end(); }
+  [[nodiscard]] Index mixed_width() const { return options_.heads.heads * options_.heads.dim_v; }
+  [[nodiscard]] bool turns() const { return query_norm_.has_value() || options_.rope.has_value(); }
+
+  void add_projections() {
+    const ProjectionNames& names = options_.names;
+    const bool projects_extra = extra_.count > 0 && options_.extra == ExtraSource::projected;
+    const auto add = [&](const std::string& name, const Part& to, bool of_memory) {
+      projections_.push_back({name, Linear<T>(options_.width, to.count, options_.bias), to, of_memory});
+    };
+    if (!names.packed.empty()) {
+      add(names.packed, {0, projects_extra ? total() : extra_.first}, false);
+    } else {
+      add(names.query, query_, false);
+      add(names.key, key_, true);
+      add(names.value, value_, true);
+      if (projects_extra) add(names.extra, extra_, false);
+    }
+    const auto gate = [&](const char* name, const Part& from) {
+      gates_.push_back({name, Linear<T>(from.count, extra_.count, false), from});
+    };
+    if (options_.extra == ExtraSource::from_query) {
+      gate("w_g", query_);
+    } else if (options_.extra == ExtraSource::calculated) {
+      gate("w_q", query_);
+      gate("w_k", key_);
+      gate("w_v", value_);
+    }
+    require(gates_.empty() || extra_.count > 0,
+            "ProjectedAttention: a gate was asked for, the op reads no extra input");
+  }
+
+  template <class U>
+  [[nodiscard]] static TensorView<U> part(const MatrixView<U>& rows, const Part& columns, Index batch,
+                                          Index heads) {
+    return heads_of(rows.column_range(columns.first, columns.count), batch, heads);
+  }
+  template <class U>
+  [[nodiscard]] TensorView<U> extra_of(const MatrixView<U>& rows, Index batch) const {
+    if (extra_.count == 0) return {};
+    return part(rows, extra_, batch, options_.heads.heads);
+  }
+
+  // The rows that the op reads queries from; keys likewise, unless attention crosses.
+  [[nodiscard]] const Matrix<T>& read_from() const { return turns() ? turned_ : rows_; }
+  [[nodiscard]] Inputs<T> inputs(Index batch) const {
+    const Matrix<T>& values = crosses_ ? memory_rows_ : rows_;
+    const Matrix<T>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
+    const Geometry& g = options_.heads;
+    return {part(read_from().view(), query_, batch, g.query_heads),
+            part(keys.view(), key_, batch, g.kv_heads), part(values.view(), value_, batch, g.kv_heads),
+            extra_of(rows_.view(), batch)};
+  }
+
+  // Rows of q, k, v and the extra input; the first token of a sequence stands at `position`.
+  void project(Context<T>& c, Index batch, const MatrixView<const T>& x,
+               const MatrixView<const T>& memory, Index position) {
+    require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0, "ProjectedAttention: ",
+            x.rows, " and ", memory.rows, " tokens in ", batch, " sequences; they must divide evenly");
+    crosses_ = memory.data != x.data;
+    require(!crosses_ || options_.names.packed.empty(),
+            "ProjectedAttention: cross attention needs a projection each for q, k and v");
+    rows_.resize(x.rows, total());
+    if (crosses_) memory_rows_.resize(memory.rows, total());
+    for (const Projection& p : projections_) {
+      const bool other = crosses_ && p.of_memory;
+      Matrix<T>& rows = other ? memory_rows_ : rows_;
+      p.linear.forward(c, other ? memory : x, rows.view().column_range(p.to.first, p.to.count));
+    }
+    Into into = Into::overwrite;
+    for (const Gate& gate : gates_) {
+      require(!crosses_ || gate.from.first == 0,
+              "ProjectedAttention: a calculated gate reads q, k and v of one token");
+      gate.linear.forward(c, range(rows_, gate.from), range(rows_, extra_), into);
+      into = Into::add;
+    }
+    if (!turns()) return;
+    turned_.resize(x.rows, key_.end());
+    if (crosses_) memory_turned_.resize(memory.rows, key_.end());
+    turn(c, rows_, turned_, query_, query_norm_, x.rows / batch, position);
+    turn(c, crosses_ ? memory_rows_ : rows_, crosses_ ? memory_turned_ : turned_, key_, key_norm_,
+         memory.rows / batch, position);
+  }
+
+  [[nodiscard]] static MatrixView<T> range(Matrix<T>& rows, const Part& columns) {
+    return rows.view().column_range(columns.first, columns.count);
+  }
+
+  // Norm and rotation of one part.
+  void turn(Context<T>& c, Matrix<T>& from, Matrix<T>& to, const Part& columns,
+            const std::optional<RMSNorm<T>>& norm, Index len, Index position) const {
+    const MatrixView<T> source = range(from, columns), target = range(to, columns);
+    if (norm)
+      norm->forward(c, source, target);
+    else
+      copy<T>(c, source, target);
+    if (options_.rope) options_.rope->rotate(c, target, len, position, RopeDirection::forward);
+  }
+  void turn_back(Context<T>& c, Index batch) {
+    if (!turns()) return;
+    turn_back(c, batch, rows_, dturned_, drows_, query_, query_norm_);
+    turn_back(c, batch, crosses_ ? memory_rows_ : rows_, crosses_ ? dmemory_turned_ : dturned_,
+              crosses_ ? dmemory_rows_ : drows_, key_, key_norm_);
+  }
+  void turn_back(Context<T>& c, Index batch, Matrix<T>& x, Matrix<T>& dy, Matrix<T>& dx,
+                 const Part& columns, std::optional<RMSNorm<T>>& norm) {
+    const MatrixView<T> source = range(dy, columns), target = range(dx, columns);
+    if (options_.rope)
+      options_.rope->rotate(c, source, source.rows / batch, 0, RopeDirection::backward);
+    if (norm)
+      norm->backward(c, range(x, columns), source, target, Into::overwrite);
+    else
+      copy<T>(c, source, target);
+  }
+
+  void gate_backward(Context<T>& c) {
+    for (Gate& gate : gates_)
+      gate.linear.backward(c, range(rows_, gate.from), range(drows_, extra_), range(drows_, gate.from),
+                           Into::add);
+  }
+
+  void project_backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& memory,
+                        const MatrixView<T>& dx, const MatrixView<T>& dmemory) {
+    Into into_x = Into::overwrite, into_memory = Into::overwrite;
+    for (Projection& p : projections_) {
+      const bool other = crosses_ && p.of_memory;
+      Into& into = other ? into_memory : into_x;
+      p.linear.backward(c, other ? memory : x, range(other ? dmemory_rows_ : drows_, p.to),
+                        other ? dmemory : dx, into);
+      into = Into::add;
+    }
+  }
+
+  void mix(Context<T>& c, Index batch, const Inputs<T>& in, Index tokens, const MatrixView<T>& y) {
+    mixed_.resize(tokens, mixed_width());
+    stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads));
+    if (out_) return out_->forward(c, mixed_.view(), y);
+    require_extents(y, tokens, mixed_width(), "ProjectedAttention::forward", "y");
+    copy<T>(c, mixed_.view(), y);
+  }
+
+  AttentionOptions options_;
+  Part query_, key_, value_, extra_;
+  std::vector<Projection> projections_;
+  std::vector<Gate> gates_;
+  std::optional<RMSNorm<T>> query_norm_, key_norm_;
+  std::optional<Linear<T>> out_;
+  bool crosses_ = false;
+  Matrix<T> rows_, memory_rows_;      // [q | k | v | extra] of x, of the memory
+  Matrix<T> turned_, memory_turned_;  // [q | k] after norm and rotation
+  Matrix<T> mixed_;
+  Matrix<T> drows_, dmemory_rows_, dturned_, dmemory_turned_, dmixed_;
+};
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Rotary position embedding: pair m of a head at position p turns by the angle p theta^(-2m/dim).
+//
+//   (a, b) -> (a cos - b sin, a sin + b cos)
+//
+// The backward pass is the rotation by minus the angle.
+//
+// Shapes    x (batch * len, heads * dim); row r has position first_position + r % len.
+// Accuracy  angles, cosines and sines in double, rounded to T.
+// Cost      sqrt(len) dim cosines and as many sines a call: those of a position are made of two
+//           table entries, one for multiples of a step of about sqrt(len), one for the rest.
+// Source    Su et al. 2021, "RoFormer", equation 34.
+
+#include <heed/nn/elementwise.hpp>
+#include <heed/simd/pack.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI::nn {
+
+// Which columns of a head turn together: (2m, 2m + 1), or (m, m + dim / 2).
+enum class RopePairs { interleaved, half };
+// By the angle, or by minus the angle.
+enum class RopeDirection { forward, backward };
+
+namespace detail {
+
+// Cosines and sines of `count` multiples of the frequencies, from `first` on, `stride` apart.
+class AngleTable {
+ public:
+  AngleTable(const std::vector<double>& frequency, Index first, Index stride, Index count)
+      : pairs_(Index(frequency.size())) {
+    values_.reserve(std::size_t(2 * pairs_ * count));
+    for (Index i = 0; i < count; ++i) {
+      const double position = double(first + i * stride);
+      for (const double f : frequency) values_.push_back(std::cos(position * f));
+      for (const double f : frequency) values_.push_back(std::sin(position * f));
+    }
+  }
+  [[nodiscard]] const double* cosines(Index i) const { return values_.data() + 2 * i * pairs_; }
+  [[nodiscard]] const double* sines(Index i) const { return cosines(i) + pairs_; }
+
+ private:
+  Index pairs_;
+  std::vector<double> values_;
+};
+
+// Every lane and its neighbour: 1, 0, 3, 2, ...
+template <class T, int... L>
+[[nodiscard]] inline Pack<T> swap_neighbours(Pack<T> x, std::integer_sequence<int, L...>) {
+  const auto swapped = __builtin_shufflevector(x.v, x.v, (L ^ 1)...);
+  return Pack<T>(typename Pack<T>::Vector(swapped));
+}
+
+// cosine and sine: [dim / 2]
+template <class T>
+inline void rotate_half(T* x, const T* cosine, const T* sine, Index pairs) {
+  using P = Pack<T>;
+  Index m = 0;
+  for (; m + kLanes<T> <= pairs; m += kLanes<T>) {
+    const P a = P::load(x + m), b = P::load(x + pairs + m);
+    const P cos = P::load(cosine + m), sin = P::load(sine + m);
+    mul_add(a, cos, -(b * sin)).store(x + m);
+    mul_add(a, sin, b * cos).store(x + pairs + m);
+  }
+  for (; m < pairs; ++m) {
+    const T a = x[m], b = x[pairs + m];
+    x[m] = a * cosine[m] - b * sine[m];
+    x[pairs + m] = a * sine[m] + b * cosine[m];
+  }
+}
+
+// cosine: [dim], each twice; sine: [dim], each with minus and plus.
+template <class T>
+inline void rotate_interleaved(T* x, const T* cosine, const T* sine, Index dim) {
+  using P = Pack<T>;
+  Index j = 0;
+  for (; j + kLanes<T> <= dim; j += kLanes<T>) {
+    const P a = P::load(x + j);
+    const P b = swap_neighbours(a, std::make_integer_sequence<int, kLanes<T>>{});
+    mul_add(a, P::load(cosine + j), b * P::load(sine + j)).store(x + j);
+  }
+  for (; j < dim; j += 2) {
+    const T a = x[j], b = x[j + 1];
+    x[j] = a * cosine[j] + b * sine[j];
+    x[j + 1] = b * cosine[j + 1] + a * sine[j + 1];
+  }
+}
+
+}  // namespace detail
+
+struct Rope {
+  Index dim = 0;  // of a head; even
+  double theta = 10000;
+  RopePairs pairs = RopePairs::interleaved;
+
+  // Rotates x in place.
+  template <class T>
+  void rotate(Context<T>& c, const MatrixView<T>& x, Index len, Index first_position,
+              RopeDirection direction = RopeDirection::forward) const {
+    check(x.rows, x.columns, len);
+    if (x.rows == 0 || x.columns == 0) return;
+    const Index step = Index(std::ceil(std::sqrt(double(len))));
+    const auto frequency = frequencies();
+    const detail::AngleTable coarse(frequency, first_position, step, (len + step - 1) / step);
+    const detail::AngleTable fine(frequency, 0, 1, step);
+    detail::for_row_blocks(c, x.rows, x.columns, [&](Index first, Index last) {
+      Matrix<T> angles(2, dim);
+      T *cosine = angles.view().row(0), *sine = angles.view().row(1);
+      for (Index r = first; r < last; ++r) {
+        const Index at = r % len;
+        fill_angles(coarse, at / step, fine, at % step, direction, cosine, sine);
+        for (Index j = 0; j < x.columns; j += dim) rotate_head(x.row(r) + j, cosine, sine);
+      }
+    });
+  }
+
+ private:
+  void check(Index rows, Index columns, Index len) const {
+    require(dim > 0 && dim % 2 == 0, "Rope::rotate: dim is ", dim,
+            ", it must be even and positive");
+    require(theta > 0, "Rope::rotate: theta is ", theta, ", it must be positive");
+    require(columns % dim == 0, "Rope::rotate: x has ", columns,
+            " columns, it must have a multiple of dim ", dim);
+    require(len > 0 && rows % len == 0, "Rope::rotate: x has ", rows,
+            " rows, it must have a multiple of len ", len);
+  }
+
+  [[nodiscard]] std::vector<double> frequencies() const {
+    std::vector<double> frequency;
+    for (Index m = 0; m < dim / 2; ++m)
+      frequency.push_back(std::pow(theta, -2.0 * double(m) / double(dim)));
+    return frequency;
+  }
+
+  // As rotate_head() reads them.
+  template <class T>
+  void fill_angles(const detail::AngleTable& coarse, Index i, const detail::AngleTable& fine,
+                   Index k, RopeDirection direction, T* cosine, T* sine) const {
+    const double *c1 = coarse.cosines(i), *s1 = coarse.sines(i);
+    const double *c2 = fine.cosines(k), *s2 = fine.sines(k);
+    const double sign = direction == RopeDirection::forward ? 1.0 : -1.0;
+    for (Index m = 0; m < dim / 2; ++m) {
+      const T cos = T(c1[m] * c2[m] - s1[m] * s2[m]);
+      const T sin = T(sign * (s1[m] * c2[m] + c1[m] * s2[m]));
+      if (pairs == RopePairs::half) {
+        cosine[m] = cos;
+        sine[m] = sin;
+      } else {
+        cosine[2 * m] = cosine[2 * m + 1] = cos;
+        sine[2 * m] = -sin;
+        sine[2 * m + 1] = sin;
+      }
+    }
+  }
+
+  template <class T>
+  void rotate_head(T* x, const T* cosine, const T* sine) const {
+    if (pairs == RopePairs::half)
+      detail::rotate_half(x, cosine, sine, dim / 2);
+    else
+      detail::rotate_interleaved(x, cosine, sine, dim);
+  }
+};
+
+}  // namespace heed::inline HEED_ABI::nn

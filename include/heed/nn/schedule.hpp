@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Learning rates over a run, and gradients kept within bounds.
+
+#include <heed/nn/weight.hpp>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace heed::inline HEED_ABI::nn {
+
+//   s < warmup   peak (s + 1) / warmup
+//   s < total    floor + (peak - floor) (1 + cos(pi (s - warmup) / (total - warmup))) / 2
+//   after        floor
+//
+// Steps count from 0. Bounds: 0 <= warmup <= total, 0 <= floor <= peak.
+struct WarmupCosine {
+  Index warmup = 0, total = 0;
+  double peak = 0, floor = 0;
+
+  // Throws when a number is out of its bounds.
+  [[nodiscard]] double at(Index step) const {
+    require(step >= 0, "WarmupCosine::at: step is ", step, ", it must be at least 0");
+    require(warmup >= 0, "WarmupCosine::at: warmup is ", warmup, ", it must be at least 0");
+    require(total >= warmup, "WarmupCosine::at: total is ", total, ", it must be at least warmup, ",
+            warmup);
+    require(floor >= 0, "WarmupCosine::at: floor is ", floor, ", it must be at least 0");
+    require(peak >= floor && peak <= std::numeric_limits<double>::max(),
+            "WarmupCosine::at: peak is ", peak, ", it must be finite and at least floor, ", floor);
+    if (step < warmup) return peak * double(step + 1) / double(warmup);
+    if (step >= total) return floor;
+    const double part = double(step - warmup) / double(total - warmup);
+    return floor + (peak - floor) * 0.5 * (1 + std::cos(std::numbers::pi * part));
+  }
+};
+
+namespace detail {
+
+// In eight chains, so that an addition need not wait for the one before.
+template <class T>
+[[nodiscard]] double sum_of_squares(const Param<T>& param) {
+  constexpr Index chains = 8;
+  double sums[chains] = {};
+  Index i = 0;
+  for (; i + chains <= param.size(); i += chains)
+    for (Index k = 0; k < chains; ++k) sums[k] += double(param[i + k]) * double(param[i + k]);
+  for (; i < param.size(); ++i) sums[0] += double(param[i]) * double(param[i]);
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace detail
+
+// Scales all gradients of `layer`, together, to the Euclidean norm `max_norm` where theirs is
+// larger. Returns the norm before; one that is not finite leaves the gradients as they are.
+// `max_norm` is positive; infinity only measures.
+template <class T, class Layer>
+double clip_gradients(Layer& layer, double max_norm) {
+  require(max_norm > 0, "clip_gradients: max_norm is ", max_norm, ", it must be positive");
+  double sum = 0;
+  layer.visit(Visitor<T>([&](const std::string&, Param<T>&, Param<T>& grad) {
+    sum += detail::sum_of_squares(grad);
+  }));
+  const double norm = std::sqrt(sum);
+  if (!std::isfinite(norm) || norm <= max_norm) return norm;
+  const T factor = T(max_norm / norm);
+  layer.visit(Visitor<T>([&](const std::string&, Param<T>&, Param<T>& grad) {
+    for (Index i = 0; i < grad.size(); ++i) grad[i] *= factor;
+  }));
+  return norm;
+}
+
+}  // namespace heed::inline HEED_ABI::nn
