@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A run in a file: safetensors with the weights by their names, AdamW's moments as adamw.first.<name> and
+// adamw.second.<name>, and in the metadata the model's config, the tokenizer and where training stands. A
+// file is replaced as a whole or not at all.
+
+#include "model_config.hpp"
+#include "tokenizer.hpp"
+
+#include <heed/nn/adamw.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+namespace heed_lm {
+
+// How training goes on; a resumed run keeps it.
+struct TrainSettings {
+  Index batch = 16, steps = 1000, warmup = 100;
+  double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
+  std::uint64_t seed = 1;
+
+  [[nodiscard]] std::string json() const;
+  [[nodiscard]] static TrainSettings from_json(const std::string& text, const std::string& where);
+};
+
+struct Run {
+  ModelConfig config;
+  TrainSettings train;
+  Index step = 0;               // steps done
+  std::uint64_t data = 0;       // fingerprint of what it trains on
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::unique_ptr<Model> model;
+  heed::nn::AdamW<float> optimiser;
+};
+
+void save_run(Run& run, const std::filesystem::path& path);
+// Throws std::runtime_error or std::invalid_argument with one sentence that begins with the path.
+[[nodiscard]] Run load_run(const std::filesystem::path& path);
+
+// A GPT-2 of Hugging Face as the start of a run with any variant, `tokenizer` being its own.
+[[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, const std::string& variant,
+                                std::shared_ptr<const Tokenizer> tokenizer);
+[[nodiscard]] bool is_gpt2_file(const std::filesystem::path& path);
+
+}  // namespace heed_lm

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands.hpp"
+
+#include "bpe_tokenizer.hpp"
+
+#include <heed/models/weights_file.hpp>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+
+namespace heed_lm {
+
+namespace {
+
+namespace nn = heed::nn;
+
+std::atomic<bool> interrupted{false};
+
+// While it lives, Ctrl-C asks training to stop; the second one ends the program.
+class InterruptGuard {
+ public:
+  InterruptGuard() {
+    interrupted = false;
+    old_ = std::signal(SIGINT, [](int) {
+      if (interrupted.exchange(true)) std::_Exit(130);
+    });
+  }
+  ~InterruptGuard() { std::signal(SIGINT, old_); }
+  InterruptGuard(const InterruptGuard&) = delete;
+
+ private:
+  void (*old_)(int);
+};
+
+[[nodiscard]] std::string duration(double seconds) {
+  const long whole = std::lround(std::max(0.0, seconds));
+  char text[32];
+  std::snprintf(text, sizeof text, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+  return text;
+}
+
+// On a terminal one line that is drawn again ten times a second; else a line per interval.
+class TrainingLog {
+ public:
+  explicit TrainingLog(Index every) : terminal_(isatty(STDERR_FILENO) == 1), every_(every) {}
+  ~TrainingLog() { clear(); }
+
+  void step(const Report& r) {
+    last_ = r;
+    const auto now = Clock::now();
+    if (terminal_ && now - drawn_ >= std::chrono::milliseconds(100)) {
+      std::fprintf(stderr, "\r\033[Kstep %td/%td  loss %.4f  %.0f tokens/s  %s left", r.step, r.steps,
+                   r.loss, r.tokens_per_second, duration(r.seconds_left).c_str());
+      std::fflush(stderr);
+      drawn_ = now;
+      dirty_ = true;
+    } else if (!terminal_ && every_ > 0 && r.step % every_ == 0) {
+      line();
+    }
+  }
+  void evaluation(Index step, double loss) {
+    clear();
+    std::printf("step %td  training %.4f  validation %.4f  %.0f tokens/s\n", step, last_.loss, loss,
+                last_.tokens_per_second);
+    std::fflush(stdout);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void line() const {
+    std::fprintf(stderr, "step %td/%td  loss %.4f  %.0f tokens/s  %s left\n", last_.step, last_.steps,
+                 last_.loss, last_.tokens_per_second, duration(last_.seconds_left).c_str());
+  }
+  void clear() {
+    if (dirty_) std::fputs("\r\033[K", stderr);
+    dirty_ = false;
+  }
+  bool terminal_, dirty_ = false;
+  Index every_;
+  Report last_;
+  Clock::time_point drawn_;
+};
+
+void require_writable(const std::string& out) {
+  const std::filesystem::path folder = std::filesystem::absolute(out).parent_path();
+  heed::require(std::filesystem::is_directory(folder), "--out: there is no folder ", folder.string());
+}
+
+// The run that the command starts or goes on with, and the data that fit its tokenizer.
+struct Prepared {
+  Run run;
+  std::unique_ptr<DataSource> data;
+};
+
+[[nodiscard]] Prepared prepare(TrainCommand& command) {
+  heed::require(command.resume.empty() || command.gpt2.empty(),
+                "--resume and --gpt2 were given; it must be one of them");
+  Prepared p;
+  if (!command.resume.empty()) {
+    p.run = load_run(command.resume);
+    if (command.steps_given) p.run.train.steps = command.train.steps;
+  } else if (!command.gpt2.empty()) {
+    p.run = run_from_gpt2(command.gpt2, command.model.variant, make_tokenizer(command.data));
+    heed::require(p.run.tokenizer->vocab_size() == p.run.config.vocabulary, command.gpt2, ": it has ",
+                  p.run.config.vocabulary, " words, the tokenizer has ", p.run.tokenizer->vocab_size());
+    p.run.train = command.train;
+  } else {
+    p.run.tokenizer = make_tokenizer(command.data);
+    p.run.config = command.model;
+    p.run.config.vocabulary = p.run.tokenizer->vocab_size();
+    p.run.config.len = command.data.len;
+    p.run.train = command.train;
+    p.run.model = std::make_unique<Model>(make_model(p.run.config));
+  }
+  command.data.len = std::min(command.data.len, p.run.config.len);
+  p.data = open_data(command.data, *p.run.tokenizer);
+  heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
+                ": it was trained on other data than this");
+  p.run.data = p.data->fingerprint();
+  return p;
+}
+
+// A model's config and tokenizer, from a checkpoint or from a GPT-2 with its vocabulary.
+[[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
+                           const std::string& merges) {
+  if (!is_gpt2_file(checkpoint)) return load_run(checkpoint);
+  heed::require(!vocab.empty() && !merges.empty(), checkpoint,
+                ": a GPT-2 of Hugging Face needs --vocab and --merges");
+  return run_from_gpt2(checkpoint, "sdpa", read_bpe_tokenizer(vocab, merges));
+}
+
+}  // namespace
+
+int run_train(TrainCommand command) {
+  if (command.out.empty()) command.out = command.resume;
+  if (!command.out.empty()) require_writable(command.out);
+  Prepared p = prepare(command);
+  Run& run = p.run;
+  std::printf("%s, %td parameters; %s\n", run.config.variant.c_str(), nn::count_weights<float>(*run.model),
+              p.data->description().c_str());
+  std::fflush(stdout);
+  const InterruptGuard guard;
+  TrainingLog log(command.evaluate_every);
+  Watch watch;
+  watch.evaluate_every = command.evaluate_every;
+  watch.save_every = command.save_every;
+  watch.on_step = [&](const Report& r) { log.step(r); };
+  watch.on_evaluation = [&](Index step, double loss) { log.evaluation(step, loss); };
+  watch.stop = [] { return interrupted.load(); };
+  if (!command.out.empty()) watch.on_save = [&] { save_run(run, command.out); };
+  train(run, *p.data, command.threads, watch);
+  if (interrupted)
+    std::printf("stopped after step %td of %td%s\n", run.step, run.train.steps,
+                command.out.empty() ? "; nothing was saved" : ("; --resume " + command.out +
+                                                               " goes on from here").c_str());
+  return 0;
+}
+
+int run_eval(const EvalCommand& command) {
+  const Run run = load_run(command.checkpoint);
+  DataSettings settings = command.data;
+  settings.len = run.config.len;
+  const auto data = open_data(settings, *run.tokenizer);
+  nn::Context<float> context;
+  context.threads = command.threads;
+  const double loss = evaluate(*run.model, context, *data, command.batch);
+  std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(), loss,
+              std::exp(loss));
+  return 0;
+}
+
+int run_generate(const GenerateCommand& command) {
+  require_sampling(command.sampling);
+  const Run run = open_run(command.checkpoint, command.vocab, command.merges);
+  const std::vector<Index> prompt = run.tokenizer->encode(command.prompt);
+  nn::Context<float> context;
+  context.threads = command.threads;
+  StreamDecoder decoder(*run.tokenizer);
+  const auto say = [](const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  };
+  say(command.prompt);
+  generate(*run.model, context, prompt, command.tokens, command.sampling, [&](Index id) {
+    if (id == run.tokenizer->end_of_text()) return false;
+    say(decoder.push(id));
+    return true;
+  });
+  say(decoder.finish() + "\n");
+  return 0;
+}
+
+int run_info(const std::string& path) {
+  const auto file = heed::io::Safetensors::read(path);
+  for (const auto& [key, value] : file.metadata())
+    std::printf("%s: %.200s%s\n", key.c_str(), value.c_str(), value.size() > 200 ? " ..." : "");
+  Index total = 0;
+  for (const auto& [name, info] : file.tensors()) {
+    Index count = 1;
+    for (const Index extent : info.shape) count *= extent;
+    if (!name.starts_with("adamw.")) total += count;
+    std::printf("%-4s %-44s %s\n", info.dtype.c_str(), name.c_str(),
+                nn::detail::shape_text(info.shape).c_str());
+  }
+  std::printf("%td parameters\n", total);
+  if (nn::Gpt2File::is_gpt2(file)) {
+    const nn::GptOptions o = nn::Gpt2File(path).options();
+    std::printf("GPT-2: vocabulary %td, width %td, heads %td, depth %td, positions %td\n", o.vocabulary,
+                o.width, o.heads, o.depth, o.max_len);
+  }
+  return 0;
+}
+
+}  // namespace heed_lm

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generation.hpp"
+
+#include <heed/core/random.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace heed_lm {
+
+namespace {
+
+namespace nn = heed::nn;
+
+// Logits behind a growing sequence: through the caches where the layers allow it, else over the whole
+// sequence again.
+class Reader {
+ public:
+  Reader(Model& model, nn::Context<float>& context)
+      : model_(model), context_(context), cache_(model.new_cache(1)) {}
+
+  // Of the last of all tokens read so far.
+  [[nodiscard]] std::span<const float> read(std::span<const Index> tokens) {
+    sequence_.insert(sequence_.end(), tokens.begin(), tokens.end());
+    const Index len = model_.options().max_len;
+    std::vector<Index> next(tokens.begin(), tokens.end());
+    if (Index(sequence_.size()) > len) {
+      sequence_.erase(sequence_.begin(), sequence_.end() - std::max<Index>(1, len / 2));
+      cache_ = model_.new_cache(1);
+      next = sequence_;
+    }
+    if (!model_.can_step()) next = sequence_;
+    const Index words = model_.options().vocabulary, rows = Index(next.size());
+    logits_.resize(rows, words);
+    if (model_.can_step())
+      model_.step(context_, next, cache_, logits_.view());
+    else
+      model_.forward(context_, 1, next, logits_.view());
+    return {logits_.view().row(rows - 1), std::size_t(words)};
+  }
+
+ private:
+  Model& model_;
+  nn::Context<float>& context_;
+  Model::Cache cache_;
+  std::vector<Index> sequence_;
+  nn::Matrix<float> logits_;
+};
+
+}  // namespace
+
+void require_sampling(const Sampling& s) {
+  heed::require(s.temperature >= 0 && std::isfinite(s.temperature), "--temperature is ", s.temperature,
+                ", it must be at least 0 and finite");
+  heed::require(s.top_k >= 0, "--top-k is ", s.top_k, ", it must be at least 0");
+  heed::require(s.top_p > 0 && s.top_p <= 1, "--top-p is ", s.top_p, ", it must lie in (0, 1]");
+}
+
+Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t number) {
+  std::vector<Index> order(logits.size());
+  std::iota(order.begin(), order.end(), Index(0));
+  const auto likelier = [&](Index a, Index b) {
+    const float x = logits[std::size_t(a)], y = logits[std::size_t(b)];
+    return x > y || (x == y && a < b);
+  };
+  if (s.temperature == 0) return *std::min_element(order.begin(), order.end(), likelier);
+  std::sort(order.begin(), order.end(), likelier);
+  if (s.top_k > 0) order.resize(std::min(order.size(), std::size_t(s.top_k)));
+  std::vector<double> weights;
+  const double top = double(logits[std::size_t(order[0])]);
+  for (const Index id : order)
+    weights.push_back(std::exp((double(logits[std::size_t(id)]) - top) / s.temperature));
+  double total = std::accumulate(weights.begin(), weights.end(), 0.0), kept = 0;
+  std::size_t count = 0;
+  while (count < weights.size() && (count == 0 || kept < s.top_p * total)) kept += weights[count++];
+  double left = heed::CounterRandom(s.seed, 7).uniform(number) * kept;
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    if (left < weights[i]) return order[i];
+    left -= weights[i];
+  }
+  return order[count - 1];
+}
+
+void generate(Model& model, nn::Context<float>& context, const std::vector<Index>& prompt, Index count,
+              const Sampling& sampling, const std::function<bool(Index)>& on_token) {
+  require_sampling(sampling);
+  heed::require(!prompt.empty(), "generate: the prompt has no token");
+  const Index len = model.options().max_len, size = Index(prompt.size());
+  Reader reader(model, context);
+  std::vector<Index> next = prompt;
+  if (size > len) next.erase(next.begin(), next.end() - std::max<Index>(1, len / 2));
+  for (Index n = 0; n < count; ++n) {
+    const Index id = sample(reader.read(next), sampling, std::uint64_t(n));
+    if (!on_token(id)) return;
+    next = {id};
+  }
+}
+
+}  // namespace heed_lm

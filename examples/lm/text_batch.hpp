@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <heed/core/config.hpp>
+
+#include <cstddef>
+#include <vector>
+
+namespace heed_lm {
+
+using heed::Index;
+
+// A target that the loss leaves out.
+inline constexpr Index kNoTarget = -100;
+
+// What one step trains or evaluates on; targets[i] is the token that follows inputs[i].
+struct Batch {
+  Index rows, len;
+  std::vector<Index> inputs, targets;  // (rows, len)
+
+  // All inputs are `padding`, all targets are left out.
+  Batch(Index row_count, Index length, Index padding)
+      : rows(row_count),
+        len(length),
+        inputs(std::size_t(row_count * length), padding),
+        targets(std::size_t(row_count * length), kNoTarget) {}
+};
+
+}  // namespace heed_lm

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Text as numbers and back. bpe_tokenizer.hpp has a third tokenizer.
+
+#include <heed/core/config.hpp>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace heed_lm {
+
+using heed::Index;
+
+// What the name of the end-of-text token means where it stands in a text.
+enum class EndOfText { as_text, as_token };
+
+// Errors: std::invalid_argument. Not for concurrent use: a tokenizer may remember what it encoded.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  [[nodiscard]] virtual std::string name() const = 0;
+  // JSON from which tokenizer_from() makes the same tokenizer.
+  [[nodiscard]] virtual std::string state() const = 0;
+
+  [[nodiscard]] Index vocab_size() const { return Index(tokens_.size()); }
+  [[nodiscard]] std::optional<Index> end_of_text() const { return end_of_text_; }
+  // The bytes of one token; not always whole characters.
+  [[nodiscard]] const std::string& token(Index id) const;
+
+  [[nodiscard]] std::vector<Index> encode(std::string_view text,
+                                          EndOfText end = EndOfText::as_text) const;
+  // decode(encode(text)) is the text, byte for byte.
+  [[nodiscard]] std::string decode(std::span<const Index> ids) const;
+
+ protected:
+  Tokenizer(std::vector<std::string> tokens, std::optional<Index> end_of_text)
+      : tokens_(std::move(tokens)), end_of_text_(end_of_text) {}
+
+ private:
+  // Adds the ids of a text without end-of-text tokens.
+  virtual void encode_text(std::string_view text, std::vector<Index>& ids) const = 0;
+
+  std::vector<std::string> tokens_;  // by id
+  std::optional<Index> end_of_text_;
+};
+
+// Each byte is its own id: 256 ids for any text.
+class ByteTokenizer final : public Tokenizer {
+ public:
+  ByteTokenizer();
+  [[nodiscard]] std::string name() const override { return "bytes"; }
+  [[nodiscard]] std::string state() const override;
+
+ private:
+  void encode_text(std::string_view text, std::vector<Index>& ids) const override;
+};
+
+// One id per character (code point) of an alphabet. A character that the alphabet lacks, or a byte
+// that is not UTF-8, is an error that names its position.
+class CharacterTokenizer final : public Tokenizer {
+ public:
+  // The alphabet in the order of ids; a character that stands there twice is an error.
+  explicit CharacterTokenizer(const std::string& alphabet);
+  [[nodiscard]] std::string name() const override { return "characters"; }
+  [[nodiscard]] std::string state() const override;
+
+ private:
+  void encode_text(std::string_view text, std::vector<Index>& ids) const override;
+
+  std::string alphabet_;
+  std::map<char32_t, Index> ids_;
+};
+
+// The distinct characters of a text, sorted by code point.
+[[nodiscard]] std::string alphabet_of(std::string_view text);
+
+// From what state() gave.
+[[nodiscard]] std::unique_ptr<Tokenizer> tokenizer_from(const std::string& state);
+
+// Makes text of tokens as they come, in complete characters. Valid text is unchanged; what can
+// never become a character is replaced by U+FFFD, one for each longest valid beginning.
+class StreamDecoder {
+ public:
+  // The tokenizer must outlive the decoder.
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+
+  // The characters that this token completes; often none or several.
+  [[nodiscard]] std::string push(Index id);
+  // U+FFFD if the last character has remained incomplete, else nothing; then starts afresh.
+  [[nodiscard]] std::string finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;  // the beginning of a character
+};
+
+}  // namespace heed_lm
