@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Compares all variants of attention on real text: correctness of the gradients, time of forward
-// and backward against the machine's peak and against plain attention, scratch memory.
+// and backward against the machine's peak and against plain attention, scratch memory; and, when asked to,
+// what they are worth to a language model.
 //
 // Exit code  0 done, 1 internal error, 2 options or files that cannot be used.
 
 #include "compare/report.hpp"
+#include "compare/training.hpp"
 
 #include <cstdio>
 #include <new>
@@ -20,8 +22,12 @@ int complain(const char* text, int code) {
 int run(int argc, char** argv) {
   const compare::ParsedCommandLine parsed = compare::parse_command_line(argc, argv);
   if (parsed.finished) return 0;
-  const compare::Comparison comparison = compare::run_comparison(parsed.settings);
-  compare::write_reports(parsed.settings, compare::this_machine(), comparison);
+  if (parsed.settings.train_steps > 0) {
+    compare::write_training(parsed.settings, compare::compare_training(parsed.settings));
+  } else {
+    const compare::Comparison comparison = compare::run_comparison(parsed.settings);
+    compare::write_reports(parsed.settings, compare::this_machine(), comparison);
+  }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     return complain("standard output cannot be written", 1);
   return 0;

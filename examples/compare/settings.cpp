@@ -134,6 +134,25 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
                "A short sequence and three rounds instead of five to nine");
   app.add_option("--seed", words.seed, "Seed of embedding, projections and parameters (default 1)")
       ->type_name("N");
+  app.add_option("--train", settings.train_steps,
+                 "Trains a small language model with each variant for so many steps, and compares "
+                 "their losses on the part of the text that is held out")
+      ->type_name("STEPS")
+      ->check(CLI::Range(Index(1), Index(1) << 32));
+  app.add_option("--seeds", settings.seeds, "Runs of each variant with --train (default 1)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1000));
+  const auto add_size = [&](const char* name, Index& size, const char* text) {
+    app.add_option(name, size, std::string(text) + " of the model that --train trains")
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(CLI::Range(Index(1), Index(1) << 20));
+  };
+  add_size("--width", settings.model.width, "Width");
+  add_size("--heads", settings.model.heads, "Heads");
+  add_size("--depth", settings.model.depth, "Blocks");
+  add_size("--len", settings.model.len, "Tokens per sequence");
+  add_size("--batch", settings.model.batch, "Sequences per step");
   app.add_option("--text", settings.text_file,
                  "File whose bytes are the tokens, repeated as often as needed (default: a text "
                  "inside the program)")

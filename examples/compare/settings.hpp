@@ -24,6 +24,11 @@ enum class Dtype { float32, float64 };
   return dtype == Dtype::float32 ? "float" : "double";
 }
 
+// The language model that --train trains with each variant.
+struct ModelSizes {
+  Index width = 128, heads = 4, depth = 3, len = 128, batch = 16;
+};
+
 // What to compare, and where the results go.
 struct Settings {
   std::vector<std::string> variants;  // in the order of the list
@@ -33,6 +38,9 @@ struct Settings {
   int threads = 1;
   std::vector<Dtype> dtypes;
   std::uint64_t seed = 1;
+  Index train_steps = 0;  // 0: nothing is trained
+  int seeds = 1;          // seed, seed + 1, ...
+  ModelSizes model;
   std::string text_file, json_file, csv_file;  // empty: not given; "-": standard output
 
   // Rounds of timings: at least `min_rounds`, more while the time for one dtype is not used up.

@@ -146,7 +146,11 @@ std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& to
   if (!s.task.empty()) return std::make_unique<ParenthesesSource>(s);
   if (!s.instructions.empty())
     return std::make_unique<InstructionSource>(read_instructions(s.instructions), tokenizer, s);
-  return std::make_unique<TextSource>(tokenizer.encode(read_text_file(s.text)), s);
+  return make_text_source(tokenizer.encode(read_text_file(s.text)), s);
+}
+
+std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens, const DataSettings& settings) {
+  return std::make_unique<TextSource>(std::move(tokens), settings);
 }
 
 }  // namespace heed_lm

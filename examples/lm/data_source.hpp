@@ -40,4 +40,8 @@ struct DataSettings {
 [[nodiscard]] std::unique_ptr<DataSource> open_data(const DataSettings& settings,
                                                     const Tokenizer& tokenizer);
 
+// Of tokens that are at hand; `len` and `held_out` of the settings are read.
+[[nodiscard]] std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens,
+                                                           const DataSettings& settings);
+
 }  // namespace heed_lm

@@ -3,7 +3,7 @@
 
 // Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run
 // time. Every variant gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has
-// one, c_proj with bias; and learns its op's parameters.
+// one, c_proj with bias; and learns its op's parameters, but those of a converged gate.
 
 #include <heed/nn/projected_attention.hpp>
 #include <heed/variants.hpp>
@@ -52,7 +52,10 @@ template <class T>
         options.heads = variant.geometry;
         Op op = variant.op;
         if constexpr (std::is_same_v<Op, DifferentialV1<T>>) detail::set_depth(op, layer + 1);
-        made = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<T>());
+        auto made_layer = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<T>());
+        // What it learns might leave the bound below which the fixed point is one.
+        if constexpr (std::is_same_v<Op, Dar<T>>) made_layer->stage.learns = !made_layer->stage.op.score.converged;
+        made = std::move(made_layer);
       },
       prototypes, seed + std::uint64_t(layer));
   require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known);

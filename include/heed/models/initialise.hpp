@@ -26,7 +26,8 @@ void initialise(LanguageModel<T>& model, std::uint64_t seed) {
         std::all_of(value.data(), value.data() + value.size(), [](T x) { return x == T(0); });
     if (value.shape().size() < 2 || !untouched) return;
     bool writes = false;
-    for (const char* end : {"c_proj.weight", "out_proj.weight", "mlp.2.weight", "ff.3.weight"})
+    for (const char* end :
+         {"c_proj.weight", "out_proj.weight", ".out.weight", "mlp.2.weight", "ff.3.weight"})
       writes = writes || name.ends_with(end);
     fill_normal(value, writes ? 0.02 / std::sqrt(2 * depth) : 0.02, seed, stream);
   }));

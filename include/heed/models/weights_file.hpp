@@ -83,8 +83,8 @@ class Gpt2File {
     o.vocabulary = extent("wte.weight", 0);
     o.width = extent("wte.weight", 1);
     o.max_len = extent("wpe.weight", 0);
+    o.depth = 0;
     while (file_.contains(prefix_ + "h." + std::to_string(o.depth) + ".ln_1.weight")) ++o.depth;
-    --o.depth;
     if (o.depth == 0) detail::fail_load(path_, "it has no block h.0");
     if (o.width % 64 != 0) detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
     o.heads = o.width / 64;

@@ -8,6 +8,7 @@
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,8 +55,9 @@ class OpStage {
   OpStage(Op with, Mask<T> under)
       : op(std::move(with)), mask(std::move(under)), grad_(zeros_like(op)) {}
 
-  void forward(const Context<T>& c, const Inputs<T>& in, const TensorView<T>& out) {
-    heed::forward(op, in, mask, out, &saved_, options(c));
+  // The first query stands `position` tokens behind the first key.
+  void forward(const Context<T>& c, const Inputs<T>& in, const TensorView<T>& out, Index position = 0) {
+    heed::forward(op, in, position > 0 ? mask_from(position) : mask, out, &saved_, options(c));
   }
   // Adds to the gradients of the op's parameters.
   void backward(const Context<T>& c, const Inputs<T>& in, const TensorView<const T>& out,
@@ -72,6 +74,14 @@ class OpStage {
         f(name, value, grad);
       });
   }
+  // Does no row depend on a later one?
+  [[nodiscard]] bool is_causal() const {
+    if constexpr (requires { op.readout.needs_survey(); })
+      if (op.readout.needs_survey()) return false;
+    return std::any_of(mask.bands.begin(), mask.bands.end(), [](const Band& band) {
+      return band.right >= 0 && band.right + band.offset <= 0;
+    });
+  }
   [[nodiscard]] const Saved<T>& saved() const { return saved_; }
   [[nodiscard]] Options options(const Context<T>& c) const {
     Options options;
@@ -80,6 +90,13 @@ class OpStage {
   }
 
  private:
+  [[nodiscard]] Mask<T> mask_from(Index position) const {
+    Mask<T> moved = mask;
+    for (Band& band : moved.bands)
+      if (band.align == Align::top_left) band.offset += position;
+    moved.slope_align = Align::bottom_right;
+    return moved;
+  }
   // f(name, parameter of a, the same of b) for parameters in use.
   template <class F>
   static void for_pairs(Op& a, Op& b, F&& f) {

@@ -36,17 +36,18 @@ template <class T>
   return {options, op, causal_or_full<T>(causal)};
 }
 
-// Microsoft's first form: q_proj, k_proj, v_proj, out_proj without bias, four lambda vectors, a norm per
-// head whose weight is named "weight". depth from 1.
+// Microsoft's first form: q_proj, k_proj, v_proj, out_proj without bias, four lambda vectors of deviation
+// 0.1, a norm per head whose weight is named "weight". depth from 1.
 template <class T>
-[[nodiscard]] ProjectedAttention<DifferentialV1<T>> differential_v1_attention(Index width, Index heads,
-                                                                              Index depth,
-                                                                              bool causal = true) {
+[[nodiscard]] ProjectedAttention<DifferentialV1<T>> differential_v1_attention(
+    Index width, Index heads, Index depth, bool causal = true, std::uint64_t seed = 1) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.bias = false;
-  return {options, make_differential_v1<T>(options.heads.dim_qk / 2, depth),
-          causal_or_full<T>(causal)};
+  auto op = make_differential_v1<T>(options.heads.dim_qk / 2, depth);
+  std::uint64_t stream = std::uint64_t(depth) << 8;
+  op.normaliser.visit([&](const char*, Param<T>& vector) { fill_normal(vector, 0.1, seed, stream++); });
+  return {options, std::move(op), causal_or_full<T>(causal)};
 }
 
 // The second form: twice the query heads, q_proj (2 C, C), and a lambda per token and head from lambda_proj.

@@ -149,21 +149,25 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     if (out_) visit_part<T>(options_.names.out, *out_, f);
   }
 
-  // A readout that reads key and value of its own row needs all rows at once.
-  [[nodiscard]] bool can_step() const override { return !Op::ReadoutType::uses_own_rows; }
+  // Not where later tokens are seen, nor where the readout reads key and value of its own row.
+  [[nodiscard]] bool can_step() const override {
+    return stage.is_causal() && !Op::ReadoutType::uses_own_rows;
+  }
   [[nodiscard]] KvCache<T> new_cache(Index batch) const override {
     const Geometry& g = options_.heads;
     return KvCache<T>(batch, g.kv_heads, g.dim_qk, g.dim_v);
   }
   void step(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y,
             KvCache<T>& cache) override {
-    require(can_step(), "ProjectedAttention::step: the op's readout needs all rows at once");
-    project(c, batch, x, x, cache.len());
+    require(can_step(),
+            "ProjectedAttention::step: the layer is not causal, or its op needs all rows at once");
+    const Index position = cache.len();
+    project(c, batch, x, x, position);
     Inputs<T> in = inputs(batch);
     cache.append(in.key, in.value);
     in.key = cache.keys();
     in.value = cache.values();
-    mix(c, batch, in, x.rows, y);
+    mix(c, batch, in, x.rows, y, position);
   }
 
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
@@ -256,7 +260,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                const MatrixView<const T>& memory, Index position) {
     require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0, "ProjectedAttention: ",
             x.rows, " and ", memory.rows, " tokens in ", batch, " sequences; they must divide evenly");
-    crosses_ = memory.data != x.data;
+    crosses_ = memory.data != x.data || memory.rows != x.rows;
     require(!crosses_ || options_.names.packed.empty(),
             "ProjectedAttention: cross attention needs a projection each for q, k and v");
     rows_.resize(x.rows, total());
@@ -330,9 +334,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     }
   }
 
-  void mix(Context<T>& c, Index batch, const Inputs<T>& in, Index tokens, const MatrixView<T>& y) {
+  void mix(Context<T>& c, Index batch, const Inputs<T>& in, Index tokens, const MatrixView<T>& y,
+           Index position = 0) {
     mixed_.resize(tokens, mixed_width());
-    stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads));
+    stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads), position);
     if (out_) return out_->forward(c, mixed_.view(), y);
     require_extents(y, tokens, mixed_width(), "ProjectedAttention::forward", "y");
     copy<T>(c, mixed_.view(), y);
