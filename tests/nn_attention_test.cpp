@@ -42,6 +42,7 @@ std::vector<NamedLayer<T>> all_layers(bool causal) {
   add("differential", nn::differential_attention<T>(kWidth, kHeads, {}, causal));
   add("differential-v1", nn::differential_v1_attention<T>(kWidth, kHeads, 2, causal));
   add("differential-v2", nn::differential_v2_attention<T>(kWidth, kHeads, causal));
+  add("latent", nn::latent_attention<T>(kWidth, kHeads, 3, causal));
   const auto intent = [&](ExtraSource gate, RopePairs pairs) {
     return nn::intent_attention<T>(kWidth, kHeads, gate, pairs, 100, causal);
   };

@@ -7,6 +7,8 @@
 #include "progress.hpp"
 #include "text_input.hpp"
 
+#include <heed/models/attention_by_name.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -228,7 +230,7 @@ void write_to(const std::string& file, const std::string& text) {
 
 TrainingComparison compare_training(const Settings& settings) {
   const Trainer trainer(settings);
-  std::vector<std::string> names = {kUnmatched};
+  std::vector<std::string> names = {kUnmatched, nn::kLatentAttention};
   names.insert(names.end(), settings.variants.begin(), settings.variants.end());
   Index largest = 0;
   for (const std::string& name : names)

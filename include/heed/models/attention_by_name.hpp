@@ -5,7 +5,7 @@
 // time. Every variant gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has
 // one, c_proj with bias; and learns its op's parameters, but those of a converged gate.
 
-#include <heed/nn/projected_attention.hpp>
+#include <heed/nn/attention_layers.hpp>
 #include <heed/variants.hpp>
 
 #include <memory>
@@ -26,6 +26,9 @@ void set_depth(DifferentialV1<T>& op, Index depth) {
 
 }  // namespace detail
 
+// Plain attention with low-rank keys and values, a quarter of the width: a control beside the variants.
+inline constexpr const char* kLatentAttention = "sdpa-latent";
+
 // Names of all variants.
 [[nodiscard]] inline std::vector<std::string> attention_names() {
   std::vector<std::string> names;
@@ -43,6 +46,9 @@ template <class T>
   std::unique_ptr<AttentionLayer<T>> made;
   std::string known;
   const AttentionOptions even = AttentionOptions::even(width, heads);
+  if (name == kLatentAttention)
+    return std::make_unique<ProjectedAttention<ScaledDot<T>>>(
+        latent_attention<T>(width, heads, std::max<Index>(1, width / 4)));
   for_each_variant<T>(
       even.heads,
       [&]<class Op>(const Variant<Op>& variant) {
@@ -54,11 +60,13 @@ template <class T>
         if constexpr (std::is_same_v<Op, DifferentialV1<T>>) detail::set_depth(op, layer + 1);
         auto made_layer = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<T>());
         // What it learns might leave the bound below which the fixed point is one.
-        if constexpr (std::is_same_v<Op, Dar<T>>) made_layer->stage.learns = !made_layer->stage.op.score.converged;
+        if constexpr (std::is_same_v<Op, Dar<T>>)
+          made_layer->stage.learns = !made_layer->stage.op.score.converged;
         made = std::move(made_layer);
       },
       prototypes, seed + std::uint64_t(layer));
-  require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known);
+  require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known, ", ",
+          kLatentAttention);
   return made;
 }
 

@@ -9,6 +9,7 @@
 #include <heed/ops/differential.hpp>
 #include <heed/ops/intent_gate.hpp>
 #include <heed/ops/resonant_ode.hpp>
+#include <heed/ops/scaled_dot.hpp>
 
 namespace heed::inline HEED_ABI::nn {
 
@@ -89,6 +90,17 @@ template <class T>
   ProjectedAttention<ResonantOde<T>> layer(options, op, causal_or_full<T>(causal));
   layer.stage.learns = learns;
   return layer;
+}
+
+// Plain attention with keys and values from `rank` columns: q_proj, kv_down (rank, C), k_up and v_up
+// (C, rank), out_proj.
+template <class T>
+[[nodiscard]] ProjectedAttention<ScaledDot<T>> latent_attention(Index width, Index heads, Index rank,
+                                                                bool causal = true) {
+  AttentionOptions options = AttentionOptions::even(width, heads);
+  options.names = split_names();
+  options.latent = rank;
+  return {options, ScaledDot<T>{}, causal_or_full<T>(causal)};
 }
 
 // One head of width `dim`: q, k, v (dim, C) without bias, the op's own weights, no projection behind.

@@ -7,6 +7,8 @@
 //   q, k  <- rope(norm(q)), rope(norm(k))  where asked for
 //   y     = op(q, k, v, e) W_out^T + b     or the op's rows themselves
 //
+// Low-rank keys and values: l = x W_l^T of few columns, k = l W_k^T, v = l W_v^T.
+//
 // The extra input is projected from x, or calculated from the raw q, k and v of the token:
 //   from_query   e = q W_g^T
 //   calculated   e = q W_q^T + k W_k^T + v W_v^T
@@ -44,6 +46,7 @@ struct AttentionOptions {
   bool query_key_norm = false;
   std::optional<Rope> rope = {};
   ExtraSource extra = ExtraSource::projected;
+  Index latent = 0;  // columns of l; 0: keys and values are projected from x
 
   // `count` heads that share the width evenly.
   [[nodiscard]] static AttentionOptions even(Index width, Index count) {
@@ -141,6 +144,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   void visit(const Visitor<T>& f) override {
+    if (latent_) visit_part<T>("kv_down", *latent_, f);
     for (Projection& p : projections_) visit_part<T>(p.name, p.linear, f);
     for (Gate& gate : gates_) visit_part<T>(gate.name, gate.linear, f);
     if (query_norm_) visit_part<T>("q_norm", *query_norm_, f);
@@ -193,6 +197,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     Linear<T> linear;
     Part to;
     bool of_memory;
+    bool of_latent = false;
   };
   // From a part of the raw rows to the extra input.
   struct Gate {
@@ -211,7 +216,15 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const auto add = [&](const std::string& name, const Part& to, bool of_memory) {
       projections_.push_back({name, Linear<T>(options_.width, to.count, options_.bias), to, of_memory});
     };
-    if (!names.packed.empty()) {
+    require(options_.latent == 0 || names.packed.empty(),
+            "ProjectedAttention: a latent needs a projection each for q, k and v");
+    if (options_.latent > 0) {
+      latent_ = Linear<T>(options_.width, options_.latent, false);
+      add(names.query, query_, false);
+      for (const auto& [name, to] : {std::pair{"k_up", key_}, {"v_up", value_}})
+        projections_.push_back({name, Linear<T>(options_.latent, to.count, false), to, true, true});
+      if (projects_extra) add(names.extra, extra_, false);
+    } else if (!names.packed.empty()) {
       add(names.packed, {0, projects_extra ? total() : extra_.first}, false);
     } else {
       add(names.query, query_, false);
@@ -265,11 +278,12 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
             "ProjectedAttention: cross attention needs a projection each for q, k and v");
     rows_.resize(x.rows, total());
     if (crosses_) memory_rows_.resize(memory.rows, total());
-    for (const Projection& p : projections_) {
-      const bool other = crosses_ && p.of_memory;
-      Matrix<T>& rows = other ? memory_rows_ : rows_;
-      p.linear.forward(c, other ? memory : x, rows.view().column_range(p.to.first, p.to.count));
+    if (latent_) {
+      latent_rows_.resize(memory.rows, options_.latent);
+      latent_->forward(c, memory, latent_rows_.view());
     }
+    for (const Projection& p : projections_)
+      p.linear.forward(c, source_of(p, x, memory), range(rows_of(p, rows_, memory_rows_), p.to));
     Into into = Into::overwrite;
     for (const Gate& gate : gates_) {
       require(!crosses_ || gate.from.first == 0,
@@ -283,6 +297,16 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     turn(c, rows_, turned_, query_, query_norm_, x.rows / batch, position);
     turn(c, crosses_ ? memory_rows_ : rows_, crosses_ ? memory_turned_ : turned_, key_, key_norm_,
          memory.rows / batch, position);
+  }
+
+  // What a projection reads, and which of two matrices of rows it belongs to.
+  [[nodiscard]] MatrixView<const T> source_of(const Projection& p, const MatrixView<const T>& x,
+                                              const MatrixView<const T>& memory) const {
+    if (p.of_latent) return latent_rows_.view();
+    return crosses_ && p.of_memory ? memory : x;
+  }
+  [[nodiscard]] Matrix<T>& rows_of(const Projection& p, Matrix<T>& of_x, Matrix<T>& of_memory) const {
+    return crosses_ && p.of_memory ? of_memory : of_x;
   }
 
   [[nodiscard]] static MatrixView<T> range(Matrix<T>& rows, const Part& columns) {
@@ -324,14 +348,18 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void project_backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& memory,
                         const MatrixView<T>& dx, const MatrixView<T>& dmemory) {
-    Into into_x = Into::overwrite, into_memory = Into::overwrite;
+    Into into_x = Into::overwrite, into_memory = Into::overwrite, into_latent = Into::overwrite;
+    if (latent_) dlatent_.resize(memory.rows, options_.latent);
     for (Projection& p : projections_) {
       const bool other = crosses_ && p.of_memory;
-      Into& into = other ? into_memory : into_x;
-      p.linear.backward(c, other ? memory : x, range(other ? dmemory_rows_ : drows_, p.to),
-                        other ? dmemory : dx, into);
+      Into& into = p.of_latent ? into_latent : other ? into_memory : into_x;
+      p.linear.backward(c, source_of(p, x, memory), range(rows_of(p, drows_, dmemory_rows_), p.to),
+                        p.of_latent ? dlatent_.view() : other ? dmemory : dx, into);
       into = Into::add;
     }
+    if (latent_)
+      latent_->backward(c, memory, dlatent_.view(), crosses_ ? dmemory : dx,
+                        crosses_ ? into_memory : into_x);
   }
 
   void mix(Context<T>& c, Index batch, const Inputs<T>& in, Index tokens, const MatrixView<T>& y,
@@ -348,10 +376,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   std::vector<Projection> projections_;
   std::vector<Gate> gates_;
   std::optional<RMSNorm<T>> query_norm_, key_norm_;
-  std::optional<Linear<T>> out_;
+  std::optional<Linear<T>> out_, latent_;
   bool crosses_ = false;
   Matrix<T> rows_, memory_rows_;      // [q | k | v | extra] of x, of the memory
   Matrix<T> turned_, memory_turned_;  // [q | k] after norm and rotation
+  Matrix<T> latent_rows_, dlatent_;
   Matrix<T> mixed_;
   Matrix<T> drows_, dmemory_rows_, dturned_, dmemory_turned_, dmixed_;
 };
