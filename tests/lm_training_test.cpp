@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../examples/lm/generation.hpp"
+#include "../examples/lm/training.hpp"
+#include "catch.hpp"
+
+#include <heed/io/atomic_file.hpp>
+
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+using namespace heed_lm;
+namespace nn = heed::nn;
+
+namespace {
+
+// A folder that is gone when the test is.
+struct Folder {
+  std::filesystem::path path;
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "heed_lm_XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+};
+
+DataSettings parentheses() {
+  DataSettings settings;
+  settings.task = "parens";
+  settings.len = 24;
+  return settings;
+}
+
+Run new_run(Index steps, const std::string& variant = "dar") {
+  Run run;
+  run.tokenizer = make_tokenizer(parentheses());
+  run.config.variant = variant;
+  run.config.vocabulary = run.tokenizer->vocab_size();
+  run.config.width = 16;
+  run.config.heads = 2;
+  run.config.depth = 2;
+  run.config.len = 24;
+  run.config.dropout = 0.1;
+  run.train.batch = 4;
+  run.train.steps = steps;
+  run.train.warmup = 2;
+  run.model = std::make_unique<Model>(make_model(run.config));
+  return run;
+}
+
+std::vector<float> weights_of(Model& model) {
+  std::vector<float> all;
+  model.visit(nn::Visitor<float>([&](const std::string&, heed::Param<float>& value, heed::Param<float>&) {
+    all.insert(all.end(), value.data(), value.data() + value.size());
+  }));
+  return all;
+}
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Trains to the end, or until `stop_after` steps are done.
+void train_on(Run& run, int threads, Index stop_after = 0) {
+  const auto data = open_data(parentheses(), *run.tokenizer);
+  run.data = data->fingerprint();
+  Watch watch;
+  watch.stop = [&] { return run.step == stop_after; };
+  train(run, *data, threads, watch);
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace
+
+TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one that was not") {
+  Run whole = new_run(7);
+  train_on(whole, 2);
+  const Folder folder;
+  const auto path = folder.path / "run.safetensors";
+  Run first = new_run(7);
+  train_on(first, 2, 3);
+  REQUIRE(first.step == 3);
+  save_run(first, path);
+  Run second = load_run(path);
+  CHECK(second.step == 3);
+  CHECK(second.train.steps == 7);
+  CHECK(second.data == first.data);
+  CHECK(second.tokenizer->state() == first.tokenizer->state());
+  train_on(second, 2);
+  CHECK(second.step == 7);
+  CHECK(same_bits(weights_of(*second.model), weights_of(*whole.model)));
+  CHECK_FALSE(same_bits(weights_of(*first.model), weights_of(*whole.model)));
+}
+
+TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
+  for (const std::string variant :
+       {"sdpa", "dar", "differential-v2", "intent-calculated", "ode", "dialectical", "prototype",
+        "sdpa-latent", kDialecticalLm}) {
+    INFO(variant);
+    Run one = new_run(3, variant), two = new_run(3, variant);
+    train_on(one, 1);
+    train_on(two, 2);
+    CHECK(same_bits(weights_of(*one.model), weights_of(*two.model)));
+    CHECK_FALSE(same_bits(weights_of(*one.model), weights_of(*new_run(3, variant).model)));
+  }
+}
+
+TEST_CASE("Training lowers the loss of rows that it never saw") {
+  Run run = new_run(150, "sdpa");
+  run.train.learning_rate = 5e-3;
+  const auto data = open_data(parentheses(), *run.tokenizer);
+  nn::Context<float> c;
+  const double before = evaluate(*run.model, c, *data, 16);
+  train_on(run, 2);
+  const double after = evaluate(*run.model, c, *data, 16);
+  CHECK(before == Approx(std::log(6.0)).margin(0.1));
+  CHECK(after < 0.6 * before);
+}
+
+TEST_CASE("The loss of a held-out text is a mean over its tokens, however they are cut into batches") {
+  Run run = new_run(1, "sdpa");
+  std::vector<Index> tokens;
+  const heed::CounterRandom random(3);
+  for (std::uint64_t i = 0; i < 1000; ++i) tokens.push_back(Index(random.bits(i) % 6));
+  DataSettings settings;
+  settings.len = 24;
+  settings.held_out = 0.3;
+  const auto data = make_text_source(tokens, settings);
+  nn::Context<float> c;
+  const double loss = evaluate(*run.model, c, *data, 16);
+  CHECK(loss > 1);
+  for (const Index batch : {1, 3, 1000})
+    CHECK(evaluate(*run.model, c, *data, batch) == Approx(loss).epsilon(1e-6));
+}
+
+TEST_CASE("A checkpoint that cannot be read is refused in one sentence that begins with its path") {
+  const Folder folder;
+  const auto path = folder.path / "run.safetensors";
+  Run run = new_run(2);
+  train_on(run, 1);
+  save_run(run, path);
+  const auto bytes = heed::io::read_file(path);
+  const auto refuses = [&](std::vector<std::byte> changed, const std::string& words) {
+    const auto other = folder.path / "other.safetensors";
+    const std::span<const std::byte> piece(changed);
+    heed::io::write_file_atomically(other, {&piece, 1});
+    const std::string message = message_of([&] { (void)load_run(other); });
+    INFO(message);
+    CHECK(message.rfind(other.string(), 0) == 0);
+    CHECK(message.find(words) != std::string::npos);
+  };
+  refuses({bytes.begin(), bytes.end() - 1}, "");
+  refuses({bytes.begin(), bytes.begin() + 100}, "");
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, from.size(), to);
+    const auto* data = reinterpret_cast<const std::byte*>(text.data());
+    return std::vector<std::byte>(data, data + text.size());
+  };
+  refuses(replaced("heed.lm", "heed.xx"), "it must be heed.lm");
+  refuses(replaced("\"step\":\"2\"", "\"step\":\"x\""), "metadata step is \"x\"");
+  refuses(replaced("\\\"width\\\":16", "\\\"width\\\":18"), "the model needs");
+  refuses(replaced("\\\"width\\\"", "\\\"wodth\\\""), "its model config cannot be read");
+  CHECK(message_of([&] { (void)load_run(folder.path / "none"); }).find("none") != std::string::npos);
+}
+
+TEST_CASE("Sampling keeps to the likeliest tokens that were asked for") {
+  const std::vector<float> logits = {0.0F, 2.0F, 1.0F, 2.0F, -1.0F};
+  Sampling s;
+  s.temperature = 0;
+  CHECK(sample(logits, s, 0) == 1);  // ties: the lowest id
+  s.temperature = 1;
+  s.top_k = 2;
+  bool seen[5] = {};
+  for (std::uint64_t n = 0; n < 400; ++n) seen[sample(logits, s, n)] = true;
+  CHECK((!seen[0] && seen[1] && !seen[2] && seen[3] && !seen[4]));
+  s.top_k = 0;
+  s.top_p = 0.85;  // 0.399 + 0.399 + 0.147 > 0.85
+  std::fill(seen, seen + 5, false);
+  int ones = 0;
+  for (std::uint64_t n = 0; n < 4000; ++n) {
+    const Index id = sample(logits, s, n);
+    seen[id] = true;
+    ones += id == 1 ? 1 : 0;
+  }
+  CHECK((!seen[0] && seen[1] && seen[2] && seen[3] && !seen[4]));
+  CHECK(double(ones) / 4000 == Approx(0.4223).margin(0.03));  // e^2 / (2 e^2 + e)
+  CHECK(sample(logits, s, 5) == sample(logits, s, 5));
+  CHECK_THROWS_WITH(require_sampling({-1.0, 0, 1.0, 1}), Catch::Contains("--temperature is -1"));
+  CHECK_THROWS_WITH(require_sampling({1.0, -2, 1.0, 1}), Catch::Contains("--top-k is -2"));
+  CHECK_THROWS_WITH(require_sampling({1.0, 0, 1.5, 1}), Catch::Contains("--top-p is 1.5"));
+}
+
+TEST_CASE("Generation through caches and over whole sequences gives the same greedy text, past the last "
+          "position too") {
+  Run run = new_run(60, "dar");
+  train_on(run, 2);
+  nn::Context<float> c;
+  Sampling greedy;
+  greedy.temperature = 0;
+  std::vector<Index> prompt = {0, 0, 1}, cached;
+  generate(*run.model, c, prompt, 60, greedy, [&](Index id) {
+    cached.push_back(id);
+    return true;
+  });
+  REQUIRE(cached.size() == 60);
+  std::vector<Index> sequence = prompt, whole;
+  for (int n = 0; n < 60; ++n) {
+    if (Index(sequence.size()) > run.config.len)
+      sequence.erase(sequence.begin(), sequence.end() - run.config.len / 2);
+    nn::Matrix<float> logits(Index(sequence.size()), run.config.vocabulary);
+    run.model->forward(c, 1, sequence, logits.view());
+    const float* row = logits.view().row(logits.rows() - 1);
+    whole.push_back(Index(std::max_element(row, row + run.config.vocabulary) - row));
+    sequence.push_back(whole.back());
+  }
+  CHECK(cached == whole);
+  int asked = 0;
+  generate(*run.model, c, prompt, 60, greedy, [&](Index) { return ++asked < 4; });
+  CHECK(asked == 4);
+  CHECK_THROWS_WITH(generate(*run.model, c, {}, 1, greedy, [](Index) { return true; }),
+                    Catch::Contains("the prompt has no token"));
+}
