@@ -134,6 +134,21 @@ struct Prepared {
   return run_from_gpt2(checkpoint, "sdpa", read_bpe_tokenizer(vocab, merges));
 }
 
+// What the attention layers say of the last rows they saw: steps, tension, residual, ...
+void print_reports(Model& model) {
+  Index number = 0;
+  for (auto& block : model.blocks()) {
+    std::string line;
+    char part[64];
+    for (const auto& [name, mean] : block.attention().diagnostics()) {
+      std::snprintf(part, sizeof part, "  %s %.4g", name.c_str(), mean);
+      line += part;
+    }
+    if (!line.empty()) std::printf("block %td%s\n", number, line.c_str());
+    ++number;
+  }
+}
+
 }  // namespace
 
 int run_train(TrainCommand command) {
@@ -171,6 +186,7 @@ int run_eval(const EvalCommand& command) {
   const double loss = evaluate(*run.model, context, *data, command.batch);
   std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(), loss,
               std::exp(loss));
+  print_reports(*run.model);
   return 0;
 }
 
