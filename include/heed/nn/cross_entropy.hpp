@@ -11,7 +11,7 @@
 //           in double, in the order of the rows.
 
 #include <heed/core/parallel.hpp>
-#include <heed/nn/context.hpp>
+#include <heed/nn/elementwise.hpp>
 #include <heed/simd/exp.hpp>
 
 #include <algorithm>
@@ -115,9 +115,8 @@ template <class T>
   const Index divisor = mean_over > 0 ? mean_over : result.counted;
   const double share = divisor > 0 ? 1.0 / double(divisor) : 0.0;
   std::vector<double> losses(targets.size(), 0.0);
-  const Index block = std::max<Index>(1, 65536 / std::max<Index>(1, classes));
-  parallel_for((rows + block - 1) / block, resolve_threads(c.threads), [&](Index n) {
-    for (Index t = n * block; t < std::min(rows, (n + 1) * block); ++t) {
+  detail::for_row_blocks(c, rows, classes, [&](Index first, Index last) {
+    for (Index t = first; t < last; ++t) {
       T* out = dlogits.given() ? dlogits.row(t) : nullptr;
       const Index target = targets[std::size_t(t)];
       if (target != kIgnoreIndex)

@@ -15,7 +15,7 @@
 
 #include <heed/core/parallel.hpp>
 #include <heed/core/random.hpp>
-#include <heed/nn/context.hpp>
+#include <heed/nn/elementwise.hpp>
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
@@ -90,9 +90,8 @@ void apply_dropout(Context<T>& c, double rate, std::uint64_t stream,
   const bool copies = !c.training || rate == 0;
   if (copies && x.data == y.data) return;
   const CounterRandom rows(CounterRandom(c.seed, stream).bits(c.step));
-  const Index block = std::max<Index>(1, 65536 / std::max<Index>(1, x.columns));
-  parallel_for((x.rows + block - 1) / block, resolve_threads(c.threads), [&](Index n) {
-    for (Index r = n * block; r < std::min(x.rows, (n + 1) * block); ++r) {
+  detail::for_row_blocks(c, x.rows, x.columns, [&](Index first, Index last) {
+    for (Index r = first; r < last; ++r) {
       if (copies)
         std::copy(x.row(r), x.row(r) + x.columns, y.row(r));
       else

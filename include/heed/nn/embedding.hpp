@@ -8,6 +8,7 @@
 // Results   do not depend on the number of threads, not in their last bit.
 
 #include <heed/core/parallel.hpp>
+#include <heed/nn/elementwise.hpp>
 #include <heed/nn/multiply.hpp>
 #include <heed/nn/weight.hpp>
 
@@ -33,9 +34,8 @@ class Embedding {
     const Index tokens = Index(ids.size()), columns = width();
     require_extents(y, tokens, columns, "Embedding::forward", "y");
     require_ids(ids, "Embedding::forward");
-    const Index block = std::max<Index>(1, kGrain / std::max<Index>(1, columns));
-    parallel_for((tokens + block - 1) / block, resolve_threads(c.threads), [&](Index n) {
-      for (Index t = n * block; t < std::min(tokens, (n + 1) * block); ++t) {
+    detail::for_row_blocks(c, tokens, columns, [&](Index first, Index last) {
+      for (Index t = first; t < last; ++t) {
         const T* from = weight.value.data() + ids[std::size_t(t)] * columns;
         if (into == Into::overwrite)
           std::copy(from, from + columns, y.row(t));
