@@ -65,11 +65,11 @@ class InstructionSource final : public DataSource {
     }
   }
   [[nodiscard]] Batch training_batch(Index rows, std::uint64_t seed, std::uint64_t step) const override {
-    std::vector<Index> chosen;
-    for (Index r = 0; r < rows; ++r) {
-      const std::uint64_t number = step * std::uint64_t(rows) + std::uint64_t(r);
-      const auto order = example_order(training_, seed, number / std::uint64_t(training_));
-      chosen.push_back(order[std::size_t(number % std::uint64_t(training_))]);
+    const std::uint64_t count = std::uint64_t(training_), first = step * std::uint64_t(rows);
+    std::vector<Index> chosen, order;
+    for (std::uint64_t number = first; number < first + std::uint64_t(rows); ++number) {
+      if (order.empty() || number % count == 0) order = example_order(training_, seed, number / count);
+      chosen.push_back(order[std::size_t(number % count)]);
     }
     return data_.batch(chosen);
   }

@@ -107,8 +107,7 @@ class LanguageModel {
     for (std::size_t n = 0; n < blocks_.size(); ++n)
       blocks_[n].step(c, cache.batch, activations_[n].view(), activations_[n + 1].view(),
                       cache.blocks[n]);
-    finish();
-    if (norm_) norm_->forward(c, activations_.back().view(), normed_.view());
+    normalise(c);
     head(c, hidden(), logits);
   }
 
@@ -149,11 +148,12 @@ class LanguageModel {
     embed(c, batch, ids, 0);
     for (std::size_t n = 0; n < blocks_.size(); ++n)
       blocks_[n].forward(c, batch, activations_[n].view(), activations_[n + 1].view());
-    finish();
-    if (norm_) norm_->forward(c, activations_.back().view(), normed_.view());
+    normalise(c);
   }
-  void finish() {
-    if (norm_) normed_.resize(activations_.back().rows(), options_.width);
+  void normalise(Context<T>& c) {
+    if (!norm_) return;
+    normed_.resize(activations_.back().rows(), options_.width);
+    norm_->forward(c, activations_.back().view(), normed_.view());
   }
   // Rows that the head reads.
   [[nodiscard]] MatrixView<const T> hidden() const {
