@@ -7,7 +7,7 @@
 // Exit code  0 done, 1 internal error, 2 options or files that cannot be used.
 
 #include "compare/report.hpp"
-#include "compare/training.hpp"
+#include "compare/training_report.hpp"
 
 #include <cstdio>
 #include <new>
@@ -23,7 +23,7 @@ int run(int argc, char** argv) {
   const compare::ParsedCommandLine parsed = compare::parse_command_line(argc, argv);
   if (parsed.finished) return 0;
   if (parsed.settings.train_steps > 0) {
-    compare::write_training(parsed.settings, compare::compare_training(parsed.settings));
+    compare::report_training(parsed.settings);
   } else {
     const compare::Comparison comparison = compare::run_comparison(parsed.settings);
     compare::write_reports(parsed.settings, compare::this_machine(), comparison);

@@ -3,6 +3,7 @@
 
 #include "report.hpp"
 #include "runner.hpp"
+#include "training.hpp"
 
 #include <heed/core/parallel.hpp>
 
@@ -51,8 +52,15 @@ template <class Number>
   return text;
 }
 
-[[nodiscard]] std::vector<std::string> read_variants(const std::string& text) {
-  const std::vector<std::string> known = variant_names();
+// All there are; training has its controls first.
+[[nodiscard]] std::vector<std::string> known_names(bool trains) {
+  std::vector<std::string> names = trains ? training_controls() : std::vector<std::string>{};
+  for (std::string& name : variant_names()) names.push_back(std::move(name));
+  return names;
+}
+
+[[nodiscard]] std::vector<std::string> read_variants(const std::string& text,
+                                                     const std::vector<std::string>& known) {
   const std::vector<std::string> asked = split(text);
   for (const std::string& name : asked)
     if (std::find(known.begin(), known.end(), name) == known.end())
@@ -119,7 +127,8 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.set_help_flag("--help,-h", "Prints this help and ends");
   app.add_option(
          "--variants", words.variants,
-         "Variants to compare, separated by commas (default: all): " + joined(variant_names()))
+         "Variants to compare, separated by commas (default: all): " + joined(variant_names()) +
+             "; with --train also the controls " + joined(training_controls()))
       ->type_name("A,B,...");
   app.add_option(
          "--shape", words.shape,
@@ -157,6 +166,10 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
                  "File whose bytes are the tokens, repeated as often as needed (default: a text "
                  "inside the program)")
       ->type_name("FILE");
+  app.add_option("--then", settings.then_file,
+                 "With --train: a second text that each model goes on with for as many steps; how much "
+                 "of the first it forgets is told")
+      ->type_name("FILE");
   app.add_option("--json", settings.json_file,
                  "Writes machine and records as JSON; - is standard "
                  "output, and the table moves to standard error")
@@ -192,16 +205,19 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(std::string(error.what()) + "; --help lists the options");
   }
-  for (const char* option : {"--text", "--json", "--csv"})
+  for (const char* option : {"--text", "--then", "--json", "--csv"})
     if (app.count(option) > 0 && app[option]->as<std::string>().empty())
       throw UsageError(std::string(option) + " is \"\", it must name a file");
-  settings.variants = app.count("--variants") > 0 ? read_variants(words.variants) : variant_names();
+  const std::vector<std::string> known = known_names(settings.train_steps > 0);
+  settings.variants = app.count("--variants") > 0 ? read_variants(words.variants, known) : known;
   settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
                    : settings.quick         ? kQuickShape
                                             : kShape;
   settings.dtypes = read_dtypes(words.dtype);
   settings.threads = read_threads(words.threads);
   settings.seed = read_seed(words.seed);
+  if (app.count("--then") > 0 && settings.train_steps == 0)
+    throw UsageError("--then needs --train STEPS");
   require_memory(settings.shape);
   require_outputs(settings);
   return parsed;

@@ -41,7 +41,8 @@ struct Settings {
   Index train_steps = 0;  // 0: nothing is trained
   int seeds = 1;          // seed, seed + 1, ...
   ModelSizes model;
-  std::string text_file, json_file, csv_file;  // empty: not given; "-": standard output
+  std::string text_file, then_file;  // empty: not given
+  std::string json_file, csv_file;   // empty: not given; "-": standard output
 
   // Rounds of timings: at least `min_rounds`, more while the time for one dtype is not used up.
   [[nodiscard]] int min_rounds() const { return quick ? 3 : 5; }

@@ -3,30 +3,39 @@
 
 // What the variants are worth: the same small language model with each of them, trained on the same text in
 // the same order, with as many parameters as the largest of them: the MLPs of the others are wider.
+//
+// Forgetting: with a second text, each model goes on with it for as many steps, and is then asked about the
+// first again.
 
 #include "settings.hpp"
 
+#include <functional>
 #include <map>
 
 namespace compare {
 
-// One variant over all seeds.
+// One variant over all seeds. Losses are of the held-out text, nats per token, one per seed.
 struct TrainedVariant {
   std::string name;
-  Index parameters = 0, hidden = 0;     // hidden: width of the MLP
-  std::vector<double> losses;           // validation, one per seed, nats per token
-  double tokens_per_second = 0;         // median over seeds
-  std::map<std::string, double> reports;  // learnt scalars and the op's diagnostics, means over layers, of
-                                          // the last seed
+  Index parameters = 0, hidden = 0;       // hidden: width of the MLP
+  std::vector<double> losses;
+  std::vector<double> second, forgotten;  // with a second text: loss on it, and then on the first
+  double tokens_per_second = 0;           // median over seeds
+  std::map<std::string, double> measures;  // learnt scalars and what nn/attention_measures.hpp says, means
+                                           // over layers, of the last seed after the first text
 };
 
 struct TrainingComparison {
-  std::string data;                     // one line about the text
+  std::string data;                       // one line about the text
   std::vector<TrainedVariant> variants;
 };
 
-[[nodiscard]] TrainingComparison compare_training(const Settings& settings);
-// Tables on standard output; JSON and CSV where asked for.
-void write_training(const Settings& settings, const TrainingComparison& comparison);
+// Baselines that --train runs beside the variants.
+[[nodiscard]] std::vector<std::string> training_controls();
+
+// on_start(data) before, on_variant(result) after each variant.
+[[nodiscard]] TrainingComparison compare_training(
+    const Settings& settings, const std::function<void(const std::string&)>& on_start,
+    const std::function<void(const TrainedVariant&)>& on_variant);
 
 }  // namespace compare

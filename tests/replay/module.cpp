@@ -91,9 +91,9 @@ LayerResult run_intent(const GoldenCase& golden, bool rounded) {
   auto layer = intent_of<T>(golden);
   LayerResult r = run_layer<T>(layer, golden, rounded);
   const Index batch = golden.integer("B");
-  r.values["intent"] = dense(layer.extra(batch));
-  if (golden.has("q_rot")) r.values["q_rot"] = dense(layer.queries(batch));
-  if (golden.has("k_rot")) r.values["k_rot"] = dense(layer.keys(batch));
+  r.values["intent"] = dense(layer.inputs(batch).extra);
+  if (golden.has("q_rot")) r.values["q_rot"] = dense(layer.inputs(batch).query);
+  if (golden.has("k_rot")) r.values["k_rot"] = dense(layer.inputs(batch).key);
   return r;
 }
 

@@ -65,6 +65,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   using T = typename Op::Scalar;
 
   OpStage<Op> stage;
+  // Of another loss, with respect to the keys that the op reads, (tokens, kv_heads dim_qk): backward()
+  // adds it before norm and rotation are undone. No rows: none.
+  Matrix<T> key_gradient;
 
   ProjectedAttention(const AttentionOptions& options, Op op, Mask<T> mask)
       : stage(std::move(op), std::move(mask)), options_(options) {
@@ -87,13 +90,31 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return options_.names.out.empty() ? mixed_width() : options_.width;
   }
   [[nodiscard]] const Saved<T>& saved() const { return stage.saved(); }
-  // The op's extra input and the queries and keys that it read, of the last forward().
-  [[nodiscard]] TensorView<const T> extra(Index batch) const { return extra_of(rows_.view(), batch); }
-  [[nodiscard]] TensorView<const T> queries(Index batch) const {
-    return part(read_from().view(), query_, batch, options_.heads.query_heads);
+  // heads, query_heads, kv_heads, dim_qk and dim_v of the op's calls.
+  [[nodiscard]] const Geometry& heads() const { return options_.heads; }
+
+  // Weights (columns, width) of what is projected from x, and only that.
+  struct InputWeights {
+    MatrixView<const T> query, key, value, extra;
+  };
+  [[nodiscard]] InputWeights input_weights() const {
+    const auto rows = [this](const Part& part) -> MatrixView<const T> {
+      for (const Projection& p : projections_)
+        if (!p.of_latent && part.count > 0 && p.to.first <= part.first && part.end() <= p.to.end())
+          return MatrixView<const T>(p.linear.weight.value.data(), p.linear.out(), p.linear.in())
+              .row_range(part.first - p.to.first, part.count);
+      return {};
+    };
+    return {rows(query_), rows(key_), rows(value_), rows(extra_)};
   }
-  [[nodiscard]] TensorView<const T> keys(Index batch) const {
-    return part(read_from().view(), key_, batch, options_.heads.kv_heads);
+  // What the op read in the last forward().
+  [[nodiscard]] Inputs<T> inputs(Index batch) const {
+    const Matrix<T>& values = crosses_ ? memory_rows_ : rows_;
+    const Matrix<T>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
+    const Geometry& g = options_.heads;
+    return {part(read_from().view(), query_, batch, g.query_heads),
+            part(keys.view(), key_, batch, g.kv_heads), part(values.view(), value_, batch, g.kv_heads),
+            extra_of(rows_.view(), batch)};
   }
 
   void forward(Context<T>& c, Index batch, const MatrixView<const T>& x,
@@ -259,14 +280,6 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   // The rows that the op reads queries from; keys likewise, unless attention crosses.
   [[nodiscard]] const Matrix<T>& read_from() const { return turns() ? turned_ : rows_; }
-  [[nodiscard]] Inputs<T> inputs(Index batch) const {
-    const Matrix<T>& values = crosses_ ? memory_rows_ : rows_;
-    const Matrix<T>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
-    const Geometry& g = options_.heads;
-    return {part(read_from().view(), query_, batch, g.query_heads),
-            part(keys.view(), key_, batch, g.kv_heads), part(values.view(), value_, batch, g.kv_heads),
-            extra_of(rows_.view(), batch)};
-  }
 
   // Rows of q, k, v and the extra input; the first token of a sequence stands at `position`.
   void project(Context<T>& c, Index batch, const MatrixView<const T>& x,

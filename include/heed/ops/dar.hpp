@@ -125,6 +125,13 @@ struct DarScore : DarOptions {
     return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
   }
 
+  // What reports say of a pair.
+  static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
+  [[nodiscard]] std::array<double, 2> measure(const PairType<double>& pair,
+                                              const Scalars<double>& p) const {
+    return {resonance<double>(pair, p), cosine<double>(pair) > p[1] ? 1.0 : 0.0};
+  }
+
   template <class S>
   [[nodiscard]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
     const S r = resonance<S>(pair, p);

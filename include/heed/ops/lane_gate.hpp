@@ -137,6 +137,7 @@ struct LaneProjection {
 template <class T>
 struct GateReadout : PlainReadout, IntentGateOptions {
   using Options = IntentGateOptions;
+  static constexpr bool gates = true;  // the answer to mixed rows of ones is the gate itself
   Param<T> bias;  // b0; empty for none
 
   [[nodiscard]] LaneGate<T> lane_gate(Index head) const {

@@ -184,7 +184,11 @@ class MapScores {
   }
 
   // The number that is normalised, for the query at hand and a key that it sees.
-  [[nodiscard]] S operator()(Index j) {
+  [[nodiscard]] S operator()(Index j) { return with_bias(score_.score(pair(j), scalars_), j); }
+
+  [[nodiscard]] const ScalarsOf<Score, S>& scalars() const { return scalars_; }
+  // What the score reads of the query at hand and a key.
+  [[nodiscard]] PairOf<Score, S> pair(Index j) {
     const KeySide& key = key_side(j);
     PairOf<Score, S> pair;
     pair.dot = math::dot_product(
@@ -199,7 +203,7 @@ class MapScores {
     if constexpr (Score::has_table) pair.table = query_.row.table(category(key));
     pair.query_index = math::constant<S>(i_);
     pair.key_index = math::constant<S>(j);
-    return with_bias(score_.score(pair, scalars_), j);
+    return pair;
   }
 
   // sum_c |q_c k_jc| scale, in plain numbers.

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// measures_of() for layers whose variant is chosen at run time.
+
+#include <heed/nn/attention_measures.hpp>
+#include <heed/variants.hpp>
+
+namespace heed::inline HEED_ABI::nn {
+
+// What nn/attention_measures.hpp says of a layer around an op of the list; of any other, its diagnostics.
+template <class T>
+[[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<T>& layer, Index batch,
+                                               Index sequences = 2) {
+  std::optional<std::vector<Measure>> measures;
+  for_each_variant<T>({1, 2, 2, 2, 1, 1, 4, 4}, [&]<class Op>(const Variant<Op>&) {
+    if (measures) return;
+    if (const auto* projected = dynamic_cast<const ProjectedAttention<Op>*>(&layer))
+      measures = measures_of(*projected, batch, sequences);
+  });
+  return measures ? *measures : layer.diagnostics();
+}
+
+}  // namespace heed::inline HEED_ABI::nn

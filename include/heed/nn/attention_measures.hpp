@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What an attention layer does with the rows that it saw last, as numbers for people: means over heads and
+// tokens. Long hand, in double: for reports, not for training loops.
+//
+//   all                what the op reports per row (ProjectedAttention::diagnostics), and the share of rows
+//                      that used 1, 2, ... steps
+//   pair measures      what the score says of visible pairs, Score::measure(): resonance, crossings
+//   lambda             of a difference, over heads and rows
+//   mean_gate          of a gated readout, in (0, 1)
+//   intent_distance    |W_I - P W_I| / |W_I|, P the projection onto the rows of W_Q, W_K and W_V of the same
+//                      head: 0 where the intent could be calculated from q, k and v, sqrt(1 - 3 d / C) for
+//                      random rows of d columns in C
+//   prototypes_in_use  prototypes that are the category of some key, per head
+
+#include <heed/nn/projected_attention.hpp>
+#include <heed/reference/reference.hpp>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace heed::inline HEED_ABI::nn {
+
+using Measure = std::pair<std::string, double>;
+
+namespace detail {
+
+// The call of a layer's last forward pass, its first sequences, for the slow twin.
+template <class Op>
+[[nodiscard]] reference::Problem<double> last_problem(const ProjectedAttention<Op>& layer, Index batch,
+                                                      Index sequences) {
+  using T = typename Op::Scalar;
+  const Inputs<T> in = layer.inputs(batch);
+  reference::Problem<double> problem;
+  const auto copy = [&](const TensorView<const T>& from, std::vector<double>& to) {
+    const Shape& s = from.shape();
+    for (Index b = 0; from.given() && b < sequences; ++b)
+      for (Index h = 0; h < s.heads; ++h)
+        for (Index t = 0; t < s.len; ++t)
+          for (Index c = 0; c < s.dim; ++c) to.push_back(double(from(b, h, t, c)));
+  };
+  copy(in.query, problem.query);
+  copy(in.key, problem.key);
+  copy(in.value, problem.value);
+  copy(in.extra, problem.extra);
+  Geometry& g = problem.geometry = layer.heads();
+  g.batch = sequences;
+  g.len_q = in.query.shape().len;
+  g.len_kv = in.key.shape().len;
+  reference::use_mask(problem, layer.stage.mask);
+  return problem;
+}
+
+// Means over visible pairs.
+template <class Op>
+void measure_pairs(const Op& op, const reference::Problem<double>& problem, std::vector<Measure>& to) {
+  using Score = typename Op::ScoreType;
+  if constexpr (requires { Score::measure_names; }) {
+    const Geometry& g = problem.geometry;
+    const BoundMask<double> mask(problem.mask, g, "measures_of");
+    std::array<double, std::size(Score::measure_names)> sums{};
+    double pairs = 0;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h) {
+        reference::MapScores<Op> scores(op, problem, mask, b, h, 0);
+        for (Index i = 0; i < g.len_q; ++i) {
+          scores.take_query(i);
+          for (Index j = 0; j < g.len_kv; ++j) {
+            if (!mask.visible(b, h, i, j)) continue;
+            const auto measures = op.score.measure(scores.pair(j), scores.scalars());
+            for (std::size_t m = 0; m < sums.size(); ++m) sums[m] += measures[m];
+            ++pairs;
+          }
+        }
+      }
+    for (std::size_t m = 0; m < sums.size(); ++m)
+      to.emplace_back(Score::measure_names[m], sums[m] / std::max(1.0, pairs));
+  }
+}
+
+template <class Op>
+void measure_lambda(const Op& op, const reference::Problem<double>& problem, std::vector<Measure>& to) {
+  if constexpr (requires { op.normaliser.lambda_of(Index(0), 0.0); }) {
+    const Geometry& g = problem.geometry;
+    double sum = 0;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i)
+          sum += op.normaliser.lambda_of(
+              h, problem.extra.empty() ? 0.0 : problem.extra[std::size_t(g.row_index(b, h, i))]);
+    to.emplace_back("lambda", sum / std::max<double>(1, double(g.query_rows())));
+  }
+}
+
+// A gate lets so much through of mixed rows of ones.
+template <class Op>
+void measure_gate(const Op& op, const reference::Problem<double>& p, std::vector<Measure>& to) {
+  if constexpr (requires { Op::ReadoutType::gates; }) {
+    const std::vector<double> ones(std::size_t(p.geometry.query_rows() * p.geometry.dim_v), 1.0);
+    ReadoutContext<double> context{p.geometry, ones, p.query, p.key, p.value, p.extra, {}};
+    op.readout.reference(context);
+    double sum = 0;
+    for (const double x : context.out) sum += x;
+    to.emplace_back("mean_gate", sum / std::max<double>(1, double(context.out.size())));
+  }
+}
+
+// Orthonormal rows, one more at a time.
+class RowSpace {
+ public:
+  // What is left of the row outside of the space, twice over, so that rounding leaves nothing inside.
+  [[nodiscard]] std::vector<double> outside(std::vector<double> row) const {
+    for (int pass = 0; pass < 2; ++pass)
+      for (const std::vector<double>& axis : axes_) {
+        const double along = dot(axis, row);
+        for (std::size_t c = 0; c < row.size(); ++c) row[c] -= along * axis[c];
+      }
+    return row;
+  }
+  void add(const std::vector<double>& row) {
+    std::vector<double> rest = outside(row);
+    const double norm = std::sqrt(dot(rest, rest));
+    if (norm <= 1e-10 * std::sqrt(dot(row, row))) return;
+    for (double& x : rest) x /= norm;
+    axes_.push_back(std::move(rest));
+  }
+  [[nodiscard]] static double dot(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (std::size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+    return sum;
+  }
+
+ private:
+  std::vector<std::vector<double>> axes_;
+};
+
+template <class Op>
+void measure_intent(const ProjectedAttention<Op>& layer, std::vector<Measure>& to) {
+  if constexpr (requires { Op::ReadoutType::gates; }) {
+    const auto w = layer.input_weights();
+    const Geometry& g = layer.heads();
+    const Index gate = w.extra.rows / g.heads;
+    const auto row_of = [](const auto& m, Index r) {
+      return std::vector<double>(m.row(r), m.row(r) + m.columns);
+    };
+    double left = 0, all = 0;
+    for (Index h = 0; h < g.heads && w.extra.given(); ++h) {
+      RowSpace space;
+      for (Index c = 0; c < g.dim_qk; ++c) {
+        space.add(row_of(w.query, h * g.dim_qk + c));
+        space.add(row_of(w.key, g.kv_head(h) * g.dim_qk + c));
+      }
+      for (Index c = 0; c < g.dim_v; ++c) space.add(row_of(w.value, g.kv_head(h) * g.dim_v + c));
+      for (Index c = 0; c < gate; ++c) {
+        const std::vector<double> row = row_of(w.extra, h * gate + c), rest = space.outside(row);
+        left += RowSpace::dot(rest, rest);
+        all += RowSpace::dot(row, row);
+      }
+    }
+    if (all > 0) to.emplace_back("intent_distance", std::sqrt(left / all));
+  }
+}
+
+template <class Op>
+void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
+                        std::vector<Measure>& to) {
+  using Score = typename Op::ScoreType;
+  if constexpr (Score::has_table) {
+    const Geometry& g = problem.geometry;
+    const BoundMask<double> mask(problem.mask, g, "measures_of");
+    std::set<std::pair<Index, Index>> used;  // head, prototype
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h) {
+        reference::MapScores<Op> scores(op, problem, mask, b, h, 0);
+        scores.take_query(0);
+        for (Index j = 0; j < g.len_kv; ++j) used.emplace(h, Index(scores.pair(j).key[0]));
+      }
+    to.emplace_back("prototypes_in_use", double(used.size()) / std::max<double>(1, double(g.heads)));
+  }
+}
+
+// Shares of the values of a diagnostic that counts.
+template <class T>
+void measure_steps(const Saved<T>& saved, std::vector<Measure>& to) {
+  for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
+    if (saved.diagnostic_names[d] != "steps_used") continue;
+    std::map<Index, double> counts;
+    for (const T steps : saved.diagnostics[d]) ++counts[Index(steps)];
+    for (const auto& [steps, count] : counts)
+      to.emplace_back("steps_used=" + std::to_string(steps),
+                      count / double(saved.diagnostics[d].size()));
+  }
+}
+
+}  // namespace detail
+
+// Of the layer's last forward() with `batch` sequences. What needs pairs looks at the first `sequences` only.
+template <class Op>
+[[nodiscard]] std::vector<Measure> measures_of(const ProjectedAttention<Op>& layer, Index batch,
+                                               Index sequences = 2) {
+  std::vector<Measure> measures = layer.diagnostics();
+  std::erase_if(measures, [](const Measure& m) { return m.first == "winner"; });  // an index has no mean
+  detail::measure_steps(layer.saved(), measures);
+  const auto problem = detail::last_problem(layer, batch, std::min(batch, sequences));
+  const auto op = reference::cast_whole_op<double>(layer.stage.op);
+  detail::measure_pairs(op, problem, measures);
+  detail::measure_lambda(op, problem, measures);
+  detail::measure_gate(op, problem, measures);
+  detail::measure_intent(layer, measures);
+  detail::measure_prototypes(op, problem, measures);
+  return measures;
+}
+
+}  // namespace heed::inline HEED_ABI::nn
