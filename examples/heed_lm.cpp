@@ -6,8 +6,6 @@
 
 #include "lm/commands.hpp"
 
-#include <heed/variants.hpp>
-
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
@@ -29,16 +27,17 @@ void add_data(CLI::App& app, DataSettings& data) {
 
 void add_train(CLI::App& app, TrainCommand& c) {
   add_data(app, c.data);
-  std::string names;
-  heed::for_each_variant<float>({1, 2, 2, 2, 1, 1, 4, 4},
-                                [&](const auto& v) { names += std::string(v.name) + ", "; });
-  app.add_option("--variant", c.model.variant, "Attention: " + names + kDialecticalLm)->capture_default_str();
+  app.add_option("--variant", c.model.variant, "Attention in the frame of GPT-2, or a stack with its own")
+      ->check(CLI::IsMember(model_names()))
+      ->capture_default_str();
   app.add_option("--width", c.model.width)->capture_default_str();
   app.add_option("--heads", c.model.heads)->capture_default_str();
   app.add_option("--depth", c.model.depth, "Number of blocks")->capture_default_str();
   app.add_option("--hidden", c.model.hidden, "Width inside of the MLP; 0: four times the width");
   app.add_option("--len", c.data.len, "Tokens of a sequence")->capture_default_str();
-  app.add_option("--dropout", c.model.dropout)->capture_default_str();
+  app.add_option("--dropout", c.model.dropout, "Of embeddings and blocks")->capture_default_str();
+  app.add_option("--attention-dropout", c.model.attention_dropout, "Of the attention's weights")
+      ->capture_default_str();
   app.add_flag("--untied{false}", c.model.tied, "A head of its own");
   app.add_flag("--no-mask{false}", c.model.causal, "dialectical-lm as in its source");
   app.add_option("--batch", c.train.batch, "Sequences per step")->capture_default_str();

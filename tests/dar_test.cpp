@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <heed/autodiff/complex_step.hpp>
 #include <heed/autodiff/dual.hpp>
 #include <heed/autodiff/tape.hpp>
 #include <heed/io/safetensors.hpp>

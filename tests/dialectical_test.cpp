@@ -6,6 +6,7 @@
 #include "catch.hpp"
 #include "golden_case.hpp"
 
+#include <heed/autodiff/complex_step.hpp>
 #include <heed/ops/dialectical.hpp>
 #include <heed/reference/reference.hpp>
 

@@ -5,6 +5,7 @@
 
 #include "catch.hpp"
 
+#include <heed/autodiff/complex_step.hpp>
 #include <heed/autodiff/tape.hpp>
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/differential.hpp>

@@ -279,11 +279,10 @@ TEST_CASE("ops that ask for an extra input refuse a call without it", "[doors]")
     Call<float> call = random_call<float>(runner.geometry, runner.extra_dim);
     Call<float> without = call;
     without.extra = {};
-    std::ostringstream shape;
-    shape << call.extra.shape();
-    check_words(message_of([&] { (void)forward(runner, without); }), {shape.str(), "none was given"});
+    const std::string shape = call.extra.shape().text();
+    check_words(message_of([&] { (void)forward(runner, without); }), {shape, "none was given"});
     without.extra = Tensor<float>({2, 2, 6, runner.extra_dim});
-    check_words(message_of([&] { (void)forward(runner, without); }), {shape.str(), "has shape (2,2,6,"});
+    check_words(message_of([&] { (void)forward(runner, without); }), {shape, "has shape (2,2,6,"});
     Tensor<float> out(call.grad_out.shape());
     heed::Inputs<float> in = call.inputs();
     in.extra = {out.view().data(), call.extra.shape()};

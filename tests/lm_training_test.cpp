@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../examples/lm/generation.hpp"
+#include "../examples/lm/json_fields.hpp"
 #include "../examples/lm/training.hpp"
 #include "catch.hpp"
 
@@ -43,6 +44,7 @@ Run new_run(Index steps, const std::string& variant = "dar") {
   run.config.depth = 2;
   run.config.len = 24;
   run.config.dropout = 0.1;
+  run.config.attention_dropout = 0.1;
   run.train.batch = 4;
   run.train.steps = steps;
   run.train.warmup = 2;
@@ -104,7 +106,7 @@ TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one t
 TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
   for (const std::string variant :
        {"sdpa", "dar", "differential-v2", "intent-calculated", "ode", "dialectical", "prototype",
-        "sdpa-latent", kDialecticalLm}) {
+        "sdpa-latent", "sdpa-gated", "qkvi", "qkvi-from-q", "ode-lm", kDialecticalLm}) {
     INFO(variant);
     Run one = new_run(3, variant), two = new_run(3, variant);
     train_on(one, 1);
@@ -171,8 +173,58 @@ TEST_CASE("A checkpoint that cannot be read is refused in one sentence that begi
   refuses(replaced("heed.lm", "heed.xx"), "it must be heed.lm");
   refuses(replaced("\"step\":\"2\"", "\"step\":\"x\""), "metadata step is \"x\"");
   refuses(replaced("\\\"width\\\":16", "\\\"width\\\":18"), "the model needs");
-  refuses(replaced("\\\"width\\\"", "\\\"wodth\\\""), "its model config cannot be read");
+  refuses(replaced("\\\"width\\\"", "\\\"wodth\\\""),
+          "its model config has the field \"wodth\", which this program does not know");
+  refuses(replaced("\\\"width\\\":16", "\\\"width\\\":{}"), "its model config cannot be read");
+  refuses(replaced("\\\"clip\\\"", "\\\"clap\\\""), "its training config has the field \"clap\"");
   CHECK(message_of([&] { (void)load_run(folder.path / "none"); }).find("none") != std::string::npos);
+}
+
+TEST_CASE("Settings keep the default of a field that their JSON does not have") {
+  ModelConfig config;
+  config.width = 48;
+  config.dropout = 0.1;
+  config.attention_dropout = 0.3;
+  config.variant = "ode";
+  nlohmann::json stored = nlohmann::json::parse(json_of(config));
+  CHECK(stored.size() == 14);
+  CHECK(json_of(from_json<ModelConfig>(stored.dump(), "it")) == stored.dump());
+  stored.erase("attention_dropout");
+  const ModelConfig old = from_json<ModelConfig>(stored.dump(), "it");
+  CHECK(old.attention_dropout == 0);
+  CHECK(old.width == 48);
+  CHECK(old.dropout == 0.1);
+  CHECK(old.variant == "ode");
+  stored["width"] = 1.5;
+  CHECK(message_of([&] { (void)from_json<ModelConfig>(stored.dump(), "it"); }) ==
+        "it has width = 1.5, which would be read as 1");
+  CHECK(message_of([] { (void)from_json<TrainSettings>("[]", "it"); }) == "it is no JSON object");
+  CHECK(message_of([] { (void)from_json<TrainSettings>("{\"steps\": tru", "it"); })
+            .rfind("it cannot be read", 0) == 0);
+}
+
+TEST_CASE("A model says which of its settings cannot be used") {
+  const auto refusal = [](const std::function<void(ModelConfig&)>& change) {
+    ModelConfig config;
+    config.vocabulary = 5;
+    config.width = 8;
+    config.heads = 2;
+    config.depth = 1;
+    config.len = 8;
+    change(config);
+    return message_of([&] { (void)make_model(config); });
+  };
+  CHECK(refusal([](auto&) {}) == "nothing was thrown");
+  CHECK(refusal([](auto& c) { c.dropout = 1; }) == "dropout is 1, it must lie in [0, 1)");
+  CHECK(refusal([](auto& c) { c.attention_dropout = -0.5; }) ==
+        "attention_dropout is -0.5, it must lie in [0, 1)");
+  CHECK(refusal([](auto& c) { c.causal = false; }) ==
+        "causal is false for sdpa, only dialectical-lm can do without its mask");
+  CHECK(refusal([](auto& c) { c.width = 0; }) == "width is 0, it must be at least 1");
+  CHECK(refusal([](auto& c) { c.variant = "sdpo"; }).find("sdpo is no variant") != std::string::npos);
+  CHECK(refusal([](auto& c) { c.variant = "qkvi", c.width = 6; }).find("even width") != std::string::npos);
+  for (const std::string& name : model_names())
+    CHECK(refusal([&](auto& c) { c.variant = name; }) == "nothing was thrown");
 }
 
 TEST_CASE("Sampling keeps to the likeliest tokens that were asked for") {
@@ -204,11 +256,14 @@ TEST_CASE("Sampling keeps to the likeliest tokens that were asked for") {
 
 TEST_CASE("Generation through caches and over whole sequences gives the same greedy text, past the last "
           "position too") {
-  Run run = new_run(60, "dar");
+  const std::string variant = GENERATE("dar", "qkvi", "ode-lm");
+  INFO(variant);
+  Run run = new_run(60, variant);
   train_on(run, 2);
   nn::Context<float> c;
   Sampling greedy;
   greedy.temperature = 0;
+  greedy.window = run.config.len;
   std::vector<Index> prompt = {0, 0, 1}, cached;
   generate(*run.model, c, prompt, 60, greedy, [&](Index id) {
     cached.push_back(id);

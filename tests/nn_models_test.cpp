@@ -7,6 +7,7 @@
 
 #include <heed/check/causality.hpp>
 #include <heed/models/initialise.hpp>
+#include <heed/models/source_stacks.hpp>
 
 using namespace heed_test;
 
@@ -35,15 +36,27 @@ Model dialectical(heed::Halting halting, bool causal) {
   shake<double>(model);
   return model;
 }
+// With zeros for weights.
+Model fresh_model(const std::string& name, const nn::GptOptions& o = small_gpt()) {
+  if (name == "dialectical-lm") return nn::make_dialectical_lm<double>(kVocabulary, 8, 4, 6, 2, {});
+  if (name == "qkvi") return nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected);
+  if (name == "qkvi-from-q")
+    return nn::make_qkvi_lm<double>(o, nn::ExtraSource::from_query, nn::RopePairs::half);
+  if (name == "qkvi-calculated") return nn::make_qkvi_lm<double>(o, nn::ExtraSource::calculated);
+  if (name == "ode-lm") return nn::make_ode_lm<double>(o);
+  return gpt_around<double>(name, o);
+}
 Model small_model(const std::string& name, const nn::GptOptions& o = small_gpt()) {
-  if (name == "dialectical-lm") return dialectical(heed::Halting::per_token, true);
-  Model model = gpt_around<double>(name, o);
+  Model model = fresh_model(name, o);
   shake<double>(model);
   return model;
 }
+const std::vector<std::string> kStacks = {"qkvi", "qkvi-from-q", "qkvi-calculated", "ode-lm",
+                                          "dialectical-lm"};
 std::vector<std::string> all_names() {
   std::vector<std::string> names = nn::attention_names();
-  names.push_back("dialectical-lm");
+  names.insert(names.end(), kStacks.begin(), kStacks.end());
+  names.push_back(nn::kGatedAttention);
   return names;
 }
 
@@ -185,6 +198,108 @@ TEST_CASE("The gradients of the dialectical model are those of its loss") {
       nn::Context<double> c;
       check_model(model, c, causal ? "causal" : "without a mask");
     }
+}
+
+TEST_CASE("The gradients of the stacks with a frame of their own are those of their loss") {
+  for (const std::string& name : kStacks)
+    for (const bool tied : {true, false}) {
+      nn::GptOptions o = small_gpt();
+      o.tied = tied;
+      Model model = small_model(name, o);
+      nn::Context<double> c;
+      check_model(model, c, name + (tied ? ", tied" : ", not tied"));
+    }
+  Model learns = nn::make_ode_lm<double>(small_gpt(), {}, true);
+  shake<double>(learns);
+  REQUIRE(find_weight<double>(learns, "blocks.1.attn.rho") != nullptr);
+  nn::Context<double> c;
+  check_model(learns, c, "an ODE that learns");
+}
+
+TEST_CASE("The QKVI stack is its blocks between embedding, norm and head, without positions") {
+  constexpr Index width = 8, heads = 2;
+  nn::GptOptions o = small_gpt();
+  o.hidden = 0;
+  o.norm = nn::NormKind::layer;
+  Model model = nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected, nn::RopePairs::half, 100);
+  shake<double>(model);
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1);
+  const Index tokens = kBatch * kLen;
+  nn::Context<double> c;
+  nn::Embedding<double> embedding(kVocabulary, width);
+  embedding.weight.value = *find_weight<double>(model, "embed.weight");
+  nn::Matrix<double> x(tokens, width), y(tokens, width), logits(tokens, kVocabulary);
+  embedding.forward(c, ids, x.view(), nn::Into::overwrite);
+  for (const std::string start : {"blocks.0.", "blocks.1."}) {
+    nn::TransformerBlock<double> block(
+        {}, nn::NormKind::rms, width,
+        std::make_unique<nn::ProjectedAttention<heed::IntentGated<double>>>(
+            nn::intent_attention<double>(width, heads, nn::ExtraSource::projected,
+                                         nn::RopePairs::half, 100)),
+        nn::Mlp<double>(width, 4 * width, nn::Activation::gelu_erf, false, "0", "2"));
+    block.visit([&](const std::string& name, auto& value, auto&) {
+      INFO(start + name);
+      REQUIRE(find_weight<double>(model, start + name) != nullptr);
+      value = *find_weight<double>(model, start + name);
+    });
+    block.forward(c, kBatch, x.view(), y.view());
+    std::swap(x, y);
+  }
+  nn::RMSNorm<double> norm(width);
+  norm.visit([&](const std::string&, auto& value, auto&) {
+    value = *find_weight<double>(model, "ln_f.weight");
+  });
+  norm.forward(c, x.view(), y.view());
+  nn::Linear<double> head(width, kVocabulary, false);
+  head.weight.value = embedding.weight.value;
+  head.forward(c, y.view(), logits.view());
+  CHECK(largest_difference(numbers(logits.view()), logits_of(model, kBatch, ids)) < 1e-13);
+  CHECK(find_weight<double>(model, "pos_emb.weight") == nullptr);
+  CHECK(nn::count_weights<double>(model) ==
+        kVocabulary * width + 2 * (4 + 1 + 8) * width * width + 2 * (2 * width + 2 * 4) + width);
+}
+
+TEST_CASE("A gate per head and token scales the rows of a head, and learns from its own columns of c_attn") {
+  constexpr Index width = 8, heads = 2;
+  Model gated = small_model(nn::kGatedAttention);
+  nn::Context<double> c;
+  check_model(gated, c, nn::kGatedAttention);
+  const std::string packed = "blocks.0.attn.c_attn.weight", bias = "blocks.0.attn.c_attn.bias";
+  REQUIRE(find_weight<double>(gated, packed)->shape() == std::vector<Index>{3 * width + heads, width});
+  // Gates of sigmoid(40) = 1 give plain attention; of sigmoid(-40) = 0, only what c_proj adds.
+  Model plain = small_model("sdpa");
+  copy_weights(gated, plain);
+  for (const std::string block : {"0", "1"})
+    for (const std::string part : {".attn.c_attn.weight", ".attn.c_attn.bias"}) {
+      heed::Param<double>& all = *find_weight<double>(gated, "blocks." + block + part);
+      heed::Param<double>& first = *find_weight<double>(plain, "blocks." + block + part);
+      const Index columns = all.size() / (3 * width + heads);
+      first = heed::Param<double>(columns > 1 ? std::vector<Index>{3 * width, columns}
+                                              : std::vector<Index>{3 * width});
+      std::copy_n(all.data(), first.size(), first.data());
+      std::fill_n(all.data() + first.size(), heads * columns, columns > 1 ? 0.0 : 40.0);
+    }
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1);
+  CHECK(largest_difference(logits_of(gated, kBatch, ids), logits_of(plain, kBatch, ids)) < 1e-13);
+  for (const std::string block : {"0", "1"}) {
+    heed::Param<double>& gates = *find_weight<double>(gated, "blocks." + block + ".attn.c_attn.bias");
+    gates[3 * width + 1] = -40;  // the second head
+    heed::Param<double>& values = *find_weight<double>(plain, "blocks." + block + ".attn.c_attn.weight");
+    heed::Param<double>& biases = *find_weight<double>(plain, "blocks." + block + ".attn.c_attn.bias");
+    const Index half = 2 * width + width / heads;
+    std::fill_n(values.data() + half * width, (3 * width - half) * width, 0.0);
+    std::fill_n(biases.data() + half, 3 * width - half, 0.0);
+  }
+  CHECK(largest_difference(logits_of(gated, kBatch, ids), logits_of(plain, kBatch, ids)) < 1e-13);
+}
+
+TEST_CASE("A stack says what its frame cannot take") {
+  nn::GptOptions o = small_gpt();
+  o.width = 6;
+  CHECK(holds(message_of([&] { (void)nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected); }),
+              {"width of 6", "2 heads", "even"}));
+  Model longer = small_model("qkvi");
+  CHECK(logits_of(longer, 1, random_ids(40, kVocabulary, 1)).size() == 40 * kVocabulary);
 }
 
 TEST_CASE("Logits do not depend on a later id or another sequence") {
@@ -423,9 +538,7 @@ TEST_CASE("Initialising fills the same bits for the same seed and leaves what is
   for (const std::string& name : all_names()) {
     INFO(name);
     const auto fresh = [&](std::uint64_t seed) {
-      Model model = name == "dialectical-lm"
-                        ? nn::make_dialectical_lm<double>(kVocabulary, 8, 4, 6, 2, {})
-                        : gpt_around<double>(name, small_gpt());
+      Model model = fresh_model(name);
       nn::initialise(model, seed);
       return model;
     };

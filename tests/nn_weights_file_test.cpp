@@ -105,6 +105,59 @@ void write(const Tensors& tensors, const fs::path& path) {
   writer.write(path);
 }
 
+// A format of 16 bits: its fraction's bits and the bias of its exponent.
+struct Half {
+  const char* dtype;
+  int fraction, bias;
+
+  [[nodiscard]] double value(unsigned bits) const {
+    const int exponent = int(bits & 0x7FFFU) >> fraction, steps = int(bits) & ((1 << fraction) - 1);
+    double size = std::ldexp(exponent > 0 ? steps + (1 << fraction) : steps,
+                             std::max(exponent, 1) - bias - fraction);
+    if (exponent == 0x7FFF >> fraction)
+      size = steps > 0 ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+    return bits >= 0x8000U ? -size : size;
+  }
+  // Of the number next to x, towards 0; x must lie in the format's range.
+  [[nodiscard]] std::uint16_t bits(double x) const {
+    const int exponent = std::max(x == 0 ? -bias : std::ilogb(x), 1 - bias);
+    const int steps = int(std::ldexp(std::abs(x), fraction - exponent));
+    const int from_one = (exponent + bias - 1) << fraction;  // steps has the leading one, if there is one
+    return std::uint16_t((std::signbit(x) ? 0x8000 : 0) | (from_one + steps));
+  }
+};
+const Half kHalves[] = {{"F16", 10, 15}, {"BF16", 7, 127}};
+
+template <class T>
+std::vector<std::byte> bytes_of(const std::vector<T>& numbers) {
+  const auto* first = reinterpret_cast<const std::byte*>(numbers.data());
+  return {first, first + numbers.size() * sizeof(T)};
+}
+// A file of tensors whose bytes are given.
+struct RawTensor {
+  std::string dtype;
+  std::vector<Index> shape;
+  std::vector<std::byte> bytes;
+};
+std::vector<std::byte> file_of(const std::map<std::string, RawTensor>& tensors) {
+  std::string header;
+  std::vector<std::byte> data;
+  for (const auto& [name, tensor] : tensors) {
+    std::string shape;
+    for (const Index extent : tensor.shape)
+      shape += (shape.empty() ? "" : ",") + std::to_string(extent);
+    header += (header.empty() ? "{\"" : ",\"") + name + R"(":{"dtype":")" + tensor.dtype + R"(","shape":[)" +
+              shape + R"(],"data_offsets":[)" + std::to_string(data.size()) + "," +
+              std::to_string(data.size() + tensor.bytes.size()) + "]}";
+    data.insert(data.end(), tensor.bytes.begin(), tensor.bytes.end());
+  }
+  header += "}";
+  std::vector<std::byte> file = bytes_of(std::vector<std::uint64_t>{header.size()});
+  for (const char c : header) file.push_back(std::byte(c));
+  file.insert(file.end(), data.begin(), data.end());
+  return file;
+}
+
 template <class T>
 std::vector<T> logits_of(nn::LanguageModel<T>& model) {
   nn::Context<T> c;
@@ -157,6 +210,104 @@ TEST_CASE("A GPT-2 in Hugging Face's names gives the logits of the model that wr
   const std::vector<double> exact = logits_of(wide);
   const std::vector<float> rounded = logits_of(direct);
   CHECK(largest_difference(std::vector<double>(rounded.begin(), rounded.end()), exact) < 1e-2);
+}
+
+TEST_CASE("Every number of 16 bits is read as it is, subnormals, infinities and NaN too") {
+  std::vector<std::uint16_t> all(0x10000);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = std::uint16_t(i);
+  for (const Half& half : kHalves) {
+    const auto file =
+        heed::io::Safetensors::parse(file_of({{"all", {half.dtype, {0x10000}, bytes_of(all)}}}));
+    const std::vector<float> narrow = file.rounded<float>("all");
+    const std::vector<double> wide = file.rounded<double>("all");
+    Index wrong = 0;
+    for (unsigned i = 0; i < all.size(); ++i) {
+      const double want = half.value(i);
+      const bool same = std::isnan(want) ? std::isnan(narrow[i]) && std::isnan(wide[i])
+                                         : double(narrow[i]) == want && wide[i] == want;
+      wrong += same && std::signbit(narrow[i]) == (i >= 0x8000U) ? 0 : 1;
+    }
+    INFO(half.dtype);
+    CHECK(wrong == 0);
+  }
+  const auto value = [](const char* dtype, std::uint16_t bits) {
+    const auto raw = bytes_of(std::vector<std::uint16_t>{bits});
+    return heed::io::Safetensors::parse(file_of({{"x", {dtype, {1}, raw}}})).rounded<float>("x")[0];
+  };
+  CHECK(value("F16", 0x3C00) == 1.0F);
+  CHECK(value("F16", 0xC580) == -5.5F);
+  CHECK(value("F16", 0x7BFF) == 65504.0F);
+  CHECK(value("F16", 0x8001) == -0x1p-24F);
+  CHECK(value("F16", 0x0400) == 0x1p-14F);
+  CHECK(value("BF16", 0xC0B0) == -5.5F);
+  CHECK(value("BF16", 0x0001) == 0x1p-133F);
+  CHECK(value("BF16", 0x7F7F) == 0x1.FEp127F);
+}
+
+TEST_CASE("Numbers of 64 bits are rounded to float; what float cannot hold is refused") {
+  const auto read = [](const std::vector<double>& numbers) {
+    const auto file = heed::io::Safetensors::parse(
+        file_of({{"x", {"F64", {Index(numbers.size())}, bytes_of(numbers)}},
+                 {"n", {"I32", {1}, bytes_of(std::vector<std::int32_t>{1})}}}),
+        "f");
+    CHECK(complaint("f", [&] { (void)file.rounded<float>("n"); }) ==
+          "tensor 'n' is I32, it must be F64, F32, F16 or BF16");
+    CHECK(same_bits(file.rounded<double>("x"), numbers));
+    return file.rounded<float>("x");
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  CHECK(read({0.1, -1.0 / 3, 1e-50, -infinity}) ==
+        std::vector<float>{0.1F, -1.0F / 3, 0.0F, -std::numeric_limits<float>::infinity()});
+  CHECK(complaint("f", [&] { (void)read({1, -1e300}); }) ==
+        "tensor 'x' has -1.0000000000000001e+300 at element 1, which is too large for F32");
+}
+
+TEST_CASE("A GPT-2 of 16-bit numbers gives the model that has them as its weights") {
+  for (const Half& half : kHalves) {
+    INFO(half.dtype);
+    TemporaryFile file;
+    Model direct = gpt(gpt2_options(1));
+    shake<float>(direct);
+    Tensors tensors = gpt2_of(direct, "transformer.");
+    std::map<std::string, RawTensor> stored;
+    for (auto& [name, tensor] : tensors) {
+      std::vector<std::uint16_t> bits;
+      for (Index i = 0; i < tensor.size(); ++i) {
+        bits.push_back(half.bits(double(tensor[i])));
+        tensor[i] = float(half.value(bits.back()));
+      }
+      stored[name] = {half.dtype, tensor.shape(), bytes_of(bits)};
+    }
+    const std::vector<std::byte> bytes = file_of(stored);
+    const std::span<const std::byte> piece(bytes);
+    heed::io::write_file_atomically(file.path(), {&piece, 1});
+    Model loaded = gpt(gpt2_options(1)), wanted = gpt(gpt2_options(1));
+    nn::Gpt2File(file.path()).fill(loaded);
+    write(tensors, file.path());
+    nn::Gpt2File(file.path()).fill(wanted);
+    CHECK(same_bits(all_weights<float>(loaded), all_weights<float>(wanted)));
+    const double change = largest_difference(logits_of(loaded), logits_of(direct));
+    CHECK(change > 0);
+    CHECK(change < 0.1);
+  }
+}
+
+TEST_CASE("A head in a GPT-2 file is the embedding once more, or the model's own") {
+  TemporaryFile file;
+  nn::GptOptions o = gpt2_options(1);
+  o.tied = false;
+  Model direct = gpt(o);
+  shake<float>(direct);
+  Tensors tensors = gpt2_of(direct, "transformer.");
+  tensors["lm_head.weight"] = *find_weight<float>(direct, "lm_head.weight");
+  write(tensors, file.path());
+  CHECK_FALSE(nn::Gpt2File(file.path()).options().tied);
+  Model loaded = gpt(nn::Gpt2File(file.path()).options());
+  nn::Gpt2File(file.path()).fill(loaded);
+  CHECK(same_bits(logits_of(loaded), logits_of(direct)));
+  tensors["lm_head.weight"] = tensors["transformer.wte.weight"];
+  write(tensors, file.path());
+  CHECK(nn::Gpt2File(file.path()).options().tied);
 }
 
 TEST_CASE("Weights that GPT-2 does not have stay as they are") {

@@ -140,7 +140,7 @@ class OpRunner final : public Runner {
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
     text << "query " << inputs_.query.shape() << ", key " << inputs_.key.shape() << ", value "
-         << inputs_.value.shape();
+         << inputs_.value.shape().text();
     if (inputs_.extra.given())
       text << ", " << Op::ReadoutType::extra_name() << " " << inputs_.extra.shape();
     if (maps > 1)

@@ -158,7 +158,11 @@ class Trainer {
 
 }  // namespace
 
-std::vector<std::string> training_controls() { return {kUnmatched, nn::kLatentAttention}; }
+std::vector<std::string> training_controls() {
+  std::vector<std::string> names = {kUnmatched};
+  for (std::string& name : nn::extra_attention_names()) names.push_back(std::move(name));
+  return names;
+}
 
 TrainingComparison compare_training(const Settings& settings,
                                     const std::function<void(const std::string&)>& on_start,

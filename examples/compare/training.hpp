@@ -30,7 +30,7 @@ struct TrainingComparison {
   std::vector<TrainedVariant> variants;
 };
 
-// Baselines that --train runs beside the variants.
+// Baselines and layers with a memory that --train runs beside the variants.
 [[nodiscard]] std::vector<std::string> training_controls();
 
 // on_start(data) before, on_variant(result) after each variant.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint.hpp"
 
-#include <heed/models/weights_file.hpp>
+#include "json_fields.hpp"
 
-#include <nlohmann/json.hpp>
+#include <heed/models/weights_file.hpp>
 
 #include <charconv>
 
@@ -16,17 +16,6 @@ using heed::io::Safetensors;
 
 constexpr const char* kFormat = "heed.lm";
 constexpr const char* kVersion = "1";
-
-template <class Settings, class F>
-void for_each_field(Settings& s, F&& f) {
-  f("batch", s.batch);
-  f("steps", s.steps);
-  f("warmup", s.warmup);
-  f("learning_rate", s.learning_rate);
-  f("weight_decay", s.weight_decay);
-  f("clip", s.clip);
-  f("seed", s.seed);
-}
 
 const std::string& metadata(const Safetensors& file, const std::filesystem::path& path,
                             const std::string& key) {
@@ -48,29 +37,12 @@ Number number_of(const Safetensors& file, const std::filesystem::path& path, con
 
 }  // namespace
 
-std::string TrainSettings::json() const {
-  nlohmann::json object;
-  for_each_field(*this, [&](const char* name, const auto& value) { object[name] = value; });
-  return object.dump();
-}
-
-TrainSettings TrainSettings::from_json(const std::string& text, const std::string& where) {
-  TrainSettings settings;
-  try {
-    const nlohmann::json object = nlohmann::json::parse(text);
-    for_each_field(settings, [&](const char* name, auto& value) { object.at(name).get_to(value); });
-  } catch (const nlohmann::json::exception& error) {
-    heed::fail(where, ": its training settings cannot be read (", error.what(), ")");
-  }
-  return settings;
-}
-
 void save_run(Run& run, const std::filesystem::path& path) {
   heed::io::SafetensorsWriter writer;
   writer.set_metadata("format", kFormat);
   writer.set_metadata("version", kVersion);
-  writer.set_metadata("model", run.config.json());
-  writer.set_metadata("training", run.train.json());
+  writer.set_metadata("model", json_of(run.config));
+  writer.set_metadata("training", json_of(run.train));
   writer.set_metadata("tokenizer", run.tokenizer->state());
   writer.set_metadata("step", std::to_string(run.step));
   writer.set_metadata("data", std::to_string(run.data));
@@ -90,8 +62,9 @@ Run load_run(const std::filesystem::path& path) {
   heed::require(metadata(file, path, "version") == kVersion, path.string(), ": its version is ",
                 metadata(file, path, "version"), ", this program reads ", kVersion);
   Run run;
-  run.config = ModelConfig::from_json(metadata(file, path, "model"), path.string());
-  run.train = TrainSettings::from_json(metadata(file, path, "training"), path.string());
+  run.config = from_json<ModelConfig>(metadata(file, path, "model"), path.string() + ": its model config");
+  run.train = from_json<TrainSettings>(metadata(file, path, "training"),
+                                       path.string() + ": its training config");
   run.tokenizer = tokenizer_from(metadata(file, path, "tokenizer"));
   run.step = number_of<Index>(file, path, "step");
   run.data = number_of<std::uint64_t>(file, path, "data");
@@ -113,19 +86,21 @@ bool is_gpt2_file(const std::filesystem::path& path) {
   return nn::Gpt2File::is_gpt2(Safetensors::read(path));
 }
 
-Run run_from_gpt2(const std::filesystem::path& path, const std::string& variant,
+Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                   std::shared_ptr<const Tokenizer> tokenizer) {
+  heed::require(!has_own_frame(config.variant), path.string(), ": a GPT-2 cannot start ", config.variant,
+                ", whose frame is its own");
   const nn::Gpt2File file(path);
-  const nn::GptOptions sizes = file.options();
+  nn::GptOptions options = file.options();
+  options.dropout = config.dropout;
+  options.attention_dropout = config.attention_dropout;
+  config.take(options);
+  config.activation = "gelu_tanh";
+  heed::require(tokenizer->vocab_size() == config.vocabulary, path.string(), ": it has ",
+                config.vocabulary, " words, the tokenizer has ", tokenizer->vocab_size(),
+                "; it needs its own --vocab and --merges");
   Run run;
-  run.config.variant = variant;
-  run.config.vocabulary = sizes.vocabulary;
-  run.config.width = sizes.width;
-  run.config.heads = sizes.heads;
-  run.config.depth = sizes.depth;
-  run.config.len = sizes.max_len;
-  run.config.hidden = sizes.hidden;
-  run.config.activation = "gelu_tanh";
+  run.config = std::move(config);
   run.tokenizer = std::move(tokenizer);
   run.model = std::make_unique<Model>(make_model(run.config));
   file.fill(*run.model);

@@ -22,8 +22,16 @@ struct TrainSettings {
   double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
   std::uint64_t seed = 1;
 
-  [[nodiscard]] std::string json() const;
-  [[nodiscard]] static TrainSettings from_json(const std::string& text, const std::string& where);
+  template <class Self, class F>
+  static void for_each_field(Self& s, F&& f) {
+    f("batch", s.batch);
+    f("steps", s.steps);
+    f("warmup", s.warmup);
+    f("learning_rate", s.learning_rate);
+    f("weight_decay", s.weight_decay);
+    f("clip", s.clip);
+    f("seed", s.seed);
+  }
 };
 
 struct Run {
@@ -40,8 +48,9 @@ void save_run(Run& run, const std::filesystem::path& path);
 // Throws std::runtime_error or std::invalid_argument with one sentence that begins with the path.
 [[nodiscard]] Run load_run(const std::filesystem::path& path);
 
-// A GPT-2 of Hugging Face as the start of a run with any variant, `tokenizer` being its own.
-[[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, const std::string& variant,
+// A GPT-2 of Hugging Face as the start of a run with any variant in its frame. Sizes and activation of
+// `config` are the file's; `tokenizer` must have as many words.
+[[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                                 std::shared_ptr<const Tokenizer> tokenizer);
 [[nodiscard]] bool is_gpt2_file(const std::filesystem::path& path);
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 
 namespace heed_lm {
 
@@ -105,9 +106,7 @@ struct Prepared {
     p.run = load_run(command.resume);
     if (command.steps_given) p.run.train.steps = command.train.steps;
   } else if (!command.gpt2.empty()) {
-    p.run = run_from_gpt2(command.gpt2, command.model.variant, make_tokenizer(command.data));
-    heed::require(p.run.tokenizer->vocab_size() == p.run.config.vocabulary, command.gpt2, ": it has ",
-                  p.run.config.vocabulary, " words, the tokenizer has ", p.run.tokenizer->vocab_size());
+    p.run = run_from_gpt2(command.gpt2, command.model, make_tokenizer(command.data));
     p.run.train = command.train;
   } else {
     p.run.tokenizer = make_tokenizer(command.data);
@@ -120,7 +119,7 @@ struct Prepared {
   command.data.len = std::min(command.data.len, p.run.config.len);
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
-                ": it was trained on other data than this");
+                ": it was trained on other data than this, or another part was held out");
   p.run.data = p.data->fingerprint();
   return p;
 }
@@ -131,7 +130,14 @@ struct Prepared {
   if (!is_gpt2_file(checkpoint)) return load_run(checkpoint);
   heed::require(!vocab.empty() && !merges.empty(), checkpoint,
                 ": a GPT-2 of Hugging Face needs --vocab and --merges");
-  return run_from_gpt2(checkpoint, "sdpa", read_bpe_tokenizer(vocab, merges));
+  return run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges));
+}
+
+// Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
+[[nodiscard]] bool is_parameter(const std::string& name, const std::optional<nn::GptOptions>& gpt2) {
+  if (!gpt2) return !name.starts_with("adamw.");
+  return !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") &&
+         !(gpt2->tied && name == "lm_head.weight");
 }
 
 // What the attention layers say of the last rows they saw: steps, tension, residual, ...
@@ -177,7 +183,7 @@ int run_train(TrainCommand command) {
 }
 
 int run_eval(const EvalCommand& command) {
-  const Run run = load_run(command.checkpoint);
+  const Run run = open_run(command.checkpoint, command.data.vocab, command.data.merges);
   DataSettings settings = command.data;
   settings.len = run.config.len;
   const auto data = open_data(settings, *run.tokenizer);
@@ -186,6 +192,8 @@ int run_eval(const EvalCommand& command) {
   const double loss = evaluate(*run.model, context, *data, command.batch);
   std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(), loss,
               std::exp(loss));
+  if (run.data != 0 && run.data != data->fingerprint())
+    std::puts("not the data that it was trained on, or another part of it was held out");
   print_reports(*run.model);
   return 0;
 }
@@ -193,6 +201,8 @@ int run_eval(const EvalCommand& command) {
 int run_generate(const GenerateCommand& command) {
   require_sampling(command.sampling);
   const Run run = open_run(command.checkpoint, command.vocab, command.merges);
+  Sampling sampling = command.sampling;
+  sampling.window = run.config.len;
   const std::vector<Index> prompt = run.tokenizer->encode(command.prompt);
   nn::Context<float> context;
   context.threads = command.threads;
@@ -202,7 +212,7 @@ int run_generate(const GenerateCommand& command) {
     std::fflush(stdout);
   };
   say(command.prompt);
-  generate(*run.model, context, prompt, command.tokens, command.sampling, [&](Index id) {
+  generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
     if (id == run.tokenizer->end_of_text()) return false;
     say(decoder.push(id));
     return true;
@@ -214,21 +224,21 @@ int run_generate(const GenerateCommand& command) {
 int run_info(const std::string& path) {
   const auto file = heed::io::Safetensors::read(path);
   for (const auto& [key, value] : file.metadata())
-    std::printf("%s: %.200s%s\n", key.c_str(), value.c_str(), value.size() > 200 ? " ..." : "");
+    std::printf("%s: %.300s%s\n", key.c_str(), value.c_str(), value.size() > 300 ? " ..." : "");
+  std::optional<nn::GptOptions> gpt2;
+  if (nn::Gpt2File::is_gpt2(file)) gpt2 = nn::Gpt2File(path).options();
   Index total = 0;
   for (const auto& [name, info] : file.tensors()) {
     Index count = 1;
     for (const Index extent : info.shape) count *= extent;
-    if (!name.starts_with("adamw.")) total += count;
+    if (is_parameter(name, gpt2)) total += count;
     std::printf("%-4s %-44s %s\n", info.dtype.c_str(), name.c_str(),
                 nn::detail::shape_text(info.shape).c_str());
   }
   std::printf("%td parameters\n", total);
-  if (nn::Gpt2File::is_gpt2(file)) {
-    const nn::GptOptions o = nn::Gpt2File(path).options();
-    std::printf("GPT-2: vocabulary %td, width %td, heads %td, depth %td, positions %td\n", o.vocabulary,
-                o.width, o.heads, o.depth, o.max_len);
-  }
+  if (gpt2)
+    std::printf("GPT-2: vocabulary %td, width %td, heads %td, depth %td, positions %td\n", gpt2->vocabulary,
+                gpt2->width, gpt2->heads, gpt2->depth, gpt2->max_len);
   return 0;
 }
 

@@ -27,7 +27,9 @@ namespace {
 class TextSource final : public DataSource {
  public:
   TextSource(std::vector<Index> tokens, const DataSettings& settings)
-      : fingerprint_(hash_of(tokens)), data_(std::move(tokens), settings.len, settings.held_out) {}
+      : fingerprint_(hash_of(tokens)), data_(std::move(tokens), settings.len, settings.held_out) {
+    fingerprint_ = fingerprint_ * 31 + std::uint64_t(data_.training_tokens());
+  }
   [[nodiscard]] Batch training_batch(Index rows, std::uint64_t seed, std::uint64_t step) const override {
     return data_.training_batch(rows, seed, step);
   }
@@ -58,6 +60,7 @@ class InstructionSource final : public DataSource {
     training_ = data_.count() - held;
     heed::require(training_ > 0, settings.instructions, ": ", data_.count(),
                   " examples; there must be at least 2, one of them held out");
+    fingerprint_ = std::uint64_t(training_);
     for (Index i = 0; i < data_.count(); ++i) {
       const Index one[] = {i};
       const Batch batch = data_.batch(one);

@@ -20,7 +20,7 @@ class DataSource {
   // Rows of the hold-out, none of which training sees; rows first, first + 1, ... of validation_rows().
   [[nodiscard]] virtual Index validation_rows() const = 0;
   [[nodiscard]] virtual Batch validation_batch(Index first, Index rows) const = 0;
-  // One line for people, and a number that changes with the data.
+  // One line for people, and a number that changes with the data and with what of it is held out.
   [[nodiscard]] virtual std::string description() const = 0;
   [[nodiscard]] virtual std::uint64_t fingerprint() const = 0;
 };

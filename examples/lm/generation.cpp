@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace heed_lm {
@@ -13,20 +14,26 @@ namespace {
 
 namespace nn = heed::nn;
 
+// The longest sequence that the model is to read.
+[[nodiscard]] Index longest(const Model& model, const Sampling& s) {
+  constexpr Index any = std::numeric_limits<Index>::max();
+  const Index positions = model.options().max_len;
+  return std::min(s.window > 0 ? s.window : any, positions > 0 ? positions : any);
+}
+
 // Logits behind a growing sequence: through the caches where the layers allow it, else over the whole
 // sequence again.
 class Reader {
  public:
-  Reader(Model& model, nn::Context<float>& context)
-      : model_(model), context_(context), cache_(model.new_cache(1)) {}
+  Reader(Model& model, nn::Context<float>& context, Index len)
+      : model_(model), context_(context), len_(len), cache_(model.new_cache(1)) {}
 
   // Of the last of all tokens read so far.
   [[nodiscard]] std::span<const float> read(std::span<const Index> tokens) {
     sequence_.insert(sequence_.end(), tokens.begin(), tokens.end());
-    const Index len = model_.options().max_len;
     std::vector<Index> next(tokens.begin(), tokens.end());
-    if (Index(sequence_.size()) > len) {
-      sequence_.erase(sequence_.begin(), sequence_.end() - std::max<Index>(1, len / 2));
+    if (Index(sequence_.size()) > len_) {
+      sequence_.erase(sequence_.begin(), sequence_.end() - std::max<Index>(1, len_ / 2));
       cache_ = model_.new_cache(1);
       next = sequence_;
     }
@@ -43,6 +50,7 @@ class Reader {
  private:
   Model& model_;
   nn::Context<float>& context_;
+  Index len_;
   Model::Cache cache_;
   std::vector<Index> sequence_;
   nn::Matrix<float> logits_;
@@ -55,6 +63,7 @@ void require_sampling(const Sampling& s) {
                 ", it must be at least 0 and finite");
   heed::require(s.top_k >= 0, "--top-k is ", s.top_k, ", it must be at least 0");
   heed::require(s.top_p > 0 && s.top_p <= 1, "--top-p is ", s.top_p, ", it must lie in (0, 1]");
+  heed::require(s.window >= 0, "window is ", s.window, ", it must be at least 0");
 }
 
 Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t number) {
@@ -86,8 +95,8 @@ void generate(Model& model, nn::Context<float>& context, const std::vector<Index
               const Sampling& sampling, const std::function<bool(Index)>& on_token) {
   require_sampling(sampling);
   heed::require(!prompt.empty(), "generate: the prompt has no token");
-  const Index len = model.options().max_len, size = Index(prompt.size());
-  Reader reader(model, context);
+  const Index len = longest(model, sampling), size = Index(prompt.size());
+  Reader reader(model, context, len);
   std::vector<Index> next = prompt;
   if (size > len) next.erase(next.begin(), next.end() - std::max<Index>(1, len / 2));
   for (Index n = 0; n < count; ++n) {

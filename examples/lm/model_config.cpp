@@ -2,10 +2,10 @@
 #include "model_config.hpp"
 
 #include <heed/models/attention_by_name.hpp>
-#include <heed/models/gpt.hpp>
 #include <heed/models/initialise.hpp>
+#include <heed/models/source_stacks.hpp>
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
 
 namespace heed_lm {
 
@@ -13,25 +13,54 @@ namespace {
 
 namespace nn = heed::nn;
 
-// f(name, member) for everything that is stored.
-template <class Config, class F>
-void for_each_field(Config& config, F&& f) {
-  f("variant", config.variant);
-  f("vocabulary", config.vocabulary);
-  f("width", config.width);
-  f("heads", config.heads);
-  f("depth", config.depth);
-  f("len", config.len);
-  f("hidden", config.hidden);
-  f("prototypes", config.prototypes);
-  f("tied", config.tied);
-  f("causal", config.causal);
-  f("activation", config.activation);
-  f("dropout", config.dropout);
-  f("seed", config.seed);
+// f(member, the same of GptOptions)
+template <class Config, class Options, class F>
+void for_each_option(Config& c, Options& o, F&& f) {
+  f(c.vocabulary, o.vocabulary);
+  f(c.width, o.width);
+  f(c.heads, o.heads);
+  f(c.depth, o.depth);
+  f(c.len, o.max_len);
+  f(c.hidden, o.hidden);
+  f(c.tied, o.tied);
+  f(c.dropout, o.dropout);
+  f(c.attention_dropout, o.attention_dropout);
 }
 
-void require_sizes(const ModelConfig& c) {
+[[nodiscard]] Model make_dialectical(const ModelConfig& c) {
+  const Index factor = c.hidden > 0 ? std::max<Index>(1, c.hidden / c.width) : 2;
+  return nn::make_dialectical_lm<float>(c.vocabulary, c.width, c.width / c.heads, c.len, factor, {},
+                                        c.causal);
+}
+template <nn::ExtraSource gate>
+[[nodiscard]] Model make_qkvi(const ModelConfig& c) {
+  return nn::make_qkvi_lm<float>(c.gpt_options(), gate);
+}
+[[nodiscard]] Model make_ode(const ModelConfig& c) { return nn::make_ode_lm<float>(c.gpt_options()); }
+
+struct Stack {
+  const char* name;
+  Model (*make)(const ModelConfig&);
+};
+constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
+                             {"qkvi-from-q", make_qkvi<nn::ExtraSource::from_query>},
+                             {"qkvi-calculated", make_qkvi<nn::ExtraSource::calculated>},
+                             {"ode-lm", make_ode},
+                             {kDialecticalLm, make_dialectical}};
+
+[[nodiscard]] const Stack* find_stack(const std::string& name) {
+  const auto* found = std::find_if(std::begin(kStacks), std::end(kStacks),
+                                   [&](const Stack& stack) { return name == stack.name; });
+  return found == std::end(kStacks) ? nullptr : found;
+}
+
+[[nodiscard]] Model make_gpt(const ModelConfig& c) {
+  return nn::make_gpt<float>(c.gpt_options(), [&](Index layer) {
+    return nn::attention_by_name<float>(c.variant, c.width, c.heads, layer, c.prototypes, c.seed);
+  });
+}
+
+void require_usable(const ModelConfig& c) {
   const auto at_least = [](const char* name, Index value, Index least) {
     heed::require(value >= least, name, " is ", value, ", it must be at least ", least);
   };
@@ -41,52 +70,45 @@ void require_sizes(const ModelConfig& c) {
   at_least("depth", c.depth, 1);
   at_least("len", c.len, 1);
   at_least("hidden", c.hidden, 0);
-  heed::require(c.dropout >= 0 && c.dropout < 1, "dropout is ", c.dropout, ", it must lie in [0, 1)");
+  for (const auto& [name, part] :
+       {std::pair{"dropout", c.dropout}, {"attention_dropout", c.attention_dropout}})
+    heed::require(part >= 0 && part < 1, name, " is ", part, ", it must lie in [0, 1)");
+  heed::require(c.causal || c.variant == kDialecticalLm, "causal is false for ", c.variant,
+                ", only ", kDialecticalLm, " can do without its mask");
 }
 
 }  // namespace
 
-std::string ModelConfig::json() const {
-  nlohmann::json object;
-  for_each_field(*this, [&](const char* name, const auto& value) { object[name] = value; });
-  return object.dump();
+void ModelConfig::take(const nn::GptOptions& options) {
+  for_each_option(*this, options, [](auto& own, const auto& theirs) { own = theirs; });
 }
 
-ModelConfig ModelConfig::from_json(const std::string& text, const std::string& where) {
-  ModelConfig config;
-  try {
-    const nlohmann::json object = nlohmann::json::parse(text);
-    for_each_field(config, [&](const char* name, auto& value) { object.at(name).get_to(value); });
-  } catch (const nlohmann::json::exception& error) {
-    heed::fail(where, ": its model config cannot be read (", error.what(), ")");
-  }
-  return config;
+nn::GptOptions ModelConfig::gpt_options() const {
+  nn::GptOptions options;
+  for_each_option(*this, options, [](const auto& own, auto& theirs) { theirs = own; });
+  options.activation = nn::activation_named(activation);
+  return options;
 }
+
+std::vector<std::string> stack_names() {
+  std::vector<std::string> names;
+  for (const Stack& stack : kStacks) names.push_back(stack.name);
+  return names;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names = nn::attention_names();
+  for (const std::string& name : nn::extra_attention_names()) names.push_back(name);
+  for (const std::string& stack : stack_names()) names.push_back(stack);
+  return names;
+}
+
+bool has_own_frame(const std::string& variant) { return find_stack(variant) != nullptr; }
 
 Model make_model(const ModelConfig& config) {
-  require_sizes(config);
-  if (config.variant == kDialecticalLm) {
-    const Index factor = config.hidden > 0 ? std::max<Index>(1, config.hidden / config.width) : 2;
-    Model model = nn::make_dialectical_lm<float>(config.vocabulary, config.width,
-                                                 config.width / config.heads, config.len, factor, {},
-                                                 config.causal);
-    nn::initialise(model, config.seed);
-    return model;
-  }
-  nn::GptOptions options;
-  options.vocabulary = config.vocabulary;
-  options.width = config.width;
-  options.heads = config.heads;
-  options.depth = config.depth;
-  options.max_len = config.len;
-  options.hidden = config.hidden;
-  options.tied = config.tied;
-  options.dropout = config.dropout;
-  options.activation = nn::activation_named(config.activation);
-  Model model = nn::make_gpt<float>(options, [&](Index layer) {
-    return nn::attention_by_name<float>(config.variant, config.width, config.heads, layer,
-                                        config.prototypes, config.seed);
-  });
+  require_usable(config);
+  const Stack* stack = find_stack(config.variant);
+  Model model = stack != nullptr ? stack->make(config) : make_gpt(config);
   nn::initialise(model, config.seed);
   return model;
 }

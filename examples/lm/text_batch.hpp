@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heed/core/config.hpp>
+#include <heed/nn/cross_entropy.hpp>
 
 #include <cstddef>
 #include <vector>
@@ -11,7 +11,7 @@ namespace heed_lm {
 using heed::Index;
 
 // A target that the loss leaves out.
-inline constexpr Index kNoTarget = -100;
+inline constexpr Index kNoTarget = heed::nn::kIgnoreIndex;
 
 // What one step trains or evaluates on; targets[i] is the token that follows inputs[i].
 struct Batch {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer_ops.hpp"
 
-#include <heed/models/gpt.hpp>
+#include <heed/models/source_stacks.hpp>
 #include <heed/nn/adamw.hpp>
 
 namespace heed_test {
@@ -24,10 +24,8 @@ nn::LanguageModel<T> model_of(const GoldenCase& golden) {
   options.depth = golden.integer("depth");
   options.max_len = golden.integer("max_pos");
   options.tied = golden.flag("tied");
-  return nn::make_gpt<T>(options, [&](Index) -> std::unique_ptr<nn::AttentionLayer<T>> {
-    if (golden.variant() == "model_gpt2_ara_dyn")
-      return std::make_unique<nn::ProjectedAttention<heed::ResonantOde<T>>>(
-          nn::resonant_attention<T>(options.width, options.heads, ode_of_layer<T>(golden)));
+  if (golden.variant() == "model_gpt2_ara_dyn") return nn::make_ode_lm<T>(options, ode_of_layer<T>(golden));
+  return nn::make_gpt<T>(options, [&](Index) {
     return std::make_unique<nn::ProjectedAttention<heed::Dar<T>>>(
         nn::dar_attention<T>(options.width, options.heads, dar_of_layer<T>(golden)));
   });

@@ -18,6 +18,7 @@
 // same lengths, each once, or when an option is out of range.
 // Cost: one evaluation per entry checked (central differences: two); tape_gradient: one in all.
 
+#include <heed/autodiff/complex_step.hpp>
 #include <heed/autodiff/dual.hpp>
 #include <heed/core/scalar.hpp>
 #include <heed/autodiff/tape.hpp>
@@ -25,7 +26,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <complex>
 #include <concepts>
 #include <cstddef>
 #include <limits>

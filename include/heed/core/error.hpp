@@ -3,20 +3,40 @@
 
 #include <heed/core/config.hpp>
 
+#include <cstdio>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace heed::inline HEED_ABI {
+
+namespace detail {
+
+// Words, characters, numbers, and whatever has a text(). Streams would double the compile time of an op.
+template <class Part>
+void append(std::string& text, const Part& part) {
+  if constexpr (requires { part.text(); }) {
+    text += part.text();
+  } else if constexpr (std::is_same_v<Part, char> || !std::is_arithmetic_v<Part>) {
+    text += part;
+  } else if constexpr (std::is_floating_point_v<Part>) {
+    char digits[40];
+    std::snprintf(digits, sizeof digits, "%.17Lg", static_cast<long double>(part));
+    text += digits;
+  } else {
+    text += std::to_string(part);
+  }
+}
+
+}  // namespace detail
 
 // Throws std::invalid_argument with all parts joined: `fail("forward(dar): key has dim ", 48)`.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  text.precision(17);
-  (text << ... << parts);
-  throw std::invalid_argument(text.str());
+  std::string text;
+  (detail::append(text, parts), ...);
+  throw std::invalid_argument(text);
 }
 
 template <class... Parts>

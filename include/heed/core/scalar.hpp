@@ -5,8 +5,8 @@
 //
 //   template <class S> S gate(const S& c) { return math::sigmoid(math::constant<S>(4) * c); }
 //
-// S is float, double, long double, std::complex (complex-step derivative), Dual (dual.hpp, forward
-// mode), Var (tape.hpp, reverse mode) or Pack (simd/exp.hpp).
+// S is float, double, long double, std::complex (autodiff/complex_step.hpp), Dual (autodiff/dual.hpp,
+// forward mode), Var (autodiff/tape.hpp, reverse mode) or Pack (simd/exp.hpp).
 //
 // A new scalar joins with overloads in heed::math that take a trailing Lookup:
 //
@@ -15,15 +15,10 @@
 // math::exp(x) finds them where it is instantiated, so they may be declared after the formula; this
 // holds for exp, log, sqrt, tanh, sigmoid, value_of, select and dot_product. A vector_size type
 // needs no more than exp, log, sqrt and tanh, or those of them that it uses.
-//
-// Complex arguments follow the complex functions: their first-order change along the imaginary axis
-// is the derivative wherever the real function is smooth. Outside its domain (log or sqrt of a
-// negative real part) the complex function is finite where the real one is NaN.
 
 #include <heed/core/config.hpp>
 
 #include <cmath>
-#include <complex>
 #include <concepts>
 #include <type_traits>
 
@@ -61,11 +56,6 @@ template <class S>
     return x;
 }
 
-template <std::floating_point T>
-[[nodiscard]] constexpr T value_of(const std::complex<T>& x) {
-  return x.real();
-}
-
 // mask ? a : b. The side not taken leaves no trace, not even a NaN, in value or derivative.
 template <class Mask, class S>
 [[nodiscard]] constexpr S select(const Mask& mask, const S& a, const std::type_identity_t<S>& b) {
@@ -93,10 +83,6 @@ template <std::floating_point T>
 [[nodiscard]] T exp(T x) {
   return std::exp(x);
 }
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> exp(const std::complex<T>& x) {
-  return std::exp(x);
-}
 template <class S>
   requires requires(const S& x) { exp(x, Lookup{}); }
 [[nodiscard]] auto exp(const S& x) {
@@ -106,10 +92,6 @@ template <class S>
 // Natural logarithm. Derivative 1/x; +inf at 0.
 template <std::floating_point T>
 [[nodiscard]] T log(T x) {
-  return std::log(x);
-}
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> log(const std::complex<T>& x) {
   return std::log(x);
 }
 template <class S>
@@ -124,10 +106,6 @@ template <std::floating_point T>
 [[nodiscard]] T sqrt(T x) {
   return std::sqrt(x);
 }
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> sqrt(const std::complex<T>& x) {
-  return std::sqrt(x);
-}
 template <class S>
   requires requires(const S& x) { sqrt(x, Lookup{}); }
 [[nodiscard]] auto sqrt(const S& x) {
@@ -136,10 +114,6 @@ template <class S>
 
 template <std::floating_point T>
 [[nodiscard]] T tanh(T x) {
-  return std::tanh(x);
-}
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> tanh(const std::complex<T>& x) {
   return std::tanh(x);
 }
 template <class S>

@@ -21,11 +21,13 @@ namespace heed::inline HEED_ABI {
 struct Shape {
   Index batch = 0, heads = 0, len = 0, dim = 0;
   bool operator==(const Shape&) const = default;
-};
 
-inline std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "(" << s.batch << "," << s.heads << "," << s.len << "," << s.dim << ")";
-}
+  // (2,8,512,64)
+  [[nodiscard]] std::string text() const {
+    return "(" + std::to_string(batch) + "," + std::to_string(heads) + "," + std::to_string(len) + "," +
+           std::to_string(dim) + ")";
+  }
+};
 
 [[nodiscard]] inline Index element_count(const Shape& s, const char* what) {
   return checked_product(checked_product(checked_product(s.batch, s.heads, what), s.len, what),

@@ -4,6 +4,7 @@
 // Backward: one skeleton for every variant, groups of query panels over tiles of keys, as in forward.
 //
 //   X = V dO^T     P = weights     dS = normaliser's vjp     dx = score's vjp
+//   with dropout, X and the P that is summed into dV are dropped, the P of the vjp is not
 //   dV += P dO     dK += dx Q      dQ += dx^T K
 //
 // Groups run in parallel; what they add to shared rows (dK, dV, bias and side-value gradients) they add
@@ -189,7 +190,7 @@ class BackwardWorker {
     tile.dscores[0] = my.dscores.part(0, seen.at.keys);
     score_tile(my, 0, seen, tile.dots[0], tile.weights, top_);
     weight_gradients(my, seen.at, tile.dscores[0]);
-    softmax_vjp(my, tile.weights, tile.dscores[0]);
+    softmax_vjp(my, seen.at.key, tile.weights, tile.dscores[0]);
     return tile;
   }
 
@@ -215,22 +216,33 @@ class BackwardWorker {
   }
 
   // scores -> weights, X -> dscores = weight (X - delta), 0 where hidden.
-  void softmax_vjp(const My& my, const LaneTile<T>& scores, const LaneTile<T>& x) const {
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Index lane = v * kLanes<T>;
-      const Pack<T> shift = Pack<T>::load(my.state.shift + lane);
-      const Pack<T> base = Normaliser::exponent_base(my.state, v);
-      const Pack<T> factor = Normaliser::factor(my.state, v);
-      const Pack<T> delta = Pack<T>::load(my.delta + lane);
-      const Pack<T> hidden = -kInfinity<T>;
-      for (Index j = 0; j < scores.rows; ++j) {
-        const Pack<T> score = scores.load(j, v);
-        const Pack<T> weight = Normaliser::weight_of(score, shift, base) * factor;
-        const Pack<T> seen = weight * (x.load(j, v) - delta);
-        // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
-        scores.store(j, v, select(score == hidden, Pack<T>(T(0)), weight));
-        x.store(j, v, select(score == hidden, Pack<T>(T(0)), seen));
-      }
+  void softmax_vjp(const My& my, Index key, const LaneTile<T>& scores, const LaneTile<T>& x) const {
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      if (my.panel.dropout.drops())
+        softmax_vjp(my, v, my.panel.dropout.along_queries(v, key), scores, x);
+      else
+        softmax_vjp(my, v, KeepAll{}, scores, x);
+  }
+  struct KeepAll {
+    void next() {}
+    [[nodiscard]] Pack<T> operator()(Pack<T> x) const { return x; }
+  };
+  template <class Drop>
+  void softmax_vjp(const My& my, int v, Drop drop, const LaneTile<T>& scores, const LaneTile<T>& x) const {
+    const Index lane = v * kLanes<T>;
+    const Pack<T> shift = Pack<T>::load(my.state.shift + lane);
+    const Pack<T> base = Normaliser::exponent_base(my.state, v);
+    const Pack<T> factor = Normaliser::factor(my.state, v);
+    const Pack<T> delta = Pack<T>::load(my.delta + lane);
+    const Pack<T> hidden = -kInfinity<T>;
+    for (Index j = 0; j < scores.rows; ++j) {
+      drop.next();
+      const Pack<T> score = scores.load(j, v);
+      const Pack<T> weight = Normaliser::weight_of(score, shift, base) * factor;
+      const Pack<T> seen = weight * (drop(x.load(j, v)) - delta);
+      // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
+      scores.store(j, v, select(score == hidden, Pack<T>(T(0)), drop(weight)));
+      x.store(j, v, select(score == hidden, Pack<T>(T(0)), seen));
     }
   }
 
@@ -255,10 +267,12 @@ class BackwardWorker {
         score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
                    panel.rows.max[m]);
       weight_gradients(my, seen.at, tile.weights);
+      panel.dropout.drop(tile.weights, seen.at.key);
     };
     for (Index t = 0; t < c_.plan.tiles; ++t)
       for_parts(c_.plan, t, c_.geometry.len_kv, panel.shared, weigh);
     c_.op.normaliser.vjp(block, own_.normaliser);
+    panel.dropout.drop(block.weights, panel.seen.begin);
   }
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
   [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {

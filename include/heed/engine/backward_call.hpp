@@ -66,8 +66,8 @@ void check_saved(const Saved<T>& saved, const Geometry& g, const std::string& wh
 }  // namespace detail
 
 // Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
-// forward() with the same op, inputs, mask and scale. Views in `grads` are overwritten; empty ones are
-// skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
+// forward() with the same op, inputs, mask, scale and dropout. Views in `grads` are overwritten; empty
+// ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
 // Throws as forward() does.
 template <AttentionOp Op>
 void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
@@ -93,7 +93,7 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
 
   KeySide<Op, T> keys(op, g, in.key);
   const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, 0, true),
-                             T(scale_of(op, g, options)), keys};
+                             T(scale_of(op, g, options)), keys, options.dropout};
   detail::BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =

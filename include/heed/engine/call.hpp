@@ -6,6 +6,7 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
+#include <heed/simd/keep_bits.hpp>
 
 #include <cmath>
 #include <optional>
@@ -41,6 +42,9 @@ struct Options {
   int panel_vectors = 0;
   // Stands in error texts: "heed::forward(dar): ...".
   const char* name = "";
+  // Of the weights, behind the normaliser; backward needs the same as forward. A dropped pair has weight 0,
+  // but is seen: a NaN in its value shows.
+  Dropout dropout = {};
 };
 
 // What backward needs of forward, and what forward can report. Filled when a pointer to one is given.

@@ -19,6 +19,7 @@ struct CallContext {
   Plan plan;
   T scale;
   const KeySide<Op, T>& keys;
+  Dropout dropout = {};
 
   using Score = typename Op::ScoreType;
   // Transposed queries carry the scale, and a pair's raw dot product is recovered by its inverse; a scale

@@ -115,6 +115,7 @@ void remark(const CallContext<Op, T>& c, const Options& options, Index worker_by
     say("the score has no score_vjp: backward differentiates it by dual numbers");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
   if (c.mask.soft_cap() != T(0)) say("a soft cap takes a tanh per pair");
+  if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
   const int threads = int(resolve_threads(options.threads));
   if (e.workers < threads) {
     if (e.units < threads)
@@ -138,7 +139,7 @@ template <AttentionOp Op>
   const bool back = pass == Pass::backward;
   op.validate(g, "heed::explain");
   const BoundMask<T> bound(mask, g, "heed::explain");
-  if (!back && detail::heads_fold(op, g, mask, bound)) {
+  if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
     Explanation folded =
         explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, options);
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
@@ -146,7 +147,7 @@ template <AttentionOp Op>
   }
   KeySide<Op, T> keys(op, g, {});
   const CallContext<Op, T> c{op, g, bound, {}, detail::plan_call<T>(op, g, options, 0, back),
-                             T(scale_of(op, g, options)), keys};
+                             T(scale_of(op, g, options)), keys, options.dropout};
   Explanation e;
   e.instruction_set = detail::instruction_set();
   e.lanes = c.plan.lanes;

@@ -51,6 +51,18 @@ class FewQueries {
     }
   }
 
+  void drop(const Panel<Op, T>& panel, const SeenTile& tile) const {
+    if (!panel.dropout.drops()) return;
+    for (Index i = 0; i < tile.at.rows; ++i) {
+      T* row = rows_ + i * stride_;
+      Dropper<T> dropper = panel.dropout.along_keys(i, tile.at.key);
+      for (Index j = 0; j < tile.at.keys; j += kLanes<T>) {
+        dropper.next();
+        dropper(P::load(row + j)).store(row + j);
+      }
+    }
+  }
+
   // out[column][i] += sum over keys of weights * values. What a hidden key's value holds does not
   // matter; `copy` has room for the tile's values.
   void mix(const SeenTile& tile, const Rows<T>& values, const LaneTile<T>& out, T* copy) const {

@@ -11,12 +11,14 @@
 
 namespace heed::inline HEED_ABI::detail {
 
-// Not where a parameter, a table or an ALiBi slope belongs to a head, or a window hides the first keys.
+// Not where a parameter, a table or an ALiBi slope belongs to a head, or a window hides the first keys; nor
+// with dropout, which is drawn by head and query.
 template <class Op, class T>
 [[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<T>& mask,
-                              const BoundMask<T>& bound) {
+                              const BoundMask<T>& bound, const Dropout& dropout) {
   bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads &&
-               !Op::ScoreType::has_table && !Op::ReadoutType::uses_own_rows && mask.slopes.empty();
+               !Op::ScoreType::has_table && !Op::ReadoutType::uses_own_rows && mask.slopes.empty() &&
+               dropout.rate == 0;
   if (!folds) return false;
   for_each_param(op, [&](const char*, const auto& param) { folds = folds && param.size() <= 1; });
   for (Index b = 0; b < g.batch; ++b) folds = folds && bound.keys_of(b, 0).begin == 0;

@@ -154,6 +154,7 @@ class ForwardWorker {
       few_.score(my.panel, tile, tile_max_);
       move_references(my);
       few_.weigh(tile, my.state);
+      few_.drop(my.panel, tile);
       return few_.mix(tile, my.panel.values(tile.at), my.out, copy_);
     }
     const LaneTile<T> scores = scores_.part(0, tile.at.keys);
@@ -161,6 +162,7 @@ class ForwardWorker {
     move_references(my);
     mix_tile(my, tile, scores, [&] {
       for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(scores, v, my.state);
+      my.panel.dropout.drop(scores, tile.at.key);
     });
   }
 
@@ -211,13 +213,17 @@ class ForwardWorker {
         my.block.extra = my.panel.readout.load(my.panel.place, my.out).extra.data;
       c_.op.normaliser.forward(my.block);
     }
-    for_tiles([&](My& my, const SeenTile& tile) { mix_tile(my, tile, part(my, 0, tile.at), [] {}); },
-              [](My&, const SeenTile&) {});
+    for_tiles(
+        [&](My& my, const SeenTile& tile) {
+          const LaneTile<T> weights = part(my, 0, tile.at);
+          mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
+        },
+        [](My&, const SeenTile&) {});
     if (saved_)
       for (My& my : active()) save_rows(my);
   }
 
-  // out += V^T weights over one tile; `weigh` turns its scores into weights.
+  // out += V^T weights over one tile; `weigh` turns what it holds into those weights.
   template <class Weigh>
   void mix_tile(My& my, const SeenTile& seen, const LaneTile<T>& tile, Weigh&& weigh) {
     const Rows<T> values = my.panel.values(seen.at);
@@ -345,13 +351,13 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::require_apart(out, in.value, "out", "value", where);
   detail::require_apart(out, in.extra, "out", "extra", where);
   const BoundMask<T> bound(mask, g, where.c_str());
-  if (detail::heads_fold(op, g, mask, bound))
+  if (detail::heads_fold(op, g, mask, bound, options.dropout))
     return forward(op, {detail::fold_heads(in.query, g), in.key, in.value, detail::fold_heads(in.extra, g)},
                    detail::fold_heads(mask, bound, g), detail::fold_heads(out, g), saved, options);
   KeySide<Op, T> keys(op, g, in.key);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
   const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, pages, false),
-                             T(scale_of(op, g, options)), keys};
+                             T(scale_of(op, g, options)), keys, options.dropout};
   if (saved) detail::prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;

@@ -4,6 +4,7 @@
 // One panel of queries, as forward and backward both see it: where it stands, its query rows, its own
 // rows for the readout, its whole-row scratch for row normalisers, and the tiles of keys it walks over.
 
+#include <heed/engine/panel_dropout.hpp>
 #include <heed/engine/query_side.hpp>
 
 namespace heed::inline HEED_ABI::detail {
@@ -143,6 +144,7 @@ class Panel {
   std::array<QuerySide<Op, T>, kMaps> query;
   PanelReadout<Op, T> readout;
   RowScratch<Op, T> rows;
+  PanelDropout<T> dropout;
   TilePlace place;
   KeyRange seen;    // by some query, the band and the key length looked at
   KeyRange shared;  // by every query, likewise
@@ -151,12 +153,14 @@ class Panel {
       : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
         readout(c, scratch, backward),
         rows(c, scratch, backward),
+        dropout(c.dropout),
         c_(c) {}
 
   // Takes over panel `panel` of head (b, h).
   void move_to(Index b, Index h, Index panel) {
     place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
     place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
+    dropout.move_to(place);
     seen = c_.mask.keys_of_rows(b, place.query, place.rows);
     shared = c_.mask.keys_of_all_rows(b, place.query, place.rows);
   }

@@ -64,6 +64,8 @@ template <class T>
           kPanelVectors, "]");
   require(options.key_tile >= 0, "Options: key_tile is ", options.key_tile,
           ", it must not be negative");
+  require(options.dropout.valid(), "Options: dropout.rate is ", options.dropout.rate,
+          ", it must be in [0, 1)");
   Plan plan;
   if (options.panel_vectors > 0) {
     plan.vectors = options.panel_vectors;

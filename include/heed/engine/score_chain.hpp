@@ -56,10 +56,16 @@ struct ScoreChain {
       key_gradients = key_gradients_of<std::remove_cvref_t<decltype(form)>>();
       query.with_pairs([&]<bool Scaled>() {
         for (int v = 0; v < c.plan.vectors; ++v) {
+          const auto run = [&]<bool Hidden>() {
+            if constexpr (HasScoreVjp<Score, Pack<T>>)
+              vector<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
+            else
+              vector_by_duals<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
+          };
           if (marks.data)
-            vector<Scaled, true>(form, place, v, dots, projected, dscores, dprojected, marks);
+            run.template operator()<true>();
           else
-            vector<Scaled, false>(form, place, v, dots, projected, dscores, dprojected, marks);
+            run.template operator()<false>();
         }
       });
     });
@@ -99,10 +105,25 @@ struct ScoreChain {
     std::array<Pack<T>, std::size_t(Form::lane_sums)> sums{};
   };
 
+  // Dual numbers cost little where every call is part of the loop.
   template <bool Scaled, bool Hidden, class Form>
-  [[gnu::noinline]] void vector(const Form& of_op, const TilePlace& at, int v, LaneTile<T> dots,
+  [[gnu::noinline, gnu::flatten]] void vector_by_duals(const Form& form, const TilePlace& place, int v,
+                                                       LaneTile<T> dots, LaneTile<T> projected,
+                                                       LaneTile<T> dscores, LaneTile<T> dprojected,
+                                                       LaneTile<T> marks) const {
+    run_vector<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
+  }
+  template <bool Scaled, bool Hidden, class Form>
+  [[gnu::noinline]] void vector(const Form& form, const TilePlace& place, int v, LaneTile<T> dots,
                                 LaneTile<T> projected, LaneTile<T> dscores,
                                 LaneTile<T> dprojected, LaneTile<T> marks) const {
+    run_vector<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
+  }
+
+  template <bool Scaled, bool Hidden, class Form>
+  [[gnu::always_inline]] void run_vector(const Form& of_op, const TilePlace& at, int v,
+                                         LaneTile<T> dots, LaneTile<T> projected, LaneTile<T> dscores,
+                                         LaneTile<T> dprojected, LaneTile<T> marks) const {
     using P = Pack<T>;
     HeldForm<Form> form = of_op;
     const TilePlace place = at;
@@ -113,7 +134,7 @@ struct ScoreChain {
     for (Index j = 0; j < place.keys; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
-      const auto run_back = [&](Sums<Form>& sums) {
+      const auto run_back = [&](Sums<Form>& sums) __attribute__((always_inline)) {
         differentiate(form, pair, p, dscores.load(j, v), d, sums);
         if (Scaled || cap.lane(0) == T(0)) return;
         const P saturation = pair.logit / cap;

@@ -17,6 +17,7 @@
 #include <heed/io/safetensors_types.hpp>
 #include <heed/io/safetensors_writer.hpp>
 
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -95,6 +96,19 @@ class Safetensors {
          dtype_of<T>());
   }
 
+  // A copy of a tensor of any floating dtype but the 8-bit ones, each number rounded to the nearest T. A
+  // finite number that no finite T is near to is refused.
+  template <class T>
+    requires AnyOf<T, float, double>
+  [[nodiscard]] std::vector<T> rounded(const std::string& name) const {
+    const std::string& dtype = info(name).dtype;
+    if (dtype == "F64") return round<T, double>(name, [](double x) { return x; });
+    if (dtype == "F32") return round<T, float>(name, [](float x) { return x; });
+    if (dtype == "F16") return round<T, std::uint16_t>(name, float_of_f16);
+    if (dtype == "BF16") return round<T, std::uint16_t>(name, float_of_bf16);
+    refuse(source_, "tensor ", in_quotes(name), " is ", dtype, ", it must be F64, F32, F16 or BF16");
+  }
+
  private:
   Safetensors(std::vector<std::byte> file, std::string source)
       : file_(std::move(file)), source_(std::move(source)) {
@@ -128,6 +142,20 @@ class Safetensors {
         refuse(source_, "tensor ", in_quotes(name), " has ", +value, " at element ", i, ", which ",
                dtype_of<To>(), " does not hold exactly");
       result[i] = static_cast<To>(value);
+    }
+    return result;
+  }
+
+  template <class To, class Stored, class Value>
+  [[nodiscard]] std::vector<To> round(const std::string& name, const Value& value_of) const {
+    const std::span<const std::byte> raw = bytes(name);
+    std::vector<To> result(raw.size() / sizeof(Stored));
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      const auto value = value_of(load<Stored>(name, raw, i));
+      result[i] = static_cast<To>(value);
+      if (std::isfinite(value) && !std::isfinite(result[i]))
+        refuse(source_, "tensor ", in_quotes(name), " has ", value, " at element ", i,
+               ", which is too large for ", dtype_of<To>());
     }
     return result;
   }

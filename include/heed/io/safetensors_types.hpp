@@ -136,6 +136,21 @@ template <Element To, Element From>
   }
 }
 
+// The numbers of the 16-bit formats; float holds all of them, subnormals, infinities and NaN among them.
+[[nodiscard]] inline float float_of_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(std::uint32_t{bits} << 16);
+}
+[[nodiscard]] inline float float_of_f16(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000U) << 16, exponent = bits >> 10 & 0x1FU, fraction = bits & 0x3FFU;
+  if (exponent == 0) {  // fraction 2^-24
+    const float size = 0x1p-24F * static_cast<float>(fraction);
+    return sign != 0 ? -size : size;
+  }
+  // Biases 15 and 127; an exponent of ones stays one.
+  const std::uint32_t wide = exponent == 0x1FU ? 0xFFU : exponent + (127U - 15U);
+  return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
+}
+
 inline void require_little_endian(const std::string& source) {
   if constexpr (std::endian::native != std::endian::little)
     refuse(source, "the file is little-endian, this host is not");

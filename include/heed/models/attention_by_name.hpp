@@ -3,9 +3,11 @@
 
 // Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run
 // time. Every variant gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has
-// one, c_proj with bias; and learns its op's parameters, but those of a converged gate.
+// one, c_proj with bias; and learns its op's parameters, but those of a converged gate. Beside them stand
+// layers that are no variant by themselves: controls, and variants with more than an op.
 
 #include <heed/nn/attention_layers.hpp>
+#include <heed/nn/prototype_attention.hpp>
 #include <heed/variants.hpp>
 
 #include <memory>
@@ -14,6 +16,15 @@
 #include <vector>
 
 namespace heed::inline HEED_ABI::nn {
+
+// Plain attention with low-rank keys and values, a quarter of the width: a control beside the variants.
+inline constexpr const char* kLatentAttention = "sdpa-latent";
+// Plain attention with one sigmoid gate per head and token, projected from x (Qiu et al. 2025, "Gated
+// Attention"): another control.
+inline constexpr const char* kGatedAttention = "sdpa-gated";
+// Prototypes that an ART memory learns from the keys; and keys that are pulled towards them.
+inline constexpr const char* kPrototypeArt = "prototype-art";
+inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 
 namespace detail {
 
@@ -24,10 +35,59 @@ void set_depth(DifferentialV1<T>& op, Index depth) {
   op.readout.factor = 1.0 - op.normaliser.lambda_init;
 }
 
+template <class T>
+[[nodiscard]] std::unique_ptr<AttentionLayer<T>> learning_prototypes(const AttentionOptions& options,
+                                                                     Index prototypes, T correction) {
+  KeyMemoryOptions<T> memory;
+  memory.capacity = prototypes;
+  memory.correction = correction;
+  return std::make_unique<PrototypeAttention<T>>(options, causal<T>(), memory);
+}
+
+// f(name, make) for every layer beside the variants; make.operator()<T>(even, prototypes) makes it.
+template <class F>
+void for_each_extra_layer(F&& f) {
+  f(kLatentAttention,
+    []<class T>(const AttentionOptions& even, Index) -> std::unique_ptr<AttentionLayer<T>> {
+      return std::make_unique<ProjectedAttention<ScaledDot<T>>>(
+          latent_attention<T>(even.width, even.heads.heads, std::max<Index>(1, even.width / 4)));
+    });
+  f(kGatedAttention, []<class T>(const AttentionOptions& even, Index) {
+    IntentGated<T> op;
+    op.readout.grain = GateGrain::per_head;
+    return std::make_unique<ProjectedAttention<IntentGated<T>>>(even, std::move(op), causal<T>());
+  });
+  f(kPrototypeArt, []<class T>(const AttentionOptions& even, Index prototypes) {
+    return learning_prototypes<T>(even, prototypes, T(0));
+  });
+  // 1e-4: a shift of all keys alike changes no loss of the model, so that AdamW follows even a weak pull;
+  // at 1e-2 the keys collapse onto one direction.
+  f(kPrototypeArtPull, []<class T>(const AttentionOptions& even, Index prototypes) {
+    return learning_prototypes<T>(even, prototypes, T(1e-4));
+  });
+}
+
 }  // namespace detail
 
-// Plain attention with low-rank keys and values, a quarter of the width: a control beside the variants.
-inline constexpr const char* kLatentAttention = "sdpa-latent";
+// Names of the layers beside the variants.
+[[nodiscard]] inline std::vector<std::string> extra_attention_names() {
+  std::vector<std::string> names;
+  detail::for_each_extra_layer([&](const char* name, const auto&) { names.push_back(name); });
+  return names;
+}
+
+// The causal layer `name` of the list beside the variants; null for a name that is not in it.
+template <class T>
+[[nodiscard]] std::unique_ptr<AttentionLayer<T>> extra_attention_by_name(const std::string& name,
+                                                                         Index width, Index heads,
+                                                                         Index prototypes = 16) {
+  const AttentionOptions even = AttentionOptions::even(width, heads);
+  std::unique_ptr<AttentionLayer<T>> made;
+  detail::for_each_extra_layer([&](const char* known, const auto& make) {
+    if (name == known) made = make.template operator()<T>(even, prototypes);
+  });
+  return made;
+}
 
 // Names of all variants.
 [[nodiscard]] inline std::vector<std::string> attention_names() {
@@ -37,18 +97,17 @@ inline constexpr const char* kLatentAttention = "sdpa-latent";
   return names;
 }
 
-// The causal layer `name` for layer `layer` (from 0) of a model. Throws for a name that is not in the list.
+// The causal layer `name` for layer `layer` (from 0) of a model, with `prototypes` prototypes per head where
+// it has any. Throws for a name that is in neither list.
 template <class T>
 [[nodiscard]] std::unique_ptr<AttentionLayer<T>> attention_by_name(const std::string& name, Index width,
                                                                    Index heads, Index layer,
                                                                    Index prototypes = 16,
                                                                    std::uint64_t seed = 1) {
-  std::unique_ptr<AttentionLayer<T>> made;
+  std::unique_ptr<AttentionLayer<T>> made = extra_attention_by_name<T>(name, width, heads, prototypes);
+  if (made) return made;
   std::string known;
   const AttentionOptions even = AttentionOptions::even(width, heads);
-  if (name == kLatentAttention)
-    return std::make_unique<ProjectedAttention<ScaledDot<T>>>(
-        latent_attention<T>(width, heads, std::max<Index>(1, width / 4)));
   for_each_variant<T>(
       even.heads,
       [&]<class Op>(const Variant<Op>& variant) {
@@ -65,8 +124,8 @@ template <class T>
         made = std::move(made_layer);
       },
       prototypes, seed + std::uint64_t(layer));
-  require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known, ", ",
-          kLatentAttention);
+  for (const std::string& extra : extra_attention_names()) known += ", " + extra;
+  require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known);
   return made;
 }
 

@@ -18,7 +18,8 @@ struct GptOptions {
   Index vocabulary = 0, width = 0, heads = 1, depth = 1, max_len = 0;
   Index hidden = 0;          // of the MLP; 0: four times the width
   bool tied = true;
-  double dropout = 0;
+  double dropout = 0;            // of the embeddings and of what each block adds
+  double attention_dropout = 0;  // of the attention's weights
   NormKind norm = NormKind::layer;
   bool mlp_bias = true;
   Activation activation = Activation::gelu_erf;
@@ -34,6 +35,7 @@ template <class T>
   model.tied = o.tied;
   model.final_norm = o.norm;
   model.dropout = o.dropout;
+  model.attention_dropout = o.attention_dropout;
   std::deque<TransformerBlock<T>> blocks;
   const Index hidden = o.hidden > 0 ? o.hidden : 4 * o.width;
   for (Index layer = 0; layer < o.depth; ++layer) {

@@ -25,6 +25,7 @@ struct LanguageModelOptions {
   bool head_bias = false;
   std::optional<NormKind> final_norm = NormKind::layer;
   double dropout = 0;           // of the embeddings
+  double attention_dropout = 0;  // of the weights of all blocks; 0 leaves each as it is
 
   std::string embedding = "embed", position = "pos_emb.weight", blocks = "blocks",
               norm = "ln_f", head = "lm_head";
@@ -55,6 +56,8 @@ class LanguageModel {
     std::uint64_t stream = 1;
     for (TransformerBlock<T>& block : blocks_) {
       block.stream = stream;
+      if (options.attention_dropout != 0)
+        block.attention().set_dropout(options.attention_dropout, kAttentionStreams + stream);
       stream += 2;
     }
   }
@@ -115,15 +118,23 @@ class LanguageModel {
     visit_part<T>(options_.embedding, embedding_, f);
     visit_weight(options_.position.c_str(), position_, f);
     for (std::size_t n = 0; n < blocks_.size(); ++n)
-      visit_part<T>(options_.numbered ? options_.blocks + "." + std::to_string(n) : options_.blocks,
-                    blocks_[n], f);
+      visit_part<T>(block_name(n), blocks_[n], f);
     if (norm_) visit_part<T>(options_.norm, *norm_, f);
     if (head_) visit_part<T>(options_.head, *head_, f);
   }
+  void visit_state(const StateVisitor<T>& f) {
+    for (std::size_t n = 0; n < blocks_.size(); ++n) visit_state_of<T>(block_name(n), blocks_[n], f);
+  }
 
  private:
+  // Apart from the streams of what is added to the residual rows.
+  static constexpr std::uint64_t kAttentionStreams = std::uint64_t(1) << 32;
   // Numbers of a chunk of logits: 16 MiB of floats.
   static constexpr Index kHeadChunk = Index(1) << 22;
+
+  [[nodiscard]] std::string block_name(std::size_t n) const {
+    return options_.numbered ? options_.blocks + "." + std::to_string(n) : options_.blocks;
+  }
 
   // h = E[ids] + P, from position `first` on.
   void embed(Context<T>& c, Index batch, std::span<const Index> ids, Index first) {

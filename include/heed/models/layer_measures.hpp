@@ -4,14 +4,21 @@
 // measures_of() for layers whose variant is chosen at run time.
 
 #include <heed/nn/attention_measures.hpp>
+#include <heed/nn/prototype_attention.hpp>
 #include <heed/variants.hpp>
 
 namespace heed::inline HEED_ABI::nn {
 
-// What nn/attention_measures.hpp says of a layer around an op of the list; of any other, its diagnostics.
+// What nn/attention_measures.hpp says of a layer around an op of the list, with what a memory of prototypes
+// says of itself; of any other layer, its diagnostics.
 template <class T>
 [[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<T>& layer, Index batch,
                                                Index sequences = 2) {
+  if (const auto* remembers = dynamic_cast<const PrototypeAttention<T>*>(&layer)) {
+    std::vector<Measure> measures = measures_of(remembers->projected, batch, sequences);
+    for (Measure& own : remembers->diagnostics()) measures.push_back(std::move(own));
+    return measures;
+  }
   std::optional<std::vector<Measure>> measures;
   for_each_variant<T>({1, 2, 2, 2, 1, 1, 4, 4}, [&]<class Op>(const Variant<Op>&) {
     if (measures) return;

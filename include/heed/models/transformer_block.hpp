@@ -109,6 +109,7 @@ class TransformerBlock {
     visit_part<T>(names_.norm2, norm2_, f);
     visit_part<T>(names_.mlp, mlp_, f);
   }
+  void visit_state(const StateVisitor<T>& f) { visit_state_of<T>(names_.attention, *attention_, f); }
 
  private:
   template <class Attend>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Weights in safetensors files: heed's own names as visit() gives them, and Hugging Face's GPT-2.
+// Weights in safetensors files: heed's own names as visit() and visit_state() give them, and Hugging Face's
+// GPT-2.
 //
 // Errors: std::runtime_error, one sentence that begins with the path; a model is filled only when all of
 // a file fits.
@@ -10,6 +11,7 @@
 #include <heed/io/safetensors_writer.hpp>
 #include <heed/models/gpt.hpp>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -32,7 +34,7 @@ template <class... Parts>
   throw std::runtime_error(text.str());
 }
 
-// The numbers of a tensor that must be there in this shape.
+// The numbers of a tensor that must be there in this shape, in any floating type.
 template <class T>
 [[nodiscard]] std::vector<T> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
                                        const std::string& name, const std::vector<Index>& shape) {
@@ -40,27 +42,35 @@ template <class T>
   if (file.info(name).shape != shape)
     fail_load(path, name, " has the shape ", shape_text(file.info(name).shape), ", the model needs ",
               shape_text(shape));
-  return file.values<T>(name);
+  return file.rounded<T>(name);
+}
+
+// f(name, value) for all weights, and the state of a layer that has one.
+template <class T, class Layer>
+void visit_stored(Layer& layer, const StateVisitor<T>& f) {
+  layer.visit(
+      Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) { f(name, value); }));
+  if constexpr (requires { layer.visit_state(f); }) layer.visit_state(f);
 }
 
 }  // namespace detail
 
-// Adds all weights of `layer`, named `prefix` + name.
+// Adds all weights and the state of `layer`, named `prefix` + name.
 template <class T, class Layer>
 void add_weights(io::SafetensorsWriter& writer, Layer& layer, const std::string& prefix = "") {
-  layer.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+  detail::visit_stored<T>(layer, [&](const std::string& name, Param<T>& value) {
     writer.add(prefix + name, value.shape(), std::vector<T>(value.data(), value.data() + value.size()));
-  }));
+  });
 }
 
-// Fills all weights of `layer` from the tensors of these names.
+// Fills all weights and the state of `layer` from the tensors of these names.
 template <class T, class Layer>
 void read_weights(const io::Safetensors& file, const std::filesystem::path& path, Layer& layer,
                   const std::string& prefix = "") {
   std::vector<std::pair<Param<T>*, std::vector<T>>> found;
-  layer.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+  detail::visit_stored<T>(layer, [&](const std::string& name, Param<T>& value) {
     found.emplace_back(&value, detail::tensor_of<T>(file, path, prefix + name, value.shape()));
-  }));
+  });
   for (auto& [param, numbers] : found) *param = Param<T>(param->shape(), std::move(numbers));
 }
 
@@ -89,6 +99,7 @@ class Gpt2File {
     if (o.width % 64 != 0) detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
     o.heads = o.width / 64;
     o.hidden = extent("h.0.mlp.c_fc.weight", 1);
+    o.tied = !has_own_head();
     o.activation = Activation::gelu_tanh;
     return o;
   }
@@ -111,6 +122,13 @@ class Gpt2File {
     bool turned = false;  // Conv1D keeps (in, out)
   };
 
+  // A stored head is most often the embedding once more.
+  [[nodiscard]] bool has_own_head() const {
+    if (!file_.contains(kHead)) return false;
+    const auto head = file_.bytes(kHead), embedding = file_.bytes(prefix_ + "wte.weight");
+    return !std::equal(head.begin(), head.end(), embedding.begin(), embedding.end());
+  }
+
   // heed's name to GPT-2's; an empty name for what GPT-2 does not have.
   [[nodiscard]] Source source_of(const std::string& name) const {
     static const std::map<std::string, std::string> whole = {
@@ -123,6 +141,7 @@ class Gpt2File {
         {"attn.c_proj.weight", "attn.c_proj.weight"}, {"attn.c_proj.bias", "attn.c_proj.bias"},
         {"mlp.0.weight", "mlp.c_fc.weight"},    {"mlp.0.bias", "mlp.c_fc.bias"},
         {"mlp.2.weight", "mlp.c_proj.weight"},  {"mlp.2.bias", "mlp.c_proj.bias"}};
+    if (name == kHead) return {kHead};
     if (const auto found = whole.find(name); found != whole.end()) return {prefix_ + found->second};
     const std::string start = "blocks.";
     const std::size_t dot = name.find('.', start.size());
@@ -153,6 +172,8 @@ class Gpt2File {
     if (shape.size() != 2) detail::fail_load(path_, full, " has ", shape.size(), " extents, it must have 2");
     return shape[axis];
   }
+
+  static constexpr const char* kHead = "lm_head.weight";  // in both; never with the prefix
 
   std::filesystem::path path_;
   io::Safetensors file_;

@@ -16,6 +16,16 @@
 
 namespace heed::inline HEED_ABI::nn {
 
+// Called with the dotted name of what a layer keeps beside its weights: "blocks.0.attn.memory.counts".
+template <class T>
+using StateVisitor = std::function<void(const std::string&, Param<T>&)>;
+
+// Visits the state of a part, with `prefix` and a dot before its names.
+template <class T, class Part>
+void visit_state_of(const std::string& prefix, Part& part, const StateVisitor<T>& f) {
+  part.visit_state([&](const std::string& name, Param<T>& state) { f(prefix + "." + name, state); });
+}
+
 // Rows are tokens, `batch` sequences of equal length one below the other. A layer holds the activations of
 // its last forward(), which backward() reads.
 template <class T>
@@ -30,6 +40,8 @@ class AttentionLayer {
   virtual void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
                         const MatrixView<const T>& dy, const MatrixView<T>& dx) = 0;
   virtual void visit(const Visitor<T>& f) = 0;
+  // What training changes beside the weights; a resumed run needs it as well.
+  virtual void visit_state(const StateVisitor<T>&) {}
 
   // May tokens be taken one after the other, with a cache of what the earlier ones left?
   [[nodiscard]] virtual bool can_step() const = 0;
@@ -37,6 +49,9 @@ class AttentionLayer {
   // forward() for the tokens that follow those in the cache, which then holds them too.
   virtual void step(Context<T>& c, Index batch, const MatrixView<const T>& x,
                     const MatrixView<T>& y, KvCache<T>& cache) = 0;
+
+  // In training, weights are dropped at `rate` in [0, 1), others for each stream and step.
+  virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
   // Numbers that the last forward() reports, by name: means over its tokens.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const { return {}; }
@@ -86,7 +101,13 @@ class OpStage {
   [[nodiscard]] Options options(const Context<T>& c) const {
     Options options;
     options.threads = c.threads;
+    if (c.training) options.dropout = {dropout_rate_, CounterRandom(c.seed, dropout_stream_).bits(c.step)};
     return options;
+  }
+  void set_dropout(double rate, std::uint64_t stream) {
+    require(rate >= 0 && rate < 1, "OpStage::set_dropout: rate is ", rate, ", it must be in [0, 1)");
+    dropout_rate_ = rate;
+    dropout_stream_ = stream;
   }
 
  private:
@@ -111,6 +132,8 @@ class OpStage {
 
   Op grad_;
   Saved<T> saved_;
+  double dropout_rate_ = 0;
+  std::uint64_t dropout_stream_ = 0;
 };
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -4,19 +4,14 @@
 //   y = keep ? x / (1 - rate) : 0      dx = keep ? dy / (1 - rate) : 0
 //
 // keep is a function of (seed, step, stream, row, column) alone: nothing is stored, backward draws
-// the same again, for float and double and for any number of threads.
-//
-//   k0, k1 = 64 random bits of (seed, step, stream, row)
-//   h = k0 + column 0x9E3779B9;   h = (h ^ h >> 16) 0x85EBCA6B ^ k1;   h = (h ^ h >> 13) 0xC2B2AE35
-//   keep = h < (1 - rate) 2^32
+// the same again, for float and double and for any number of threads. The row's key is 64 random bits of
+// (seed, step, stream, row); simd/keep_bits.hpp has the rest of the formula.
 //
 // Bounds    a dropped place is 0 even if x holds NaN there.
-// Source    the multipliers and the first shifts of MurmurHash3's finaliser, with a key in between.
 
 #include <heed/core/parallel.hpp>
-#include <heed/core/random.hpp>
 #include <heed/nn/elementwise.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/simd/keep_bits.hpp>
 
 #include <algorithm>
 
@@ -24,48 +19,13 @@ namespace heed::inline HEED_ABI::nn {
 
 namespace detail {
 
-// Random bits of the columns of a row, kLanes<T> after kLanes<T>; 32 of them in each lane.
-template <class T>
-class ColumnBits {
- public:
-  using Bits = typename Pack<T>::Bits;
-  using Lane = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-
-  explicit ColumnBits(std::uint64_t key) : inner_(Lane(key >> 32)) {
-    for (int i = 0; i < kLanes<T>; ++i) counter_[i] = Lane(key & kLow) + Lane(i) * kStride;
-  }
-
-  [[nodiscard]] Bits next() {
-    Bits h = counter_ & kLow;
-    counter_ += Lane(kLanes<T>) * kStride;
-    h ^= h >> 16;
-    h = ((h * Lane(0x85EBCA6B)) & kLow) ^ inner_;
-    h ^= h >> 13;
-    return (h * Lane(0xC2B2AE35)) & kLow;
-  }
-
- private:
-  static constexpr Lane kLow = 0xFFFFFFFF;
-  static constexpr Lane kStride = 0x9E3779B9;
-  Bits counter_;
-  Lane inner_;
-};
-
-// The number of 2^32 equally likely values that keep an element, at least 1 and less than all.
-[[nodiscard]] inline std::uint32_t keep_threshold(double rate) {
-  return std::uint32_t(std::clamp((1.0 - rate) * 0x1.0p32, 1.0, 0x1.0p32 - 1.0));
-}
-
 template <class T>
 void drop_row(std::uint64_t key, double rate, const T* x, Index count, T* y) {
   constexpr Index W = kLanes<T>;
-  ColumnBits<T> bits(key);
-  const typename Pack<T>::Bits threshold =
-      typename ColumnBits<T>::Lane(keep_threshold(rate)) - typename Pack<T>::Bits{};
-  const Pack<T> scale = T(1.0 / (1.0 - rate));
+  Dropper<T> dropper = Dropper<T>::along_columns(rate, key, 0);
   const auto drop = [&](const T* from, T* to) {
-    const auto keep = typename Pack<T>::Mask(bits.next() < threshold);
-    select(keep, Pack<T>::load(from) * scale, Pack<T>(T(0))).store(to);
+    dropper.next();
+    dropper(Pack<T>::load(from)).store(to);
   };
   Index j = 0;
   for (; j + W <= count; j += W) drop(x + j, y + j);

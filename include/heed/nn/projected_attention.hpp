@@ -159,6 +159,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                              {}};
     stage.backward(c, inputs(batch), heads_of(std::as_const(mixed_).view(), batch, g.heads),
                    heads_of(dmixed, batch, g.heads), grads);
+    if (key_gradient.rows() > 0) add<T>(c, key_gradient.view(), range(of_key, key_));
     turn_back(c, batch);
     gate_backward(c);
     project_backward(c, x, memory, dx, dmemory);
@@ -194,6 +195,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     in.value = cache.values();
     mix(c, batch, in, x.rows, y, position);
   }
+
+  void set_dropout(double rate, std::uint64_t stream) override { stage.set_dropout(rate, stream); }
 
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     std::vector<std::pair<std::string, double>> means;

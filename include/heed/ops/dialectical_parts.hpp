@@ -8,7 +8,6 @@
 #include <heed/plug/tile.hpp>
 
 #include <cmath>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -70,9 +69,9 @@ struct DialecticalParams {
     return {{dim, dim}, {dim, dim}, {dim, 3 * dim}, {dim}, {1, dim}, {1}, {1}, {1}};
   }
   [[nodiscard]] static std::string text_of(const std::vector<Index>& shape) {
-    std::ostringstream text;
-    for (const Index extent : shape) text << (text.tellp() > 0 ? "," : "") << extent;
-    return "(" + text.str() + ")";
+    std::string text;
+    for (const Index extent : shape) text += (text.empty() ? "" : ",") + std::to_string(extent);
+    return "(" + text + ")";
   }
 };
 

@@ -92,13 +92,14 @@ template <class Op>
 }
 
 // The same score, normaliser or readout over another scalar. A part with options names the struct that
-// it inherits them from: `using Options = DarOptions;`.
+// it inherits them from: `using Options = DarOptions;`, or has take_options(part).
 // Tensors that are no learnable parameters are converted if the part shows them by visit_fixed(f).
 template <class U, class Part>
 [[nodiscard]] typename Part::template rebind<U> cast_part(const Part& part) {
   typename Part::template rebind<U> out;
   if constexpr (requires { typename Part::Options; })
     static_cast<typename Part::Options&>(out) = part;
+  if constexpr (requires { out.take_options(part); }) out.take_options(part);
   std::vector<Param<U>> values;
   const auto read = [&](const char*, auto& param) {
     values.push_back(param.template cast<U>());

@@ -4,10 +4,9 @@
 // The derivative of a score: its own score_vjp, or, where it has none, dual numbers run through score().
 // A user's score without a derivative thus still gets a fused backward in O(len) memory.
 
-#include <heed/autodiff/dual.hpp>
+#include <heed/plug/lane_dual.hpp>
 #include <heed/plug/score.hpp>
 
-#include <tuple>
 #include <type_traits>
 
 namespace heed::inline HEED_ABI {
@@ -19,36 +18,51 @@ concept HasScoreVjp = requires(const Score& score, const PairOf<Score, S>& pair,
 
 namespace detail {
 
-// Calls f(value) for every differentiable field of one or more pairs side by side, in a fixed order.
-template <class F, class... Pairs>
-void for_each_field(F&& f, Pairs&... pairs) {
-  f(pairs.dot...);
-  f(pairs.logit...);
-  f(pairs.projected...);
-  f(pairs.table...);
-  const std::size_t queries = std::get<0>(std::tie(pairs...)).query.size();
-  const std::size_t keys = std::get<0>(std::tie(pairs...)).key.size();
-  for (std::size_t i = 0; i < queries; ++i) f(pairs.query[i]...);
-  for (std::size_t i = 0; i < keys; ++i) f(pairs.key[i]...);
-}
+// Calls f(n, value) for every differentiable field that pairs of this score have, side by side in one or
+// more pairs; n = 0, 1, ... is its direction, a constant.
+template <class Score>
+struct Directions {
+  static constexpr int projected = 2, table = projected + Score::has_projection,
+                       query = table + Score::has_table, key = query + Score::query_features,
+                       scalars = key + Score::key_features, count = scalars + Score::scalars;
+  template <int n>
+  using At = std::integral_constant<int, n>;
 
-template <class Score, class S>
-void differentiate_by_duals(const Score& score, const PairOf<Score, S>& pair,
-                            const ScalarsOf<Score, S>& p, S g, PairOf<Score, S>& d,
-                            ScalarsOf<Score, S>& dp) {
-  constexpr int inputs = 4 + Score::query_features + Score::key_features + Score::scalars;
-  using D = Dual<S, inputs>;
+  template <class F, class... Pairs>
+  [[gnu::always_inline]] static void for_each_field(F&& f, Pairs&... pairs) {
+    f(At<0>{}, pairs.dot...);
+    f(At<1>{}, pairs.logit...);
+    if constexpr (Score::has_projection) f(At<projected>{}, pairs.projected...);
+    if constexpr (Score::has_table) f(At<table>{}, pairs.table...);
+    for_directions<Score::query_features>([&](auto i) { f(At<query + i>{}, pairs.query[i]...); });
+    for_directions<Score::key_features>([&](auto i) { f(At<key + i>{}, pairs.key[i]...); });
+  }
+};
+
+template <class Score, class Form, class S>
+[[gnu::always_inline]] inline void differentiate_by_duals(
+    const Form& form, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p, S g,
+    PairOf<Score, S>& d, ScalarsOf<Score, S>& dp) {
+  using At = Directions<Score>;
+  using D = LaneDual<S, At::count>;
   PairOf<Score, D> lifted;
-  int next = 0;
-  for_each_field([&](D& to, const S& from) { to = D::variable(from, next++); }, lifted, pair);
+  At::for_each_field([](auto n, D& to, const S& from) { to = D::template variable<n>(from); }, lifted,
+                     pair);
   lifted.query_index = D(pair.query_index);
   lifted.key_index = D(pair.key_index);
   ScalarsOf<Score, D> scalars;
-  for (std::size_t i = 0; i < scalars.size(); ++i) scalars[i] = D::variable(p[i], next++);
-  const D result = score.score(lifted, scalars);
-  std::size_t read = 0;
-  for_each_field([&](S& to) { to = g * result.grad[read++]; }, d);
-  for (std::size_t i = 0; i < dp.size(); ++i) dp[i] += g * result.grad[read++];
+  for_directions<Score::scalars>(
+      [&](auto i) { scalars[i] = D::template variable<At::scalars + i>(p[i]); });
+  const D result = form.score(lifted, scalars);
+  At::for_each_field(
+      [&](auto n, S& to) {
+        if (result.moves[n]) to = g * result.grad[n];
+      },
+      d);
+  for_directions<Score::scalars>([&](auto i) {
+    constexpr int n = At::scalars + i;
+    if (result.moves[n]) dp[i] += g * result.grad[n];
+  });
 }
 
 }  // namespace detail
@@ -90,7 +104,7 @@ template <class Score, class Form, class S>
   if constexpr (HasScoreVjp<Score, S>)
     form.score_vjp(pair, p, g, d, dp);
   else
-    detail::differentiate_by_duals(form, pair, p, g, d, dp);
+    detail::differentiate_by_duals<Score>(form, pair, p, g, d, dp);
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -21,6 +21,9 @@
 //   weight_terms<S>(rows, weights) -> vector<double>      optional, where weights are differences: the
 //                                          sizes of their terms, which rounding errors are measured by
 //
+// PlainRows has the usual answers to all but rebind, forward, vjp and reference; exponentiate_row(), scale_row()
+// and softmax_row_vjp() keep the laws below for weights that are shares of exponentials.
+//
 // Rows of a block are keys, lanes are queries. A hidden pair has score -infinity; its weight and its
 // dscore must be exactly 0 (select, never multiply), even where dweights is NaN. A lane that sees no
 // key has only such scores. No result of a lane may depend on another lane, not in its last bit.
@@ -28,7 +31,9 @@
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
 #include <heed/plug/tile.hpp>
+#include <heed/simd/exp.hpp>
 
+#include <algorithm>
 #include <array>
 
 namespace heed::inline HEED_ABI {
@@ -66,12 +71,85 @@ struct RowBlock {
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }
 };
 
+// What a row normaliser of one score map per head inherits; its own are rebind, forward, vjp and reference.
+struct PlainRows {
+  static constexpr bool streams = false;
+  static constexpr int maps = 1, diagnostics = 0;
+  static constexpr bool uses_extra = false;
+  [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
+  [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
+  [[nodiscard]] Index query_heads(Index heads) const { return heads; }
+  [[nodiscard]] Index work_tiles(bool) const { return 0; }
+  template <class F>
+  void visit(F&&) {}
+  void validate(const Geometry&, const char*) const {}
+};
+
+// exp(score - top) of the keys of vector v, into `to`; exactly 0 where hidden. top is the largest visible
+// score, 0 where there is none. Sets lse of map 0.
+template <class T>
+struct RowExponentials {
+  Pack<T> top, sum;
+};
+template <class T>
+[[nodiscard]] inline RowExponentials<T> exponentiate_row(const RowBlock<T>& block, int v,
+                                                         const LaneTile<T>& to) {
+  const Pack<T> largest = Pack<T>::load(block.score_max[0] + v * kLanes<T>), zero = T(0);
+  RowExponentials<T> row{select(largest == Pack<T>(-kInfinity<T>), zero, largest), zero};
+  for (Index j = 0; j < block.keys(); ++j) {
+    const Pack<T> score = block.scores[0].load(j, v);
+    const Pack<T> e = select(score == Pack<T>(-kInfinity<T>), zero, math::exp(Pack<T>(score - row.top)));
+    to.store(j, v, e);
+    row.sum += e;
+  }
+  (row.top + math::log(row.sum)).store(block.lse[0] + v * kLanes<T>);
+  return row;
+}
+
+// Vector v of `row` times a factor; 0 stays 0, were the factor a NaN.
+template <class T>
+inline void scale_row(const LaneTile<T>& row, int v, Pack<T> factor) {
+  const Pack<T> zero = T(0);
+  for (Index j = 0; j < row.rows; ++j) {
+    const Pack<T> x = row.load(j, v);
+    row.store(j, v, select(x == zero, zero, x * factor));
+  }
+}
+
+// For weights w = exp(score) / sum, whatever else the sum holds: dscores[0], where w stands, becomes
+// w_j (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and returns r.
+template <class T>
+[[nodiscard]] inline Pack<T> softmax_row_vjp(const RowBlock<T>& block, int v) {
+  const Pack<T> zero = T(0);
+  const LaneTile<T>&w = block.dscores[0], &pull = block.weights;
+  Pack<T> r = zero;
+  for (Index j = 0; j < block.keys(); ++j) {
+    const Pack<T> weight = w.load(j, v);  // 0 where hidden: G may be NaN there
+    const Pack<T> product = select(weight == zero, zero, weight * block.dweights.load(j, v));
+    pull.store(j, v, product);
+    r += product;
+  }
+  for (Index j = 0; j < block.keys(); ++j) {
+    const Pack<T> weight = w.load(j, v), product = pull.load(j, v);
+    block.dscores[0].store(j, v, select(weight == zero, zero, product - weight * r));
+    block.weights.store(j, v, weight);
+  }
+  return r;
+}
+
 // Sum of the first `count` lanes, in double: how lane-wise parameter gradients are reduced.
 template <class T>
 [[nodiscard]] inline double sum_valid_lanes(const T* lanes, Index count) {
   double sum = 0.0;
   for (Index i = 0; i < count; ++i) sum += double(lanes[i]);
   return sum;
+}
+// The same of vector v of a panel with `valid` such lanes.
+template <class T>
+[[nodiscard]] inline double sum_valid_lanes(Pack<T> x, int v, Index valid) {
+  T lanes[kLanes<T>];
+  x.store(lanes);
+  return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<T>, 0, kLanes<T>));
 }
 
 }  // namespace heed::inline HEED_ABI

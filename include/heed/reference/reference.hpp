@@ -5,7 +5,7 @@
 // scalar (float, double, long double, std::complex<double>, Dual, Var).
 //
 //   rows[m][j] = score of map m, for the keys j that query i sees   (rows.hpp)
-//   weight     = op.normaliser.reference(rows, h, extra)
+//   weight     = op.normaliser.reference(rows, h, extra), then problem.dropout
 //   mixed_i    = sum_j weight_j v_j
 //   out        = op.readout.reference(mixed)
 //
@@ -43,7 +43,7 @@ struct Result {
   std::vector<S> out, mixed;        // (batch, heads, len_q, dim_v)
   std::vector<std::vector<S>> lse;  // per map, (batch, heads, len_q): natural-log sum of exp
   // On request, (batch, heads, len_q, len_kv):
-  std::vector<S> weights;              // 0 where hidden
+  std::vector<S> weights;              // that values are mixed with; 0 where hidden or dropped
   std::vector<std::vector<S>> scores;  // per map; -infinity where hidden
   ErrorScale error_scale;
   // Of the readout, each (batch, heads, len_q):
@@ -69,7 +69,10 @@ class Forward {
         g_(problem.geometry),
         request_(request),
         own_mask_(mask_of(problem)),
-        mask_(own_mask_, problem.geometry, "reference::forward") {}
+        mask_(own_mask_, problem.geometry, "reference::forward") {
+    require(problem.dropout.valid(), "reference::forward: dropout.rate is ", problem.dropout.rate,
+            ", it must be in [0, 1)");
+  }
 
   [[nodiscard]] Result<S> run() {
     allocate();
@@ -138,9 +141,13 @@ class Forward {
     const Index row = g_.row_index(b, h, i);
     S extra = math::constant<S>(0);
     if constexpr (Op::NormaliserType::uses_extra) extra = problem_.extra[std::size_t(row)];
-    const std::vector<S> weights = op_.normaliser.reference(rows, h, extra);
+    std::vector<S> weights = op_.normaliser.reference(rows, h, extra);
     require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
             weights.size(), " weights for ", keys.size(), " keys");
+    std::vector<double> terms;
+    if (request_.error_scale) terms = weight_terms(weights, rows);
+    drop(b, h, i, keys, weights);
+    drop(b, h, i, keys, terms);
     const S* value = problem_.value.data() + value_begin(b, g_.kv_head(h));
     mix(weights, keys, value, result_.mixed.data() + row * g_.dim_v);
     for (std::size_t m = 0; m < rows.size(); ++m) {
@@ -148,7 +155,18 @@ class Forward {
       if (request_.scores) scatter(rows[m], keys, row, result_.scores[m]);
     }
     if (request_.weights) scatter(weights, keys, row, result_.weights);
-    if (request_.error_scale) note_values(weights, rows, keys, value, row);
+    if (request_.error_scale) note_values(terms, keys, value, row);
+  }
+
+  // numbers[n] <- keep ? numbers[n] / (1 - rate) : 0 for the pairs of a query with keys[n].
+  template <class N>
+  void drop(Index b, Index h, Index i, const std::vector<Index>& keys, std::vector<N>& numbers) const {
+    const Dropout& dropout = problem_.dropout;
+    if (dropout.rate == 0) return;
+    const std::uint64_t row_key = dropout.row_keys(b, h).bits(std::uint64_t(i));
+    const N factor = math::constant<N>(1 / (1 - dropout.rate));
+    for (std::size_t n = 0; n < numbers.size(); ++n)
+      numbers[n] = keeps(dropout.rate, row_key, keys[n]) ? N(numbers[n] * factor) : math::constant<N>(0);
   }
 
   [[nodiscard]] Index value_begin(Index b, Index kv_head) const {
@@ -169,9 +187,8 @@ class Forward {
     for (const Index j : keys) largest = std::max(largest, score.absolute_logit(j));
   }
 
-  void note_values(const std::vector<S>& weights, const std::vector<std::vector<S>>& rows,
-                   const std::vector<Index>& keys, const S* value, Index row) {
-    const std::vector<double> terms = weight_terms(weights, rows);
+  void note_values(const std::vector<double>& terms, const std::vector<Index>& keys, const S* value,
+                   Index row) {
     for (std::size_t n = 0; n < keys.size(); ++n)
       for (Index c = 0; c < g_.dim_v; ++c)
         result_.error_scale.weighted_abs_value[std::size_t(row * g_.dim_v + c)] +=

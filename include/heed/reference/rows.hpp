@@ -10,6 +10,7 @@
 #include <heed/core/scalar.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/simd/keep_bits.hpp>
 
 #include <algorithm>
 #include <array>
@@ -35,6 +36,7 @@ struct Problem {
   // Visibility, ALiBi slopes and soft cap; its views must outlive the problem.
   Mask<double> mask;
   std::optional<double> scale;  // default_scale when empty
+  Dropout dropout = {};
 };
 
 // 1 / sqrt(width of one map).
@@ -50,7 +52,8 @@ template <class U, class S>
   const auto cast = [](const std::vector<S>& x) { return std::vector<U>(x.begin(), x.end()); };
   return {problem.geometry,    cast(problem.query), cast(problem.key),
           cast(problem.value), cast(problem.extra), cast(problem.bias),
-          problem.bias_shape,  problem.mask,        problem.scale};
+          problem.bias_shape,  problem.mask,        problem.scale,
+          problem.dropout};
 }
 
 // Gives the problem the parts of a mask of any type. Its bias is copied into problem.bias, so that

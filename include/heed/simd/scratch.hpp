@@ -5,9 +5,8 @@
 
 #include <heed/core/error.hpp>
 
-#include <cstdlib>
-#include <memory>
 #include <new>
+#include <utility>
 
 namespace heed::inline HEED_ABI {
 
@@ -19,10 +18,14 @@ class Scratch {
   // Without memory: take() returns null pointers and counts, so that the code that takes also sizes.
   Scratch() = default;
   // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
-  explicit Scratch(Index count) : capacity_(padded(count)) {
-    memory_.reset(static_cast<T*>(::operator new(std::size_t(capacity_) * sizeof(T),
-                                                 std::align_val_t(alignment))));
-  }
+  explicit Scratch(Index count)
+      : memory_(static_cast<T*>(::operator new(std::size_t(padded(count)) * sizeof(T),
+                                               std::align_val_t(alignment)))),
+        capacity_(padded(count)) {}
+  Scratch(Scratch&& other) noexcept
+      : memory_(std::exchange(other.memory_, nullptr)), capacity_(other.capacity_), used_(other.used_) {}
+  Scratch& operator=(Scratch&&) = delete;
+  ~Scratch() { ::operator delete(memory_, std::align_val_t(alignment)); }
 
   // The next `count` uninitialised elements, aligned to a cache line.
   [[nodiscard]] T* take(Index count) {
@@ -30,7 +33,7 @@ class Scratch {
     used_ += padded(count);
     if (!memory_) return nullptr;
     if (used_ > capacity_) throw std::logic_error("Scratch: more taken than was sized");
-    return memory_.get() + at;
+    return memory_ + at;
   }
 
   // Elements taken so far.
@@ -42,10 +45,7 @@ class Scratch {
     constexpr Index line = Index(alignment / sizeof(T));
     return (count + line - 1) / line * line;
   }
-  struct Free {
-    void operator()(T* p) const { ::operator delete(p, std::align_val_t(alignment)); }
-  };
-  std::unique_ptr<T, Free> memory_;
+  T* memory_ = nullptr;  // <memory> would double the compile time of an op
   Index capacity_ = 0, used_ = 0;
 };
 

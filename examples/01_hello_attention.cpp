@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Resonant attention over two sequences, forward and backward, from plain memory in (batch, len, heads,
-// dim) order.
+// Learn here: the two calls that there are. Resonant attention over two sequences, forward and backward, from
+// plain memory in (batch, len, heads, dim) order.
 
 #include <heed/attention.hpp>
 
@@ -25,7 +25,7 @@ int main() {
   op.score.strength = {0.1F, 0.2F, 0.3F, 0.4F};  // one per head
   const auto mask = causal<float>() & key_lengths<float>({128, 100});
   const Inputs<float> in{view(query), view(key), view(value), {}};
-  Saved<float> saved;
+  Saved<float> saved;  // what backward needs of forward
   forward(op, in, mask, view(out), &saved);
 
   std::vector<float> grad_query(count), grad_key(count), grad_value(count);

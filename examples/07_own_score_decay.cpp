@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Learn here: a variant of your own is its formula and the names of what it learns. Scores fall with the
+// distance of query and key, by a slope that every head learns:
+//
+//   score_ij = logit_ij - slope_h |i - j|
+//
+// No derivative is written: backward differentiates score(). check_op() compares both passes with a slow
+// twin and with central differences, under several masks.
+
+#include <heed/check/op_check.hpp>
+#include <heed/plug/own_score.hpp>
+
+#include <cstdio>
+
+template <class T>
+struct Recency {
+  heed::Param<T> slope = T(0.5);  // one value, or one per head
+  static constexpr auto parameters = std::tuple{heed::named("slope", &Recency::slope)};
+
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return pair.logit - p[0] * heed::distance(pair);
+  }
+};
+
+int main() {
+  heed::OwnAttention<Recency, float> op;
+  op.score.slope = {0.25F, 0.5F, 1.0F, 2.0F};
+
+  const heed::OpReport report = heed::check_op(op);
+  std::printf("%s", report.text().c_str());
+  return report.passed() ? 0 : 1;
+}

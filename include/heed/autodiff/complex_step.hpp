@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// std::complex as a scalar of core/scalar.hpp: the complex-step derivative.
+//
+// Complex arguments follow the complex functions: their first-order change along the imaginary axis
+// is the derivative wherever the real function is smooth. Outside its domain (log or sqrt of a
+// negative real part) the complex function is finite where the real one is NaN.
+
+#include <heed/core/scalar.hpp>
+
+#include <complex>
+
+namespace heed::inline HEED_ABI::math {
+
+template <std::floating_point T>
+[[nodiscard]] constexpr T value_of(const std::complex<T>& x, Lookup) {
+  return x.real();
+}
+template <std::floating_point T>
+[[nodiscard]] std::complex<T> exp(const std::complex<T>& x, Lookup) {
+  return std::exp(x);
+}
+template <std::floating_point T>
+[[nodiscard]] std::complex<T> log(const std::complex<T>& x, Lookup) {
+  return std::log(x);
+}
+template <std::floating_point T>
+[[nodiscard]] std::complex<T> sqrt(const std::complex<T>& x, Lookup) {
+  return std::sqrt(x);
+}
+template <std::floating_point T>
+[[nodiscard]] std::complex<T> tanh(const std::complex<T>& x, Lookup) {
+  return std::tanh(x);
+}
+
+}  // namespace heed::inline HEED_ABI::math

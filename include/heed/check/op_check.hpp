@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Is an op of your own right? One call, under every kind of mask:
+//
+//   const OpReport report = check_op(op);
+//   std::puts(report.text().c_str());
+//   return report.passed() ? 0 : 1;
+//
+//   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op
+//   gradients   backward() against central differences of the twin, for inputs, bias and parameters
+//   score_vjp   where the score has one: against dual numbers, on random pairs
+//
+// All in double, whatever the op's scalar. Formulas with a jump must not have one near the random inputs.
+// Errors  those of forward(). Cost: seconds at the default sizes.
+
+#include <heed/check/op_call.hpp>
+#include <heed/check/op_gradcheck.hpp>
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+struct OpReport {
+  std::vector<std::pair<std::string, GradientReport>> cases;  // what was compared, and how that went
+
+  [[nodiscard]] bool passed() const {
+    for (const auto& [name, report] : cases)
+      if (!report.passed) return false;
+    return true;
+  }
+  // A line per case.
+  [[nodiscard]] std::string text() const {
+    std::ostringstream lines;
+    for (const auto& [name, report] : cases) lines << name << ": " << report.text() << "\n";
+    return lines.str();
+  }
+};
+
+namespace detail {
+
+// Two sequences, two heads that share keys, several tiles' worth of masks.
+inline constexpr Geometry kCheckGeometry{2, 4, 4, 2, 11, 11, 6, 6};
+
+// Masks by name; `bias` has room for (1, heads, len_q, len_kv).
+[[nodiscard]] inline std::vector<std::pair<std::string, Mask<double>>> check_masks(
+    const Geometry& g, std::vector<double>& bias) {
+  const CounterRandom random(99, 1);
+  bias.resize(std::size_t(g.heads * g.len_q * g.len_kv));
+  for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = random.normal(i);
+  std::vector<Index> lengths;
+  for (Index b = 0; b < g.batch; ++b) lengths.push_back(std::max<Index>(1, g.len_kv - 3 * b - 1));
+  return {{"no mask", {}},
+          {"causal", causal<double>()},
+          {"window & key lengths", window<double>(3, 2) & key_lengths<double>(lengths)},
+          {"soft cap & bias", soft_cap<double>(2.0) & heed::bias<double>(TensorView<const double>(
+                                                          bias.data(), {1, g.heads, g.len_q, g.len_kv}))}};
+}
+
+template <class Op>
+[[nodiscard]] reference::Problem<double> problem_of(const OpCall<Op>& call) {
+  reference::Problem<double> problem;
+  problem.geometry = call.geometry;
+  problem.query = call.query;
+  problem.key = call.key;
+  problem.value = call.value;
+  problem.extra = call.extra;
+  reference::use_mask(problem, call.mask);
+  // A bias is an input like others, but here it is the masks' own.
+  if (call.mask.bias.given()) {
+    problem.mask.bias = call.mask.bias;
+    problem.bias.clear();
+    problem.bias_shape = {};
+  }
+  return problem;
+}
+
+// score_vjp against dual numbers, for a pair of normal numbers.
+template <class Score>
+void check_pair(const Score& score, std::uint64_t stream, GradientReport& report, double tolerance) {
+  const CounterRandom random(17, stream);
+  std::uint64_t next = 0;
+  PairOf<Score, double> pair, by_hand{}, by_duals{};
+  ScalarsOf<Score, double> p, dp{}, dp_duals{};
+  Directions<Score>::for_each_field([&](auto, double& x) { x = random.normal(next++); }, pair);
+  pair.query_index = double(stream);
+  pair.key_index = double(stream / 2);
+  if constexpr (Score::has_table) pair.key[0] = 0;
+  for (int i = 0; i < Score::scalars; ++i) p[std::size_t(i)] = score.scalar(i, 0);
+  const double g = random.normal(next++);
+  score.score_vjp(pair, p, g, by_hand, dp);
+  differentiate_by_duals<Score>(score, pair, p, g, by_duals, dp_duals);
+  Directions<Score>::for_each_field(
+      [&](auto n, const double& a, const double& b) {
+        const char* names[] = {"d.dot", "d.logit"};
+        const std::string name = n < 2 ? names[n] : n < Directions<Score>::query ? "d.projected or d.table"
+                                              : n < Directions<Score>::key       ? "d.query"
+                                                                                 : "d.key";
+        note(report, {name, Index(stream), a, b}, tolerance, 20);
+      },
+      by_hand, by_duals);
+  for (std::size_t i = 0; i < dp.size(); ++i)
+    note(report, {"dp", Index(i), dp[i], dp_duals[i]}, tolerance, 20);
+}
+
+// Compares both passes of a call with the twin.
+template <class Op>
+void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOptions& options,
+                OpReport& report) {
+  call.grad_out = gradcheck_grad_out(call.geometry);
+  call.forward();
+  call.backward();
+  const reference::Problem<double> problem = problem_of(call);
+  const std::vector<double> slow = reference::forward(call.op, problem).out;
+  GradientReport out;
+  for (std::size_t i = 0; i < slow.size(); ++i)
+    note(out, {"out", Index(i), call.out[i], slow[i]}, 1e-10, 20);
+  report.cases.emplace_back("out, " + name, out);
+
+  std::vector<NamedTensor> mine = {
+      {"query", call.grad_query}, {"key", call.grad_key}, {"value", call.grad_value}};
+  if (!call.extra.empty()) mine.push_back({"extra", call.grad_extra});
+  visit_named_params(call.grad_op, [&](const std::string& param, Param<double>& p) {
+    mine.push_back({param, {p.data(), p.data() + p.size()}});
+  });
+  const std::vector<NamedTensor> tensors = op_tensors(call.op, problem);
+  OpLoss<Op> loss{call.op, problem, call.grad_out, {}};
+  for (const NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
+  report.cases.emplace_back("gradients, " + name, check_gradient_on<double>(loss, tensors, mine, options));
+}
+
+}  // namespace detail
+
+// At most `options.max_entries_per_tensor` entries of each gradient, spread evenly; 0 checks all.
+template <AttentionOp Op>
+[[nodiscard]] OpReport check_op(const Op& op, const Geometry& g = detail::kCheckGeometry,
+                                GradcheckOptions options = {.max_entries_per_tensor = 8}) {
+  const auto exact = cast_op<double>(op);
+  using Exact = std::remove_const_t<decltype(exact)>;
+  using Score = typename Exact::ScoreType;
+  OpReport report;
+  if constexpr (HasScoreVjp<Score, double> && !Score::plain) {
+    GradientReport pairs;
+    exact.validate(g, "heed::check_op");
+    for (std::uint64_t i = 0; i < 20; ++i) detail::check_pair<Score>(exact.score, i, pairs, 1e-10);
+    report.cases.emplace_back("score_vjp", pairs);
+  }
+  std::vector<double> bias;
+  for (const auto& [name, mask] : detail::check_masks(g, bias)) {
+    OpCall<Exact> call(exact, g, mask);
+    detail::check_call(call, name, options, report);
+  }
+  return report;
+}
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What an op costs beside plain attention, on this machine and in this moment:
+//
+//   const OpTiming t = time_op(op, geometry, causal<float>());
+//   std::puts(t.text().c_str());
+//
+// Both run in turns on random inputs; medians. Cost: 2 (repeats + 1) calls of each.
+
+#include <heed/check/op_call.hpp>
+#include <heed/ops/scaled_dot.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <string>
+
+namespace heed::inline HEED_ABI {
+
+struct OpTiming {
+  double forward = 0, backward = 0;              // seconds per call
+  double forward_ratio = 0, backward_ratio = 0;  // over plain attention of the same sizes and mask
+
+  // One line.
+  [[nodiscard]] std::string text() const {
+    std::ostringstream line;
+    line.precision(3);
+    line << "forward " << forward * 1e3 << " ms (" << forward_ratio << " x plain attention), backward "
+         << backward * 1e3 << " ms (" << backward_ratio << " x)";
+    return line.str();
+  }
+};
+
+namespace detail {
+
+template <class F>
+[[nodiscard]] double seconds_of(F&& f) {
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+[[nodiscard]] inline double median_of(std::vector<double> x) {
+  const auto middle = x.begin() + std::ptrdiff_t(x.size() / 2);
+  std::nth_element(x.begin(), middle, x.end());
+  return *middle;
+}
+
+}  // namespace detail
+
+// Throws as forward() does, and unless repeats is positive.
+template <class Op>
+[[nodiscard]] OpTiming time_op(const Op& op, const Geometry& g, const Mask<typename Op::Scalar>& mask = {},
+                               int repeats = 9, const Options& options = {}) {
+  require(repeats > 0, "time_op: repeats is ", repeats, ", it must be positive");
+  Geometry plain_sizes = g;
+  plain_sizes.query_heads = g.heads;
+  OpCall<Op> mine(op, g, mask, options);
+  OpCall<ScaledDot<typename Op::Scalar>> plain({}, plain_sizes, mask, options);
+  std::vector<double> forward, backward, forward_ratio, backward_ratio;
+  for (int i = 0; i <= repeats; ++i) {
+    const double f = detail::seconds_of([&] { mine.forward(); });
+    const double plain_f = detail::seconds_of([&] { plain.forward(); });
+    const double b = detail::seconds_of([&] { mine.backward(); });
+    const double plain_b = detail::seconds_of([&] { plain.backward(); });
+    if (i == 0) continue;  // the first call touches new memory
+    forward.push_back(f);
+    backward.push_back(b);
+    forward_ratio.push_back(f / plain_f);
+    backward_ratio.push_back(b / plain_b);
+  }
+  return {detail::median_of(forward), detail::median_of(backward), detail::median_of(forward_ratio),
+          detail::median_of(backward_ratio)};
+}
+
+}  // namespace heed::inline HEED_ABI

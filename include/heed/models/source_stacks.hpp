@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Stacks whose frame is the source's own, as GPT-2's is not for them.
+//
+//   QKVI   x1 = x + c_proj(sigma(i) o attention(rope(norm(q)), rope(norm(k)), v))    of rms(x)
+//          y  = x1 + W2 gelu(W1 rms(x1))
+//          RMS norm before each branch and before the head, no biases, no table of positions
+//   ODE    GPT-2's blocks, norms, MLP and positions around the resonant flow; q, k, v and the output
+//          projected without bias, a head of its own
+//
+// Source  "Neon016: QKVI Intent Attention", section 2, for the attention; norm and MLP of the block are
+//         ours, the note has none. GPT2_ARA_Dyn for the ODE.
+
+#include <heed/models/gpt.hpp>
+
+namespace heed::inline HEED_ABI::nn {
+
+// The head width must be even, for the rotation. `norm`, `mlp_bias` and `max_len` of the options are not
+// read: a sequence may have any length.
+template <class T>
+[[nodiscard]] LanguageModel<T> make_qkvi_lm(GptOptions o, ExtraSource gate,
+                                            RopePairs pairs = RopePairs::interleaved,
+                                            double theta = 10000) {
+  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: a width of ", o.width, " for ",
+          o.heads, " heads; heads must be of an even width");
+  o.norm = NormKind::rms;
+  o.mlp_bias = false;
+  o.max_len = 0;
+  return make_gpt<T>(o, [&](Index) {
+    return std::make_unique<ProjectedAttention<IntentGated<T>>>(
+        intent_attention<T>(o.width, o.heads, gate, pairs, theta));
+  });
+}
+
+// `norm`, `mlp_bias` and `tied` of the options are not read. rho and eta are constants unless `learns`.
+template <class T>
+[[nodiscard]] LanguageModel<T> make_ode_lm(GptOptions o, const ResonantOde<T>& op = {},
+                                           bool learns = false) {
+  o.norm = NormKind::layer;
+  o.mlp_bias = true;
+  o.tied = false;
+  return make_gpt<T>(o, [&](Index) {
+    return std::make_unique<ProjectedAttention<ResonantOde<T>>>(
+        resonant_attention<T>(o.width, o.heads, op, true, learns));
+  });
+}
+
+}  // namespace heed::inline HEED_ABI::nn

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiles ../main.cpp into PROGRAM with nothing but the include path, and runs it.
+execute_process(COMMAND "${CXX}" -std=c++20 "-I${INCLUDE}" "${CMAKE_CURRENT_LIST_DIR}/../main.cpp" -o
+                        "${PROGRAM}" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${PROGRAM}" COMMAND_ERROR_IS_FATAL ANY)
