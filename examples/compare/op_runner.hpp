@@ -139,10 +139,10 @@ class OpRunner final : public Runner {
   // Shapes that the variant reads: how V1 and V2 keep the baseline's products of queries and keys.
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
-    text << "query " << inputs_.query.shape() << ", key " << inputs_.key.shape() << ", value "
+    text << "query " << inputs_.query.shape().text() << ", key " << inputs_.key.shape().text() << ", value "
          << inputs_.value.shape().text();
     if (inputs_.extra.given())
-      text << ", " << Op::ReadoutType::extra_name() << " " << inputs_.extra.shape();
+      text << ", " << Op::ReadoutType::extra_name() << " " << inputs_.extra.shape().text();
     if (maps > 1)
       text << ", " << maps << " maps of width " << op_.normaliser.source(geometry_, 0, 0).width;
   }

@@ -81,7 +81,7 @@ namespace {
           "gradient  worst |backward - difference| / max(1, |gradient|) over inputs and "
           "parameters,\n"
           "          central differences of forward in double, shape "
-       << comparison.gradient_shape << "\n";
+       << comparison.gradient_shape.text() << "\n";
   return text.str();
 }
 

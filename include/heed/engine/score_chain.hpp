@@ -105,7 +105,8 @@ struct ScoreChain {
     std::array<Pack<T>, std::size_t(Form::lane_sums)> sums{};
   };
 
-  // Dual numbers cost little where every call is part of the loop.
+  // Dual numbers cost little where every call is part of the loop. GCC 12 flattens no call inside of a lambda
+  // that it has cloned, hence the attribute of run_back.
   template <bool Scaled, bool Hidden, class Form>
   [[gnu::noinline, gnu::flatten]] void vector_by_duals(const Form& form, const TilePlace& place, int v,
                                                        LaneTile<T> dots, LaneTile<T> projected,

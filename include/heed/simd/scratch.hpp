@@ -24,7 +24,12 @@ class Scratch {
         capacity_(padded(count)) {}
   Scratch(Scratch&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)), capacity_(other.capacity_), used_(other.used_) {}
-  Scratch& operator=(Scratch&&) = delete;
+  Scratch& operator=(Scratch&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(used_, other.used_);
+    return *this;
+  }
   ~Scratch() { ::operator delete(memory_, std::align_val_t(alignment)); }
 
   // The next `count` uninitialised elements, aligned to a cache line.
