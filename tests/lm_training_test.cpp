@@ -218,6 +218,10 @@ TEST_CASE("A model says which of its settings cannot be used") {
   CHECK(refusal([](auto& c) { c.dropout = 1; }) == "dropout is 1, it must lie in [0, 1)");
   CHECK(refusal([](auto& c) { c.attention_dropout = -0.5; }) ==
         "attention_dropout is -0.5, it must lie in [0, 1)");
+  CHECK(refusal([](auto& c) {
+          c.variant = "dialectical-lm";
+          c.dropout = 0.1;
+        }) == "dropout is 0.1, dialectical-lm has none; it must be 0");
   CHECK(refusal([](auto& c) { c.causal = false; }) ==
         "causal is false for sdpa, only dialectical-lm can do without its mask");
   CHECK(refusal([](auto& c) { c.width = 0; }) == "width is 0, it must be at least 1");

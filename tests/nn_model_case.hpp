@@ -18,6 +18,13 @@ nn::LanguageModel<T> gpt_around(const std::string& name, const nn::GptOptions& o
       o, [&](Index layer) { return nn::attention_by_name<T>(name, o.width, o.heads, layer, 3); });
 }
 
+// The variants and the layers beside them.
+inline std::vector<std::string> layer_names() {
+  std::vector<std::string> names = nn::attention_names();
+  for (const std::string& name : nn::extra_attention_names()) names.push_back(name);
+  return names;
+}
+
 // Large enough that each layer has work for several threads.
 template <class T>
 std::vector<T> train_twice(const std::string& name, int threads) {

@@ -7,7 +7,7 @@
 using namespace heed_test;
 
 TEST_CASE("Two steps of AdamW give the same bits for any number of threads, in float") {
-  for (const std::string& name : nn::attention_names()) check_determinism<float>(name);
+  for (const std::string& name : layer_names()) check_determinism<float>(name);
 }
 
 TEST_CASE("Single tokens through a cache give the logits of the whole, in float") {
@@ -18,7 +18,7 @@ TEST_CASE("Single tokens through a cache give the logits of the whole, in float"
   o.depth = 2;
   o.max_len = 16;
   const std::vector<Index> ids = random_ids(16, 11, 1);
-  for (const std::string& name : nn::attention_names()) {
+  for (const std::string& name : layer_names()) {
     INFO(name);
     auto model = gpt_around<float>(name, o);
     if (!model.can_step()) continue;

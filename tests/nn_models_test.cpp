@@ -495,7 +495,7 @@ TEST_CASE("Resonance of strength 0 gives the logits of plain attention") {
 }
 
 TEST_CASE("Two steps of AdamW give the same bits for any number of threads, in double") {
-  for (const std::string& name : nn::attention_names()) check_determinism<double>(name);
+  for (const std::string& name : layer_names()) check_determinism<double>(name);
 }
 
 TEST_CASE("Matrices start with deviation 0.02, those that write to the residual stream with less") {

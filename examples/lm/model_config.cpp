@@ -71,8 +71,11 @@ void require_usable(const ModelConfig& c) {
   at_least("len", c.len, 1);
   at_least("hidden", c.hidden, 0);
   for (const auto& [name, part] :
-       {std::pair{"dropout", c.dropout}, {"attention_dropout", c.attention_dropout}})
+       {std::pair{"dropout", c.dropout}, {"attention_dropout", c.attention_dropout}}) {
     heed::require(part >= 0 && part < 1, name, " is ", part, ", it must lie in [0, 1)");
+    heed::require(part == 0 || c.variant != kDialecticalLm, name, " is ", part, ", ", kDialecticalLm,
+                  " has none; it must be 0");
+  }
   heed::require(c.causal || c.variant == kDialecticalLm, "causal is false for ", c.variant,
                 ", only ", kDialecticalLm, " can do without its mask");
 }
