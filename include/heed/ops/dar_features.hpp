@@ -11,7 +11,7 @@
 #include <heed/core/error.hpp>
 #include <heed/core/param.hpp>
 #include <heed/ops/dar_gate.hpp>
-#include <heed/ops/row_norm.hpp>
+#include <heed/plug/row_norm.hpp>
 
 #include <cmath>
 

@@ -6,7 +6,7 @@
 // last bit; hence noinline.
 
 #include <heed/ops/dialectical_parts.hpp>
-#include <heed/ops/row_norm.hpp>
+#include <heed/plug/row_norm.hpp>
 #include <heed/simd/exp.hpp>
 #include <heed/simd/panel_gemm.hpp>
 

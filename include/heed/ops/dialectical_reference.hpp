@@ -6,7 +6,7 @@
 
 #include <heed/core/scalar.hpp>
 #include <heed/ops/dialectical_parts.hpp>
-#include <heed/ops/row_norm.hpp>
+#include <heed/plug/row_norm.hpp>
 #include <heed/plug/readout.hpp>
 
 #include <vector>

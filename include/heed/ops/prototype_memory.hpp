@@ -18,7 +18,7 @@
 #include <heed/core/param.hpp>
 #include <heed/core/view.hpp>
 #include <heed/ops/art_memory.hpp>
-#include <heed/ops/row_norm.hpp>
+#include <heed/plug/row_norm.hpp>
 
 #include <algorithm>
 #include <cmath>

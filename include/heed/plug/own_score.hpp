@@ -35,7 +35,7 @@
 //         what a parameter does not reach, costs nothing (plug/lane_dual.hpp).
 // Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range.
 
-#include <heed/ops/row_norm.hpp>
+#include <heed/plug/row_norm.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/lane_dual.hpp>
 
