@@ -6,6 +6,7 @@
 //
 // Exit code  0 done, 1 internal error, 2 options or files that cannot be used.
 
+#include "compare/pictures.hpp"
 #include "compare/report.hpp"
 #include "compare/training_report.hpp"
 
@@ -27,6 +28,7 @@ int run(int argc, char** argv) {
   } else {
     const compare::Comparison comparison = compare::run_comparison(parsed.settings);
     compare::write_reports(parsed.settings, compare::this_machine(), comparison);
+    compare::write_pictures(parsed.settings, compare::this_machine(), comparison);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     return complain("standard output cannot be written", 1);

@@ -50,6 +50,7 @@ void add_train(CLI::App& app, TrainCommand& c) {
   app.add_option("--out", c.out, "Checkpoint to write");
   app.add_option("--resume", c.resume, "Checkpoint to go on from");
   app.add_option("--gpt2", c.gpt2, "model.safetensors of a Hugging Face GPT-2 to start from");
+  app.add_option("--report", c.report, "Folder for a page with pictures of the run")->type_name("FOLDER");
   app.add_option("--eval-every", c.evaluate_every, "Steps")->capture_default_str();
   app.add_option("--save-every", c.save_every, "Steps")->capture_default_str();
   app.add_option("--threads", c.threads, "0: all");

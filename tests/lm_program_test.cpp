@@ -202,3 +202,27 @@ TEST_CASE("A bad file is refused in one sentence with exit code 2, and nothing i
   refuses({"train", "--text", text, "--vocab", broken, "--merges", merges}, "", "broken.json");
   refuses({"train", "--text", text, "--gpt2", good}, good, "no GPT-2");
 }
+
+TEST_CASE("A page of pictures is there after training, and a folder that cannot be made is refused at once") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), pages = folder.file("pages/of/this run"),
+                    plain = folder.file("plain"), told = folder.file("told");
+  run(training(text, plain, 6));
+  run(with(training(text, told, 6), {"--report", pages, "--eval-every", "2"}));
+  CHECK(heed::io::read_file(told) == heed::io::read_file(plain));
+  const Bytes page = heed::io::read_file(fs::path(pages) / "report.html");
+  const std::string html(reinterpret_cast<const char*>(page.data()), page.size());
+  CHECK(html.find("6 of 6") != std::string::npos);
+  CHECK(html.find("after step 6") != std::string::npos);
+  CHECK(html.find(">validation</text>") != std::string::npos);
+  CHECK(html.ends_with("</html>\n"));
+  for (const char* name : {"loss.svg", "learning_rate.svg", "speed.svg"})
+    CHECK(fs::exists(fs::path(pages) / name));
+
+  const std::string none = folder.file("none");
+  Program refused(with(training(text, none), {"--report", text}));
+  CHECK(refused.finish() == 2);
+  CHECK(refused.output().rfind("heed_lm: --report: the folder " + text + " cannot be made", 0) == 0);
+  CHECK(refused.output().find('\n') == refused.output().size() - 1);
+  CHECK_FALSE(fs::exists(none));
+}

@@ -153,6 +153,7 @@ TEST_CASE("Prototypes in use are those that some key resembles most") {
   for (Index h = 0; h < kHeads; ++h)
     for (Index m = 0; m < 3; ++m) prototypes.data()[(h * 3 + m) * kDim + m] = 1;
   nn::Matrix<double> x(kBatch * kLen, kWidth);
+  std::fill_n(x.view().data, x.rows() * kWidth, 0.0);
   for (Index t = 0; t < x.rows(); ++t) {
     x.view().row(t)[t % 2] = 1;         // head 0: prototypes 0 and 1
     x.view().row(t)[kDim + 2] = 1;      // head 1: prototype 2

@@ -193,4 +193,32 @@ Comparison run_comparison(const Settings& settings) {
   return comparison;
 }
 
+std::vector<LengthTime> time_shorter_texts(const Settings& settings) {
+  const std::string text =
+      settings.text_file.empty() ? default_text() : read_text(settings.text_file);
+  const Dtype dtype = settings.dtypes.front();
+  std::vector<LengthTime> times;
+  Progress progress;
+  for (const Index part : {4, 2}) {
+    Settings shorter = settings;
+    shorter.quick = true;
+    shorter.shape.len = settings.shape.len / part;
+    if (shorter.shape.len < 16) continue;
+    const TextInput input(text, shorter.shape.batch, shorter.shape.len, settings.seed);
+    const Runners runners = make_runners(dtype,
+                                         {settings.variants, baseline_geometry(shorter.shape),
+                                          settings.causal, settings.threads, settings.seed},
+                                         input);
+    std::vector<Timed> all;
+    for (const auto& runner : runners) all.push_back({runner.get()});
+    double peak = 0;
+    time_rounds(all, shorter, dtype, peak, progress);
+    for (const Timed& one : all) {
+      times.push_back({one.runner->name(), "forward", shorter.shape.len, one.forward.median()});
+      times.push_back({one.runner->name(), "backward", shorter.shape.len, one.backward.median()});
+    }
+  }
+  return times;
+}
+
 }  // namespace compare

@@ -32,4 +32,15 @@ struct Comparison {
 
 [[nodiscard]] Comparison run_comparison(const Settings& settings);
 
+// Time of a pass at another length than settings.shape.len.
+struct LengthTime {
+  std::string variant, pass;
+  Index len = 0;
+  double ms = 0;  // median over the rounds
+};
+
+// The variants at a quarter and at half of the length, in three rounds of the first dtype; nothing below 16
+// tokens.
+[[nodiscard]] std::vector<LengthTime> time_shorter_texts(const Settings& settings);
+
 }  // namespace compare

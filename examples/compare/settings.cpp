@@ -5,6 +5,8 @@
 #include "runner.hpp"
 #include "training.hpp"
 
+#include "../report/page.hpp"
+
 #include <heed/core/parallel.hpp>
 
 #include <CLI/CLI.hpp>
@@ -176,6 +178,9 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
       ->type_name("FILE");
   app.add_option("--csv", settings.csv_file, "Writes the records as CSV; - as for --json")
       ->type_name("FILE");
+  app.add_option("--report", settings.report_folder,
+                 "Writes report.html, a page of pictures, and each picture as SVG into this folder")
+      ->type_name("FOLDER");
 }
 
 void require_outputs(const Settings& settings) {
@@ -183,6 +188,12 @@ void require_outputs(const Settings& settings) {
     throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
   for (const std::string& file : {settings.json_file, settings.csv_file})
     if (!file.empty() && file != "-") require_writable(file);
+  if (settings.report_folder.empty()) return;
+  try {
+    heed_report::prepare_folder(settings.report_folder);
+  } catch (const std::runtime_error& error) {
+    throw UsageError(error.what());
+  }
 }
 
 }  // namespace
@@ -205,9 +216,10 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(std::string(error.what()) + "; --help lists the options");
   }
-  for (const char* option : {"--text", "--then", "--json", "--csv"})
+  for (const char* option : {"--text", "--then", "--json", "--csv", "--report"})
     if (app.count(option) > 0 && app[option]->as<std::string>().empty())
-      throw UsageError(std::string(option) + " is \"\", it must name a file");
+      throw UsageError(std::string(option) + " is \"\", it must name a " +
+                       (std::string(option) == "--report" ? "folder" : "file"));
   const std::vector<std::string> known = known_names(settings.train_steps > 0);
   settings.variants = app.count("--variants") > 0 ? read_variants(words.variants, known) : known;
   settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)

@@ -43,6 +43,7 @@ struct Settings {
   ModelSizes model;
   std::string text_file, then_file;  // empty: not given
   std::string json_file, csv_file;   // empty: not given; "-": standard output
+  std::string report_folder;         // of the page of pictures; empty: not given
 
   // Rounds of timings: at least `min_rounds`, more while the time for one dtype is not used up.
   [[nodiscard]] int min_rounds() const { return quick ? 3 : 5; }

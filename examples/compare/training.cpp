@@ -77,11 +77,12 @@ class Trainer {
     heed_lm::Run run;
     run.config = config;
     run.model = std::make_unique<heed_lm::Model>(heed_lm::make_model(config));
-    speeds.push_back(train_on(*source_, run, result.name, progress));
+    heed_report::Curve* curve = result.losses.empty() ? &result.curve : nullptr;
+    speeds.push_back(train_on(*source_, run, result.name, progress, curve));
     result.losses.push_back(loss_on(*source_, run));
     result.measures = measures_of(*run.model);
     if (!second_) return;
-    train_on(*second_, run, result.name + ", second text", progress);
+    train_on(*second_, run, result.name + ", second text", progress, nullptr);
     result.second.push_back(loss_on(*second_, run));
     result.forgotten.push_back(loss_on(*source_, run));
   }
@@ -100,9 +101,9 @@ class Trainer {
     if (!then.empty()) second_ = heed_lm::make_text_source(tokenizer->encode(then), data);
   }
 
-  // From fresh moments and a fresh schedule. Returns tokens per second.
+  // From fresh moments and a fresh schedule. Returns tokens per second; the losses go to `curve`, if any.
   double train_on(const heed_lm::DataSource& source, heed_lm::Run& run, const std::string& name,
-                  Progress& progress) const {
+                  Progress& progress, heed_report::Curve* curve) const {
     run.step = 0;
     run.optimiser = heed::nn::AdamW<float>();
     run.train.steps = settings_.train_steps;
@@ -114,6 +115,7 @@ class Trainer {
     double speed = 0;
     watch.on_step = [&](const heed_lm::Report& r) {
       speed = r.tokens_per_second;
+      if (curve != nullptr) curve->add(double(r.step), r.loss);
       progress.show(name + ", seed " + std::to_string(run.config.seed) + ": step " +
                     std::to_string(r.step) + " of " + std::to_string(r.steps));
     };

@@ -9,6 +9,8 @@
 
 #include "settings.hpp"
 
+#include "../report/plots.hpp"
+
 #include <functional>
 #include <map>
 
@@ -21,6 +23,7 @@ struct TrainedVariant {
   std::vector<double> losses;
   std::vector<double> second, forgotten;  // with a second text: loss on it, and then on the first
   double tokens_per_second = 0;           // median over seeds
+  heed_report::Curve curve{100};          // training loss over steps, of the first seed and the first text
   std::map<std::string, double> measures;  // learnt scalars and what nn/attention_measures.hpp says, means
                                            // over layers, of the last seed after the first text
 };

@@ -1,26 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training_report.hpp"
 
-#include <cmath>
+#include "statistics.hpp"
+#include "training_pictures.hpp"
+
 #include <cstdio>
 #include <fstream>
-#include <numeric>
 
 namespace compare {
 
 namespace {
-
-[[nodiscard]] double mean_of(const std::vector<double>& x) {
-  return std::accumulate(x.begin(), x.end(), 0.0) / double(x.size());
-}
-// Standard deviation; 0 of a single number.
-[[nodiscard]] double spread_of(const std::vector<double>& x) {
-  if (x.size() < 2) return 0;
-  const double mean = mean_of(x);
-  double sum = 0;
-  for (const double v : x) sum += (v - mean) * (v - mean);
-  return std::sqrt(sum / double(x.size() - 1));
-}
 
 template <class... Args>
 [[nodiscard]] std::string format(const char* pattern, Args... args) {
@@ -134,6 +123,8 @@ void report_training(const Settings& settings) {
                        [&](const TrainedVariant& v) { table.row(v); });
   write_to(settings.json_file, json_of(comparison));
   write_to(settings.csv_file, csv_of(comparison));
+  if (!settings.report_folder.empty())
+    heed_report::write_page(settings.report_folder, training_page(settings, comparison));
 }
 
 }  // namespace compare

@@ -26,7 +26,7 @@ constexpr const char* kEndOfText = "<|endoftext|>";
 constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
 
 // For messages.
-[[nodiscard]] std::string quoted(const std::string& token) {
+[[nodiscard]] std::string in_quotes(const std::string& token) {
   constexpr std::size_t longest = 40;
   if (token.size() <= longest) return '"' + token + '"';
   return '"' + token.substr(0, longest) + "...\"";
@@ -79,7 +79,7 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
   std::vector<std::string> bytes;
   for (const std::string& token : tokens) {
     const std::optional<std::string> found = bytes_of(token);
-    heed::require(found && !found->empty(), names.tokens, ": the token ", quoted(token),
+    heed::require(found && !found->empty(), names.tokens, ": the token ", in_quotes(token),
                   " with id ", bytes.size(),
                   token.empty() ? " is empty" : " has a character that stands for no byte");
     bytes.push_back(*found);
@@ -111,13 +111,13 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
   std::vector<std::string> tokens(json.size());
   std::vector<bool> taken(json.size());
   for (const auto& [token, value] : json.items()) {
-    heed::require(value.is_number_integer(), name, ": the token ", quoted(token), " has a ",
+    heed::require(value.is_number_integer(), name, ": the token ", in_quotes(token), " has a ",
                   value.type_name(), " that is no whole number as its id");
     const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() < json.size();
     heed::require(fits, name, ": the ids of ", json.size(), " tokens must be 0 to ",
-                  json.size() - 1, " without a gap, but ", quoted(token), " has ", value.dump());
+                  json.size() - 1, " without a gap, but ", in_quotes(token), " has ", value.dump());
     const auto id = value.get<std::size_t>();
-    heed::require(!taken[id], name, ": the tokens ", quoted(tokens[id]), " and ", quoted(token),
+    heed::require(!taken[id], name, ": the tokens ", in_quotes(tokens[id]), " and ", in_quotes(token),
                   " have the same id ", id);
     taken[id] = true;
     tokens[id] = token;
@@ -147,7 +147,7 @@ std::vector<BpeMerge> merges_from_lines(const std::vector<std::string>& lines,
     const std::size_t space = line.find(' ');
     const bool pair = space != std::string::npos && space > 0 && space + 1 < line.size() &&
                       line.find(' ', space + 1) == std::string::npos;
-    heed::require(pair, names.merges, " line ", i + 1, ": ", quoted(line),
+    heed::require(pair, names.merges, " line ", i + 1, ": ", in_quotes(line),
                   " is no pair of tokens with one space between");
     merges.push_back({line.substr(0, space), line.substr(space + 1), Index(i + 1)});
   }
@@ -160,7 +160,7 @@ BpeTokenizer::BpeTokenizer(const std::vector<std::string>& tokens,
   std::unordered_map<std::string, Index> ids;
   for (const std::string& token : tokens)
     heed::require(ids.emplace(token, Index(ids.size())).second, names.tokens, ": the token ",
-                  quoted(token), " stands there twice, again with id ", ids.size());
+                  in_quotes(token), " stands there twice, again with id ", ids.size());
   for (int byte = 0; byte < 256; ++byte) {
     const auto found = ids.find(spelled(std::string(1, char(byte))));
     heed::require(found != ids.end(), names.tokens, ": no token for byte ", byte, " among ",
@@ -170,14 +170,14 @@ BpeTokenizer::BpeTokenizer(const std::vector<std::string>& tokens,
   for (const BpeMerge& merge : merges) {
     const auto id_of = [&](const std::string& token) {
       const auto found = ids.find(token);
-      heed::require(found != ids.end(), names.merges, " line ", merge.line, ": ", quoted(token),
+      heed::require(found != ids.end(), names.merges, " line ", merge.line, ": ", in_quotes(token),
                     " is not in the vocabulary of ", ids.size(), " tokens");
       return found->second;
     };
     const bool added =
         merges_.add({id_of(merge.left), id_of(merge.right), id_of(merge.left + merge.right)});
-    heed::require(added, names.merges, " line ", merge.line, ": the pair ", quoted(merge.left),
-                  " and ", quoted(merge.right), " has been merged by an earlier line");
+    heed::require(added, names.merges, " line ", merge.line, ": the pair ", in_quotes(merge.left),
+                  " and ", in_quotes(merge.right), " has been merged by an earlier line");
   }
 }
 

@@ -2,6 +2,7 @@
 #include "commands.hpp"
 
 #include "bpe_tokenizer.hpp"
+#include "run_report.hpp"
 
 #include <heed/models/weights_file.hpp>
 
@@ -92,6 +93,23 @@ void require_writable(const std::string& out) {
   heed::require(std::filesystem::is_directory(folder), "--out: there is no folder ", folder.string());
 }
 
+// Nothing without --report.
+[[nodiscard]] std::optional<RunReport> open_report(const TrainCommand& command) {
+  if (command.report.empty()) return {};
+  return RunReport(command.report, "Training of a language model");
+}
+
+void describe(RunReport& report, const Run& run, const DataSource& data) {
+  const ModelConfig& c = run.config;
+  report.fact("model", c.variant + ", " + std::to_string(nn::count_weights<float>(*run.model)) +
+                           " parameters");
+  report.fact("shape", "width " + std::to_string(c.width) + ", heads " + std::to_string(c.heads) +
+                           ", blocks " + std::to_string(c.depth) + ", tokens " + std::to_string(c.len));
+  report.fact("training", "sequences per step " + std::to_string(run.train.batch) + ", seed " +
+                              std::to_string(run.train.seed));
+  report.fact("data", data.description());
+}
+
 // The run that the command starts or goes on with, and the data that fit its tokenizer.
 struct Prepared {
   Run run;
@@ -160,8 +178,10 @@ void print_reports(Model& model) {
 int run_train(TrainCommand command) {
   if (command.out.empty()) command.out = command.resume;
   if (!command.out.empty()) require_writable(command.out);
+  std::optional<RunReport> report = open_report(command);
   Prepared p = prepare(command);
   Run& run = p.run;
+  if (report) describe(*report, run, *p.data);
   std::printf("%s, %td parameters; %s\n", run.config.variant.c_str(), nn::count_weights<float>(*run.model),
               p.data->description().c_str());
   std::fflush(stdout);
@@ -170,11 +190,20 @@ int run_train(TrainCommand command) {
   Watch watch;
   watch.evaluate_every = command.evaluate_every;
   watch.save_every = command.save_every;
-  watch.on_step = [&](const Report& r) { log.step(r); };
-  watch.on_evaluation = [&](Index step, double loss) { log.evaluation(step, loss); };
+  watch.on_step = [&](const Report& r) {
+    log.step(r);
+    if (report) report->step(r);
+  };
+  watch.on_evaluation = [&](Index step, double loss) {
+    log.evaluation(step, loss);
+    if (!report) return;
+    report->evaluation(step, loss);
+    report->write();
+  };
   watch.stop = [] { return interrupted.load(); };
   if (!command.out.empty()) watch.on_save = [&] { save_run(run, command.out); };
   train(run, *p.data, command.threads, watch);
+  if (report) report->write();
   if (interrupted)
     std::printf("stopped after step %td of %td%s\n", run.step, run.train.steps,
                 command.out.empty() ? "; nothing was saved" : ("; --resume " + command.out +

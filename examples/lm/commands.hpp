@@ -16,6 +16,7 @@ struct TrainCommand {
   ModelConfig model;
   TrainSettings train;
   std::string out, resume, gpt2;
+  std::string report;  // folder for the page of pictures; empty: none
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
   bool steps_given = false;  // a resumed run may be told to go on for longer

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace compare {
+
+// Not of nothing.
+[[nodiscard]] inline double mean_of(const std::vector<double>& x) {
+  return std::accumulate(x.begin(), x.end(), 0.0) / double(x.size());
+}
+
+// Standard deviation; 0 of a single number.
+[[nodiscard]] inline double spread_of(const std::vector<double>& x) {
+  if (x.size() < 2) return 0;
+  const double mean = mean_of(x);
+  double sum = 0;
+  for (const double v : x) sum += (v - mean) * (v - mean);
+  return std::sqrt(sum / double(x.size() - 1));
+}
+
+}  // namespace compare

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The page of pictures of a training run: losses, learning rate and speed, written again and again.
+
+#include "training.hpp"
+
+#include "../report/page.hpp"
+#include "../report/plots.hpp"
+
+namespace heed_lm {
+
+class RunReport {
+ public:
+  // Makes the folder; throws if nothing can be written there.
+  RunReport(std::filesystem::path folder, std::string title);
+
+  void fact(std::string name, std::string value);
+  void step(const Report& report);
+  void evaluation(Index step, double loss);
+
+  // Training goes on without the page if it cannot be written; standard error is told so once.
+  void write();
+
+ private:
+  [[nodiscard]] heed_report::Page page() const;
+  [[nodiscard]] heed_report::Picture losses() const;
+  [[nodiscard]] std::string mean_text() const;
+
+  std::filesystem::path folder_;
+  heed_report::Page head_;
+  heed_report::Curve training_, rate_, speed_;
+  heed_report::Series validation_{"validation", {}, {}};
+  Report last_;
+  bool failed_ = false;
+};
+
+}  // namespace heed_lm

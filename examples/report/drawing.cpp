@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "drawing.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <utility>
+
+namespace heed_report {
+
+namespace {
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
+// Bytes of the UTF-8 character that begins at `at`; 0 if none does that XML allows.
+[[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return std::uint32_t(static_cast<unsigned char>(text[i])); };
+  const std::uint32_t first = byte(at);
+  if (first < 0x80) return first >= 0x20 && first != 0x7F ? 1 : first == '\n' || first == '\t' ? 1 : 0;
+  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || at + length > text.size()) return 0;
+  std::uint32_t code = first & (0x7Fu >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xC0u) != 0x80u) return 0;
+    code = code << 6 | (byte(at + i) & 0x3Fu);
+  }
+  constexpr std::uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xD800 && code < 0xE000, none = code == 0xFFFE || code == 0xFFFF;
+  return code < smallest[length] || code > 0x10FFFF || surrogate || none ? 0 : length;
+}
+
+[[nodiscard]] std::string attribute(const char* name, const std::string& value) {
+  return value.empty() ? "" : std::string(" ") + name + "=\"" + escaped(value) + "\"";
+}
+
+[[nodiscard]] std::string attribute(const char* name, double value) {
+  return std::string(" ") + name + "=\"" + coordinate(value) + "\"";
+}
+
+// 1e-06 -> 1e-6
+[[nodiscard]] std::string short_exponent(std::string text) {
+  const std::size_t at = text.find('e');
+  if (at == std::string::npos) return text;
+  const std::string sign = text[at + 1] == '-' ? "-" : "";
+  const std::size_t digits = std::min(text.find_first_not_of('0', at + 2), text.size() - 1);
+  return text.substr(0, at + 1) + sign + text.substr(digits);
+}
+
+}  // namespace
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = character_length(text, at);
+    switch (text[at]) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
+      default: out += length == 0 ? kReplacement : text.substr(at, length);
+    }
+    at += std::max<std::size_t>(length, 1);
+  }
+  return out;
+}
+
+std::string coordinate(double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.2f", value);
+  std::string shortest = text;
+  shortest.erase(shortest.find_last_not_of('0') + 1);
+  if (shortest.back() == '.') shortest.pop_back();
+  return shortest == "-0" ? "0" : shortest;
+}
+
+std::string number_text(double value) {
+  constexpr std::array<std::pair<double, const char*>, 3> units{{{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
+  char text[64];
+  const double size = std::abs(value);
+  if (size >= 1e4 && size < 1e13)
+    for (const auto& [unit, letter] : units)
+      if (size >= unit) {
+        std::snprintf(text, sizeof text, "%.4g%s", value / unit, letter);
+        return text;
+      }
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return short_exponent(text);
+}
+
+double text_width(std::string_view text, double size) {
+  const auto characters = std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u;
+  });
+  return 0.56 * size * double(characters);
+}
+
+std::string heat_colour(double share) {
+  constexpr std::array<std::array<double, 3>, 5> stops{
+      {{13, 20, 72}, {45, 74, 122}, {70, 133, 136}, {150, 190, 110}, {252, 236, 120}}};
+  const double place = std::clamp(share, 0.0, 1.0) * double(stops.size() - 1);
+  const std::size_t at = std::min(std::size_t(place), stops.size() - 2);
+  int rgb[3];
+  for (std::size_t c = 0; c < 3; ++c)
+    rgb[c] = int(std::lround(std::lerp(stops[at][c], stops[at + 1][c], place - double(at))));
+  char text[16];
+  std::snprintf(text, sizeof text, "#%02x%02x%02x", unsigned(rgb[0]), unsigned(rgb[1]), unsigned(rgb[2]));
+  return text;
+}
+
+void Drawing::line(Point from, Point to, const std::string& css) {
+  body_ += "<line" + attribute("x1", from.x) + attribute("y1", from.y) + attribute("x2", to.x) +
+           attribute("y2", to.y) + attribute("class", css) + "/>\n";
+}
+
+void Drawing::rectangle(Point corner, double width, double height, const std::string& css,
+                        const std::string& fill) {
+  body_ += "<rect" + attribute("x", corner.x) + attribute("y", corner.y) + attribute("width", width) +
+           attribute("height", height) + attribute("class", css) + attribute("fill", fill) + "/>\n";
+}
+
+void Drawing::circle(Point centre, double radius, const std::string& css) {
+  body_ += "<circle" + attribute("cx", centre.x) + attribute("cy", centre.y) + attribute("r", radius) +
+           attribute("class", css) + "/>\n";
+}
+
+void Drawing::polyline(const std::vector<Point>& points, const std::string& css) {
+  std::string places;
+  for (const Point& p : points)
+    places += (places.empty() ? "" : " ") + coordinate(p.x) + "," + coordinate(p.y);
+  body_ += "<polyline" + attribute("points", places) + attribute("class", css) + "/>\n";
+}
+
+void Drawing::cells(const std::string& data, const std::string& fill) {
+  body_ += "<path" + attribute("class", "cells") + attribute("fill", fill) + attribute("d", data) + "/>\n";
+}
+
+void Drawing::text(Point at, std::string_view text, Anchor anchor, const std::string& css) {
+  constexpr const char* names[] = {"", "middle", "end"};
+  body_ += "<text" + attribute("x", at.x) + attribute("y", at.y) +
+           attribute("text-anchor", names[int(anchor)]) + attribute("class", css) + ">" + escaped(text) +
+           "</text>\n";
+}
+
+double Drawing::paragraph(double top, const std::string& words, const std::string& css, double size) {
+  const double width = kWidth - 2 * kMargin;
+  std::string line;
+  const auto put = [&] {
+    if (line.empty()) return;
+    top += size + 4;
+    text({kMargin, top - 4}, line, Anchor::start, css);
+    line.clear();
+  };
+  for (std::size_t at = 0; at < words.size();) {
+    const std::size_t end = std::min(words.find(' ', at), words.size());
+    const std::string word = words.substr(at, end - at);
+    if (text_width(line + " " + word, size) > width) put();
+    line += (line.empty() ? "" : " ") + word;
+    at = end + 1;
+  }
+  put();
+  return top;
+}
+
+Picture Drawing::finish(std::string name, std::string title, double height) {
+  return {std::move(name), std::move(title), std::move(body_), height, false};
+}
+
+std::string left_out_text(std::size_t count) {
+  if (count == 0) return "";
+  if (count == 1) return "1 value that cannot be drawn is left out.";
+  return std::to_string(count) + " values that cannot be drawn are left out.";
+}
+
+}  // namespace heed_report

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "page.hpp"
+
+#include <heed/io/atomic_file.hpp>
+
+#include <array>
+
+namespace heed_report {
+
+namespace {
+
+constexpr const char* kPageName = "report.html";
+
+struct Colour {
+  const char *light, *dark;
+};
+
+// Of series: blue, vermilion, green, purple, ochre, sky, grey; apart also where red and green are not.
+constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0072b2", "#4a9fe0"},
+                                                             {"#d55e00", "#ff8a4a"},
+                                                             {"#009e73", "#2fc79a"},
+                                                             {"#a8458a", "#e39bc6"},
+                                                             {"#b98500", "#f0c040"},
+                                                             {"#56b4e9", "#a5dcff"},
+                                                             {"#6a7078", "#b8bec6"}}};
+constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"}, kInk{"#1b1f24", "#e6e9ec"},
+    kPaper{"#ffffff", "#16191d"};
+
+// The value of a colour: a variable of the page, or as it is.
+[[nodiscard]] std::string value_of(const std::string& name, const Colour& colour, bool on_page) {
+  return on_page ? "var(--" + name + ")" : colour.light;
+}
+
+[[nodiscard]] std::string variables(bool dark) {
+  std::string css;
+  const auto put = [&](const std::string& name, const Colour& c) {
+    css += "--" + name + ":" + (dark ? c.dark : c.light) + ";";
+  };
+  for (std::size_t i = 0; i < kSeries.size(); ++i) put("c" + std::to_string(i), kSeries[i]);
+  put("grid", kGrid);
+  put("soft", kSoft);
+  put("ink", kInk);
+  put("paper", kPaper);
+  return ":root{" + css + "}";
+}
+
+[[nodiscard]] std::string picture_style(bool on_page) {
+  const std::string ink = on_page ? "currentColor" : kInk.light;
+  std::string css = "svg text{font:12px system-ui,'DejaVu Sans',Arial,sans-serif;fill:" + ink +
+                    "}svg .title{font-size:14px;font-weight:600}svg .note{fill:" +
+                    value_of("soft", kSoft, on_page) +
+                    "}svg .letter{font-family:ui-monospace,'DejaVu Sans Mono',monospace}svg .frame{fill:none;"
+                    "stroke:" + ink + "}svg .mark{stroke:" + ink + ";stroke-width:1.2}svg .grid{stroke:" +
+                    value_of("grid", kGrid, on_page) +
+                    "}svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
+                    "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
+                    "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6;stroke:" +
+                    value_of("soft", kSoft, on_page) + "}";
+  for (std::size_t i = 0; i < kSeries.size(); ++i) {
+    const std::string n = std::to_string(i), value = value_of("c" + n, kSeries[i], on_page);
+    css += "svg .l" + n + "{stroke:" + value + "}svg .f" + n + "{fill:" + value + "}";
+  }
+  return css;
+}
+
+[[nodiscard]] std::string page_style() {
+  return variables(false) + "@media(prefers-color-scheme:dark){" + variables(true) + "}" +
+         ":root{color-scheme:light dark}"
+         "body{margin:0;padding:8px;background:var(--paper);color:var(--ink);"
+         "font:15px/1.45 system-ui,'DejaVu Sans',Arial,sans-serif}"
+         "main{max-width:1264px;margin:0 auto}h1{font-size:22px;margin:8px 0}"
+         "dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 12px;margin:0 0 16px}"
+         "dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}"
+         ".pictures{columns:3 380px;column-gap:24px}"
+         ".beside{column-span:all;display:flex;flex-wrap:wrap;gap:0 24px;padding-top:8px}"
+         ".beside figure{flex:1 1 380px}"
+         "figure{margin:0 0 28px;max-width:520px;break-inside:avoid}"
+         "svg{display:block;width:100%;max-width:100%;height:auto}" +
+         picture_style(true);
+}
+
+// `inside` stands before the body.
+[[nodiscard]] std::string svg_element(const Picture& picture, const std::string& attributes,
+                                      const std::string& inside) {
+  return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + coordinate(kWidth) + " " +
+         coordinate(picture.height) + "\" role=\"img\" aria-label=\"" + escaped(picture.title) + "\"" +
+         attributes + ">\n" + inside + picture.body + "</svg>\n";
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  const std::span<const std::byte> piece = std::as_bytes(std::span(text));
+  heed::io::write_file_atomically(path, std::span(&piece, 1));
+}
+
+}  // namespace
+
+std::string svg_text(const Picture& picture) {
+  const std::string size = " width=\"" + coordinate(2 * kWidth) + "\" height=\"" +
+                           coordinate(2 * picture.height) + "\"";
+  return svg_element(picture, size, "<style>" + picture_style(false) + "</style>\n<rect width=\"100%\" " +
+                                        "height=\"100%\" fill=\"" + kPaper.light + "\"/>\n");
+}
+
+std::string html_text(const Page& page) {
+  std::string text = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>" +
+                     escaped(page.title) + "</title>\n<style>" + page_style() +
+                     "</style>\n</head>\n<body>\n<main>\n<h1>" + escaped(page.title) + "</h1>\n";
+  if (!page.facts.empty()) {
+    text += "<dl>\n";
+    for (const auto& [name, value] : page.facts)
+      text += "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>\n";
+    text += "</dl>\n";
+  }
+  text += "<div class=\"pictures\">\n";
+  bool beside = false;
+  for (const Picture& picture : page.pictures) {
+    if (picture.beside_next && !beside) text += "<div class=\"beside\">\n";
+    text += "<figure>\n" + svg_element(picture, "", "") + "</figure>\n";
+    if (beside && !picture.beside_next) text += "</div>\n";
+    beside = picture.beside_next;
+  }
+  if (beside) text += "</div>\n";
+  return text + "</div>\n</main>\n</body>\n</html>\n";
+}
+
+void prepare_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored))
+    throw std::runtime_error("--report: the folder " + folder.string() + " cannot be made (" +
+                             (error ? error.message() : "there is a file of that name") + ")");
+  const std::filesystem::path page = folder / kPageName;
+  if (std::filesystem::exists(page, ignored) && !std::filesystem::is_regular_file(page, ignored))
+    throw std::runtime_error("--report: " + page.string() + " exists and is not a regular file");
+  try {
+    const heed::io::TemporaryFile attempt(folder, folder);
+  } catch (const std::runtime_error&) {
+    throw std::runtime_error("--report: no file can be written in the folder " + folder.string());
+  }
+}
+
+void write_page(const std::filesystem::path& folder, const Page& page) {
+  for (const Picture& picture : page.pictures)
+    write_text(folder / (picture.name + ".svg"), svg_text(picture));
+  write_text(folder / kPageName, html_text(page));
+}
+
+}  // namespace heed_report

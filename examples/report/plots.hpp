@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Plots as pictures. Numbers that are not finite, and on a logarithmic axis those that are not positive, are
+// left out, and the picture says how many. Without any number the axes are drawn all the same.
+
+#include "drawing.hpp"
+
+#include <optional>
+
+namespace heed_report {
+
+struct Series {
+  std::string name;
+  std::vector<double> x, y;  // a y that is left out breaks the line
+};
+
+struct Axis {
+  std::string label;  // with the unit
+  bool logarithmic = false, from_zero = false;
+};
+
+struct LinePlot {
+  std::string name, title, note;
+  Axis x, y;
+  std::vector<Series> series;
+  bool marks = false;  // a dot at each point; points that stand alone have one anyway
+};
+[[nodiscard]] Picture draw(const LinePlot& plot);
+
+// Numbers of one kind, one for each label of the chart.
+struct Group {
+  std::string name;  // may be empty if it is the only one
+  std::vector<double> values;
+  std::vector<double> spreads = {};  // half lengths of error bars; empty: none
+};
+
+// Horizontal bars from 0 with their values, or points with error bars on an axis that need not begin at 0.
+struct BarChart {
+  std::string name, title, note, axis;
+  std::vector<std::string> labels;
+  std::vector<Group> groups;
+  bool points = false;
+  std::optional<double> reference = {};  // a line across all bars
+};
+[[nodiscard]] Picture draw(const BarChart& chart);
+
+struct HeatMap {
+  std::string name, title, note, x_label, y_label, scale_label;
+  std::size_t rows = 0, columns = 0;
+  std::vector<double> values;        // (rows, columns), the first row on top
+  std::vector<bool> hidden = {};     // likewise, or empty: cells without a value, which are not left out
+};
+[[nodiscard]] Picture draw(const HeatMap& map);
+
+// A text with a column above each character: its height is one number, its colour another.
+struct TextStrip {
+  std::string name, title, note, height_label, colour_label;
+  std::vector<std::string> characters;
+  std::vector<double> heights, colours;
+};
+[[nodiscard]] Picture draw(const TextStrip& strip);
+
+// The course of a number over many steps in at most `capacity` points, each the mean of as many steps.
+class Curve {
+ public:
+  explicit Curve(std::size_t capacity = 200) : capacity_(capacity) {}
+
+  void add(double x, double y);
+  [[nodiscard]] bool empty() const { return sums_.empty(); }
+  [[nodiscard]] std::size_t steps_per_point() const { return each_; }
+  [[nodiscard]] Series series(std::string name) const;
+
+ private:
+  struct Sum {
+    double x = 0, y = 0;
+    std::size_t count = 0;
+  };
+  std::size_t capacity_, each_ = 1;
+  std::vector<Sum> sums_;
+};
+
+}  // namespace heed_report
