@@ -43,8 +43,7 @@ Run new_run(Index steps, const std::string& variant = "dar") {
   run.config.heads = 2;
   run.config.depth = 2;
   run.config.len = 24;
-  run.config.dropout = 0.1;
-  run.config.attention_dropout = 0.1;
+  run.config.dropout = run.config.attention_dropout = variant == kDialecticalLm ? 0 : 0.1;
   run.train.batch = 4;
   run.train.steps = steps;
   run.train.warmup = 2;
@@ -220,8 +219,8 @@ TEST_CASE("A model says which of its settings cannot be used") {
         "attention_dropout is -0.5, it must lie in [0, 1)");
   CHECK(refusal([](auto& c) {
           c.variant = "dialectical-lm";
-          c.dropout = 0.1;
-        }) == "dropout is 0.1, dialectical-lm has none; it must be 0");
+          c.dropout = 0.5;
+        }) == "dropout is 0.5, dialectical-lm has none; it must be 0");
   CHECK(refusal([](auto& c) { c.causal = false; }) ==
         "causal is false for sdpa, only dialectical-lm can do without its mask");
   CHECK(refusal([](auto& c) { c.width = 0; }) == "width is 0, it must be at least 1");

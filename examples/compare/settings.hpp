@@ -26,7 +26,7 @@ enum class Dtype { float32, float64 };
 
 // The language model that --train trains with each variant.
 struct ModelSizes {
-  Index width = 128, heads = 4, depth = 3, len = 128, batch = 16;
+  Index width = 128, heads = 4, depth = 3, len = 128, batch = 4;
 };
 
 // What to compare, and where the results go.
