@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"
+#include "message_of.hpp"
 #include "tolerances.hpp"
 
 #include <heed/engine/explain.hpp>
@@ -151,16 +152,6 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b, s
   const std::size_t count = a.size() - lag;
   for (std::size_t n = 0; n < count; ++n) sum += (a[n] - (1 - rate)) * (b[n + lag] - (1 - rate));
   return sum / (rate * (1 - rate) * std::sqrt(double(count)));
-}
-
-template <class Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 }  // namespace

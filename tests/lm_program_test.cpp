@@ -3,6 +3,7 @@
 // heed_lm as a program: Ctrl-C, resuming, and what it does with bad files.
 
 #include "catch.hpp"
+#include "temporary.hpp"
 
 #include <heed/io/atomic_file.hpp>
 
@@ -25,17 +26,7 @@ namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
 using Arguments = std::vector<std::string>;
 
-// A folder that is gone when the test is.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "heed_lm_XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-
+struct Folder : heed_test::TemporaryFolder {
   [[nodiscard]] std::string file(const std::string& name) const { return (path / name).string(); }
   std::string write(const std::string& name, const std::string& text) const {
     const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(text.data()), text.size());

@@ -3,6 +3,7 @@
 #include "../examples/lm/json_fields.hpp"
 #include "../examples/lm/training.hpp"
 #include "catch.hpp"
+#include "temporary.hpp"
 
 #include <heed/io/atomic_file.hpp>
 
@@ -15,17 +16,6 @@ using namespace heed_lm;
 namespace nn = heed::nn;
 
 namespace {
-
-// A folder that is gone when the test is.
-struct Folder {
-  std::filesystem::path path;
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "heed_lm_XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-};
 
 DataSettings parentheses() {
   DataSettings settings;
@@ -85,7 +75,7 @@ std::string message_of(const std::function<void()>& call) {
 TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one that was not") {
   Run whole = new_run(7);
   train_on(whole, 2);
-  const Folder folder;
+  const heed_test::TemporaryFolder folder;
   const auto path = folder.path / "run.safetensors";
   Run first = new_run(7);
   train_on(first, 2, 3);
@@ -144,7 +134,7 @@ TEST_CASE("The loss of a held-out text is a mean over its tokens, however they a
 }
 
 TEST_CASE("A checkpoint that cannot be read is refused in one sentence that begins with its path") {
-  const Folder folder;
+  const heed_test::TemporaryFolder folder;
   const auto path = folder.path / "run.safetensors";
   Run run = new_run(2);
   train_on(run, 1);

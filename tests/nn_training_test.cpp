@@ -3,6 +3,7 @@
 // What training adds to layers: embeddings, cross entropy, dropout, AdamW, schedules and clipping.
 
 #include "catch.hpp"
+#include "message_of.hpp"
 
 #include <heed/check/gradcheck.hpp>
 #include <heed/nn/adamw.hpp>
@@ -21,6 +22,7 @@
 namespace {
 
 using namespace heed;
+using heed_test::message_of;
 using namespace heed::nn;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -74,16 +76,6 @@ template <class T>
 void assign(Param<T>& p, const std::vector<T>& values) {
   REQUIRE(p.size() == Index(values.size()));
   std::copy(values.begin(), values.end(), p.data());
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 template <class T>

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "nn_case.hpp"
+#include "temporary.hpp"
 
 #include <heed/models/weights_file.hpp>
 #include <heed/ops/scaled_dot.hpp>
@@ -23,21 +24,8 @@ constexpr Index kVocabulary = 13, kWidth = 128, kMaxLen = 7, kHidden = 40;
 using Model = nn::LanguageModel<float>;
 using Tensors = std::map<std::string, heed::Param<float>>;
 
-// A path that no other run uses, and nothing there once this is gone.
-class TemporaryFile {
- public:
-  TemporaryFile() : name_((fs::temp_directory_path() / "heed-weights-XXXXXX").string()) {
-    const int file = mkstemp(name_.data());
-    REQUIRE(file >= 0);
-    close(file);
-  }
-  ~TemporaryFile() { fs::remove(name_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  [[nodiscard]] fs::path path() const { return name_; }
-
- private:
-  std::string name_;
+struct TemporaryFile : heed_test::TemporaryFolder {
+  [[nodiscard]] fs::path path() const { return TemporaryFolder::path / "weights.safetensors"; }
 };
 
 template <class T = float>

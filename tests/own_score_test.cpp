@@ -3,6 +3,7 @@
 // Scores of a user's own, differentiated by the library.
 
 #include "catch.hpp"
+#include "message_of.hpp"
 
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>
@@ -13,6 +14,7 @@
 namespace {
 
 using namespace heed;
+using heed_test::message_of;
 
 // Reads everything that a pair has, and knows every word of a formula.
 template <class T>
@@ -59,16 +61,6 @@ struct ByHand {
     dp[0] += g * pair.logit * (1.0 + error);
   }
 };
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 constexpr Geometry kSizes{2, 4, 4, 2, 37, 41, 9, 5};  // four heads
 

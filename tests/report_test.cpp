@@ -3,6 +3,7 @@
 // The pictures of --report: well-formed, complete, and each number where its axis says.
 
 #include "catch.hpp"
+#include "temporary.hpp"
 
 #include "../examples/report/page.hpp"
 #include "../examples/report/plots.hpp"
@@ -147,18 +148,6 @@ class Xml {
   for (const Element& e : xml.all("text")) all += e.text + " ";
   return all.find(words) != std::string::npos;
 }
-
-// A folder that is gone when the test is.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "heed_report_XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-};
 
 [[nodiscard]] std::string text_in(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -399,7 +388,7 @@ TEST_CASE("Pictures that belong together stand in one box, also at the end of a 
 }
 
 TEST_CASE("Files are written into a new folder, others are left alone, and bad folders are refused") {
-  const Folder folder;
+  const heed_test::TemporaryFolder folder;
   const fs::path inner = folder.path / "a" / "b";
   prepare_folder(inner);
   CHECK(fs::is_empty(inner));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "catch.hpp"
+#include "temporary.hpp"
 #include "fuzz_safetensors.cpp"
 
 #include <heed/io/atomic_file.hpp>
@@ -223,19 +224,8 @@ SafetensorsWriter mixed_writer() {
   return writer;
 }
 
-// A folder of its own, gone afterwards.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "heed-test-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-    fs::permissions(path, fs::perms{0755});
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
+struct Folder : heed_test::TemporaryFolder {
+  Folder() { fs::permissions(path, fs::perms{0755}); }
   [[nodiscard]] std::size_t files() const {
     return static_cast<std::size_t>(std::distance(fs::directory_iterator(path), {}));
   }
