@@ -19,11 +19,13 @@ if(HEED_SANITIZE)
   target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
 endif()
+# Programs that name <heed/compiled.hpp> share the variants' code.
+target_link_libraries(heed_compiled PRIVATE heed_own)
 
 # heed_add_program(name source...): a program in build/bin.
 function(heed_add_program name)
   add_executable(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE heed_own Eigen3::Eigen)
+  target_link_libraries(${name} PRIVATE heed_own heed::compiled Eigen3::Eigen)
 endfunction()
 
 # heed_add_test(name command...): a ctest entry that takes HEED_TEST_THREADS processors.

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/core/random.hpp>
 #include <heed/engine/backward_call.hpp>
 #include <heed/ops/dar.hpp>

@@ -5,6 +5,7 @@
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/resonance.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include "catch.hpp"
 

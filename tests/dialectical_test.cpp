@@ -9,6 +9,7 @@
 #include <heed/autodiff/complex_step.hpp>
 #include <heed/ops/dialectical.hpp>
 #include <heed/reference/reference.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <cmath>

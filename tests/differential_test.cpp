@@ -9,6 +9,7 @@
 #include <heed/autodiff/tape.hpp>
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/differential.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <cmath>

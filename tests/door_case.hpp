@@ -5,6 +5,7 @@
 
 #include "golden_case.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/engine/backward_call.hpp>
 #include <heed/reference/reference.hpp>
 

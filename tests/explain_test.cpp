@@ -5,6 +5,7 @@
 #include "conformance/counting_new.hpp"
 
 #include <heed/attention.hpp>
+#include <heed/compiled.hpp>
 
 #include <algorithm>
 

@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "temporary.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/io/atomic_file.hpp>
 
 #include <unistd.h>

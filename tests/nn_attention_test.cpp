@@ -6,6 +6,7 @@
 #include "nn_case.hpp"
 
 #include <heed/check/causality.hpp>
+#include <heed/compiled.hpp>
 #include <heed/nn/attention_layers.hpp>
 
 #include <memory>

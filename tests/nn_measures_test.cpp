@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "nn_case.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/nn/attention_layers.hpp>
 #include <heed/nn/attention_measures.hpp>
 #include <heed/ops/prototype.hpp>

@@ -6,6 +6,7 @@
 #include "catch.hpp"
 #include "nn_case.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/gpt.hpp>
 #include <heed/nn/adamw.hpp>

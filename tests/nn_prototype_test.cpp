@@ -9,6 +9,7 @@
 #include "temporary.hpp"
 
 #include <heed/check/causality.hpp>
+#include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/gpt.hpp>
 #include <heed/models/weights_file.hpp>

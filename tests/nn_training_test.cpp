@@ -6,6 +6,7 @@
 #include "message_of.hpp"
 
 #include <heed/check/gradcheck.hpp>
+#include <heed/compiled.hpp>
 #include <heed/nn/adamw.hpp>
 #include <heed/nn/cross_entropy.hpp>
 #include <heed/nn/dropout.hpp>

@@ -6,6 +6,7 @@
 #include "nn_case.hpp"
 #include "temporary.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/models/weights_file.hpp>
 #include <heed/ops/scaled_dot.hpp>
 

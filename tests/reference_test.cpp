@@ -5,6 +5,7 @@
 
 #include <heed/check/causality.hpp>
 #include <heed/check/op_gradcheck.hpp>
+#include <heed/compiled.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <algorithm>

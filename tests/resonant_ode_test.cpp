@@ -3,6 +3,7 @@
 #include <heed/autodiff/tape.hpp>
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/resonant_ode.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include "catch.hpp"
 

@@ -4,6 +4,7 @@
 #include <heed/core/scalar.hpp>
 #include <heed/autodiff/tape.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include "catch.hpp"
 

@@ -6,6 +6,7 @@
 // drift.
 
 #include <heed/core/parallel.hpp>
+#include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
 
 #include <benchmark/benchmark.h>

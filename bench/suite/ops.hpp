@@ -6,6 +6,7 @@
 #include "measure.hpp"
 
 #include <heed/attention.hpp>
+#include <heed/compiled.hpp>
 #include <heed/reference/reference.hpp>
 #include <heed/variants.hpp>
 

@@ -4,6 +4,7 @@
 #include "runner.hpp"
 #include "tensor_pool.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/reference/reference.hpp>
 #include <heed/variants.hpp>
 

@@ -4,6 +4,7 @@
 #include "runner.hpp"
 #include "tensor_pool.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/engine/backward_call.hpp>
 #include <heed/variants.hpp>
 

@@ -2,7 +2,7 @@
 #include "machine.hpp"
 
 #include <heed/core/parallel.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <chrono>

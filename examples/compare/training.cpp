@@ -7,6 +7,7 @@
 #include "progress.hpp"
 #include "text_input.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/layer_measures.hpp>
 

@@ -3,6 +3,7 @@
 
 #include "json_fields.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/models/weights_file.hpp>
 
 #include <charconv>

@@ -4,6 +4,7 @@
 #include "bpe_tokenizer.hpp"
 #include "run_report.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/models/weights_file.hpp>
 
 #include <unistd.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_config.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/initialise.hpp>
 #include <heed/models/source_stacks.hpp>

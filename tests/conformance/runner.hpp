@@ -10,6 +10,7 @@
 //   }
 
 #include <heed/check/op_gradcheck.hpp>
+#include <heed/compiled.hpp>
 #include <heed/engine/backward_call.hpp>
 #include <heed/variants.hpp>
 

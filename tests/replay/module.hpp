@@ -6,6 +6,7 @@
 
 #include "report.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/nn/weight.hpp>
 
 #include <functional>

@@ -6,6 +6,7 @@
 
 #include "report.hpp"
 
+#include <heed/compiled.hpp>
 #include <heed/engine/backward_call.hpp>
 #include <heed/reference/reference.hpp>
 

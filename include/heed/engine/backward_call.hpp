@@ -63,44 +63,32 @@ void check_saved(const Saved<T>& saved, const Geometry& g, const std::string& wh
   check(saved.mixed, Op::ReadoutType::saves_mixed ? rows * g.dim_v : 0, "mixed values");
 }
 
-}  // namespace detail
-
-// Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
-// forward() with the same op, inputs, mask, scale and dropout. Views in `grads` are overwritten; empty
-// ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
-// Throws as forward() does.
-template <AttentionOp Op>
-void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
-              const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
-              const TensorView<const typename Op::Scalar>& out,
-              const TensorView<const typename Op::Scalar>& grad_out,
-              const Gradients<typename Op::Scalar>& grads,
-              std::type_identity_t<Op>* grad_op = nullptr,
-              const Options& options = {}) {
-  using T = typename Op::Scalar;
-  using Worker = detail::BackwardWorker<Op, T>;
-  static_assert(check_attention_op<Op>());
-  const std::string where = detail::door_name("heed::backward", options.name);
+template <class Op>
+void Door<Op>::backward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const Saved<T>& saved,
+                        const TensorView<const T>& out, const TensorView<const T>& grad_out,
+                        const Gradients<T>& grads, Op* grad_op, const Options& options) {
+  using Worker = BackwardWorker<Op, T>;
+  const std::string where = door_name("heed::backward", options.name);
   const Geometry g = geometry_of(op, in, where);
-  detail::require_one_piece(in.key, "key", where);
-  detail::require_one_piece(in.value, "value", where);
+  require_one_piece(in.key, "key", where);
+  require_one_piece(in.value, "value", where);
   const BoundMask<T> bound(mask, g, where.c_str());
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
-  detail::require_shape(out, out_shape, "out", where);
-  detail::require_shape(grad_out, out_shape, "grad_out", where);
-  detail::check_gradients(grads, in, bound, out, grad_out, where);
-  detail::check_saved<Op>(saved, g, where);
+  require_shape(out, out_shape, "out", where);
+  require_shape(grad_out, out_shape, "grad_out", where);
+  check_gradients(grads, in, bound, out, grad_out, where);
+  check_saved<Op>(saved, g, where);
 
   KeySide<Op, T> keys(op, g, in.key);
-  const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, 0, true),
+  const CallContext<Op, T> c{op, g, bound, in, plan_call<T>(op, g, options, 0, true),
                              T(scale_of(op, g, options)), keys, options.dropout};
-  detail::BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
+  BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =
       scratch_elements<T>([&](Scratch<T>& scratch) { return Worker(c, shared, scratch); });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));
   keys.build(workers);
-  for (const auto& view : {grads.key, grads.value, grads.bias}) detail::set_zero(view, workers);
+  for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
   if (units > 0) {
     // All scratch is allocated before the first panel: a worker that failed later would keep others
     // waiting at its turnstiles.
@@ -120,5 +108,7 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
   }
   if (grad_op) *grad_op = shared.parameter_gradients(c);
 }
+
+}  // namespace detail
 
 }  // namespace heed::inline HEED_ABI

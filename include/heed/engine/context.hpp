@@ -6,6 +6,7 @@
 #include <heed/engine/key_side.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/mask/bound_mask.hpp>
+#include <heed/simd/instructions.hpp>
 
 namespace heed::inline HEED_ABI {
 

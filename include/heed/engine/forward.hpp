@@ -12,6 +12,7 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
+#include <heed/engine/door.hpp>
 #include <heed/engine/few_queries.hpp>
 #include <heed/engine/fold_heads.hpp>
 
@@ -330,35 +331,26 @@ void for_groups(const CallContext<Op, T>& c, Dispenser& units, Body&& body) {
   }
 }
 
-}  // namespace detail
-
-// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. A row
-// that sees no key mixes to 0, with lse -infinity. `saved` receives what backward() needs.
-// Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
-template <AttentionOp Op>
-void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
-             const Mask<typename Op::Scalar>& mask,
-             const TensorView<typename Op::Scalar>& out,
-             Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
-  using T = typename Op::Scalar;
-  using Worker = detail::ForwardWorker<Op, T>;
-  static_assert(check_attention_op<Op>());
-  const std::string where = detail::door_name("heed::forward", options.name);
+template <class Op>
+void Door<Op>::forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const TensorView<T>& out,
+                       Saved<T>* saved, const Options& options) {
+  using Worker = ForwardWorker<Op, T>;
+  const std::string where = door_name("heed::forward", options.name);
   const Geometry g = geometry_of(op, in, where);
-  detail::require_shape(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
-  detail::require_apart(out, in.query, "out", "query", where);
-  detail::require_apart(out, in.key, "out", "key", where);
-  detail::require_apart(out, in.value, "out", "value", where);
-  detail::require_apart(out, in.extra, "out", "extra", where);
+  require_shape(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_apart(out, in.query, "out", "query", where);
+  require_apart(out, in.key, "out", "key", where);
+  require_apart(out, in.value, "out", "value", where);
+  require_apart(out, in.extra, "out", "extra", where);
   const BoundMask<T> bound(mask, g, where.c_str());
-  if (detail::heads_fold(op, g, mask, bound, options.dropout))
-    return forward(op, {detail::fold_heads(in.query, g), in.key, in.value, detail::fold_heads(in.extra, g)},
-                   detail::fold_heads(mask, bound, g), detail::fold_heads(out, g), saved, options);
+  if (heads_fold(op, g, mask, bound, options.dropout))
+    return forward(op, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
+                   fold_heads(mask, bound, g), fold_heads(out, g), saved, options);
   KeySide<Op, T> keys(op, g, in.key);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
-  const CallContext<Op, T> c{op, g, bound, in, detail::plan_call<T>(op, g, options, pages, false),
+  const CallContext<Op, T> c{op, g, bound, in, plan_call<T>(op, g, options, pages, false),
                              T(scale_of(op, g, options)), keys, options.dropout};
-  if (saved) detail::prepare_saved(c, *saved);
+  if (saved) prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
   Saved<T>* target = saved;
@@ -373,7 +365,7 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();
   Saved<T> own;
   if (survey && !target) {
-    detail::prepare_saved(c, own);
+    prepare_saved(c, own);
     target = &own;
   }
   std::atomic<int> global{0};
@@ -381,7 +373,7 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   run_workers(workers, [&](int) {
     Scratch<T> scratch(elements);
     Worker worker = build(scratch);
-    detail::for_groups(c, first, [&](Index b, Index kv_head, Index group) {
+    for_groups(c, first, [&](Index b, Index kv_head, Index group) {
       worker.mix(b, kv_head, group);
       if (!survey) return worker.read(0);
       int seen = global.load(), found = worker.survey();
@@ -394,11 +386,13 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   run_workers(workers, [&](int) {
     Scratch<T> scratch(elements);
     Worker worker = build(scratch);
-    detail::for_groups(c, second, [&](Index b, Index kv_head, Index group) {
+    for_groups(c, second, [&](Index b, Index kv_head, Index group) {
       worker.reload(b, kv_head, group, target->mixed);
       worker.read(target->global);
     });
   });
 }
+
+}  // namespace detail
 
 }  // namespace heed::inline HEED_ABI

@@ -28,6 +28,7 @@
 
 #include <heed/nn/elementwise.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <string>

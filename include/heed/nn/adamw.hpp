@@ -15,7 +15,7 @@
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <cmath>

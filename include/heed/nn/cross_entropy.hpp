@@ -13,6 +13,7 @@
 #include <heed/core/parallel.hpp>
 #include <heed/nn/elementwise.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <cmath>

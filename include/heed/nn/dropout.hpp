@@ -11,6 +11,7 @@
 
 #include <heed/core/parallel.hpp>
 #include <heed/nn/elementwise.hpp>
+#include <heed/simd/instructions.hpp>
 #include <heed/simd/keep_bits.hpp>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/simd/instructions.hpp>
 
 namespace heed::inline HEED_ABI::nn {
 

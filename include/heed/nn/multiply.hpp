@@ -14,6 +14,7 @@
 
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
+#include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
 #include <heed/simd/panel_gemm.hpp>
 #include <heed/simd/transpose.hpp>

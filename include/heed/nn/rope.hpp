@@ -14,7 +14,7 @@
 // Source    Su et al. 2021, "RoFormer", equation 34.
 
 #include <heed/nn/elementwise.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/simd/instructions.hpp>
 
 #include <algorithm>
 #include <cmath>

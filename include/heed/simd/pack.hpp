@@ -2,7 +2,8 @@
 #pragma once
 
 // One SIMD register of scalars as a value: arithmetic, comparison, select. Built on the vector
-// extensions of GCC and clang; the widest registers that the compile flags allow.
+// extensions of GCC and clang; the widest registers that the compile flags allow. Formulas need no more than
+// this; what computes with them includes instructions.hpp, whose intrinsics cost a compiler half a second.
 
 #include <heed/core/config.hpp>
 
@@ -10,10 +11,6 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
-
-#if defined(__FMA__)
-#include <immintrin.h>
-#endif
 
 namespace heed::inline HEED_ABI {
 
@@ -122,81 +119,18 @@ template <class T>
   return typename Pack<T>::Vector(mask ? a.v : b.v);
 }
 
-namespace detail {
-
-#if defined(__AVX512F__)
-// GCC warns of undefined operands inside its own unmasked forms of max and min.
-inline constexpr __mmask16 kAllLanes16 = 0xFFFF;
-inline constexpr __mmask8 kAllLanes8 = 0xFF;
-#endif
-
-// a > b ? a : b and a < b ? a : b. One instruction each, which GCC does not find by itself.
-template <class T>
-[[nodiscard]] inline Pack<T> larger(Pack<T> a, Pack<T> b) {
-  using V = typename Pack<T>::Vector;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
-    return (V)_mm512_maskz_max_ps(kAllLanes16, (__m512)a.v, (__m512)b.v);
-  else
-    return (V)_mm512_maskz_max_pd(kAllLanes8, (__m512d)a.v, (__m512d)b.v);
-#elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
-    return (V)_mm256_max_ps((__m256)a.v, (__m256)b.v);
-  else
-    return (V)_mm256_max_pd((__m256d)a.v, (__m256d)b.v);
-#else
-  return V(a.v > b.v ? a.v : b.v);
-#endif
-}
-template <class T>
-[[nodiscard]] inline Pack<T> smaller(Pack<T> a, Pack<T> b) {
-  using V = typename Pack<T>::Vector;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
-    return (V)_mm512_maskz_min_ps(kAllLanes16, (__m512)a.v, (__m512)b.v);
-  else
-    return (V)_mm512_maskz_min_pd(kAllLanes8, (__m512d)a.v, (__m512d)b.v);
-#elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
-    return (V)_mm256_min_ps((__m256)a.v, (__m256)b.v);
-  else
-    return (V)_mm256_min_pd((__m256d)a.v, (__m256d)b.v);
-#else
-  return V(a.v < b.v ? a.v : b.v);
-#endif
-}
-
-}  // namespace detail
-
 // The larger lane; the second argument when either is a NaN.
 template <class T>
-[[nodiscard]] inline Pack<T> max(Pack<T> a, Pack<T> b) {
-  return detail::larger(a, b);
-}
+[[nodiscard]] Pack<T> max(Pack<T> a, Pack<T> b);
+
 // The smaller lane; the second argument when either is a NaN.
 template <class T>
-[[nodiscard]] inline Pack<T> min(Pack<T> a, Pack<T> b) {
-  return detail::smaller(a, b);
-}
+[[nodiscard]] Pack<T> min(Pack<T> a, Pack<T> b);
 
 // a * b + c, rounded once where the hardware can. Spelled out, since whether a compiler fuses a plain
 // expression depends on -std and -ffp-contract.
 template <class Vector>
-[[nodiscard]] inline Vector fused_multiply_add(Vector a, Vector b, Vector c) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(a[0]) == 4)
-    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-  else
-    return (Vector)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif defined(__FMA__)
-  if constexpr (sizeof(a[0]) == 4)
-    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-  else
-    return (Vector)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#else
-  return a * b + c;
-#endif
-}
+[[nodiscard]] Vector fused_multiply_add(Vector a, Vector b, Vector c);
 
 template <class T>
 [[nodiscard]] inline Pack<T> mul_add(Pack<T> a, Pack<T> b, Pack<T> c) {
@@ -205,38 +139,11 @@ template <class T>
 
 // Lane by lane; NaN below 0.
 template <class T>
-[[nodiscard]] inline Pack<T> square_root(Pack<T> a) {
-  using V = typename Pack<T>::Vector;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
-    return (V)_mm512_maskz_sqrt_ps(detail::kAllLanes16, (__m512)a.v);
-  else
-    return (V)_mm512_maskz_sqrt_pd(detail::kAllLanes8, (__m512d)a.v);
-#elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
-    return (V)_mm256_sqrt_ps((__m256)a.v);
-  else
-    return (V)_mm256_sqrt_pd((__m256d)a.v);
-#else
-  V root{};
-  for (int i = 0; i < kLanes<T>; ++i) root[i] = std::sqrt(a.v[i]);
-  return root;
-#endif
-}
+[[nodiscard]] Pack<T> square_root(Pack<T> a);
 
 // Is a lane of a comparison true?
 template <class Mask>
-[[nodiscard]] inline bool any_lane(Mask mask) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(__FMA__)
-  return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
-#else
-  bool any = false;
-  for (unsigned i = 0; i < sizeof(mask) / sizeof(mask[0]); ++i) any |= mask[i] != 0;
-  return any;
-#endif
-}
+[[nodiscard]] bool any_lane(Mask mask);
 
 // Lanes added pairwise in a fixed order.
 template <class T>

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What including heed costs a compiler: seconds and memory of one file, medians of three, beside the standard
+// headers alone.
+//   heed_compile_cost FOLDER COMPILER FLAG...      FOLDER takes the files that are compiled
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <spawn.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+namespace {
+
+struct Unit {
+  std::string name, flag, text;
+};
+
+struct Cost {
+  double seconds;    // of processor time: what else runs touches it least
+  double megabytes;  // resident at the most
+};
+
+std::string includes(const std::vector<std::string>& headers) {
+  std::string text;
+  for (const std::string& header : headers) text += "#include <" + header + ">\n";
+  return text;
+}
+
+// Forward and backward of Dar<float>, with whichever header declares them.
+std::string both_calls(const std::string& header) {
+  return includes({header, "heed/ops/dar.hpp"}) + R"(
+void both(const heed::Dar<float>& op, const heed::Inputs<float>& in, const heed::TensorView<float>& out,
+          heed::Saved<float>& saved, const heed::Gradients<float>& grads, heed::Dar<float>& grad_op) {
+  heed::forward(op, in, heed::causal<float>(), out, &saved);
+  const heed::TensorView<const float> read(out);
+  heed::backward(op, in, heed::causal<float>(), saved, read, read, grads, &grad_op);
+}
+)";
+}
+
+std::vector<Unit> units() {
+  std::vector<Unit> all{
+      {"<string> <vector> <algorithm> <cmath>", "-O2", includes({"string", "vector", "algorithm", "cmath"})}};
+  for (const char* op : {"scaled_dot", "dar", "differential", "intent_gate", "resonant_ode", "dialectical",
+                         "prototype"}) {
+    const std::string header = std::string("heed/ops/") + op + ".hpp";
+    all.push_back({header, "-O2", includes({header})});
+  }
+  for (const char* flag : {"-O0", "-O2"})
+    all.push_back({"Dar<float>, forward and backward", flag, both_calls("heed/engine/backward_call.hpp")});
+  all.push_back({"the same from heed/compiled.hpp", "-O2", both_calls("heed/compiled.hpp")});
+  all.push_back({"heed/attention.hpp", "-O2", includes({"heed/attention.hpp"})});
+  all.push_back({"Dar<float> through heed/attention.hpp", "-O2", both_calls("heed/attention.hpp")});
+  return all;
+}
+
+Cost compile(const std::vector<std::string>& command) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  const int started = posix_spawnp(&child, arguments[0], nullptr, nullptr, arguments.data(), environ);
+  if (started != 0) throw std::runtime_error("cannot start " + command[0]);
+  int status = 0;
+  rusage used{};
+  if (wait4(child, &status, 0, &used) != child || status != 0)
+    throw std::runtime_error(command[0] + " failed at " + command.back());
+  const auto seconds = [](const timeval& t) { return double(t.tv_sec) + 1e-6 * double(t.tv_usec); };
+  return {seconds(used.ru_utime) + seconds(used.ru_stime), double(used.ru_maxrss) / 1024.0};
+}
+
+Cost median_cost(const Unit& unit, const std::string& folder, std::vector<std::string> command) {
+  const std::string source = folder + "/unit.cpp";
+  std::ofstream(source) << unit.text;
+  command.insert(command.end(), {unit.flag, "-o", folder + "/unit.o", "-c", source});
+  std::array<Cost, 3> costs{};
+  for (Cost& cost : costs) cost = compile(command);
+  std::sort(costs.begin(), costs.end(), [](const Cost& a, const Cost& b) { return a.seconds < b.seconds; });
+  return costs[1];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (argc < 3) throw std::runtime_error("usage: heed_compile_cost FOLDER COMPILER FLAG...");
+  const std::string folder = argv[1];
+  const std::vector<std::string> command(argv + 2, argv + argc);
+  std::filesystem::create_directories(folder);
+  std::printf("%-40s %-5s %8s %8s\n", "file that includes", "", "seconds", "MB");
+  for (const Unit& unit : units()) {
+    const Cost cost = median_cost(unit, folder, command);
+    std::printf("%-40s %-5s %8.2f %8.0f\n", unit.name.c_str(), unit.flag.c_str(), cost.seconds, cost.megabytes);
+    std::fflush(stdout);
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "heed_compile_cost: %s\n", error.what());
+  return 2;
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The two calls, declared. forward.hpp and backward_call.hpp define them for any op; compiled.hpp promises
+// them for heed's own.
+
+#include <heed/engine/call.hpp>
+
+#include <type_traits>
+
+namespace heed::inline HEED_ABI {
+
+namespace detail {
+
+// Both calls of one op: a class, so that one line instantiates both.
+template <class Op>
+struct Door {
+  using T = typename Op::Scalar;
+
+  static void forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const TensorView<T>& out,
+                      Saved<T>* saved, const Options& options);
+  static void backward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const Saved<T>& saved,
+                       const TensorView<const T>& out, const TensorView<const T>& grad_out,
+                       const Gradients<T>& grads, Op* grad_op, const Options& options);
+};
+
+}  // namespace detail
+
+// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. A row
+// that sees no key mixes to 0, with lse -infinity. `saved` receives what backward() needs.
+// Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
+template <AttentionOp Op>
+void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
+             const Mask<typename Op::Scalar>& mask,
+             const TensorView<typename Op::Scalar>& out,
+             Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  detail::Door<Op>::forward(op, in, mask, out, saved, options);
+}
+
+// Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
+// forward() with the same op, inputs, mask, scale and dropout. Views in `grads` are overwritten; empty
+// ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
+// Throws as forward() does.
+template <AttentionOp Op>
+void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
+              const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
+              const TensorView<const typename Op::Scalar>& out,
+              const TensorView<const typename Op::Scalar>& grad_out,
+              const Gradients<typename Op::Scalar>& grads,
+              std::type_identity_t<Op>* grad_op = nullptr,
+              const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  detail::Door<Op>::backward(op, in, mask, saved, out, grad_out, grads, grad_op, options);
+}
+
+}  // namespace heed::inline HEED_ABI

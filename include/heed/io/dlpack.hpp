@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// DLPack: tensors of other libraries as views, and heed's memory as their tensors, without a copy.
+//
+//   address of element (b, h, t, c) = data + byte_offset + sizeof(T) (b s_0 + h s_1 + t s_2 + c s_3)
+//
+// Shapes    import: (batch, heads, len, dim), or (len, dim) for one batch and one head; the last stride is
+//           1, no stride is negative. (batch, len, heads, dim) memory comes as the transposed tensor that
+//           every library makes without a copy. export: always four axes and their strides.
+// Lifetime  a view owns nothing: memory lives as long as the managed tensor, see DlpackPtr.
+// Devices   CPU and pinned host memory; the caller waits for the device that fills the latter.
+// Errors    std::invalid_argument with one sentence, before anything is read from the memory.
+// Needs     <dlpack/dlpack.h>, 0.6 or later (Debian: libdlpack-dev). Nothing else in heed includes this
+//           file.
+
+#include <heed/core/error.hpp>
+#include <heed/core/view.hpp>
+
+#include <dlpack/dlpack.h>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace heed::inline HEED_ABI {
+
+struct DlpackDeleter {
+  template <class Managed>
+  void operator()(Managed* tensor) const {
+    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+  }
+};
+
+// Owns a managed tensor that was made here or received; release() hands it on. Managed is DLManagedTensor
+// or, from DLPack 1.0 on, DLManagedTensorVersioned.
+template <class Managed = DLManagedTensor>
+using DlpackPtr = std::unique_ptr<Managed, DlpackDeleter>;
+
+namespace detail {
+
+template <class T>
+concept DlpackElement = std::same_as<std::remove_const_t<T>, float> ||
+                        std::same_as<std::remove_const_t<T>, double>;
+
+template <DlpackElement T>
+[[nodiscard]] constexpr DLDataType dlpack_dtype() {
+  return {std::uint8_t(kDLFloat), std::uint8_t(8 * sizeof(T)), 1};
+}
+
+// (code 2, bits 32, lanes 1)
+[[nodiscard]] inline std::string dtype_text(const DLDataType& d) {
+  return "(code " + std::to_string(d.code) + ", bits " + std::to_string(d.bits) + ", lanes " +
+         std::to_string(d.lanes) + ")";
+}
+
+// A DLTensor's extents and strides as those of (batch, heads, len, dim).
+struct DlpackAxes {
+  static constexpr const char* names[] = {"batch", "heads", "len", "dim"};
+  std::array<Index, 4> extents{1, 1, 1, 1}, strides{};
+
+  [[nodiscard]] Shape shape() const { return {extents[0], extents[1], extents[2], extents[3]}; }
+
+  // Of row-major memory without gaps.
+  void set_dense_strides() {
+    strides[3] = 1;
+    for (std::size_t a = 3; a > 0; --a) strides[a - 1] = strides[a] * extents[a];
+  }
+};
+
+[[nodiscard]] inline DlpackAxes dlpack_axes(const DLTensor& tensor, const std::string& who) {
+  require(tensor.ndim == 4 || tensor.ndim == 2, who, " has ndim ", tensor.ndim, ", it must be 4 or 2");
+  require(tensor.shape != nullptr, who, " has ndim ", tensor.ndim, " and a null shape");
+  DlpackAxes axes;
+  const auto first = std::size_t(4 - tensor.ndim);
+  for (std::size_t a = first; a < 4; ++a) {
+    axes.extents[a] = Index(tensor.shape[a - first]);
+    if (tensor.strides != nullptr) axes.strides[a] = Index(tensor.strides[a - first]);
+  }
+  for (const Index extent : axes.extents)
+    require(extent >= 0, who, " has shape ", axes.shape(), ", extents must not be negative");
+  (void)element_count(axes.shape(), who.c_str());
+  if (tensor.strides == nullptr) axes.set_dense_strides();
+  return axes;
+}
+
+// Strides that are never used may be anything: along axes of extent 1, and of a tensor without elements.
+inline void require_dlpack_strides(const DlpackAxes& axes, bool writes, const std::string& who) {
+  if (element_count(axes.shape(), who.c_str()) == 0) return;
+  for (std::size_t a = 0; a < 4; ++a) {
+    const Index extent = axes.extents[a], stride = axes.strides[a];
+    if (extent <= 1) continue;
+    require(a < 3 || stride == 1, who, " has stride ", stride, " along dim, it must be 1");
+    require(stride >= 0, who, " has stride ", stride, " along ", DlpackAxes::names[a],
+            ", it must not be negative");
+    require(stride > 0 || !writes, who, " has stride 0 along ", DlpackAxes::names[a], " of extent ",
+            extent, ", it can be viewed as const only");
+  }
+}
+
+template <class T>
+[[nodiscard]] T* dlpack_data(const DLTensor& tensor, const Shape& shape, const std::string& who) {
+  if (element_count(shape, who.c_str()) == 0) return nullptr;
+  require(tensor.data != nullptr, who, " has a null pointer and shape ", shape);
+  auto* first = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  const auto past = reinterpret_cast<std::uintptr_t>(first) % alignof(T);
+  require(past == 0, who, " lies ", past, " bytes past a multiple of ", alignof(T),
+          ", it must be aligned to ", alignof(T), " bytes");
+  return reinterpret_cast<T*>(first);
+}
+
+// What a managed tensor points to; deleted by its deleter.
+template <class Managed>
+struct DlpackExport {
+  Managed managed{};
+  std::array<std::int64_t, 4> extents, strides;
+  std::shared_ptr<const void> owner;
+
+  static void destroy(Managed* tensor) { delete static_cast<DlpackExport*>(tensor->manager_ctx); }
+};
+
+template <class T>
+void set_dlpack_flags(DLManagedTensor&) {
+  static_assert(!std::is_const_v<T>,
+                "a DLManagedTensor cannot say that it is read only: export a view of T, or a "
+                "DLManagedTensorVersioned");
+}
+
+#ifdef DLPACK_MAJOR_VERSION
+template <class T>
+void set_dlpack_flags(DLManagedTensorVersioned& tensor) {
+  tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  tensor.flags = std::is_const_v<T> ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+}
+#endif
+
+}  // namespace detail
+
+// View of a tensor's memory as float or double, const for reading only. `name` stands in error texts.
+template <detail::DlpackElement T>
+[[nodiscard]] TensorView<T> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
+  using namespace detail;
+  const std::string who = std::string("heed::view_dlpack: ") + name;
+  const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<T>();
+  require(dtype.code == wanted.code && dtype.bits == wanted.bits && dtype.lanes == wanted.lanes, who,
+          " has dtype ", dtype_text(dtype), ", the view has ", dtype_text(wanted));
+  const int device = int(tensor.device.device_type);
+  require(device == kDLCPU || device == kDLCUDAHost || device == kDLROCMHost, who, " is on device type ",
+          device, ", it must be ", int(kDLCPU), " (CPU) or pinned host memory, ", int(kDLCUDAHost), " or ",
+          int(kDLROCMHost));
+  const DlpackAxes axes = dlpack_axes(tensor, who);
+  require_dlpack_strides(axes, !std::is_const_v<T>, who);
+  return {dlpack_data<T>(tensor, axes.shape(), who), axes.shape(),
+          {axes.strides[0], axes.strides[1], axes.strides[2]}};
+}
+
+#ifdef DLPACK_MAJOR_VERSION
+// Likewise; minds the flag "read only", which a bare DLTensor does not carry.
+template <detail::DlpackElement T>
+[[nodiscard]] TensorView<T> view_dlpack(const DLManagedTensorVersioned& tensor,
+                                        const char* name = "tensor") {
+  require(tensor.version.major == DLPACK_MAJOR_VERSION, "heed::view_dlpack: ", name,
+          " has DLPack version ", tensor.version.major, ", this program was built for ",
+          DLPACK_MAJOR_VERSION);
+  require(std::is_const_v<T> || (tensor.flags & DLPACK_FLAG_BITMASK_READ_ONLY) == 0,
+          "heed::view_dlpack: ", name, " is read only, it can be viewed as const only");
+  return view_dlpack<T>(tensor.dl_tensor, name);
+}
+#endif
+
+// A managed tensor over the view's memory. `owner`, if given, is held until the tensor is deleted; without
+// one the memory is borrowed and must outlive the tensor.
+template <class Managed = DLManagedTensor, detail::DlpackElement T>
+[[nodiscard]] DlpackPtr<Managed> to_dlpack(const TensorView<T>& view,
+                                           std::shared_ptr<const void> owner = nullptr) {
+  const Shape& s = view.shape();
+  require(view.page_rows() == 0, "heed::to_dlpack: view has pages of ", view.page_rows(),
+          " rows, it must lie in one piece");
+  require(view.data() != nullptr || !view.has_elements(),
+          "heed::to_dlpack: view has a null pointer and shape ", s);
+  using Export = detail::DlpackExport<Managed>;
+  auto made = std::make_unique<Export>();
+  made->extents = {s.batch, s.heads, s.len, s.dim};
+  made->strides = {view.strides().batch, view.strides().head, view.strides().row, 1};
+  made->owner = std::move(owner);
+  Managed& managed = made->managed;
+  managed.manager_ctx = made.get();
+  managed.deleter = Export::destroy;
+  detail::set_dlpack_flags<T>(managed);
+  DLTensor& tensor = managed.dl_tensor;
+  tensor.data = view.has_elements() ? const_cast<std::remove_const_t<T>*>(view.data()) : nullptr;
+  tensor.device = {kDLCPU, 0};
+  tensor.ndim = 4;
+  tensor.dtype = detail::dlpack_dtype<T>();
+  tensor.shape = made->extents.data();
+  tensor.strides = made->strides.data();
+  return DlpackPtr<Managed>(&made.release()->managed);
+}
+
+// A managed tensor that owns dense (batch, heads, len, dim) values.
+template <class Managed = DLManagedTensor, detail::DlpackElement T>
+[[nodiscard]] DlpackPtr<Managed> to_dlpack(std::vector<T> values, const Shape& shape) {
+  const Index count = element_count(shape, "heed::to_dlpack: shape");
+  require(Index(values.size()) == count, "heed::to_dlpack: values has ", values.size(),
+          " numbers, shape ", shape, " has ", count);
+  const auto owner = std::make_shared<std::vector<T>>(std::move(values));
+  return to_dlpack<Managed>(TensorView<T>(owner->data(), shape), owner);
+}
+
+}  // namespace heed::inline HEED_ABI

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# Runs PROGRAM, which must succeed, and print what the file EXPECTED holds if there is one.
+cmake_minimum_required(VERSION 3.22)
+execute_process(COMMAND "${PROGRAM}" RESULT_VARIABLE result OUTPUT_VARIABLE printed)
+message(NOTICE "${printed}")
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${PROGRAM} ended with: ${result}")
+endif()
+if(EXISTS "${EXPECTED}")
+  file(READ "${EXPECTED}" expected)
+  string(STRIP "${expected}" expected)
+  string(STRIP "${printed}" printed)
+  if(NOT printed STREQUAL expected)
+    message(FATAL_ERROR "README.md says that this is printed:\n\n${expected}\n\nit is:\n\n${printed}")
+  endif()
+endif()
