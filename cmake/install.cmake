@@ -25,6 +25,8 @@ install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}" C
 install(FILES "${PROJECT_BINARY_DIR}/heed-config.cmake"
               "${PROJECT_BINARY_DIR}/heed-config-version.cmake" cmake/heed-usage.cmake
         DESTINATION "${heed_package_dir}" COMPONENT heed)
+install(FILES cmake/compiled.cmake RENAME heed-compiled.cmake DESTINATION "${heed_package_dir}"
+        COMPONENT heed)
 install(FILES "${PROJECT_BINARY_DIR}/heed.pc" DESTINATION "${heed_pc_dir}" COMPONENT heed)
 install(DIRECTORY include/heed DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT heed
         FILES_MATCHING PATTERN "*.hpp")
