@@ -33,13 +33,13 @@ namespace detail {
 // scalars keep their defaults.
 template <class Op>
 void fill_tensors(Op& op, std::uint64_t seed) {
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
   std::uint64_t stream = 0;
   op.visit([&](const char*, auto& param) {
     const CounterRandom random(seed, ++stream);
     if (param.shape().size() < 2) return;
     const double spread = 1.0 / std::sqrt(double(param.shape().back()));
-    for (Index i = 0; i < param.size(); ++i) param[i] = T(spread * random.normal(std::uint64_t(i)));
+    for (Index i = 0; i < param.size(); ++i) param[i] = Real(spread * random.normal(std::uint64_t(i)));
   });
 }
 
@@ -54,7 +54,7 @@ template <class Op, class Change>
 
 // f(Variant<Op>) for every variant, its defaults, and `prototypes` prototypes per head. `g` is the
 // baseline's geometry; halves of an odd width are rounded down, but to 1, and their ops refuse it.
-template <class T, class F>
+template <class Real, class F>
 void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint64_t seed = 1) {
   const auto add = [&]<class Op>(const char* name, const char* settings, const Geometry& geometry,
                                  Op op) {
@@ -66,35 +66,35 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
   pairs.dim_qk = std::max<Index>(1, g.dim_qk / 2);
 
   using detail::with;
-  add("sdpa", "", g, ScaledDot<T>{});
-  add("dar", "static logistic gate", g, Dar<T>{});
+  add("sdpa", "", g, ScaledDot<Real>{});
+  add("dar", "static logistic gate", g, Dar<Real>{});
   add("dar-unrolled", "2 iterations", g,
-      with(Dar<T>{}, [](auto& op) { op.score.iterations = 2; }));
-  add("dar-converged", "fixed point", g, with(Dar<T>{}, [](auto& op) {
+      with(Dar<Real>{}, [](auto& op) { op.score.iterations = 2; }));
+  add("dar-converged", "fixed point", g, with(Dar<Real>{}, [](auto& op) {
         op.score.converged = true;
-        op.score.feedback = T(0.4);
+        op.score.feedback = Real(0.4);
       }));
-  add("differential", "halves of a head", g, Differential<T>{});
+  add("differential", "halves of a head", g, Differential<Real>{});
   add("differential-v1", "depth 1, RMS norm", g,
-      with(make_differential_v1<T>(pairs.dim_qk, 1), [&](auto& op) {
+      with(make_differential_v1<Real>(pairs.dim_qk, 1), [&](auto& op) {
         std::uint64_t stream = 0;  // the source starts from small random vectors
         op.normaliser.visit([&](const char*, auto& p) {
           const CounterRandom random(seed, 100 + stream++);
-          for (Index i = 0; i < p.size(); ++i) p[i] = T(0.1 * random.normal(std::uint64_t(i)));
+          for (Index i = 0; i < p.size(); ++i) p[i] = Real(0.1 * random.normal(std::uint64_t(i)));
         });
       }));
-  add("differential-v2", "2H query heads of half width", pairs, DifferentialV2<T>{});
-  add("intent", "gate given", g, IntentGated<T>{});
-  add("intent-from-q", "gate q Wg", g, make_intent_from_q<T>(g));
-  add("intent-calculated", "gate q Wq + k Wk + v Wv", g, make_intent_calculated<T>(g));
-  add("ode", "5 steps", g, ResonantOde<T>{});
-  add("ode-equilibrium", "fixed point", g, with(ResonantOde<T>{}, [](auto& op) {
+  add("differential-v2", "2H query heads of half width", pairs, DifferentialV2<Real>{});
+  add("intent", "gate given", g, IntentGated<Real>{});
+  add("intent-from-q", "gate q Wg", g, make_intent_from_q<Real>(g));
+  add("intent-calculated", "gate q Wq + k Wk + v Wv", g, make_intent_calculated<Real>(g));
+  add("ode", "5 steps", g, ResonantOde<Real>{});
+  add("ode-equilibrium", "fixed point", g, with(ResonantOde<Real>{}, [](auto& op) {
         op.normaliser.mode = FlowMode::equilibrium;
       }));
-  add("dialectical", "3 steps, halting per token", g, with(Dialectical<T>{}, [&](auto& op) {
-        static_cast<DialecticalParams<T>&>(op.readout) = DialecticalParams<T>::zeros(g.dim_v);
+  add("dialectical", "3 steps, halting per token", g, with(Dialectical<Real>{}, [&](auto& op) {
+        static_cast<DialecticalParams<Real>&>(op.readout) = DialecticalParams<Real>::zeros(g.dim_v);
       }));
-  add("prototype", "winner by cosine", g, make_prototype<T>(g, prototypes));
+  add("prototype", "winner by cosine", g, make_prototype<Real>(g, prototypes));
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -13,24 +13,24 @@
 
 namespace heed::inline HEED_ABI::math {
 
-template <std::floating_point T>
-[[nodiscard]] constexpr T value_of(const std::complex<T>& x, Lookup) {
+template <std::floating_point Real>
+[[nodiscard]] constexpr Real value_of(const std::complex<Real>& x, Lookup) {
   return x.real();
 }
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> exp(const std::complex<T>& x, Lookup) {
+template <std::floating_point Real>
+[[nodiscard]] std::complex<Real> exp(const std::complex<Real>& x, Lookup) {
   return std::exp(x);
 }
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> log(const std::complex<T>& x, Lookup) {
+template <std::floating_point Real>
+[[nodiscard]] std::complex<Real> log(const std::complex<Real>& x, Lookup) {
   return std::log(x);
 }
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> sqrt(const std::complex<T>& x, Lookup) {
+template <std::floating_point Real>
+[[nodiscard]] std::complex<Real> sqrt(const std::complex<Real>& x, Lookup) {
   return std::sqrt(x);
 }
-template <std::floating_point T>
-[[nodiscard]] std::complex<T> tanh(const std::complex<T>& x, Lookup) {
+template <std::floating_point Real>
+[[nodiscard]] std::complex<Real> tanh(const std::complex<Real>& x, Lookup) {
   return std::tanh(x);
 }
 

@@ -29,44 +29,44 @@
 
 namespace heed::inline HEED_ABI {
 
-template <std::floating_point T>
+template <std::floating_point Real>
 class Tape;
 
 // A number on a tape, or a constant (no tape, index -1).
-template <std::floating_point T>
+template <std::floating_point Real>
 struct Var {
-  Tape<T>* tape = nullptr;
+  Tape<Real>* tape = nullptr;
   Index index = -1;  // of its node on the tape
-  T value{};
+  Real value{};
 
   Var() = default;
   template <class C>
     requires std::is_arithmetic_v<C>
-  Var(C constant) : value(static_cast<T>(constant)) {}
-  Var(Tape<T>* t, Index i, T v) : tape(t), index(i), value(v) {}
+  Var(C constant) : value(static_cast<Real>(constant)) {}
+  Var(Tape<Real>* t, Index i, Real v) : tape(t), index(i), value(v) {}
 
   [[nodiscard]] bool is_constant() const { return index < 0; }
 
   // f(x) from f's value and slope at x.value.
-  [[nodiscard]] Var chain(T f, T slope) const {
-    return is_constant() ? Var(f) : tape->record(f, *this, slope, Var(), T(0));
+  [[nodiscard]] Var chain(Real f, Real slope) const {
+    return is_constant() ? Var(f) : tape->record(f, *this, slope, Var(), Real(0));
   }
 
   [[nodiscard]] friend Var operator+(const Var& a) { return a; }
-  [[nodiscard]] friend Var operator-(const Var& a) { return a.chain(-a.value, T(-1)); }
+  [[nodiscard]] friend Var operator-(const Var& a) { return a.chain(-a.value, Real(-1)); }
 
   [[nodiscard]] friend Var operator+(const Var& a, const Var& b) {
-    return join(a.value + b.value, a, T(1), b, T(1));
+    return join(a.value + b.value, a, Real(1), b, Real(1));
   }
   [[nodiscard]] friend Var operator-(const Var& a, const Var& b) {
-    return join(a.value - b.value, a, T(1), b, T(-1));
+    return join(a.value - b.value, a, Real(1), b, Real(-1));
   }
   [[nodiscard]] friend Var operator*(const Var& a, const Var& b) {
     return join(a.value * b.value, a, b.value, b, a.value);
   }
   [[nodiscard]] friend Var operator/(const Var& a, const Var& b) {
-    const T quotient = a.value / b.value;
-    return join(quotient, a, T(1) / b.value, b, -quotient / b.value);
+    const Real quotient = a.value / b.value;
+    return join(quotient, a, Real(1) / b.value, b, -quotient / b.value);
   }
 
   Var& operator+=(const Var& b) { return *this = *this + b; }
@@ -82,14 +82,14 @@ struct Var {
 
  private:
   // f(a, b) from its value and its two partial derivatives.
-  [[nodiscard]] static Var join(T f, const Var& a, T slope_a, const Var& b, T slope_b) {
+  [[nodiscard]] static Var join(Real f, const Var& a, Real slope_a, const Var& b, Real slope_b) {
     if (a.is_constant()) return b.chain(f, slope_b);
     if (b.is_constant()) return a.chain(f, slope_a);
     return a.tape->record(f, a, slope_a, b, slope_b);
   }
 };
 
-template <std::floating_point T>
+template <std::floating_point Real>
 class Tape {
  public:
   Tape() = default;
@@ -97,42 +97,44 @@ class Tape {
   Tape& operator=(const Tape&) = delete;
 
   // A new independent variable.
-  [[nodiscard]] Var<T> variable(T value) { return record(value, Var<T>(), T(0), Var<T>(), T(0)); }
-
-  // A node f(a, b); a constant stands for "no parent". Throws when a or b lies on another tape.
-  [[nodiscard]] Var<T> record(T f, const Var<T>& a, T slope_a, const Var<T>& b, T slope_b) {
-    const Index index = checked_count(size());
-    nodes_.push_back({{slot(a), slot(b)}, f, {slope_a, slope_b}});
-    return Var<T>(this, index, f);
+  [[nodiscard]] Var<Real> variable(Real value) {
+    return record(value, Var<Real>(), Real(0), Var<Real>(), Real(0));
   }
 
-  // The sum of a(i) * b(i), i = 0 ... n-1, as one node. The accessors return Var<T> or T.
+  // A node f(a, b); a constant stands for "no parent". Throws when a or b lies on another tape.
+  [[nodiscard]] Var<Real> record(Real f, const Var<Real>& a, Real slope_a, const Var<Real>& b, Real slope_b) {
+    const Index index = checked_count(size());
+    nodes_.push_back({{slot(a), slot(b)}, f, {slope_a, slope_b}});
+    return Var<Real>(this, index, f);
+  }
+
+  // The sum of a(i) * b(i), i = 0 ... n-1, as one node. The accessors return Var<Real> or Real.
   template <class A, class B>
-  [[nodiscard]] Var<T> dot(Index n, const A& a, const B& b) {
+  [[nodiscard]] Var<Real> dot(Index n, const A& a, const B& b) {
     const Index begin = Index(pairs_.size());
-    T sum(0);
+    Real sum(0);
     for (Index i = 0; i < n; ++i) {
-      const Var<T> x(a(i)), y(b(i));
+      const Var<Real> x(a(i)), y(b(i));
       sum += x.value * y.value;
       if (!x.is_constant() || !y.is_constant()) pairs_.push_back({factor(x), factor(y)});
     }
-    const Var<T> result = record(sum, Var<T>(), T(0), Var<T>(), T(0));
+    const Var<Real> result = record(sum, Var<Real>(), Real(0), Var<Real>(), Real(0));
     dots_.push_back({result.index, begin, Index(pairs_.size())});
     return result;
   }
 
   // d root / d node for every node, to be read at Var::index; zeros for a constant root.
-  [[nodiscard]] std::vector<T> gradient(const Var<T>& root) const {
-    std::vector<T> adjoint(nodes_.size(), T(0));
+  [[nodiscard]] std::vector<Real> gradient(const Var<Real>& root) const {
+    std::vector<Real> adjoint(nodes_.size(), Real(0));
     if (root.is_constant()) return adjoint;
     require(root.tape == this, "Tape::gradient: the root, node ", root.index,
             ", belongs to another tape than this one of ", size(), " nodes");
-    adjoint[std::size_t(root.index)] = T(1);
+    adjoint[std::size_t(root.index)] = Real(1);
     std::size_t dot = dots_.size();  // dots_[dot] and later lie behind the node at hand
     for (Index node = root.index; node >= 0; --node) {
       while (dot > 0 && dots_[dot - 1].node > node) --dot;
-      const T outer = adjoint[std::size_t(node)];
-      if (outer == T(0)) continue;
+      const Real outer = adjoint[std::size_t(node)];
+      if (outer == Real(0)) continue;
       spread(nodes_[std::size_t(node)], outer, adjoint);
       if (dot > 0 && dots_[dot - 1].node == node) spread(dots_[dot - 1], outer, adjoint);
     }
@@ -143,7 +145,7 @@ class Tape {
 
   // Memory in use by the records, without the vectors' spare room.
   [[nodiscard]] Index bytes() const {
-    return Index(nodes_.size() * sizeof(Node) + constants_.size() * sizeof(T) +
+    return Index(nodes_.size() * sizeof(Node) + constants_.size() * sizeof(Real) +
                  pairs_.size() * sizeof(Pair) + dots_.size() * sizeof(Dot));
   }
 
@@ -160,8 +162,8 @@ class Tape {
 
   struct Node {
     Slot parent[2];
-    T value;
-    T slope[2];
+    Real value;
+    Real slope[2];
   };
   struct Pair {
     Slot a, b;
@@ -176,29 +178,29 @@ class Tape {
     return count;
   }
 
-  [[nodiscard]] Slot slot(const Var<T>& x) const {
+  [[nodiscard]] Slot slot(const Var<Real>& x) const {
     if (x.is_constant()) return -1;
     require(x.tape == this, "Tape: an operand, node ", x.index,
             ", belongs to another tape than this one of ", size(), " nodes");
     return Slot(x.index);
   }
 
-  [[nodiscard]] Slot factor(const Var<T>& x) {
+  [[nodiscard]] Slot factor(const Var<Real>& x) {
     if (!x.is_constant()) return slot(x);
     constants_.push_back(x.value);
     return Slot(-checked_count(Index(constants_.size())));
   }
 
-  [[nodiscard]] T factor_value(Slot s) const {
+  [[nodiscard]] Real factor_value(Slot s) const {
     return s >= 0 ? nodes_[std::size_t(s)].value : constants_[std::size_t(-1 - s)];
   }
 
-  static void spread(const Node& node, T outer, std::vector<T>& adjoint) {
+  static void spread(const Node& node, Real outer, std::vector<Real>& adjoint) {
     for (int i = 0; i < 2; ++i)
       if (node.parent[i] >= 0) adjoint[std::size_t(node.parent[i])] += outer * node.slope[i];
   }
 
-  void spread(const Dot& dot, T outer, std::vector<T>& adjoint) const {
+  void spread(const Dot& dot, Real outer, std::vector<Real>& adjoint) const {
     for (Index i = dot.begin; i < dot.end; ++i) {
       const Pair& pair = pairs_[std::size_t(i)];
       if (pair.a >= 0) adjoint[std::size_t(pair.a)] += outer * factor_value(pair.b);
@@ -207,65 +209,65 @@ class Tape {
   }
 
   std::vector<Node> nodes_;
-  std::vector<T> constants_;
+  std::vector<Real> constants_;
   std::vector<Pair> pairs_;
   std::vector<Dot> dots_;
 };
 
 namespace math {
 
-template <class T>
-[[nodiscard]] T value_of(const Var<T>& x, Lookup) {
+template <class Real>
+[[nodiscard]] Real value_of(const Var<Real>& x, Lookup) {
   return x.value;
 }
 
-template <class T>
-[[nodiscard]] Var<T> exp(const Var<T>& x, Lookup) {
-  const T y = exp(x.value);
+template <class Real>
+[[nodiscard]] Var<Real> exp(const Var<Real>& x, Lookup) {
+  const Real y = exp(x.value);
   return x.chain(y, y);
 }
 
-template <class T>
-[[nodiscard]] Var<T> log(const Var<T>& x, Lookup) {
-  return x.chain(log(x.value), T(1) / x.value);
+template <class Real>
+[[nodiscard]] Var<Real> log(const Var<Real>& x, Lookup) {
+  return x.chain(log(x.value), Real(1) / x.value);
 }
 
-template <class T>
-[[nodiscard]] Var<T> sqrt(const Var<T>& x, Lookup) {
-  const T y = sqrt(x.value);
-  return x.chain(y, T(0.5) / y);
+template <class Real>
+[[nodiscard]] Var<Real> sqrt(const Var<Real>& x, Lookup) {
+  const Real y = sqrt(x.value);
+  return x.chain(y, Real(0.5) / y);
 }
 
-template <class T>
-[[nodiscard]] Var<T> tanh(const Var<T>& x, Lookup) {
+template <class Real>
+[[nodiscard]] Var<Real> tanh(const Var<Real>& x, Lookup) {
   return x.chain(tanh(x.value), tanh_slope(x.value));
 }
 
-template <class T>
-[[nodiscard]] Var<T> sigmoid(const Var<T>& x, Lookup) {
+template <class Real>
+[[nodiscard]] Var<Real> sigmoid(const Var<Real>& x, Lookup) {
   return x.chain(sigmoid(x.value), sigmoid_slope(x.value));
 }
 
 // One node for the whole sum; a constant when no factor is a variable.
-template <class T, class A, class B>
-[[nodiscard]] Var<T> dot_product(std::type_identity<Var<T>>, Index n, const A& a, const B& b,
-                                 Lookup) {
-  T sum(0);
+template <class Real, class A, class B>
+[[nodiscard]] Var<Real> dot_product(std::type_identity<Var<Real>>, Index n, const A& a, const B& b,
+                                    Lookup) {
+  Real sum(0);
   for (Index i = 0; i < n; ++i) {
-    const Var<T> x(a(i)), y(b(i));
+    const Var<Real> x(a(i)), y(b(i));
     if (!x.is_constant()) return x.tape->dot(n, a, b);
     if (!y.is_constant()) return y.tape->dot(n, a, b);
     sum += x.value * y.value;
   }
-  return Var<T>(sum);
+  return Var<Real>(sum);
 }
 
 }  // namespace math
 
 // The dot product of two strided runs of n numbers as one node; strides in elements.
-template <class T>
-[[nodiscard]] Var<T> dot(const Var<T>* a, Index stride_a, const Var<T>* b, Index stride_b,
-                         Index n) {
+template <class Real>
+[[nodiscard]] Var<Real> dot(const Var<Real>* a, Index stride_a, const Var<Real>* b, Index stride_b,
+                            Index n) {
   return math::dot_product(
       n, [=](Index i) { return a[i * stride_a]; }, [=](Index i) { return b[i * stride_b]; });
 }

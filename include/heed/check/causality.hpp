@@ -97,40 +97,40 @@ class AuditRandom {
 };
 
 // The ways to change a token. An id never becomes itself.
-template <class T>
+template <class Real>
 struct TokenChanges {
-  static constexpr int count = std::integral<T> ? 2 : 5;
+  static constexpr int count = std::integral<Real> ? 2 : 5;
 
   [[nodiscard]] static const char* name(int change) {
-    if constexpr (std::integral<T>) return change == 0 ? "the next id" : "another id";
+    if constexpr (std::integral<Real>) return change == 0 ? "the next id" : "another id";
     static constexpr const char* names[] = {"1e30", "-1e30", "NaN", "+infinity", "random numbers"};
     return names[change];
   }
 
-  static void apply(int change, T* token, Index width, Index vocabulary, AuditRandom& random) {
+  static void apply(int change, Real* token, Index width, Index vocabulary, AuditRandom& random) {
     for (Index c = 0; c < width; ++c) token[c] = changed(change, token[c], vocabulary, random);
   }
 
  private:
-  [[nodiscard]] static T changed(int change, T old, Index vocabulary, AuditRandom& random) {
-    if constexpr (std::integral<T>) {
+  [[nodiscard]] static Real changed(int change, Real old, Index vocabulary, AuditRandom& random) {
+    if constexpr (std::integral<Real>) {
       const Index step = change == 0 ? 1 : 1 + random.below(vocabulary - 1);
-      return T((Index(old) + step) % vocabulary);
+      return Real((Index(old) + step) % vocabulary);
     } else {
       switch (change) {
-        case 0: return T(1e30);
-        case 1: return T(-1e30);
-        case 2: return std::numeric_limits<T>::quiet_NaN();
-        case 3: return std::numeric_limits<T>::infinity();
-        default: return T(random.number());
+        case 0: return Real(1e30);
+        case 1: return Real(-1e30);
+        case 2: return std::numeric_limits<Real>::quiet_NaN();
+        case 3: return std::numeric_limits<Real>::infinity();
+        default: return Real(random.number());
       }
     }
   }
 };
 
-template <class N>
-[[nodiscard]] bool same_bits(const N& a, const N& b) {
-  return std::memcmp(&a, &b, sizeof(N)) == 0;
+template <class Number>
+[[nodiscard]] bool same_bits(const Number& a, const Number& b) {
+  return std::memcmp(&a, &b, sizeof(Number)) == 0;
 }
 
 // Compares the outputs of a run with those of the first one.
@@ -179,8 +179,8 @@ class OutputWatch {
   const CausalityOptions& options_;
 };
 
-template <class T>
-void require_auditable(const std::vector<T>& inputs, Index len, const CausalityOptions& options) {
+template <class Real>
+void require_auditable(const std::vector<Real>& inputs, Index len, const CausalityOptions& options) {
   require(len >= 0 && options.batch >= 0, "audit_causality: len is ", len, " and batch is ",
           options.batch, ", neither may be negative");
   const Index rows = options.batch * len;
@@ -189,10 +189,10 @@ void require_auditable(const std::vector<T>& inputs, Index len, const CausalityO
           options.batch, " x ", len, " tokens");
   require(options.max_tokens >= 0, "audit_causality: max_tokens is ", options.max_tokens,
           ", it must be at least 0");
-  if constexpr (std::integral<T>) {
+  if constexpr (std::integral<Real>) {
     require(options.vocabulary >= 2, "audit_causality: vocabulary is ", options.vocabulary,
             ", ids need at least 2");
-    for (const T id : inputs)
+    for (const Real id : inputs)
       require(Index(id) >= 0 && Index(id) < options.vocabulary, "audit_causality: an id is ",
               Index(id), ", it must lie in [0, ", options.vocabulary, ")");
   }
@@ -202,11 +202,11 @@ void require_auditable(const std::vector<T>& inputs, Index len, const CausalityO
 
 // Changes every token of `inputs` in turn and reports whether an earlier output, or one of another
 // sequence, noticed.
-template <class T, class Run>
-  requires std::same_as<T, float> || std::same_as<T, double> || std::integral<T>
-[[nodiscard]] CausalityReport audit_causality(Run&& run, const std::vector<T>& inputs, Index len,
+template <class Real, class Run>
+  requires std::same_as<Real, float> || std::same_as<Real, double> || std::integral<Real>
+[[nodiscard]] CausalityReport audit_causality(Run&& run, const std::vector<Real>& inputs, Index len,
                                               const CausalityOptions& options = {}) {
-  using Changes = detail::TokenChanges<T>;
+  using Changes = detail::TokenChanges<Real>;
   using Number = std::remove_cvref_t<decltype(*run(inputs).data())>;
   static_assert(
       std::integral<Number> || std::same_as<Number, float> || std::same_as<Number, double>,
@@ -215,7 +215,7 @@ template <class T, class Run>
   const Index width = Index(inputs.size()) / std::max<Index>(1, options.batch * len);
   const Index tokens = options.max_tokens == 0 ? len : std::min(len, options.max_tokens);
 
-  const auto outputs = [&](const std::vector<T>& x) {
+  const auto outputs = [&](const std::vector<Real>& x) {
     auto&& y = run(x);
     return std::vector<Number>(y.data(), y.data() + y.size());
   };
@@ -228,7 +228,7 @@ template <class T, class Run>
     for (Index n = 0; n < tokens; ++n)
       for (int change = 0; change < Changes::count; ++change) {
         const Index token = len - 1 - n * len / tokens;
-        std::vector<T> changed = inputs;
+        std::vector<Real> changed = inputs;
         Changes::apply(change, changed.data() + (b * len + token) * width, width,
                        options.vocabulary, random);
         ++report.runs;

@@ -15,23 +15,23 @@ namespace heed::inline HEED_ABI {
 template <class Op>
 class OpCall {
  public:
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
 
   Op op;
   Op grad_op;  // after backward()
   Geometry geometry;
-  Mask<T> mask;
+  Mask<Real> mask;
   Options options;
-  std::vector<T> query, key, value, extra, grad_out;
-  std::vector<T> out, grad_query, grad_key, grad_value, grad_extra;
+  std::vector<Real> query, key, value, extra, grad_out;
+  std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra;
 
-  OpCall(Op of, const Geometry& g, Mask<T> under = {}, const Options& with = {})
+  OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
       : op(of), grad_op(std::move(of)), geometry(g), mask(std::move(under)), options(with) {
     std::uint64_t stream = 0;
-    const auto draw = [&](std::vector<T>& numbers, const Shape& shape) {
+    const auto draw = [&](std::vector<Real>& numbers, const Shape& shape) {
       const CounterRandom random(20240607, ++stream);
       numbers.resize(std::size_t(element_count(shape, "OpCall")));
-      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = T(random.normal(i));
+      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = Real(random.normal(i));
     };
     draw(query, query_shape());
     draw(key, key_shape());
@@ -46,19 +46,20 @@ class OpCall {
   }
 
   void forward() {
-    heed::forward(op, inputs(), mask, TensorView<T>(out.data(), out_shape()), &saved_, options);
+    heed::forward(op, inputs(), mask, TensorView<Real>(out.data(), out_shape()), &saved_, options);
   }
   // After forward().
   void backward() {
-    Gradients<T> grads{{grad_query.data(), query_shape()}, {grad_key.data(), key_shape()},
-                       {grad_value.data(), value_shape()}, {}, {}};
+    Gradients<Real> grads{{grad_query.data(), query_shape()}, {grad_key.data(), key_shape()},
+                          {grad_value.data(), value_shape()}, {}, {}};
     if (!extra.empty()) grads.extra = {grad_extra.data(), extra_shape()};
-    heed::backward(op, inputs(), mask, saved_, TensorView<const T>(out.data(), out_shape()),
-                   TensorView<const T>(grad_out.data(), out_shape()), grads, &grad_op, options);
+    heed::backward(op, inputs(), mask, saved_, TensorView<const Real>(out.data(), out_shape()),
+                   TensorView<const Real>(grad_out.data(), out_shape()), grads, &grad_op, options);
   }
 
-  [[nodiscard]] Inputs<T> inputs() const {
-    Inputs<T> in{{query.data(), query_shape()}, {key.data(), key_shape()}, {value.data(), value_shape()}, {}};
+  [[nodiscard]] Inputs<Real> inputs() const {
+    Inputs<Real> in{
+        {query.data(), query_shape()}, {key.data(), key_shape()}, {value.data(), value_shape()}, {}};
     if (!extra.empty()) in.extra = {extra.data(), extra_shape()};
     return in;
   }
@@ -80,7 +81,7 @@ class OpCall {
     return {geometry.batch, geometry.heads, geometry.len_q, geometry.dim_v};
   }
 
-  Saved<T> saved_;
+  Saved<Real> saved_;
 };
 
 }  // namespace heed::inline HEED_ABI

@@ -132,12 +132,12 @@ struct OpLoss {
 // Gradients under the names that check_op_gradient expects; empty ones are left out.
 template <class Op>
 [[nodiscard]] std::vector<NamedTensor> named_gradients(reference::Gradients<Op> gradients) {
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
   std::vector<NamedTensor> named;
-  const auto add = [&](const std::string& name, const T* values, Index count) {
+  const auto add = [&](const std::string& name, const Real* values, Index count) {
     if (count > 0) named.push_back({name, {values, values + count}});
   };
-  const auto add_tensor = [&](const char* name, const std::vector<T>& values) {
+  const auto add_tensor = [&](const char* name, const std::vector<Real>& values) {
     named.push_back({name, {values.begin(), values.end()}});
   };
   add_tensor("query", gradients.dquery);
@@ -145,7 +145,7 @@ template <class Op>
   add_tensor("value", gradients.dvalue);
   add("extra", gradients.dextra.data(), Index(gradients.dextra.size()));
   add("bias", gradients.dbias.data(), Index(gradients.dbias.size()));
-  detail::visit_named_params(gradients.op, [&](const std::string& name, Param<T>& p) {
+  detail::visit_named_params(gradients.op, [&](const std::string& name, Param<Real>& p) {
     add(name, p.data(), p.size());
   });
   return named;

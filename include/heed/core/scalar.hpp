@@ -79,8 +79,8 @@ template <class S>
   return select(value < decltype(value){}, S(-x), x);
 }
 
-template <std::floating_point T>
-[[nodiscard]] T exp(T x) {
+template <std::floating_point Real>
+[[nodiscard]] Real exp(Real x) {
   return std::exp(x);
 }
 template <class S>
@@ -90,8 +90,8 @@ template <class S>
 }
 
 // Natural logarithm. Derivative 1/x; +inf at 0.
-template <std::floating_point T>
-[[nodiscard]] T log(T x) {
+template <std::floating_point Real>
+[[nodiscard]] Real log(Real x) {
   return std::log(x);
 }
 template <class S>
@@ -102,8 +102,8 @@ template <class S>
 
 // Derivative 1 / (2 sqrt(x)): +inf at 0, which an outer factor 0 turns into NaN. A formula that may
 // meet 0, such as a norm, selects around it. The complex step at 0 is large, but finite.
-template <std::floating_point T>
-[[nodiscard]] T sqrt(T x) {
+template <std::floating_point Real>
+[[nodiscard]] Real sqrt(Real x) {
   return std::sqrt(x);
 }
 template <class S>
@@ -112,8 +112,8 @@ template <class S>
   return sqrt(x, Lookup{});
 }
 
-template <std::floating_point T>
-[[nodiscard]] T tanh(T x) {
+template <std::floating_point Real>
+[[nodiscard]] Real tanh(Real x) {
   return std::tanh(x);
 }
 template <class S>

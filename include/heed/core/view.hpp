@@ -69,24 +69,24 @@ concept MdspanLike = requires(E& e) {
 
 }  // namespace detail
 
-// A view of T or const T with shape (batch, heads, len, dim). A default view is empty: it stands for
-// an argument that was not given.
-template <class T>
+// A view of Elements, which may be const, of shape (batch, heads, len, dim). A default view is empty: it
+// stands for an argument that was not given.
+template <class Element>
 class TensorView {
  public:
   TensorView() = default;
 
-  TensorView(T* data, const Shape& shape, const Strides& strides)
+  TensorView(Element* data, const Shape& shape, const Strides& strides)
       : data_(data), shape_(shape), strides_(strides) {}
 
   // Dense (batch, heads, len, dim) memory.
-  TensorView(T* data, const Shape& shape)
+  TensorView(Element* data, const Shape& shape)
       : TensorView(data, shape,
                    {shape.heads * shape.len * shape.dim, shape.len * shape.dim, shape.dim}) {}
 
   // Rows spread over pages of `page_rows` rows each: row t of head (b, h) lies in pages[t / page_rows],
   // at strides within the page. The table must outlive the view. forward() reads key and value so.
-  [[nodiscard]] static TensorView paged(T* const* pages, Index page_rows, const Shape& shape,
+  [[nodiscard]] static TensorView paged(Element* const* pages, Index page_rows, const Shape& shape,
                                         const Strides& strides) {
     require(page_rows > 0, "TensorView: page_rows is ", page_rows, ", it must be positive");
     TensorView view(nullptr, shape, strides);
@@ -97,7 +97,7 @@ class TensorView {
 
   // A mutable view reads as a const one.
   template <class U>
-    requires(std::same_as<const U, T> && !std::is_const_v<U>)
+    requires(std::same_as<const U, Element> && !std::is_const_v<U>)
   TensorView(const TensorView<U>& other)
       : data_(other.data_),
         pages_(other.pages_),
@@ -105,7 +105,7 @@ class TensorView {
         shape_(other.shape_),
         strides_(other.strides_) {}
 
-  // Eigen::Tensor<T, 4, RowMajor> or TensorMap of one: (batch, heads, len, dim).
+  // Eigen::Tensor<Real, 4, RowMajor> or TensorMap of one: (batch, heads, len, dim).
   template <class E>
     requires detail::EigenTensorLike<std::remove_reference_t<E>>
   TensorView(E&& e)
@@ -145,7 +145,7 @@ class TensorView {
     }
   }
 
-  [[nodiscard]] T* data() const { return data_; }
+  [[nodiscard]] Element* data() const { return data_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Strides& strides() const { return strides_; }
   // Rows per page; 0 for memory in one piece.
@@ -156,13 +156,13 @@ class TensorView {
   }
 
   // First element of row t; in pages, the rows up to the end of its page follow at strides().row.
-  [[nodiscard]] T* row(Index b, Index h, Index t) const {
+  [[nodiscard]] Element* row(Index b, Index h, Index t) const {
     if (page_rows_ > 0)
       return pages_[t / page_rows_] +
              (b * strides_.batch + h * strides_.head + t % page_rows_ * strides_.row);
     return data_ + (b * strides_.batch + h * strides_.head + t * strides_.row);
   }
-  [[nodiscard]] T& operator()(Index b, Index h, Index t, Index c) const { return row(b, h, t)[c]; }
+  [[nodiscard]] Element& operator()(Index b, Index h, Index t, Index c) const { return row(b, h, t)[c]; }
 
   // The pages as views of their own; the view itself if it is in one piece.
   [[nodiscard]] Index pages() const {
@@ -185,24 +185,24 @@ class TensorView {
   template <class U>
   friend class TensorView;
 
-  T* data_ = nullptr;
-  T* const* pages_ = nullptr;
+  Element* data_ = nullptr;
+  Element* const* pages_ = nullptr;
   Index page_rows_ = 0;
   Shape shape_;
   Strides strides_;
 };
 
 // View of (batch, len, heads, dim) memory, the layout of most projections.
-template <class T>
-[[nodiscard]] TensorView<T> view_bthd(T* data, Index batch, Index len, Index heads, Index dim) {
+template <class Element>
+[[nodiscard]] TensorView<Element> view_bthd(Element* data, Index batch, Index len, Index heads, Index dim) {
   return {data, {batch, heads, len, dim}, {len * heads * dim, dim, heads * dim}};
 }
 
 // View of part `part` of a packed projection (batch, len, parts * heads * dim): QKV has 3 parts, QKVI
 // has 4.
-template <class T>
-[[nodiscard]] TensorView<T> view_packed(T* data, Index batch, Index len, Index heads, Index dim,
-                                        Index parts, Index part) {
+template <class Element>
+[[nodiscard]] TensorView<Element> view_packed(Element* data, Index batch, Index len, Index heads, Index dim,
+                                           Index parts, Index part) {
   require(part >= 0 && part < parts, "view_packed: part ", part, " of ", parts, " parts");
   const Index row = parts * heads * dim;
   return {data + part * heads * dim, {batch, heads, len, dim}, {len * row, dim, row}};

@@ -20,23 +20,23 @@
 namespace heed::inline HEED_ABI::detail {
 
 // A panel on its way back.
-template <class Op, class T>
+template <class Op, class Real>
 struct BackwardPanel {
-  Panel<Op, T> panel;
-  PanelGradients<Op, T> gradients;
-  LaneTile<T> dmixed;     // [dim_v][lanes]: dL/dmixed
-  SoftmaxState<T> state;  // of streaming normalisers, as forward left it
-  T* delta;               // [lanes]: rowsum(dmixed o mixed)
-  const T* extra = nullptr;
-  LaneTile<T> weights, dscores;  // [tile][lanes], of streaming normalisers
+  Panel<Op, Real> panel;
+  PanelGradients<Op, Real> gradients;
+  LaneTile<Real> dmixed;     // [dim_v][lanes]: dL/dmixed
+  SoftmaxState<Real> state;  // of streaming normalisers, as forward left it
+  Real* delta;               // [lanes]: rowsum(dmixed o mixed)
+  const Real* extra = nullptr;
+  LaneTile<Real> weights, dscores;  // [tile][lanes], of streaming normalisers
   SeenTile seen;                 // the tile at hand
 
-  BackwardPanel(const CallContext<Op, T>& c, BackwardShared<Op, T>& shared,
-                const TileScratch<Op, T>& work, Index index, Scratch<T>& scratch)
+  BackwardPanel(const CallContext<Op, Real>& c, BackwardShared<Op, Real>& shared,
+                const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
       : panel(c, scratch, true),
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        state(SoftmaxState<T>::take(scratch, c.plan.lanes)),
+        state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     weights = {work.weights + index * tile * lanes, tile, lanes};
@@ -45,20 +45,20 @@ struct BackwardPanel {
   BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
 };
 
-template <class Op, class T>
+template <class Op, class Real>
 class BackwardWorker {
  public:
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, T>;
+  using Context = CallContext<Op, Real>;
   static constexpr int kMaps = Normaliser::maps;
 
-  BackwardWorker(const Context& c, BackwardShared<Op, T>& shared, Scratch<T>& scratch)
+  BackwardWorker(const Context& c, BackwardShared<Op, Real>& shared, Scratch<Real>& scratch)
       : c_(c), s_(shared), work_(c, scratch), own_(zeros_like(c.op)) {
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
-    const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, shared, work_, i, scratch);
     for (auto& dots : dots_) dots = take(span);
     saved_tile_ = take(g.dim_v);
@@ -73,7 +73,7 @@ class BackwardWorker {
   void run(Index unit) {
     const VisitingOrder::Visit visit = s_.order.visit(unit);
     own_.visit([](const char*, auto& param) { param.set_zero(); });
-    std::fill(dtable_, dtable_ + table_size(), T(0));
+    std::fill(dtable_, dtable_ + table_size(), Real(0));
     const Index first = visit.group * c_.plan.group;
     active_ = std::min(c_.plan.group, c_.plan.panels - first);
     for (Index i = 0; i < active_; ++i)
@@ -103,8 +103,8 @@ class BackwardWorker {
   }
 
  private:
-  using My = BackwardPanel<Op, T>;
-  using WeighedTile = typename PanelGradients<Op, T>::WeighedTile;
+  using My = BackwardPanel<Op, Real>;
+  using WeighedTile = typename PanelGradients<Op, Real>::WeighedTile;
 
   template <class Body>
   void for_active(Body&& body) {
@@ -118,10 +118,10 @@ class BackwardWorker {
   void load_output_gradient(My& my) {
     const TilePlace& place = my.panel.place;
     const Index dim = c_.geometry.dim_v, lanes = c_.plan.lanes;
-    const auto pack = [&](const T* rows, Index stride, const LaneTile<T>& to) {
+    const auto pack = [&](const Real* rows, Index stride, const LaneTile<Real>& to) {
       pack_lanes(rows, stride, place.rows, dim, to.data, lanes);
     };
-    const auto pack_view = [&](const TensorView<const T>& view, const LaneTile<T>& to) {
+    const auto pack_view = [&](const TensorView<const Real>& view, const LaneTile<Real>& to) {
       pack(view.row(place.batch, place.head, place.query), view.strides().row, to);
     };
     pack_view(s_.grad_out, my.dmixed);
@@ -129,7 +129,7 @@ class BackwardWorker {
       pack(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, saved_tile_);
     else
       pack_view(s_.out, saved_tile_);
-    ReadoutPanel<T> readout = my.panel.readout.load(place, my.dmixed);
+    ReadoutPanel<Real> readout = my.panel.readout.load(place, my.dmixed);
     readout.global = s_.saved.global;
     readout.saved = saved_tile_.constant();
     readout.delta = my.delta;
@@ -141,7 +141,7 @@ class BackwardWorker {
 
   void load_state(My& my) {
     const Index rows = c_.geometry.query_rows(), count = my.panel.place.rows;
-    const T* from = s_.saved.state.data() + my.panel.first_row();
+    const Real* from = s_.saved.state.data() + my.panel.first_row();
     Normaliser::begin(my.state, c_.plan.lanes);
     std::copy(from, from + count, my.state.shift);
     std::copy(from + rows, from + rows + count, my.state.reference);
@@ -174,11 +174,11 @@ class BackwardWorker {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
     const TilePlace& at = panels_[0].seen.at;
     const Index lanes = c_.plan.lanes, kv = c_.geometry.kv_head(at.head);
-    const auto add = [&](const T* weights, const T* rows, Index columns, const TensorView<T>& to) {
+    const auto add = [&](const Real* weights, const Real* rows, Index columns, const TensorView<Real>& to) {
       if (!to.given()) return;
       gemm_add(at.keys, active_ * lanes, columns,
-               Broadcast<T>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
-               whole_vectors<T>(columns), to.row(at.batch, kv, at.key), to.strides().row);
+               Broadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
+               whole_vectors<Real>(columns), to.row(at.batch, kv, at.key), to.strides().row);
     };
     add(work_.dscores, work_.q, c_.geometry.dim_qk, s_.grads.key);
     add(work_.weights, work_.dout, c_.geometry.dim_v, s_.grads.value);
@@ -195,8 +195,8 @@ class BackwardWorker {
   }
 
   // Recomputes dot products and scores as forward did.
-  void score_tile(const My& my, int m, const SeenTile& seen, const LaneTile<T>& dots,
-                  const LaneTile<T>& scores, T* top) {
+  void score_tile(const My& my, int m, const SeenTile& seen, const LaneTile<Real>& dots,
+                  const LaneTile<Real>& scores, Real* top) {
     const auto& side = my.panel.query[std::size_t(m)];
     if (c_.plain()) {
       side.tile_scores(seen.at, seen.kind, scores, projected_, top, transposed_);
@@ -208,15 +208,15 @@ class BackwardWorker {
   }
 
   // X = V dmixed^T
-  void weight_gradients(const My& my, const TilePlace& at, const LaneTile<T>& x) const {
-    const Rows<T> values = my.panel.values(at);
+  void weight_gradients(const My& my, const TilePlace& at, const LaneTile<Real>& x) const {
+    const Rows<Real> values = my.panel.values(at);
     panel_gemm<Store::overwrite>(at.keys, values.columns, c_.plan.vectors,
-                                 Broadcast<T>{values.data, values.stride, 1}, my.dmixed.data,
+                                 Broadcast<Real>{values.data, values.stride, 1}, my.dmixed.data,
                                  my.dmixed.lanes, x.data, x.lanes);
   }
 
   // scores -> weights, X -> dscores = weight (X - delta), 0 where hidden.
-  void softmax_vjp(const My& my, Index key, const LaneTile<T>& scores, const LaneTile<T>& x) const {
+  void softmax_vjp(const My& my, Index key, const LaneTile<Real>& scores, const LaneTile<Real>& x) const {
     for (int v = 0; v < c_.plan.vectors; ++v)
       if (my.panel.dropout.drops())
         softmax_vjp(my, v, my.panel.dropout.along_queries(v, key), scores, x);
@@ -225,31 +225,32 @@ class BackwardWorker {
   }
   struct KeepAll {
     void next() {}
-    [[nodiscard]] Pack<T> operator()(Pack<T> x) const { return x; }
+    [[nodiscard]] Pack<Real> operator()(Pack<Real> x) const { return x; }
   };
   template <class Drop>
-  void softmax_vjp(const My& my, int v, Drop drop, const LaneTile<T>& scores, const LaneTile<T>& x) const {
-    const Index lane = v * kLanes<T>;
-    const Pack<T> shift = Pack<T>::load(my.state.shift + lane);
-    const Pack<T> base = Normaliser::exponent_base(my.state, v);
-    const Pack<T> factor = Normaliser::factor(my.state, v);
-    const Pack<T> delta = Pack<T>::load(my.delta + lane);
-    const Pack<T> hidden = -kInfinity<T>;
+  void softmax_vjp(const My& my, int v, Drop drop, const LaneTile<Real>& scores,
+                   const LaneTile<Real>& x) const {
+    const Index lane = v * kLanes<Real>;
+    const Pack<Real> shift = Pack<Real>::load(my.state.shift + lane);
+    const Pack<Real> base = Normaliser::exponent_base(my.state, v);
+    const Pack<Real> factor = Normaliser::factor(my.state, v);
+    const Pack<Real> delta = Pack<Real>::load(my.delta + lane);
+    const Pack<Real> hidden = -kInfinity<Real>;
     for (Index j = 0; j < scores.rows; ++j) {
       drop.next();
-      const Pack<T> score = scores.load(j, v);
-      const Pack<T> weight = Normaliser::weight_of(score, shift, base) * factor;
-      const Pack<T> seen = weight * (drop(x.load(j, v)) - delta);
+      const Pack<Real> score = scores.load(j, v);
+      const Pack<Real> weight = Normaliser::weight_of(score, shift, base) * factor;
+      const Pack<Real> seen = weight * (drop(x.load(j, v)) - delta);
       // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
-      scores.store(j, v, select(score == hidden, Pack<T>(T(0)), drop(weight)));
-      x.store(j, v, select(score == hidden, Pack<T>(T(0)), seen));
+      scores.store(j, v, select(score == hidden, Pack<Real>(Real(0)), drop(weight)));
+      x.store(j, v, select(score == hidden, Pack<Real>(Real(0)), seen));
     }
   }
 
   // Row normalisers: all scores and weight gradients of the row, and its vjp.
   void weigh_rows(My& my) {
-    Panel<Op, T>& panel = my.panel;
-    RowBlock<T> block = panel.row_block();
+    Panel<Op, Real>& panel = my.panel;
+    RowBlock<Real> block = panel.row_block();
     block.dweights = block.weights = {dweights_.data, panel.seen.size(), c_.plan.lanes};
     block.dscores = block.scores;
     if constexpr (Normaliser::uses_extra) {
@@ -260,8 +261,8 @@ class BackwardWorker {
       const SeenTile seen = panel.tile(keys);
       const WeighedTile tile = weighed_part(my, seen.at);
       if (seen.kind == TileKind::empty) {
-        for (const auto& scores : tile.dscores) scores.fill(-kInfinity<T>);
-        return tile.weights.fill(T(0));
+        for (const auto& scores : tile.dscores) scores.fill(-kInfinity<Real>);
+        return tile.weights.fill(Real(0));
       }
       for (int m = 0; m < kMaps; ++m)
         score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
@@ -276,7 +277,7 @@ class BackwardWorker {
   }
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
   [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
-    const auto part = [&](const LaneTile<T>& row) {
+    const auto part = [&](const LaneTile<Real>& row) {
       return row.part(at.key - my.panel.seen.begin, at.keys);
     };
     WeighedTile tile{part(dweights_), {}, {}};
@@ -300,15 +301,15 @@ class BackwardWorker {
   }
 
   const Context& c_;
-  BackwardShared<Op, T>& s_;
-  TileScratch<Op, T> work_;
+  BackwardShared<Op, Real>& s_;
+  TileScratch<Op, Real> work_;
   Op own_;  // parameter gradients of the group
   std::deque<My> panels_;
   Index active_ = 0;
-  std::array<LaneTile<T>, kMaps> dots_;
-  LaneTile<T> saved_tile_, projected_;
-  LaneTile<T> dweights_;  // of row normalisers
-  T *transposed_, *top_, *dtable_;
+  std::array<LaneTile<Real>, kMaps> dots_;
+  LaneTile<Real> saved_tile_, projected_;
+  LaneTile<Real> dweights_;  // of row normalisers
+  Real *transposed_, *top_, *dtable_;
 };
 
 }  // namespace heed::inline HEED_ABI::detail

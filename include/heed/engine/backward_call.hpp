@@ -10,26 +10,26 @@ namespace heed::inline HEED_ABI {
 
 namespace detail {
 
-template <class T>
-void set_zero(const TensorView<T>& view, int threads) {
+template <class Real>
+void set_zero(const TensorView<Real>& view, int threads) {
   if (!view.given() || !view.has_elements()) return;
   const Shape& s = view.shape();
   parallel_for(s.batch * s.heads, threads, [&](Index unit) {
     for (Index t = 0; t < s.len; ++t) {
-      T* row = view.row(unit / s.heads, unit % s.heads, t);
-      std::fill(row, row + s.dim, T(0));
+      Real* row = view.row(unit / s.heads, unit % s.heads, t);
+      std::fill(row, row + s.dim, Real(0));
     }
   });
 }
 
-template <class T>
-void check_gradients(const Gradients<T>& grads, const Inputs<T>& in, const BoundMask<T>& mask,
-                     const TensorView<const T>& out, const TensorView<const T>& grad_out,
+template <class Real>
+void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const BoundMask<Real>& mask,
+                     const TensorView<const Real>& out, const TensorView<const Real>& grad_out,
                      const std::string& where) {
   struct Named {
-    const TensorView<T>& view;
+    const TensorView<Real>& view;
     const char* name;
-    const TensorView<const T>& like;
+    const TensorView<const Real>& like;
   };
   const Named named[] = {{grads.query, "grad_query", in.query},
                          {grads.key, "grad_key", in.key},
@@ -50,49 +50,50 @@ void check_gradients(const Gradients<T>& grads, const Inputs<T>& in, const Bound
 }
 
 // Are these the rows that forward saves for such a call?
-template <class Op, class T>
-void check_saved(const Saved<T>& saved, const Geometry& g, const std::string& where) {
+template <class Op, class Real>
+void check_saved(const Saved<Real>& saved, const Geometry& g, const std::string& where) {
   using Normaliser = typename Op::NormaliserType;
-  const auto check = [&](const std::vector<T>& numbers, Index wanted, const char* what) {
+  const auto check = [&](const std::vector<Real>& numbers, Index wanted, const char* what) {
     require(Index(numbers.size()) == wanted, where, ": saved holds ", numbers.size(), " ", what,
             ", the call needs ", wanted, "; it must come from forward() of the same op and inputs");
   };
   const Index rows = g.query_rows();
   check(saved.lse, Normaliser::maps * rows, "log-sum-exps");
-  check(saved.state, Normaliser::streams ? SoftmaxState<T>::rows * rows : 0, "softmax states");
+  check(saved.state, Normaliser::streams ? SoftmaxState<Real>::rows * rows : 0, "softmax states");
   check(saved.mixed, Op::ReadoutType::saves_mixed ? rows * g.dim_v : 0, "mixed values");
 }
 
 template <class Op>
-void Door<Op>::backward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const Saved<T>& saved,
-                        const TensorView<const T>& out, const TensorView<const T>& grad_out,
-                        const Gradients<T>& grads, Op* grad_op, const Options& options) {
-  using Worker = BackwardWorker<Op, T>;
+void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                        const Saved<Real>& saved, const TensorView<const Real>& out,
+                        const TensorView<const Real>& grad_out, const Gradients<Real>& grads, Op* grad_op,
+                        const Options& options) {
+  using Worker = BackwardWorker<Op, Real>;
   const std::string where = door_name("heed::backward", options.name);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
-  const BoundMask<T> bound(mask, g, where.c_str());
+  const BoundMask<Real> bound(mask, g, where.c_str());
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
   require_shape(out, out_shape, "out", where);
   require_shape(grad_out, out_shape, "grad_out", where);
   check_gradients(grads, in, bound, out, grad_out, where);
   check_saved<Op>(saved, g, where);
 
-  KeySide<Op, T> keys(op, g, in.key);
-  const CallContext<Op, T> c{op, g, bound, in, plan_call<T>(op, g, options, 0, true),
-                             T(scale_of(op, g, options)), keys, options.dropout};
-  BackwardShared<Op, T> shared(c, saved, out, grad_out, grads);
+  KeySide<Op, Real> keys(op, g, in.key);
+  const CallContext<Op, Real> c{op, g, bound, in, plan_call<Real>(op, g, options, 0, true),
+                                Real(scale_of(op, g, options)), keys, options.dropout};
+  BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =
-      scratch_elements<T>([&](Scratch<T>& scratch) { return Worker(c, shared, scratch); });
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));
+      scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   keys.build(workers);
   for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
   if (units > 0) {
     // All scratch is allocated before the first panel: a worker that failed later would keep others
     // waiting at its turnstiles.
-    std::vector<Scratch<T>> scratch;
+    std::vector<Scratch<Real>> scratch;
     std::vector<std::unique_ptr<Worker>> ready;
     for (int w = 0; w < workers; ++w) {
       scratch.emplace_back(elements);

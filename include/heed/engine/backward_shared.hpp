@@ -36,21 +36,21 @@ struct VisitingOrder {
 };
 
 // What all workers of a backward call read and add to.
-template <class Op, class T>
+template <class Op, class Real>
 struct BackwardShared {
-  const Saved<T>& saved;
-  TensorView<const T> out, grad_out;
-  Gradients<T> grads;
+  const Saved<Real>& saved;
+  TensorView<const Real> out, grad_out;
+  Gradients<Real> grads;
   VisitingOrder order;
   Turnstiles tiles;             // [family][tile]
   Turnstiles commits;           // one gate, in unit order
-  std::vector<T> dfeatures;     // laid out by KeySide::row()
-  std::vector<T> dprojected;
+  std::vector<Real> dfeatures;     // laid out by KeySide::row()
+  std::vector<Real> dprojected;
   std::vector<double> dtables;  // [head][table_rows][dim_qk]
   std::vector<double> dparams;  // all parameters, in visiting order
 
-  BackwardShared(const CallContext<Op, T>& c, const Saved<T>& from, const TensorView<const T>& o,
-                 const TensorView<const T>& grad_o, const Gradients<T>& to)
+  BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& from, const TensorView<const Real>& o,
+                 const TensorView<const Real>& grad_o, const Gradients<Real>& to)
       : saved(from),
         out(o),
         grad_out(grad_o),
@@ -69,16 +69,16 @@ struct BackwardShared {
   }
 
   [[nodiscard]] Index bytes() const {
-    return Index((dfeatures.size() + dprojected.size()) * sizeof(T) +
+    return Index((dfeatures.size() + dprojected.size()) * sizeof(Real) +
                  (dtables.size() + dparams.size()) * sizeof(double));
   }
 
   // The parameter gradients as an op.
-  [[nodiscard]] Op parameter_gradients(const CallContext<Op, T>& c) const {
+  [[nodiscard]] Op parameter_gradients(const CallContext<Op, Real>& c) const {
     Op sums = zeros_like(c.op);
     std::size_t at = 0;
     sums.visit([&](const char*, auto& param) {
-      for (Index i = 0; i < param.size(); ++i) param[i] += T(dparams[at++]);
+      for (Index i = 0; i < param.size(); ++i) param[i] += Real(dparams[at++]);
     });
     if constexpr (Op::ScoreType::has_table) {
       const Index width = c.geometry.dim_qk;
@@ -91,7 +91,7 @@ struct BackwardShared {
 
  private:
   // Heads share rows where they read one key-value head, or where one row of bias serves them all.
-  [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, T>& c, bool bias) {
+  [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const Shape& shape = c.mask.bias().shape();
     return {g.batch, g.heads, c.groups_of(1), bias && shape.batch == 1 ? g.batch : Index(1),

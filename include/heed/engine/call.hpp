@@ -18,16 +18,16 @@ namespace heed::inline HEED_ABI {
 // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
 // where the op asks for it: the intent, or the logits of a token-wise lambda.
-template <class T>
+template <class Real>
 struct Inputs {
-  TensorView<const T> query, key, value, extra;
+  TensorView<const Real> query, key, value, extra;
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
 // shape of the mask's bias.
-template <class T>
+template <class Real>
 struct Gradients {
-  TensorView<T> query, key, value, extra, bias;
+  TensorView<Real> query, key, value, extra, bias;
 };
 
 struct Options {
@@ -48,23 +48,23 @@ struct Options {
 };
 
 // What backward needs of forward, and what forward can report. Filled when a pointer to one is given.
-template <class T>
+template <class Real>
 struct Saved {
   // Natural-log sum of exp of the scores, [map][batch * heads * len_q]; -infinity for a row that sees
   // no key.
-  std::vector<T> lse;
+  std::vector<Real> lse;
   // Softmax state of streaming ops, [shift, reference, sum][row].
-  std::vector<T> state;
+  std::vector<Real> state;
   // Rows before the readout, (batch, heads, len_q, dim_v), where the readout's backward needs them.
-  std::vector<T> mixed;
+  std::vector<Real> mixed;
   // Numbers per row that the op reports, [name][row]; names in diagnostic_names.
-  std::vector<std::vector<T>> diagnostics;
+  std::vector<std::vector<Real>> diagnostics;
   std::vector<std::string> diagnostic_names;
   // Result of the survey of readouts that look at all rows first.
   int global = 0;
 
   // The rows of one diagnostic; throws std::invalid_argument for a name that the op does not report.
-  [[nodiscard]] const std::vector<T>& diagnostic(const std::string& name) const {
+  [[nodiscard]] const std::vector<Real>& diagnostic(const std::string& name) const {
     for (std::size_t i = 0; i < diagnostic_names.size(); ++i)
       if (diagnostic_names[i] == name) return diagnostics[i];
     fail("Saved::diagnostic: the op reports no ", name);
@@ -77,35 +77,35 @@ inline std::string door_name(const char* function, const char* op) {
   return op[0] == '\0' ? std::string(function) : std::string(function) + "(" + op + ")";
 }
 
-template <class T>
-void require_view(const TensorView<T>& view, const char* name, const std::string& where) {
+template <class Real>
+void require_view(const TensorView<Real>& view, const char* name, const std::string& where) {
   const Shape& s = view.shape();
   require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
           " has shape ", s, ", extents must not be negative");
   (void)element_count(s, (where + ": " + name).c_str());
   if (!view.has_elements()) return;
   for (Index p = 0; p < view.pages(); ++p) {
-    const T* data = view.page(p).data();
+    const Real* data = view.page(p).data();
     require(data != nullptr, where, ": ", name, " has a null pointer and shape ", s);
-    require(reinterpret_cast<std::uintptr_t>(data) % alignof(T) == 0, where, ": ", name,
-            " is not aligned to ", alignof(T), " bytes");
+    require(reinterpret_cast<std::uintptr_t>(data) % alignof(Real) == 0, where, ": ", name,
+            " is not aligned to ", alignof(Real), " bytes");
   }
 }
 
 // Pages that tiles of keys do not straddle.
-template <class T>
-void require_pages(const TensorView<const T>& view, const char* name, const std::string& where) {
-  require(view.page_rows() % kPanelLanes<T> == 0, where, ": ", name, " has pages of ",
-          view.page_rows(), " rows, they must be multiples of ", kPanelLanes<T>);
+template <class Real>
+void require_pages(const TensorView<const Real>& view, const char* name, const std::string& where) {
+  require(view.page_rows() % kPanelLanes<Real> == 0, where, ": ", name, " has pages of ",
+          view.page_rows(), " rows, they must be multiples of ", kPanelLanes<Real>);
 }
-template <class T>
-void require_one_piece(const TensorView<T>& view, const char* name, const std::string& where) {
+template <class Real>
+void require_one_piece(const TensorView<Real>& view, const char* name, const std::string& where) {
   require(view.page_rows() == 0, where, ": ", name, " has pages of ", view.page_rows(),
           " rows, it must lie in one piece");
 }
 
-template <class T>
-void require_shape(const TensorView<T>& view, const Shape& wanted, const char* name,
+template <class Real>
+void require_shape(const TensorView<Real>& view, const Shape& wanted, const char* name,
                    const std::string& where) {
   require_view(view, name, where);
   require_one_piece(view, name, where);
@@ -122,8 +122,8 @@ void require_apart(const TensorView<A>& out, const TensorView<B>& input, const c
 }  // namespace detail
 
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
-template <class Op, class T>
-[[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<T>& in, const std::string& where) {
+template <class Op, class Real>
+[[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {
   using namespace detail;
   require_view(in.query, "query", where);
   require_view(in.key, "key", where);

@@ -11,28 +11,28 @@
 namespace heed::inline HEED_ABI {
 
 // What all panels of a call read.
-template <class Op, class T>
+template <class Op, class Real>
 struct CallContext {
   const Op& op;
   Geometry geometry;
-  const BoundMask<T>& mask;
-  Inputs<T> in;
+  const BoundMask<Real>& mask;
+  Inputs<Real> in;
   Plan plan;
-  T scale;
-  const KeySide<Op, T>& keys;
+  Real scale;
+  const KeySide<Op, Real>& keys;
   Dropout dropout = {};
 
   using Score = typename Op::ScoreType;
   // Transposed queries carry the scale, and a pair's raw dot product is recovered by its inverse; a scale
   // of 0 has none and multiplies the logit instead.
-  [[nodiscard]] T query_factor() const { return scale != T(0) ? scale : T(1); }
+  [[nodiscard]] Real query_factor() const { return scale != Real(0) ? scale : Real(1); }
   // Groups that the panels of `heads` heads fill.
   [[nodiscard]] Index groups_of(Index heads) const {
     return (heads * plan.panels + plan.group - 1) / plan.group;
   }
   // Does the score pass have nothing to do?
   [[nodiscard]] bool plain() const {
-    return Score::plain && mask.soft_cap() == T(0) && scale != T(0);
+    return Score::plain && mask.soft_cap() == Real(0) && scale != Real(0);
   }
 };
 

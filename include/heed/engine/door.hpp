@@ -15,13 +15,14 @@ namespace detail {
 // Both calls of one op: a class, so that one line instantiates both.
 template <class Op>
 struct Door {
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
 
-  static void forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const TensorView<T>& out,
-                      Saved<T>* saved, const Options& options);
-  static void backward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const Saved<T>& saved,
-                       const TensorView<const T>& out, const TensorView<const T>& grad_out,
-                       const Gradients<T>& grads, Op* grad_op, const Options& options);
+  static void forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                      const TensorView<Real>& out, Saved<Real>* saved, const Options& options);
+  static void backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                       const Saved<Real>& saved, const TensorView<const Real>& out,
+                       const TensorView<const Real>& grad_out, const Gradients<Real>& grads, Op* grad_op,
+                       const Options& options);
 };
 
 }  // namespace detail

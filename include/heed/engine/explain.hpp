@@ -59,14 +59,14 @@ namespace detail {
 }
 
 // Tiles of all panels by kind, and the products' flops in them.
-template <class Op, class T>
-void count_tiles(const CallContext<Op, T>& c, Pass pass, Explanation& e) {
+template <class Op, class Real>
+void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
   const Geometry& g = c.geometry;
   const double per_pair =
       pass == Pass::forward ? 2.0 * double(g.dim_qk + g.dim_v)
                             : 2.0 * double(3 * g.dim_qk + 2 * g.dim_v);
-  Scratch<T> none;
-  Panel<Op, T> panel(c, none, pass == Pass::backward);
+  Scratch<Real> none;
+  Panel<Op, Real> panel(c, none, pass == Pass::backward);
   for (Index b = 0; b < g.batch; ++b)
     for (Index h = 0; h < g.heads; ++h)
       for (Index p = 0; p < c.plan.panels; ++p) {
@@ -80,14 +80,14 @@ void count_tiles(const CallContext<Op, T>& c, Pass pass, Explanation& e) {
           }
           ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
           e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
-          const bool narrow = tile.at.rows <= kNarrowRows<T>;
+          const bool narrow = tile.at.rows <= kNarrowRows<Real>;
           e.computed_flops += per_pair * double(tile.at.keys * (narrow ? tile.at.rows : c.plan.lanes));
         }
       }
 }
 
-template <class Op, class T>
-void remark(const CallContext<Op, T>& c, const Options& options, Index worker_bytes, Explanation& e) {
+template <class Op, class Real>
+void remark(const CallContext<Op, Real>& c, const Options& options, Index worker_bytes, Explanation& e) {
   using Score = typename Op::ScoreType;
   using Normaliser = typename Op::NormaliserType;
   const Geometry& g = c.geometry;
@@ -101,7 +101,7 @@ void remark(const CallContext<Op, T>& c, const Options& options, Index worker_by
         " bytes and no fused multiply-add; -march=native is several times faster");
   if (e.units == 0) return say("nothing to compute");
   const Index last = g.len_q - (c.plan.panels - 1) * c.plan.lanes;
-  if (last <= kNarrowRows<T>)
+  if (last <= kNarrowRows<Real>)
     say("the last panel holds ", last, last == 1 ? " query" : " queries",
         ": products along the columns, bound by memory");
   else if (last < c.plan.lanes)
@@ -111,10 +111,10 @@ void remark(const CallContext<Op, T>& c, const Options& options, Index worker_by
         c.plan.vectors < kPanelVectors && g.len_q > c.plan.lanes && options.panel_vectors == 0
             ? ", and panels are narrow so that the rows stay in cache"
             : "");
-  if (!Score::plain && !HasScoreVjp<Score, Pack<T>>)
+  if (!Score::plain && !HasScoreVjp<Score, Pack<Real>>)
     say("the score has no score_vjp: backward differentiates it by dual numbers");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
-  if (c.mask.soft_cap() != T(0)) say("a soft cap takes a tanh per pair");
+  if (c.mask.soft_cap() != Real(0)) say("a soft cap takes a tanh per pair");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
   const int threads = int(resolve_threads(options.threads));
   if (e.workers < threads) {
@@ -135,19 +135,19 @@ template <AttentionOp Op>
 [[nodiscard]] Explanation explain(const Op& op, const Geometry& g,
                                   const Mask<typename Op::Scalar>& mask = {},
                                   Pass pass = Pass::forward, const Options& options = {}) {
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
   const bool back = pass == Pass::backward;
   op.validate(g, "heed::explain");
-  const BoundMask<T> bound(mask, g, "heed::explain");
+  const BoundMask<Real> bound(mask, g, "heed::explain");
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
     Explanation folded =
         explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, options);
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
-  KeySide<Op, T> keys(op, g, {});
-  const CallContext<Op, T> c{op, g, bound, {}, detail::plan_call<T>(op, g, options, 0, back),
-                             T(scale_of(op, g, options)), keys, options.dropout};
+  KeySide<Op, Real> keys(op, g, {});
+  const CallContext<Op, Real> c{op, g, bound, {}, detail::plan_call<Real>(op, g, options, 0, back),
+                                Real(scale_of(op, g, options)), keys, options.dropout};
   Explanation e;
   e.instruction_set = detail::instruction_set();
   e.lanes = c.plan.lanes;
@@ -156,20 +156,20 @@ template <AttentionOp Op>
   Index worker = 0, shared_bytes = keys.bytes();
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
-    const Saved<T> saved;
-    detail::BackwardShared<Op, T> shared(c, saved, {}, {}, {});
+    const Saved<Real> saved;
+    detail::BackwardShared<Op, Real> shared(c, saved, {}, {}, {});
     shared_bytes += shared.bytes();
-    worker = scratch_elements<T>([&](Scratch<T>& s) {
-      return detail::BackwardWorker<Op, T>(c, shared, s);
+    worker = scratch_elements<Real>([&](Scratch<Real>& s) {
+      return detail::BackwardWorker<Op, Real>(c, shared, s);
     });
   } else {
     e.units = g.batch * g.kv_heads * c.groups_of(g.group());
-    worker = scratch_elements<T>([&](Scratch<T>& s) {
-      return detail::ForwardWorker<Op, T>(c, {}, nullptr,
-                                          c.groups_of(g.group()) == 1 ? &keys : nullptr, s);
+    worker = scratch_elements<Real>([&](Scratch<Real>& s) {
+      return detail::ForwardWorker<Op, Real>(c, {}, nullptr,
+                                             c.groups_of(g.group()) == 1 ? &keys : nullptr, s);
     });
   }
-  const Index bytes = worker * Index(sizeof(T));
+  const Index bytes = worker * Index(sizeof(Real));
   e.workers = worker_count(options, g, e.units, bytes);
   e.scratch_bytes = e.workers * bytes + shared_bytes;
   if (e.units > 0) detail::count_tiles(c, pass, e);

@@ -13,9 +13,9 @@ namespace heed::inline HEED_ABI::detail {
 
 // Not where a parameter, a table or an ALiBi slope belongs to a head, or a window hides the first keys; nor
 // with dropout, which is drawn by head and query.
-template <class Op, class T>
-[[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<T>& mask,
-                              const BoundMask<T>& bound, const Dropout& dropout) {
+template <class Op, class Real>
+[[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<Real>& mask,
+                              const BoundMask<Real>& bound, const Dropout& dropout) {
   bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads &&
                !Op::ScoreType::has_table && !Op::ReadoutType::uses_own_rows && mask.slopes.empty() &&
                dropout.rate == 0;
@@ -42,8 +42,8 @@ template <class U>
 }
 
 // What hides keys from the one query, now from each of its group.
-template <class T>
-[[nodiscard]] Mask<T> fold_heads(Mask<T> mask, const BoundMask<T>& bound, const Geometry& g) {
+template <class Real>
+[[nodiscard]] Mask<Real> fold_heads(Mask<Real> mask, const BoundMask<Real>& bound, const Geometry& g) {
   mask.bands.clear();
   mask.key_lengths.clear();
   for (Index b = 0; b < g.batch; ++b) mask.key_lengths.push_back(bound.keys_of(b, 0).end);

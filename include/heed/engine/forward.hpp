@@ -26,30 +26,30 @@ namespace heed::inline HEED_ABI {
 namespace detail {
 
 // A panel and what it mixes.
-template <class Op, class T>
+template <class Op, class Real>
 struct ForwardPanel {
-  Panel<Op, T> panel;
-  LaneTile<T> out;  // [dim_v][lanes]
-  SoftmaxState<T> state;  // of a streaming normaliser
-  RowBlock<T> block;      // of a row normaliser
+  Panel<Op, Real> panel;
+  LaneTile<Real> out;  // [dim_v][lanes]
+  SoftmaxState<Real> state;  // of a streaming normaliser
+  RowBlock<Real> block;      // of a row normaliser
 
-  ForwardPanel(const CallContext<Op, T>& c, Scratch<T>& scratch)
+  ForwardPanel(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
         out{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        state(SoftmaxState<T>::take(scratch, c.plan.lanes)) {}
+        state(SoftmaxState<Real>::take(scratch, c.plan.lanes)) {}
 };
 
-template <class Op, class T>
+template <class Op, class Real>
 class ForwardWorker {
  public:
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, T>;
+  using Context = CallContext<Op, Real>;
   static constexpr int kMaps = Normaliser::maps;
 
   // unbuilt: the keys' side values where this worker computes them on the way; may be null.
-  ForwardWorker(const Context& c, const TensorView<T>& out, Saved<T>* saved, KeySide<Op, T>* unbuilt,
-                Scratch<T>& scratch)
+  ForwardWorker(const Context& c, const TensorView<Real>& out, Saved<Real>* saved, KeySide<Op, Real>* unbuilt,
+                Scratch<Real>& scratch)
       : c_(c), out_view_(out), saved_(saved), unbuilt_(unbuilt), few_(c, scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
@@ -67,7 +67,7 @@ class ForwardWorker {
     move_to(b, kv_head, group);
     for (My& my : active()) {
       my.panel.load_queries();
-      my.out.fill(T(0));
+      my.out.fill(Real(0));
     }
     if constexpr (Normaliser::streams)
       mix_streaming();
@@ -78,7 +78,7 @@ class ForwardWorker {
   }
 
   // Takes mixed rows that an earlier pass left in `mixed` back into lanes.
-  void reload(Index b, Index kv_head, Index group, const std::vector<T>& mixed) {
+  void reload(Index b, Index kv_head, Index group, const std::vector<Real>& mixed) {
     move_to(b, kv_head, group);
     const Index dim = c_.geometry.dim_v;
     for (My& my : active())
@@ -102,7 +102,7 @@ class ForwardWorker {
   }
 
  private:
-  using My = ForwardPanel<Op, T>;
+  using My = ForwardPanel<Op, Real>;
 
   [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
   // The panels of a key-value head's readers, head by head, in groups.
@@ -140,7 +140,7 @@ class ForwardWorker {
               [](My&, const SeenTile&) {});
     for (My& my : active()) {
       for (int v = 0; v < c_.plan.vectors; ++v) {
-        const Pack<T> factor = Normaliser::factor(my.state, v);
+        const Pack<Real> factor = Normaliser::factor(my.state, v);
         for (Index col = 0; col < my.out.rows; ++col)
           my.out.store(col, v, my.out.load(col, v) * factor);
       }
@@ -150,15 +150,15 @@ class ForwardWorker {
 
   void mix_streaming(My& my, const SeenTile& tile) {
     build_side_values(tile.at);
-    std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<T>);
-    if (tile.at.rows <= kNarrowRows<T>) {
+    std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
+    if (tile.at.rows <= kNarrowRows<Real>) {
       few_.score(my.panel, tile, tile_max_);
       move_references(my);
       few_.weigh(tile, my.state);
       few_.drop(my.panel, tile);
       return few_.mix(tile, my.panel.values(tile.at), my.out, copy_);
     }
-    const LaneTile<T> scores = scores_.part(0, tile.at.keys);
+    const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
     move_references(my);
     mix_tile(my, tile, scores, [&] {
@@ -181,13 +181,13 @@ class ForwardWorker {
   void move_references(My& my) {
     bool moved = false;
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Index at = v * kLanes<T>;
-      Normaliser::move_reference(my.state, v, Pack<T>::load(tile_max_ + at), moved)
+      const Index at = v * kLanes<Real>;
+      Normaliser::move_reference(my.state, v, Pack<Real>::load(tile_max_ + at), moved)
           .store(rescale_ + at);
     }
     if (!moved) return;
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Pack<T> rescale = Pack<T>::load(rescale_ + v * kLanes<T>);
+      const Pack<Real> rescale = Pack<Real>::load(rescale_ + v * kLanes<Real>);
       for (Index col = 0; col < my.out.rows; ++col)
         my.out.store(col, v, my.out.load(col, v) * rescale);
     }
@@ -207,7 +207,7 @@ class ForwardWorker {
                                                        transposed_);
         },
         [&](My& my, const SeenTile& tile) {
-          for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<T>);
+          for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
         });
     for (My& my : active()) {
       if constexpr (Normaliser::uses_extra)
@@ -216,7 +216,7 @@ class ForwardWorker {
     }
     for_tiles(
         [&](My& my, const SeenTile& tile) {
-          const LaneTile<T> weights = part(my, 0, tile.at);
+          const LaneTile<Real> weights = part(my, 0, tile.at);
           mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
         },
         [](My&, const SeenTile&) {});
@@ -226,21 +226,21 @@ class ForwardWorker {
 
   // out += V^T weights over one tile; `weigh` turns what it holds into those weights.
   template <class Weigh>
-  void mix_tile(My& my, const SeenTile& seen, const LaneTile<T>& tile, Weigh&& weigh) {
-    const Rows<T> values = my.panel.values(seen.at);
+  void mix_tile(My& my, const SeenTile& seen, const LaneTile<Real>& tile, Weigh&& weigh) {
+    const Rows<Real> values = my.panel.values(seen.at);
     if (!seen.hides_pairs || finite(seen.at, values)) {
       weigh();
       add_lane_product(values, tile, c_.plan.vectors, seen.at.rows, my.out);
       return;
     }
-    const LaneTile<T> visible{transposed_, seen.at.keys, tile.lanes};
+    const LaneTile<Real> visible{transposed_, seen.at.keys, tile.lanes};
     my.panel.mark_hidden(seen.at, seen.kind, visible);
     weigh();
     add_lane_product_guarded(values, tile, visible, c_.plan.vectors, seen.at.rows, my.out, copy_);
   }
 
   // The panels of a group ask in turn about the same values.
-  [[nodiscard]] bool finite(const TilePlace& at, const Rows<T>& values) {
+  [[nodiscard]] bool finite(const TilePlace& at, const Rows<Real>& values) {
     if (at.key != finite_key_ || at.keys != finite_keys_) finite_ = all_finite(values);
     finite_key_ = at.key;
     finite_keys_ = at.keys;
@@ -250,7 +250,7 @@ class ForwardWorker {
   void read(My& my, int global) {
     const TilePlace& place = my.panel.place;
     if constexpr (!Readout::identity) {
-      ReadoutPanel<T> panel = my.panel.readout.load(place, my.out);
+      ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out);
       panel.global = global;
       c_.op.readout.forward(panel);
       if (saved_)
@@ -263,7 +263,7 @@ class ForwardWorker {
   void save_state(const My& my) {
     const Index rows = c_.geometry.query_rows(), first = my.panel.first_row();
     for (Index i = 0; i < my.panel.place.rows; ++i) {
-      T* at = saved_->state.data() + first + i;
+      Real* at = saved_->state.data() + first + i;
       at[0] = my.state.shift[i];
       at[rows] = my.state.reference[i];
       at[2 * rows] = my.state.sum[i];
@@ -271,13 +271,13 @@ class ForwardWorker {
     }
   }
   void save_rows(const My& my) {
-    const RowBlock<T>& block = my.block;
+    const RowBlock<Real>& block = my.block;
     for (int m = 0; m < kMaps; ++m)
       std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + my.panel.place.rows,
                 saved_->lse.data() + m * c_.geometry.query_rows() + my.panel.first_row());
     save_diagnostics(my, block.diagnostics, 0, Normaliser::diagnostics);
   }
-  void save_diagnostics(const My& my, const T* lanes, int first, int count) {
+  void save_diagnostics(const My& my, const Real* lanes, int first, int count) {
     for (int d = 0; d < count; ++d)
       std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + my.panel.place.rows,
                 saved_->diagnostics[std::size_t(first + d)].data() + my.panel.first_row());
@@ -289,30 +289,30 @@ class ForwardWorker {
   }
 
   const Context& c_;
-  TensorView<T> out_view_;
-  Saved<T>* saved_;
-  KeySide<Op, T>* unbuilt_;
-  SideTiles<T> side_tiles_;
+  TensorView<Real> out_view_;
+  Saved<Real>* saved_;
+  KeySide<Op, Real>* unbuilt_;
+  SideTiles<Real> side_tiles_;
   Index built_tile_ = -1, built_head_ = 0;  // where side values were built last
   Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
   bool finite_ = true;
-  FewQueries<Op, T> few_;
+  FewQueries<Op, Real> few_;
   std::vector<My> panels_;
   Index active_ = 0;
-  LaneTile<T> scores_, projected_;
-  T *transposed_, *copy_, *tile_max_, *rescale_;
+  LaneTile<Real> scores_, projected_;
+  Real *transposed_, *copy_, *tile_max_, *rescale_;
 };
 
-template <class Op, class T>
-void prepare_saved(const CallContext<Op, T>& c, Saved<T>& saved) {
+template <class Op, class Real>
+void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
   const std::size_t rows = std::size_t(c.geometry.query_rows());
-  saved.lse.assign(Normaliser::maps * rows, -kInfinity<T>);
-  saved.state.assign(Normaliser::streams ? SoftmaxState<T>::rows * rows : 0, T(0));
-  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, T(0));
+  saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
+  saved.state.assign(Normaliser::streams ? SoftmaxState<Real>::rows * rows : 0, Real(0));
+  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
   saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
-                           std::vector<T>(rows, T(0)));
+                           std::vector<Real>(rows, Real(0)));
   saved.diagnostic_names.clear();
   for (int d = 0; d < Normaliser::diagnostics; ++d)
     saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
@@ -322,8 +322,8 @@ void prepare_saved(const CallContext<Op, T>& c, Saved<T>& saved) {
 }
 
 // Longest groups first: under a causal mask the last one.
-template <class Op, class T, class Body>
-void for_groups(const CallContext<Op, T>& c, Dispenser& units, Body&& body) {
+template <class Op, class Real, class Body>
+void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
   const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
   for (Index unit = units.next(); unit >= 0; unit = units.next()) {
     const Index head = unit / groups;
@@ -332,9 +332,9 @@ void for_groups(const CallContext<Op, T>& c, Dispenser& units, Body&& body) {
 }
 
 template <class Op>
-void Door<Op>::forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, const TensorView<T>& out,
-                       Saved<T>* saved, const Options& options) {
-  using Worker = ForwardWorker<Op, T>;
+void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
+  using Worker = ForwardWorker<Op, Real>;
   const std::string where = door_name("heed::forward", options.name);
   const Geometry g = geometry_of(op, in, where);
   require_shape(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
@@ -342,28 +342,28 @@ void Door<Op>::forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, c
   require_apart(out, in.key, "out", "key", where);
   require_apart(out, in.value, "out", "value", where);
   require_apart(out, in.extra, "out", "extra", where);
-  const BoundMask<T> bound(mask, g, where.c_str());
+  const BoundMask<Real> bound(mask, g, where.c_str());
   if (heads_fold(op, g, mask, bound, options.dropout))
     return forward(op, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
                    fold_heads(mask, bound, g), fold_heads(out, g), saved, options);
-  KeySide<Op, T> keys(op, g, in.key);
+  KeySide<Op, Real> keys(op, g, in.key);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
-  const CallContext<Op, T> c{op, g, bound, in, plan_call<T>(op, g, options, pages, false),
-                             T(scale_of(op, g, options)), keys, options.dropout};
+  const CallContext<Op, Real> c{op, g, bound, in, plan_call<Real>(op, g, options, pages, false),
+                                Real(scale_of(op, g, options)), keys, options.dropout};
   if (saved) prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
-  Saved<T>* target = saved;
+  Saved<Real>* target = saved;
   // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-  KeySide<Op, T>* unbuilt = c.groups_of(g.group()) == 1 ? &keys : nullptr;
-  const auto build = [&](Scratch<T>& scratch) { return Worker(c, out, target, unbuilt, scratch); };
-  const Index elements = scratch_elements<T>(build);
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(T)));
+  KeySide<Op, Real>* unbuilt = c.groups_of(g.group()) == 1 ? &keys : nullptr;
+  const auto build = [&](Scratch<Real>& scratch) { return Worker(c, out, target, unbuilt, scratch); };
+  const Index elements = scratch_elements<Real>(build);
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   if (!unbuilt) keys.build(workers);
 
   bool survey = false;
   if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();
-  Saved<T> own;
+  Saved<Real> own;
   if (survey && !target) {
     prepare_saved(c, own);
     target = &own;
@@ -371,7 +371,7 @@ void Door<Op>::forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, c
   std::atomic<int> global{0};
   Dispenser first(units), second(survey ? units : 0);
   run_workers(workers, [&](int) {
-    Scratch<T> scratch(elements);
+    Scratch<Real> scratch(elements);
     Worker worker = build(scratch);
     for_groups(c, first, [&](Index b, Index kv_head, Index group) {
       worker.mix(b, kv_head, group);
@@ -384,7 +384,7 @@ void Door<Op>::forward(const Op& op, const Inputs<T>& in, const Mask<T>& mask, c
   if (!survey) return;
   target->global = global.load();
   run_workers(workers, [&](int) {
-    Scratch<T> scratch(elements);
+    Scratch<Real> scratch(elements);
     Worker worker = build(scratch);
     for_groups(c, second, [&](Index b, Index kv_head, Index group) {
       worker.reload(b, kv_head, group, target->mixed);

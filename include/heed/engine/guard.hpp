@@ -15,71 +15,71 @@
 namespace heed::inline HEED_ABI {
 
 // Row-major numbers in user or scratch memory.
-template <class T>
+template <class Real>
 struct Rows {
-  const T* data = nullptr;
+  const Real* data = nullptr;
   Index count = 0, columns = 0, stride = 0;
-  [[nodiscard]] const T* row(Index r) const { return data + r * stride; }
+  [[nodiscard]] const Real* row(Index r) const { return data + r * stride; }
 };
 
-template <class T>
-[[nodiscard]] bool all_finite(const Rows<T>& rows) {
-  constexpr Index W = kLanes<T>, chains = 4;
+template <class Real>
+[[nodiscard]] bool all_finite(const Rows<Real>& rows) {
+  constexpr Index W = kLanes<Real>, chains = 4;
   const Index whole = rows.columns / W * W;
-  Pack<T> probe[chains] = {};  // x * 0 is 0 for finite x, NaN otherwise
-  T edge = T(0);
+  Pack<Real> probe[chains] = {};  // x * 0 is 0 for finite x, NaN otherwise
+  Real edge = Real(0);
   for (Index r = 0; r < rows.count; ++r) {
-    const T* row = rows.row(r);
-    const auto look = [&](Index c, Index chain) { probe[chain] += Pack<T>::load(row + c) * T(0); };
+    const Real* row = rows.row(r);
+    const auto look = [&](Index c, Index chain) { probe[chain] += Pack<Real>::load(row + c) * Real(0); };
     Index c = 0;
     for (; c + chains * W <= whole; c += chains * W)
       for (Index chain = 0; chain < chains; ++chain) look(c + chain * W, chain);
     for (; c < whole; c += W) look(c, 0);
-    for (; c < rows.columns; ++c) edge += row[c] * T(0);
+    for (; c < rows.columns; ++c) edge += row[c] * Real(0);
   }
-  return sum_lanes((probe[0] + probe[1]) + (probe[2] + probe[3])) + edge == T(0);
+  return sum_lanes((probe[0] + probe[1]) + (probe[2] + probe[3])) + edge == Real(0);
 }
 
 // Dense copy with `stride` numbers per row, zeros for non-finite numbers and behind the last column.
-template <class T>
-[[nodiscard]] Rows<T> finite_copy(const Rows<T>& rows, T* memory, Index stride) {
+template <class Real>
+[[nodiscard]] Rows<Real> finite_copy(const Rows<Real>& rows, Real* memory, Index stride) {
   for (Index r = 0; r < rows.count; ++r) {
     for (Index c = 0; c < rows.columns; ++c) {
-      const T x = rows.row(r)[c];
-      memory[r * stride + c] = std::isfinite(x) ? x : T(0);
+      const Real x = rows.row(r)[c];
+      memory[r * stride + c] = std::isfinite(x) ? x : Real(0);
     }
-    for (Index c = rows.columns; c < stride; ++c) memory[r * stride + c] = T(0);
+    for (Index c = rows.columns; c < stride; ++c) memory[r * stride + c] = Real(0);
   }
   return {memory, rows.count, rows.columns, stride};
 }
 
 // out[column][lane] += sum over keys of values[key][column] * weights[key][lane], for the lanes of
 // `queries` queries at least.
-template <class T>
-void add_lane_product(const Rows<T>& values, const LaneTile<T>& weights, int vectors, Index queries,
-                      const LaneTile<T>& out) {
-  if (queries <= kNarrowRows<T>)
+template <class Real>
+void add_lane_product(const Rows<Real>& values, const LaneTile<Real>& weights, int vectors, Index queries,
+                      const LaneTile<Real>& out) {
+  if (queries <= kNarrowRows<Real>)
     return narrow_mix(values.data, values.stride, values.count, values.columns, weights.data, queries,
                       out.data, out.lanes);
   panel_gemm<Store::add>(values.columns, values.count, vectors,
-                         Broadcast<T>{values.data, 1, values.stride}, weights.data, weights.lanes,
+                         Broadcast<Real>{values.data, 1, values.stride}, weights.data, weights.lanes,
                          out.data, out.lanes);
 }
 
 // The same where values[key] may be non-finite and hidden: `scores` holds -infinity where a lane may
 // not see the key; `copy` has room for values.count * values.columns numbers.
-template <class T>
-void add_lane_product_guarded(const Rows<T>& values, const LaneTile<T>& weights,
-                              const LaneTile<T>& scores, int vectors, Index queries,
-                              const LaneTile<T>& out, T* copy) {
+template <class Real>
+void add_lane_product_guarded(const Rows<Real>& values, const LaneTile<Real>& weights,
+                              const LaneTile<Real>& scores, int vectors, Index queries,
+                              const LaneTile<Real>& out, Real* copy) {
   add_lane_product(finite_copy(values, copy, values.columns), weights, vectors, queries, out);
   for (Index j = 0; j < values.count; ++j)
     for (Index c = 0; c < values.columns; ++c) {
-      const T x = values.row(j)[c];
+      const Real x = values.row(j)[c];
       if (std::isfinite(x)) continue;
       for (int v = 0; v < vectors; ++v) {
-        const auto hidden = scores.load(j, v) == Pack<T>(-kInfinity<T>);
-        const Pack<T> sum = out.load(c, v);
+        const auto hidden = scores.load(j, v) == Pack<Real>(-kInfinity<Real>);
+        const Pack<Real> sum = out.load(c, v);
         out.store(c, v, select(hidden, sum, sum + weights.load(j, v) * x));
       }
     }
@@ -87,23 +87,23 @@ void add_lane_product_guarded(const Rows<T>& values, const LaneTile<T>& weights,
 
 // out[key][column] += sum over lanes of weights[key][lane] * rows[lane][column]; rows padded to whole
 // vectors.
-template <class T>
-void add_row_product(const LaneTile<T>& weights, const Rows<T>& rows, T* out, Index out_stride) {
-  gemm_add(weights.rows, rows.count, rows.columns, Broadcast<T>{weights.data, weights.lanes, 1},
+template <class Real>
+void add_row_product(const LaneTile<Real>& weights, const Rows<Real>& rows, Real* out, Index out_stride) {
+  gemm_add(weights.rows, rows.count, rows.columns, Broadcast<Real>{weights.data, weights.lanes, 1},
            rows.data, rows.stride, out, out_stride);
 }
 
 // The same where rows[lane] may be non-finite: `clean` is its finite copy.
-template <class T>
-void add_row_product_guarded(const LaneTile<T>& weights, const LaneTile<T>& scores,
-                             const Rows<T>& rows, const Rows<T>& clean, T* out, Index out_stride) {
+template <class Real>
+void add_row_product_guarded(const LaneTile<Real>& weights, const LaneTile<Real>& scores,
+                             const Rows<Real>& rows, const Rows<Real>& clean, Real* out, Index out_stride) {
   add_row_product(weights, clean, out, out_stride);
   for (Index i = 0; i < rows.count; ++i)
     for (Index c = 0; c < rows.columns; ++c) {
-      const T x = rows.row(i)[c];
+      const Real x = rows.row(i)[c];
       if (std::isfinite(x)) continue;
       for (Index j = 0; j < weights.rows; ++j)
-        if (scores.row(j)[i] != -kInfinity<T>) out[j * out_stride + c] += weights.row(j)[i] * x;
+        if (scores.row(j)[i] != -kInfinity<Real>) out[j * out_stride + c] += weights.row(j)[i] * x;
     }
 }
 

@@ -35,16 +35,16 @@ struct SideNeeds {
 };
 
 // Lane tiles of a set of rows: the rows themselves, projected rows and table entries.
-template <class T>
+template <class Real>
 struct SideTiles {
-  LaneTile<T> x, projected, table;
+  LaneTile<Real> x, projected, table;
 
-  [[nodiscard]] LaneRow<T> row(int v) const {
+  [[nodiscard]] LaneRow<Real> row(int v) const {
     return {x.constant(), projected.constant(), table.constant(), v};
   }
-  [[nodiscard]] LaneRowGrad<T> grad(int v) const { return {x, projected, table, v}; }
+  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v}; }
 
-  [[nodiscard]] static SideTiles take(Scratch<T>& scratch, Index width, Index rank,
+  [[nodiscard]] static SideTiles take(Scratch<Real>& scratch, Index width, Index rank,
                                       Index table_rows, Index lanes) {
     return {{scratch.take(width * lanes), width, lanes},
             {scratch.take(rank * lanes), rank, lanes},
@@ -53,8 +53,8 @@ struct SideTiles {
 
   // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
   // nothing flows back. The row may hold anything, and 0 times a NaN in it must not become its gradient.
-  [[nodiscard]] auto idle_lanes(const Pack<T>* dfeatures, int count, int v) const {
-    const Pack<T> zero = T(0);
+  [[nodiscard]] auto idle_lanes(const Pack<Real>* dfeatures, int count, int v) const {
+    const Pack<Real> zero = Real(0);
     auto idle = zero == zero;
     for (int i = 0; i < count; ++i) idle = idle & (dfeatures[i] == zero);
     for (const auto& tile : {projected, table})
@@ -66,45 +66,45 @@ struct SideTiles {
   void clear_lanes(Lanes idle, int v) const {
     for (const auto& tile : {x, projected, table})
       for (Index r = 0; r < tile.rows; ++r)
-        tile.store(r, v, select(idle, Pack<T>(T(0)), tile.load(r, v)));
+        tile.store(r, v, select(idle, Pack<Real>(Real(0)), tile.load(r, v)));
   }
 
   // projected = P^T x and table = W x, both read in place.
   template <class Score>
-  void derive(const Score& score, const T* table_matrix, int vectors) const {
+  void derive(const Score& score, const Real* table_matrix, int vectors) const {
     const Index width = x.rows;
     if constexpr (Score::has_projection)
       if (projected.rows > 0)
         panel_gemm<Store::overwrite>(projected.rows, width, vectors,
-                                     Broadcast<T>{score.projection().data(), 1, projected.rows},
+                                     Broadcast<Real>{score.projection().data(), 1, projected.rows},
                                      x.data, x.lanes, projected.data, projected.lanes);
     if constexpr (Score::has_table)
-      panel_gemm<Store::overwrite>(table.rows, width, vectors, Broadcast<T>{table_matrix, width, 1},
+      panel_gemm<Store::overwrite>(table.rows, width, vectors, Broadcast<Real>{table_matrix, width, 1},
                                    x.data, x.lanes, table.data, table.lanes);
   }
   // Gradients the other way: `g` holds those of projected and table; adds to g.x.
   template <class Score>
-  static void chain(const Score& score, const T* table_matrix, int vectors, const SideTiles& g) {
+  static void chain(const Score& score, const Real* table_matrix, int vectors, const SideTiles& g) {
     const Index width = g.x.rows;
     if constexpr (Score::has_projection)
       if (g.projected.rows > 0)
         panel_gemm<Store::add>(width, g.projected.rows, vectors,
-                               Broadcast<T>{score.projection().data(), g.projected.rows, 1},
+                               Broadcast<Real>{score.projection().data(), g.projected.rows, 1},
                                g.projected.data, g.projected.lanes, g.x.data, g.x.lanes);
     if constexpr (Score::has_table)
-      panel_gemm<Store::add>(width, g.table.rows, vectors, Broadcast<T>{table_matrix, 1, width},
+      panel_gemm<Store::add>(width, g.table.rows, vectors, Broadcast<Real>{table_matrix, 1, width},
                              g.table.data, g.table.lanes, g.x.data, g.x.lanes);
   }
 };
 
-template <class Op, class T>
+template <class Op, class Real>
 class KeySide {
  public:
   using Score = typename Op::ScoreType;
   using Needs = SideNeeds<Op>;
   static constexpr int kFeatures = Score::key_features;
 
-  KeySide(const Op& op, const Geometry& g, const TensorView<const T>& key)
+  KeySide(const Op& op, const Geometry& g, const TensorView<const Real>& key)
       : op_(op), g_(g), key_(key), needs_(op) {
     if constexpr (Needs::any) {
       const Index rows = g.batch * heads() * Needs::maps * g.len_kv;
@@ -119,26 +119,26 @@ class KeySide {
   [[nodiscard]] const Needs& needs() const { return needs_; }
 
   [[nodiscard]] Index bytes() const {
-    return Index((features_.size() + projected_.size() + tables_.size()) * sizeof(T));
+    return Index((features_.size() + projected_.size() + tables_.size()) * sizeof(Real));
   }
 
   // Fills all side values; constant afterwards.
   void build(int threads) {
     if constexpr (!Needs::any) return;
     parallel_for(g_.batch * heads(), threads, [&](Index unit) {
-      Scratch<T> scratch(tile_elements(g_.dim_qk));
+      Scratch<Real> scratch(tile_elements(g_.dim_qk));
       build(take_tiles(scratch), unit / heads(), reader(unit % heads()), 0, g_.len_kv);
     });
   }
   // Fills those of keys [first, first + count) as query head h reads them.
-  void build(const SideTiles<T>& tiles, Index b, Index h, Index first, Index count) {
+  void build(const SideTiles<Real>& tiles, Index b, Index h, Index first, Index count) {
     if constexpr (!Needs::any) return;
     for (int map = 0; map < Needs::maps; ++map)
       for (Index j = first; j < first + count; j += kWidth)
         build_block(tiles, b, h, map, j, std::min(kWidth, first + count - j));
   }
   // Room for build(); nothing for scores that ask for nothing.
-  [[nodiscard]] SideTiles<T> take_tiles(Scratch<T>& scratch) const {
+  [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch) const {
     if constexpr (!Needs::any) return {};
     return take_tiles(scratch, g_.dim_qk);
   }
@@ -146,13 +146,13 @@ class KeySide {
   [[nodiscard]] bool shares(Index h, Index other) const { return side_head(h) == side_head(other); }
 
   // Feature i of keys j, j + 1, ... as query head h reads them.
-  [[nodiscard]] const T* feature(Index b, Index h, int map, int i, Index j) const {
+  [[nodiscard]] const Real* feature(Index b, Index h, int map, int i, Index j) const {
     return features_.data() + feature_at(b, h, map, i, j);
   }
-  [[nodiscard]] Rows<T> projected(Index b, Index h, int map, Index j, Index count) const {
+  [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count) const {
     return {projected_.data() + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
   }
-  [[nodiscard]] const T* table(Index h) const {
+  [[nodiscard]] const Real* table(Index h) const {
     return tables_.data() + h * needs_.table_rows * g_.dim_qk;
   }
   // Position of key j's side values in arrays over (batch, head, map, key).
@@ -163,7 +163,7 @@ class KeySide {
 
   // Adds to grad_key what the gradients of the features (`dfeatures`) and of the projected keys
   // (`dprojected`), laid out by row(), contribute.
-  void chain(const T* dfeatures, const T* dprojected, const TensorView<T>& grad_key, int threads) {
+  void chain(const Real* dfeatures, const Real* dprojected, const TensorView<Real>& grad_key, int threads) {
     if constexpr (kFeatures > 0 || Score::has_projection)
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
@@ -176,45 +176,45 @@ class KeySide {
 
  private:
   static constexpr int kVectors = kPanelVectors;
-  static constexpr Index kWidth = kPanelLanes<T>;
+  static constexpr Index kWidth = kPanelLanes<Real>;
 
   [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
     return row(b, h, map, 0) * kFeatures + i * g_.len_kv + j;
   }
   [[nodiscard]] Index heads() const { return Needs::per_query_head ? g_.heads : g_.kv_heads; }
   [[nodiscard]] Index side_head(Index h) const { return Needs::per_query_head ? h : g_.kv_head(h); }
-  [[nodiscard]] T* table_data(Index h) {
+  [[nodiscard]] Real* table_data(Index h) {
     return tables_.data() + h * needs_.table_rows * g_.dim_qk;
   }
   // A query head that reads side head hf.
   [[nodiscard]] Index reader(Index hf) const {
     return Needs::per_query_head ? hf : hf * g_.group();
   }
-  [[nodiscard]] SideTiles<T> take_tiles(Scratch<T>& scratch, Index width) const {
-    return SideTiles<T>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);
+  [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
+    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);
   }
   [[nodiscard]] Index tile_elements(Index width) const {
-    return scratch_elements<T>([&](Scratch<T>& s) { return take_tiles(s, width); });
+    return scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s, width); });
   }
 
   // Lane tiles of keys [j, j + count) as head h reads them.
-  void load(const SideTiles<T>& tiles, Index b, Index h, const Source& source, Index j,
+  void load(const SideTiles<Real>& tiles, Index b, Index h, const Source& source, Index j,
             Index count) const {
     pack_lanes(key_.row(b, source.kv_head, j) + source.key_column, key_.strides().row, count,
                source.width, tiles.x.data, kWidth);
     tiles.derive(op_.score, table(h), kVectors);
   }
 
-  void build_block(SideTiles<T> tiles, Index b, Index h, int map, Index j, Index count) {
+  void build_block(SideTiles<Real> tiles, Index b, Index h, int map, Index j, Index count) {
     const Source source = op_.normaliser.source(g_, h, map);
     tiles.x.rows = source.width;
     load(tiles, b, h, source, j, count);
-    for (int v = 0; v < kVectors && v * kLanes<T> < count; ++v) {
-      Pack<T> f[kFeatures + 1];
+    for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
+      Pack<Real> f[kFeatures + 1];
       op_.score.key_features_of(tiles.row(v), f);
-      const Index first = v * kLanes<T>, lanes = std::min<Index>(kLanes<T>, count - first);
+      const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
-        T values[kLanes<T>];
+        Real values[kLanes<Real>];
         f[i].store(values);
         std::copy(values, values + lanes, features_.data() + feature_at(b, h, map, i, j + first));
       }
@@ -224,38 +224,38 @@ class KeySide {
                    projected_.data() + row(b, h, map, j) * needs_.rank, needs_.rank);
   }
 
-  void chain_head(Index b, Index h, int map, const T* dfeatures, const T* dprojected,
-                  const TensorView<T>& grad_key) const {
+  void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
+                  const TensorView<Real>& grad_key) const {
     const Source source = op_.normaliser.source(g_, h, map);
-    Scratch<T> scratch(2 * tile_elements(source.width));
-    const SideTiles<T> tiles = take_tiles(scratch, source.width);
-    const SideTiles<T> grads = take_tiles(scratch, source.width);
+    Scratch<Real> scratch(2 * tile_elements(source.width));
+    const SideTiles<Real> tiles = take_tiles(scratch, source.width);
+    const SideTiles<Real> grads = take_tiles(scratch, source.width);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
       load(tiles, b, h, source, j, count);
-      grads.x.fill(T(0));
-      grads.table.fill(T(0));
+      grads.x.fill(Real(0));
+      grads.table.fill(Real(0));
       if (needs_.rank > 0)
         pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v) chain_features(tiles, grads, v, dfeatures + at * kFeatures, count);
-      SideTiles<T>::chain(op_.score, table(h), kVectors, grads);
+      SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
       add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
                          grad_key.row(b, source.kv_head, j) + source.key_column,
                          grad_key.strides().row);
     }
   }
 
-  void chain_features(const SideTiles<T>& tiles, const SideTiles<T>& grads, int v,
-                      const T* dfeatures, Index count) const {
+  void chain_features(const SideTiles<Real>& tiles, const SideTiles<Real>& grads, int v,
+                      const Real* dfeatures, Index count) const {
     if constexpr (kFeatures > 0) {
-      Pack<T> f[kFeatures], df[kFeatures];
-      const Index first = v * kLanes<T>;
+      Pack<Real> f[kFeatures], df[kFeatures];
+      const Index first = v * kLanes<Real>;
       for (int i = 0; i < kFeatures; ++i) {
-        T lanes[kLanes<T>] = {};
-        for (Index lane = first; lane < std::min<Index>(count, first + kLanes<T>); ++lane)
+        Real lanes[kLanes<Real>] = {};
+        for (Index lane = first; lane < std::min<Index>(count, first + kLanes<Real>); ++lane)
           lanes[lane - first] = dfeatures[lane * kFeatures + i];
-        df[i] = Pack<T>::load(lanes);
+        df[i] = Pack<Real>::load(lanes);
       }
       op_.score.key_features_of(tiles.row(v), f);
       const auto idle = grads.idle_lanes(df, kFeatures, v);
@@ -266,9 +266,9 @@ class KeySide {
 
   const Op& op_;
   Geometry g_;
-  TensorView<const T> key_;
+  TensorView<const Real> key_;
   Needs needs_;
-  std::vector<T> features_, projected_, tables_;
+  std::vector<Real> features_, projected_, tables_;
 };
 
 }  // namespace heed::inline HEED_ABI

@@ -18,12 +18,12 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
+template <class Real>
 class KvCache {
  public:
   static constexpr Index kDefaultPageRows = 256;
 
-  // page_rows: a positive multiple of kPanelLanes<T>. Throws std::invalid_argument.
+  // page_rows: a positive multiple of kPanelLanes<Real>. Throws std::invalid_argument.
   KvCache(Index batch, Index kv_heads, Index dim_qk, Index dim_v,
           Index page_rows = kDefaultPageRows)
       : key_shape_{batch, kv_heads, 0, dim_qk},
@@ -32,8 +32,8 @@ class KvCache {
     require(batch >= 0 && kv_heads >= 0 && dim_qk >= 0 && dim_v >= 0, "KvCache: batch ", batch,
             ", kv_heads ", kv_heads, ", dim_qk ", dim_qk, ", dim_v ", dim_v,
             "; none may be negative");
-    require(page_rows > 0 && page_rows % kPanelLanes<T> == 0, "KvCache: page_rows is ", page_rows,
-            ", it must be a positive multiple of ", kPanelLanes<T>);
+    require(page_rows > 0 && page_rows % kPanelLanes<Real> == 0, "KvCache: page_rows is ", page_rows,
+            ", it must be a positive multiple of ", kPanelLanes<Real>);
     (void)page_numbers(key_shape_);
     (void)page_numbers(value_shape_);
   }
@@ -48,7 +48,7 @@ class KvCache {
       key_pages_.reserve(pages_.size() + 1);
       value_pages_.reserve(pages_.size() + 1);
       const Index keys = page_numbers(key_shape_);
-      pages_.push_back(std::make_unique<T[]>(std::size_t(keys + page_numbers(value_shape_))));
+      pages_.push_back(std::make_unique<Real[]>(std::size_t(keys + page_numbers(value_shape_))));
       key_pages_.push_back(pages_.back().get());
       value_pages_.push_back(pages_.back().get() + keys);
     }
@@ -57,8 +57,8 @@ class KvCache {
   // Adds the tokens of `key` (batch, kv_heads, n, dim_qk) and `value` (batch, kv_heads, n, dim_v), in
   // any layout. Throws std::invalid_argument, std::bad_alloc; the cache is then as it was. Views taken
   // before are no longer valid.
-  void append(const std::type_identity_t<TensorView<const T>>& key,
-              const std::type_identity_t<TensorView<const T>>& value) {
+  void append(const std::type_identity_t<TensorView<const Real>>& key,
+              const std::type_identity_t<TensorView<const Real>>& value) {
     check(key, key_shape_, "key");
     check(value, value_shape_, "value");
     require(value.shape().len == key.shape().len, "KvCache::append: value has len ",
@@ -78,8 +78,8 @@ class KvCache {
   }
 
   // Valid until the next append() or reserve().
-  [[nodiscard]] TensorView<const T> keys() const { return view(key_pages_, key_shape_); }
-  [[nodiscard]] TensorView<const T> values() const { return view(value_pages_, value_shape_); }
+  [[nodiscard]] TensorView<const Real> keys() const { return view(key_pages_, key_shape_); }
+  [[nodiscard]] TensorView<const Real> values() const { return view(value_pages_, value_shape_); }
 
  private:
   // A page is (batch, kv_heads, page_rows, dim).
@@ -89,11 +89,11 @@ class KvCache {
   [[nodiscard]] Index page_numbers(const Shape& shape) const {
     return element_count({shape.batch, shape.heads, page_rows_, shape.dim}, "KvCache: a page");
   }
-  [[nodiscard]] TensorView<const T> view(const std::vector<T*>& pages, const Shape& shape) const {
-    return TensorView<const T>::paged(pages.data(), page_rows_, shape, strides(shape));
+  [[nodiscard]] TensorView<const Real> view(const std::vector<Real*>& pages, const Shape& shape) const {
+    return TensorView<const Real>::paged(pages.data(), page_rows_, shape, strides(shape));
   }
 
-  void check(const TensorView<const T>& rows, const Shape& own, const char* name) const {
+  void check(const TensorView<const Real>& rows, const Shape& own, const char* name) const {
     Shape wanted = own;
     wanted.len = rows.shape().len;
     require(rows.shape() == wanted && wanted.len >= 0, "KvCache::append: ", name, " has shape ",
@@ -101,8 +101,8 @@ class KvCache {
     require(!rows.has_elements() || rows.page_rows() > 0 || rows.data() != nullptr,
             "KvCache::append: ", name, " has a null pointer and shape ", rows.shape());
   }
-  void copy(const TensorView<const T>& from, const std::vector<T*>& pages, const Shape& own) {
-    const TensorView<T> to = TensorView<T>::paged(
+  void copy(const TensorView<const Real>& from, const std::vector<Real*>& pages, const Shape& own) {
+    const TensorView<Real> to = TensorView<Real>::paged(
         pages.data(), page_rows_, {own.batch, own.heads, capacity(), own.dim}, strides(own));
     for (Index b = 0; b < own.batch; ++b)
       for (Index h = 0; h < own.heads; ++h)
@@ -112,8 +112,8 @@ class KvCache {
 
   Shape key_shape_, value_shape_;
   Index page_rows_;
-  std::vector<std::unique_ptr<T[]>> pages_;
-  std::vector<T*> key_pages_, value_pages_;
+  std::vector<std::unique_ptr<Real[]>> pages_;
+  std::vector<Real*> key_pages_, value_pages_;
 };
 
 }  // namespace heed::inline HEED_ABI

@@ -10,14 +10,14 @@
 namespace heed::inline HEED_ABI::detail {
 
 // Mixed rows in and out of lanes, for readouts.
-template <class Op, class T>
+template <class Op, class Real>
 class PanelReadout {
  public:
   using Readout = typename Op::ReadoutType;
 
-  PanelReadout(const CallContext<Op, T>& c, Scratch<T>& scratch, bool backward) : c_(c) {
+  PanelReadout(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) : c_(c) {
     const Index lanes = c.plan.lanes;
-    const auto take = [&](Index rows) { return LaneTile<T>{scratch.take(rows * lanes), rows, lanes}; };
+    const auto take = [&](Index rows) { return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes}; };
     query_ = take(query_dim(c.geometry));
     own_key_ = take(own_dim(c.geometry.dim_qk));
     own_value_ = take(own_dim(c.geometry.dim_v));
@@ -31,8 +31,8 @@ class PanelReadout {
   [[nodiscard]] static Index own_dim(Index dim) { return Readout::uses_own_rows ? dim : 0; }
 
   // Transposes what the readout reads of the panel's own rows.
-  [[nodiscard]] ReadoutPanel<T> load(const TilePlace& place, const LaneTile<T>& tile) const {
-    const auto fetch = [&](const TensorView<const T>& view, Index head, const LaneTile<T>& lanes) {
+  [[nodiscard]] ReadoutPanel<Real> load(const TilePlace& place, const LaneTile<Real>& tile) const {
+    const auto fetch = [&](const TensorView<const Real>& view, Index head, const LaneTile<Real>& lanes) {
       if (lanes.rows > 0)
         pack_lanes(view.row(place.batch, head, place.query), view.strides().row, place.rows,
                    lanes.rows, lanes.data, lanes.lanes);
@@ -42,7 +42,7 @@ class PanelReadout {
     fetch(c_.in.key, kv, own_key_);
     fetch(c_.in.value, kv, own_value_);
     fetch(c_.in.extra, place.head, extra_);
-    ReadoutPanel<T> panel;
+    ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
     panel.batch = place.batch;
     panel.head = place.head;
@@ -60,16 +60,16 @@ class PanelReadout {
   }
 
  private:
-  const CallContext<Op, T>& c_;
-  LaneTile<T> query_, own_key_, own_value_, extra_, work_, diagnostics_;
+  const CallContext<Op, Real>& c_;
+  LaneTile<Real> query_, own_key_, own_value_, extra_, work_, diagnostics_;
 };
 
 // Whole rows and their lanes for a row normaliser.
-template <class Op, class T>
+template <class Op, class Real>
 struct RowScratch {
   using Normaliser = typename Op::NormaliserType;
-  LaneTile<T> scores[2], work;
-  T *max[2], *lse[2], *diagnostics;
+  LaneTile<Real> scores[2], work;
+  Real *max[2], *lse[2], *diagnostics;
 
   [[nodiscard]] static Index tiles(const Op& op, bool backward) {
     if constexpr (Normaliser::streams)
@@ -77,7 +77,7 @@ struct RowScratch {
     else
       return Normaliser::maps + op.normaliser.work_tiles(backward);
   }
-  RowScratch(const CallContext<Op, T>& c, Scratch<T>& scratch, bool backward) {
+  RowScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) {
     if constexpr (!Normaliser::streams) {
       const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
       for (int m = 0; m < Normaliser::maps; ++m)
@@ -94,11 +94,11 @@ struct RowScratch {
 };
 
 // The plan of a call; in backward a row normaliser keeps the gradients of a row's weights, too.
-template <class T, class Op>
+template <class Real, class Op>
 [[nodiscard]] Plan plan_call(const Op& op, const Geometry& g, const Options& options,
                              Index page_rows, bool backward) {
-  const Index rows = RowScratch<Op, T>::tiles(op, backward);
-  return make_plan<T>(g, options, rows > 0 && backward ? rows + 1 : rows, page_rows, backward);
+  const Index rows = RowScratch<Op, Real>::tiles(op, backward);
+  return make_plan<Real>(g, options, rows > 0 && backward ? rows + 1 : rows, page_rows, backward);
 }
 
 struct SeenTile {
@@ -134,22 +134,22 @@ template <class Panels>
   return all;
 }
 
-template <class Op, class T>
+template <class Op, class Real>
 class Panel {
  public:
   using Normaliser = typename Op::NormaliserType;
-  using Context = CallContext<Op, T>;
+  using Context = CallContext<Op, Real>;
   static constexpr int kMaps = Normaliser::maps;
 
-  std::array<QuerySide<Op, T>, kMaps> query;
-  PanelReadout<Op, T> readout;
-  RowScratch<Op, T> rows;
-  PanelDropout<T> dropout;
+  std::array<QuerySide<Op, Real>, kMaps> query;
+  PanelReadout<Op, Real> readout;
+  RowScratch<Op, Real> rows;
+  PanelDropout<Real> dropout;
   TilePlace place;
   KeyRange seen;    // by some query, the band and the key length looked at
   KeyRange shared;  // by every query, likewise
 
-  Panel(const Context& c, Scratch<T>& scratch, bool backward)
+  Panel(const Context& c, Scratch<Real>& scratch, bool backward)
       : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
         readout(c, scratch, backward),
         rows(c, scratch, backward),
@@ -172,7 +172,7 @@ class Panel {
   [[nodiscard]] Index first_row() const {
     return c_.geometry.row_index(place.batch, place.head, place.query);
   }
-  [[nodiscard]] Rows<T> values(const TilePlace& at) const {
+  [[nodiscard]] Rows<Real> values(const TilePlace& at) const {
     const auto& value = c_.in.value;
     return {value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys, c_.geometry.dim_v,
             value.strides().row};
@@ -193,16 +193,16 @@ class Panel {
   }
 
   // marks: -infinity where a pair of the tile is hidden, else 0.
-  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<T>& marks) const {
-    marks.fill(T(0));
-    const TileMask<T> tile_mask(c_.mask, at, c_.plan.vectors);
+  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<Real>& marks) const {
+    marks.fill(Real(0));
+    const TileMask<Real> tile_mask(c_.mask, at, c_.plan.vectors);
     if (kind == TileKind::partial) tile_mask.hide(marks);
     if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
   }
 
   // Whole rows over the keys that the panel sees, with no score in them yet.
-  [[nodiscard]] RowBlock<T> row_block() const {
-    RowBlock<T> block;
+  [[nodiscard]] RowBlock<Real> row_block() const {
+    RowBlock<Real> block;
     block.head = place.head;
     block.vectors = c_.plan.vectors;
     block.valid_lanes = place.rows;
@@ -213,16 +213,16 @@ class Panel {
       block.scores[i] = {rows.scores[m].data, seen.size(), c_.plan.lanes};
       block.score_max[i] = rows.max[m];
       block.lse[i] = rows.lse[m];
-      std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<T>);
+      std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<Real>);
     }
     return block;
   }
 
  private:
   template <int... M>
-  [[nodiscard]] static std::array<QuerySide<Op, T>, kMaps> sides(
-      const Context& c, Scratch<T>& scratch, std::integer_sequence<int, M...>) {
-    return {QuerySide<Op, T>(c, scratch, M)...};
+  [[nodiscard]] static std::array<QuerySide<Op, Real>, kMaps> sides(
+      const Context& c, Scratch<Real>& scratch, std::integer_sequence<int, M...>) {
+    return {QuerySide<Op, Real>(c, scratch, M)...};
   }
   const Context& c_;
 };

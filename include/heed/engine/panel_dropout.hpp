@@ -16,7 +16,7 @@
 
 namespace heed::inline HEED_ABI::detail {
 
-template <class T>
+template <class Real>
 class PanelDropout {
  public:
   explicit PanelDropout(const Dropout& dropout) : dropout_(dropout) {}
@@ -30,19 +30,19 @@ class PanelDropout {
   }
 
   // For the queries of vector `v`, from `key` on one key after the other.
-  [[nodiscard]] Dropper<T> along_queries(int v, Index key) const {
-    return Dropper<T>::along_rows(dropout_.rate, keys_, v, key);
+  [[nodiscard]] Dropper<Real> along_queries(int v, Index key) const {
+    return Dropper<Real>::along_rows(dropout_.rate, keys_, v, key);
   }
   // For query i of the panel, from `key` on W keys after the other.
-  [[nodiscard]] Dropper<T> along_keys(Index i, Index key) const {
-    return Dropper<T>::along_columns(dropout_.rate, keys_.key(i), key);
+  [[nodiscard]] Dropper<Real> along_keys(Index i, Index key) const {
+    return Dropper<Real>::along_columns(dropout_.rate, keys_.key(i), key);
   }
 
   // A tile [key][lane] whose first row is `key`.
-  void drop(const LaneTile<T>& tile, Index key) const {
+  void drop(const LaneTile<Real>& tile, Index key) const {
     if (!drops()) return;
-    for (int v = 0; v < int(tile.lanes / kLanes<T>); ++v) {
-      Dropper<T> dropper = along_queries(v, key);
+    for (int v = 0; v < int(tile.lanes / kLanes<Real>); ++v) {
+      Dropper<Real> dropper = along_queries(v, key);
       for (Index j = 0; j < tile.rows; ++j) {
         dropper.next();
         tile.store(j, v, dropper(tile.load(j, v)));
@@ -52,7 +52,7 @@ class PanelDropout {
 
  private:
   Dropout dropout_;
-  LaneKeys<T> keys_;
+  LaneKeys<Real> keys_;
 };
 
 }  // namespace heed::inline HEED_ABI::detail

@@ -13,86 +13,86 @@ namespace heed::inline HEED_ABI::detail {
 
 // Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
 // side for sums over all their queries.
-template <class Op, class T>
+template <class Op, class Real>
 struct TileScratch {
-  T *weights, *dscores;  // [group][tile][lanes]
-  T *q, *dout;           // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
-  LaneTile<T> marks, projected, dprojected;
-  T* projected_rows;  // finite copy of the panel's projected rows
-  T* copy;            // finite copy of a tile of keys or values
-  T* key_lanes;       // see ScoreChain
+  Real *weights, *dscores;  // [group][tile][lanes]
+  Real *q, *dout;           // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
+  LaneTile<Real> marks, projected, dprojected;
+  Real* projected_rows;  // finite copy of the panel's projected rows
+  Real* copy;            // finite copy of a tile of keys or values
+  Real* key_lanes;       // see ScoreChain
 
-  TileScratch(const CallContext<Op, T>& c, Scratch<T>& scratch) {
+  TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
-    const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     const Index queries = c.plan.group * lanes;
     const Index sums = Op::NormaliserType::streams ? queries * tile : 0;
     weights = scratch.take(sums);
     dscores = scratch.take(sums);
-    q = scratch.take(queries * whole_vectors<T>(c.geometry.dim_qk));
-    dout = scratch.take(queries * whole_vectors<T>(c.geometry.dim_v));
+    q = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_qk));
+    dout = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_v));
     marks = take(tile);
     projected = take(rank > 0 ? tile : 0);
     dprojected = take(rank > 0 ? tile : 0);
-    projected_rows = scratch.take(lanes * whole_vectors<T>(rank));
+    projected_rows = scratch.take(lanes * whole_vectors<Real>(rank));
     copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
-    key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<T>);
+    key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<Real>);
   }
 };
 
-template <class Op, class T>
+template <class Op, class Real>
 class PanelGradients {
  public:
   using Score = typename Op::ScoreType;
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, T>;
+  using Context = CallContext<Op, Real>;
   static constexpr int kMaps = Normaliser::maps;
 
   // A tile after the normaliser's vjp, [keys][lanes] each.
   struct WeighedTile {
-    LaneTile<T> weights;
-    std::array<LaneTile<T>, kMaps> dots, dscores;
+    LaneTile<Real> weights;
+    std::array<LaneTile<Real>, kMaps> dots, dscores;
   };
 
   // index: of the panel in its group.
-  PanelGradients(const Context& c, BackwardShared<Op, T>& shared, const Panel<Op, T>& panel,
-                 const TileScratch<Op, T>& work, Index index, Scratch<T>& scratch)
+  PanelGradients(const Context& c, BackwardShared<Op, Real>& shared, const Panel<Op, Real>& panel,
+                 const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
       : c_(c), s_(shared), panel_(panel), work_(work) {
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes;
-    const auto take = [&](Index n) { return LaneTile<T>{scratch.take(n * lanes), n, lanes}; };
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     const auto take_rows = [&](Index columns) {
-      return scratch.take(lanes * whole_vectors<T>(columns));
+      return scratch.take(lanes * whole_vectors<Real>(columns));
     };
     for (Map& map : maps_) {
-      map.grad = QueryGrad<Op, T>::take(c, scratch);
-      map.q_memory = &map == maps_.data() ? work.q + index * lanes * whole_vectors<T>(g.dim_qk)
+      map.grad = QueryGrad<Op, Real>::take(c, scratch);
+      map.q_memory = &map == maps_.data() ? work.q + index * lanes * whole_vectors<Real>(g.dim_qk)
                                           : take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
     }
-    dout_memory_ = work.dout + index * lanes * whole_vectors<T>(g.dim_v);
+    dout_memory_ = work.dout + index * lanes * whole_vectors<Real>(g.dim_v);
     dout_clean_memory_ = take_rows(g.dim_v);
     dextra_ = take(c.op.extra_dim(g));
-    dquery_ = take(PanelReadout<Op, T>::query_dim(g));
-    down_key_ = take(PanelReadout<Op, T>::own_dim(g.dim_qk));
-    down_value_ = take(PanelReadout<Op, T>::own_dim(g.dim_v));
+    dquery_ = take(PanelReadout<Op, Real>::query_dim(g));
+    down_key_ = take(PanelReadout<Op, Real>::own_dim(g.dim_qk));
+    down_value_ = take(PanelReadout<Op, Real>::own_dim(g.dim_v));
   }
 
   // Gradient of the panel's extra rows, [extra_dim][lanes].
-  [[nodiscard]] const LaneTile<T>& extra() const { return dextra_; }
+  [[nodiscard]] const LaneTile<Real>& extra() const { return dextra_; }
 
   // Starts the panel, whose queries must be loaded.
   void begin(const VisitingOrder::Visit& visit) {
     visit_ = visit;
-    for (const auto& tile : {dquery_, down_key_, down_value_, dextra_}) tile.fill(T(0));
+    for (const auto& tile : {dquery_, down_key_, down_value_, dextra_}) tile.fill(Real(0));
     finite_ = true;
     for (int m = 0; m < kMaps; ++m) copy_queries(m);
   }
 
   // Where the readout's vjp writes.
-  void attach(ReadoutPanel<T>& readout) const {
+  void attach(ReadoutPanel<Real>& readout) const {
     readout.dquery = dquery_;
     readout.down_key = down_key_;
     readout.down_value = down_value_;
@@ -100,14 +100,14 @@ class PanelGradients {
   }
 
   // dL/dmixed, [dim_v][lanes]: the rows that are summed into dV.
-  void take_output_gradient(const LaneTile<T>& dmixed) {
+  void take_output_gradient(const LaneTile<Real>& dmixed) {
     const Index dim = dmixed.rows, rows = panel_.place.rows;
-    dout_ = {dout_memory_, rows, dim, whole_vectors<T>(dim)};
-    std::fill(dout_memory_, dout_memory_ + c_.plan.lanes * whole_vectors<T>(dim), T(0));
-    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<T>(dim));
+    dout_ = {dout_memory_, rows, dim, whole_vectors<Real>(dim)};
+    std::fill(dout_memory_, dout_memory_ + c_.plan.lanes * whole_vectors<Real>(dim), Real(0));
+    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<Real>(dim));
     finite_ = finite_ && all_finite(dout_);
     if (finite_) return;
-    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole_vectors<T>(dim));
+    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole_vectors<Real>(dim));
     for (Map& map : maps_) map.clean = finite_copy(map.q, map.clean_memory, map.q.stride);
   }
 
@@ -127,12 +127,12 @@ class PanelGradients {
     }
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
-      const LaneTile<T>& dscores = weighed.dscores[i];
-      ScoreChain<Op, T> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
+      const LaneTile<Real>& dscores = weighed.dscores[i];
+      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
       if (!c_.plain()) {
         panel_.query[i].projected_dots(at, work_.projected);
         chain.run(at, weighed.dots[i], work_.projected, dscores, work_.dprojected,
-                  hides(seen) ? marks(seen) : LaneTile<T>{});
+                  hides(seen) ? marks(seen) : LaneTile<Real>{});
       }
       add_to_queries(m, seen, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
@@ -152,7 +152,7 @@ class PanelGradients {
       if (place.query / c_.plan.tile != t) return;
       wait(t);
       const Index kv = c_.geometry.kv_head(place.head);
-      const auto add = [&](const LaneTile<T>& from, const TensorView<T>& to) {
+      const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
         if (to.given())
           add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
                              to.row(place.batch, kv, place.query), to.strides().row);
@@ -164,7 +164,7 @@ class PanelGradients {
 
   // After the last tile: gradients of the panel's rows; adds those of the score's parameters to
   // `parameters` and those of its table to `table`.
-  void finish(Op& parameters, T* table) {
+  void finish(Op& parameters, Real* table) {
     for (int m = 0; m < kMaps; ++m) finish_map(m, parameters);
     if constexpr (Score::has_table) add_table(table);
     const TilePlace& place = panel_.place;
@@ -181,10 +181,10 @@ class PanelGradients {
  private:
   // One score map.
   struct Map {
-    QueryGrad<Op, T> grad;
-    T *q_memory, *clean_memory;
-    T* projected;        // the rows times the score's projection
-    Rows<T> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
+    QueryGrad<Op, Real> grad;
+    Real *q_memory, *clean_memory;
+    Real* projected;        // the rows times the score's projection
+    Rows<Real> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
   };
 
   // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
@@ -193,23 +193,23 @@ class PanelGradients {
   }
 
   // Of the tile at hand: -infinity where a pair is hidden, else 0.
-  [[nodiscard]] const LaneTile<T>& marks(const SeenTile& seen) {
+  [[nodiscard]] const LaneTile<Real>& marks(const SeenTile& seen) {
     if (!marked_) panel_.mark_hidden(seen.at, seen.kind, work_.marks.part(0, seen.at.keys));
     marked_ = true;
     return work_.marks;
   }
 
   // In the plain case dscores stand for dL/d(scale q.k), and rows and dQ carry the scale.
-  [[nodiscard]] T row_factor() const { return c_.plain() ? c_.scale : T(1); }
+  [[nodiscard]] Real row_factor() const { return c_.plain() ? c_.scale : Real(1); }
   void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
 
   // Padded row-major copy, times a factor; zeros behind the last row.
-  [[nodiscard]] Rows<T> padded_copy(const Rows<T>& from, T factor, T* memory) const {
-    const Index padded = whole_vectors<T>(from.columns);
-    std::fill(memory + from.count * padded, memory + c_.plan.lanes * padded, T(0));
+  [[nodiscard]] Rows<Real> padded_copy(const Rows<Real>& from, Real factor, Real* memory) const {
+    const Index padded = whole_vectors<Real>(from.columns);
+    std::fill(memory + from.count * padded, memory + c_.plan.lanes * padded, Real(0));
     for (Index r = 0; r < from.count; ++r)
       for (Index col = 0; col < padded; ++col)
-        memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : T(0);
+        memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : Real(0);
     return {memory, from.count, from.columns, padded};
   }
 
@@ -224,23 +224,23 @@ class PanelGradients {
     if constexpr (Score::has_projection) {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;
-      std::fill(map.projected, map.projected + rows * whole_vectors<T>(rank), T(0));
+      std::fill(map.projected, map.projected + rows * whole_vectors<Real>(rank), Real(0));
       unpack_lanes(side.side().projected.data, c_.plan.lanes, rows, rank, map.projected,
-                   whole_vectors<T>(rank));
+                   whole_vectors<Real>(rank));
     }
   }
 
   // out[key] += sum over lanes weights[key][lane] * rows[lane]
-  void add_rows(const LaneTile<T>& weights, const SeenTile& seen, const Rows<T>& rows,
-                const Rows<T>& clean, T* out, Index stride) {
+  void add_rows(const LaneTile<Real>& weights, const SeenTile& seen, const Rows<Real>& rows,
+                const Rows<Real>& clean, Real* out, Index stride) {
     if (sums_plainly(seen))
       add_row_product(weights, rows, out, stride);
     else
       add_row_product_guarded(weights, marks(seen), rows, clean, out, stride);
   }
   // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
-  void add_lanes(const Rows<T>& values, const SeenTile& seen, const LaneTile<T>& weights,
-                 const LaneTile<T>& out) {
+  void add_lanes(const Rows<Real>& values, const SeenTile& seen, const LaneTile<Real>& weights,
+                 const LaneTile<Real>& out) {
     if (!hides(seen) || all_finite(values))
       add_lane_product(values, weights, c_.plan.vectors, panel_.place.rows, out);
     else
@@ -248,7 +248,7 @@ class PanelGradients {
                                work_.copy);
   }
 
-  void add_to_queries(int m, const SeenTile& seen, const LaneTile<T>& dscores) {
+  void add_to_queries(int m, const SeenTile& seen, const LaneTile<Real>& dscores) {
     const TilePlace& at = seen.at;
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
@@ -259,7 +259,7 @@ class PanelGradients {
                   map.grad.side.projected);
   }
 
-  void add_to_keys(int m, const SeenTile& seen, const LaneTile<T>& dscores) {
+  void add_to_keys(int m, const SeenTile& seen, const LaneTile<Real>& dscores) {
     if (!s_.grads.key.given()) return;
     const Map& map = maps_[std::size_t(m)];
     const Source& source = panel_.query[std::size_t(m)].source();
@@ -268,25 +268,26 @@ class PanelGradients {
              s_.grads.key.strides().row);
   }
 
-  void add_side_values(int m, const SeenTile& seen, const ScoreChain<Op, T>& chain) {
+  void add_side_values(int m, const SeenTile& seen, const ScoreChain<Op, Real>& chain) {
     const TilePlace& at = seen.at;
     const Index row = c_.keys.row(at.batch, at.head, m, at.key);
     chain.add_key_features(at, s_.dfeatures.data() + row * Score::key_features);
     if constexpr (Score::has_projection) {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;
-      const Rows<T> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank, whole_vectors<T>(rank)};
-      T* to = s_.dprojected.data() + row * rank;
-      const LaneTile<T> d = work_.dprojected.part(0, at.keys);
+      const Rows<Real> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank,
+                            whole_vectors<Real>(rank)};
+      Real* to = s_.dprojected.data() + row * rank;
+      const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
       if (!hides(seen) || all_finite(rows)) return add_row_product(d, rows, to, rank);
-      const Rows<T> clean = finite_copy(rows, work_.projected_rows, rows.stride);
+      const Rows<Real> clean = finite_copy(rows, work_.projected_rows, rows.stride);
       add_row_product_guarded(d, marks(seen), rows, clean, to, rank);
     }
   }
 
-  void add_bias_gradient(const TilePlace& at, const LaneTile<T>& dscores) const {
-    const TensorView<T>& bias = s_.grads.bias;
-    T* to = BoundMask<T>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
+  void add_bias_gradient(const TilePlace& at, const LaneTile<Real>& dscores) const {
+    const TensorView<Real>& bias = s_.grads.bias;
+    Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
     if (bias.shape().len > 1)
       return add_unpacked_lanes(dscores.data, dscores.lanes, at.rows, at.keys, to,
                                 bias.strides().row);
@@ -301,7 +302,7 @@ class PanelGradients {
     if constexpr (SideNeeds<Op>::any) chain_features(side, grad);
     for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index col = 0; col < grad.dq.rows; ++col) {
-        Pack<T> g = grad.dq.load(col, v) * row_factor();
+        Pack<Real> g = grad.dq.load(col, v) * row_factor();
         if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
         grad.dq.store(col, v, g);
       }
@@ -318,9 +319,9 @@ class PanelGradients {
   }
 
   // From gradients of query features, projected rows and table entries to those of the rows, in x.
-  void chain_features(const QuerySide<Op, T>& side, const QueryGrad<Op, T>& grad) const {
+  void chain_features(const QuerySide<Op, Real>& side, const QueryGrad<Op, Real>& grad) const {
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      Pack<T> f[Score::query_features + 1], df[Score::query_features + 1];
+      Pack<Real> f[Score::query_features + 1], df[Score::query_features + 1];
       for (int i = 0; i < Score::query_features; ++i) {
         f[i] = side.features().load(i, v);
         df[i] = grad.features.load(i, v);
@@ -329,24 +330,24 @@ class PanelGradients {
       c_.op.score.query_features_vjp(side.side().row(v), f, df, grad.side.grad(v));
       grad.side.clear_lanes(idle, v);
     }
-    SideTiles<T>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors, grad.side);
+    SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors, grad.side);
   }
 
-  void add_table(T* table) {
+  void add_table(Real* table) {
     const auto& grad = maps_[0].grad.side.table;
     const Index width = c_.geometry.dim_qk;
-    gemm_add(grad.rows, panel_.place.rows, width, Broadcast<T>{grad.data, grad.lanes, 1},
+    gemm_add(grad.rows, panel_.place.rows, width, Broadcast<Real>{grad.data, grad.lanes, 1},
              maps_[0].q.data, maps_[0].q.stride, table, width);
   }
 
   const Context& c_;
-  BackwardShared<Op, T>& s_;
-  const Panel<Op, T>& panel_;
-  const TileScratch<Op, T>& work_;
+  BackwardShared<Op, Real>& s_;
+  const Panel<Op, Real>& panel_;
+  const TileScratch<Op, Real>& work_;
   std::array<Map, kMaps> maps_;
-  LaneTile<T> dextra_, dquery_, down_key_, down_value_;
-  Rows<T> dout_, dout_clean_;
-  T *dout_memory_, *dout_clean_memory_;
+  LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
+  Rows<Real> dout_, dout_clean_;
+  Real *dout_memory_, *dout_clean_memory_;
   VisitingOrder::Visit visit_;
   bool finite_ = true;   // are the panel's rows?
   bool marked_ = false;  // are the marks those of the tile at hand?

@@ -34,17 +34,17 @@ struct Plan {
 namespace detail {
 
 // Columns of rows that are read in whole vectors.
-template <class T>
+template <class Real>
 [[nodiscard]] constexpr Index whole_vectors(Index n) {
-  return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
 }
 
 // Keys per tile: panel scratch and one tile of K and V in half of the cache; in forward, with registers
 // below 64 bytes, in a quarter: such processors often have 512 KiB. Narrow panels finish a tile soon, and
 // gain from scores that stay in the first level.
-template <class T>
+template <class Real>
 [[nodiscard]] Index natural_tile(const Geometry& g, Index lanes, bool backward) {
-  const Index size = Index(sizeof(T)), width = g.dim_qk + g.dim_v;
+  const Index size = Index(sizeof(Real)), width = g.dim_qk + g.dim_v;
   const Index fixed = (backward ? 2 : 1) * lanes * width * size;
   const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
   const bool small = kRegisterBytes < 64 && !backward;
@@ -56,7 +56,7 @@ template <class T>
 
 // row_tiles: scratch tiles [len_kv][lanes] that a row normaliser keeps; 0 for streaming ones.
 // page_rows: what tiles must divide, 0 for memory in one piece.
-template <class T>
+template <class Real>
 [[nodiscard]] Plan make_plan(const Geometry& g, const Options& options, Index row_tiles,
                              Index page_rows, bool backward) {
   require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
@@ -72,24 +72,24 @@ template <class T>
   } else {
     // Whole rows stay in cache on narrower panels. A single vector is for rows that would keep other
     // workers from running: its products reach two thirds of the speed only.
-    const Index row_bytes = row_tiles * g.len_kv * kLanes<T> * Index(sizeof(T));
+    const Index row_bytes = row_tiles * g.len_kv * kLanes<Real> * Index(sizeof(Real));
     while (plan.vectors > 2 && row_bytes * plan.vectors > kCacheBytes / 2) plan.vectors /= 2;
     while (plan.vectors > 1 && row_bytes * plan.vectors > kScratchBytes / 8) plan.vectors /= 2;
     // Short sequences fill no panel.
-    while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<T>) plan.vectors /= 2;
+    while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<Real>) plan.vectors /= 2;
   }
   if (page_rows > 0 && plan.vectors == 3) plan.vectors = 2;  // tiles of three fill no page
-  plan.lanes = plan.vectors * kLanes<T>;
+  plan.lanes = plan.vectors * kLanes<Real>;
   const Index wanted =
-      options.key_tile > 0 ? options.key_tile : detail::natural_tile<T>(g, plan.lanes, backward);
+      options.key_tile > 0 ? options.key_tile : detail::natural_tile<Real>(g, plan.lanes, backward);
   plan.tile = std::max<Index>(1, (wanted + plan.lanes / 2) / plan.lanes) * plan.lanes;
   if (page_rows > 0)
     while (page_rows % plan.tile != 0) plan.tile -= plan.lanes;
   plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;
   plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
   // Whole rows of a group fill no more than the cache.
-  Index group = kGroupBytes / (plan.lanes * Index(sizeof(T)));
-  const Index row_bytes = row_tiles * g.len_kv * plan.lanes * Index(sizeof(T));
+  Index group = kGroupBytes / (plan.lanes * Index(sizeof(Real)));
+  const Index row_bytes = row_tiles * g.len_kv * plan.lanes * Index(sizeof(Real));
   if (row_bytes > 0) group = backward ? 1 : std::min(group, kCacheBytes / row_bytes);
   const Index companions = (backward ? 1 : g.group()) * plan.panels;
   plan.group = std::max<Index>(1, std::min(group, companions));

@@ -10,24 +10,24 @@
 namespace heed::inline HEED_ABI {
 
 // One score map of a panel: query rows of one head.
-template <class Op, class T>
+template <class Op, class Real>
 class QuerySide {
  public:
   using Score = typename Op::ScoreType;
   using Needs = SideNeeds<Op>;
-  using Context = CallContext<Op, T>;
+  using Context = CallContext<Op, Real>;
   static constexpr int kQueryFeatures = Score::query_features;
 
-  QuerySide(const Context& c, Scratch<T>& scratch, int map) : c_(c), map_(map) {
+  QuerySide(const Context& c, Scratch<Real>& scratch, int map) : c_(c), map_(map) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};
-    narrow_ = scratch.take(kNarrowRows<T> * width);
-    narrow_projected_ = scratch.take(kNarrowRows<T> * c.keys.needs().rank);
-    dots_row_ = scratch.take(detail::whole_vectors<T>(c.plan.tile));
+    narrow_ = scratch.take(kNarrowRows<Real> * width);
+    narrow_projected_ = scratch.take(kNarrowRows<Real> * c.keys.needs().rank);
+    dots_row_ = scratch.take(detail::whole_vectors<Real>(c.plan.tile));
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
-      side_ = SideTiles<T>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
   }
 
   // Reads the rows of a panel: queries [first, first + rows) of output head h.
@@ -39,9 +39,9 @@ class QuerySide {
     source_ = c_.op.normaliser.source(c_.geometry, h, map_);
     for (int i = 0; i < Score::scalars; ++i) scalars_[std::size_t(i)] = c_.op.score.scalar(i, h);
     scaled_.rows = source_.width;
-    const T* row = query_rows();
+    const Real* row = query_rows();
     const Index stride = c_.in.query.strides().row, lanes = c_.plan.lanes;
-    if (rows <= kNarrowRows<T>) {
+    if (rows <= kNarrowRows<Real>) {
       for (Index i = 0; i < rows; ++i)
         for (Index col = 0; col < source_.width; ++col)
           narrow_[i * source_.width + col] = c_.query_factor() * row[i * stride + col];
@@ -52,11 +52,11 @@ class QuerySide {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
       side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
-      if (rows <= kNarrowRows<T>)
+      if (rows <= kNarrowRows<Real>)
         unpack_lanes(side_.projected.data, lanes, rows, side_.projected.rows, narrow_projected_,
                      side_.projected.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
-        Pack<T> f[kQueryFeatures + 1];
+        Pack<Real> f[kQueryFeatures + 1];
         c_.op.score.query_features_of(side_.row(v), f);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, f[i]);
       }
@@ -66,27 +66,27 @@ class QuerySide {
   [[nodiscard]] const Context& context() const { return c_; }
   [[nodiscard]] int map() const { return map_; }
   [[nodiscard]] const Source& source() const { return source_; }
-  [[nodiscard]] const SideTiles<T>& side() const { return side_; }
-  [[nodiscard]] const LaneTile<T>& features() const { return features_; }
-  [[nodiscard]] const T* query_rows() const {
+  [[nodiscard]] const SideTiles<Real>& side() const { return side_; }
+  [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
+  [[nodiscard]] const Real* query_rows() const {
     return c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column;
   }
-  [[nodiscard]] Rows<T> key_rows(Index key, Index count) const {
+  [[nodiscard]] Rows<Real> key_rows(Index key, Index count) const {
     return {c_.in.key.row(batch_, source_.kv_head, key) + source_.key_column, count, source_.width,
             c_.in.key.strides().row};
   }
-  [[nodiscard]] Rows<T> projected_keys(Index key, Index count) const {
+  [[nodiscard]] Rows<Real> projected_keys(Index key, Index count) const {
     return c_.keys.projected(batch_, head_, map_, key, count);
   }
 
   // scaled dot products of the keys of `place`; `running_max` is raised to them if given. It is not
   // given for narrow panels, whose tiles are partial.
-  void dots(const TilePlace& place, const LaneTile<T>& out, T* running_max = nullptr) const {
-    const Rows<T> k = key_rows(place.key, place.keys);
-    if (rows_ <= kNarrowRows<T>)
+  void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
+    const Rows<Real> k = key_rows(place.key, place.keys);
+    if (rows_ <= kNarrowRows<Real>)
       return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, rows_, out.data, out.lanes,
                          dots_row_);
-    const Broadcast<T> a{k.data, k.stride, 1};
+    const Broadcast<Real> a{k.data, k.stride, 1};
     if (running_max)
       panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
                                            scaled_.lanes, out.data, out.lanes, running_max);
@@ -95,12 +95,12 @@ class QuerySide {
                                    scaled_.lanes, out.data, out.lanes);
   }
   // Projected dot products; nothing without a projection.
-  void projected_dots(const TilePlace& place, const LaneTile<T>& out) const {
+  void projected_dots(const TilePlace& place, const LaneTile<Real>& out) const {
     if constexpr (Score::has_projection) {
       if (side_.projected.rows == 0) return;
-      const Rows<T> k = projected_keys(place.key, place.keys);
+      const Rows<Real> k = projected_keys(place.key, place.keys);
       panel_gemm<Store::overwrite>(k.count, k.columns, c_.plan.vectors,
-                                   Broadcast<T>{k.data, k.stride, 1}, side_.projected.data,
+                                   Broadcast<Real>{k.data, k.stride, 1}, side_.projected.data,
                                    side_.projected.lanes, out.data, out.lanes);
     }
   }
@@ -108,60 +108,60 @@ class QuerySide {
   // body.operator()<Scaled>() for this call's scale and soft cap.
   template <class Body>
   void with_pairs(Body&& body) const {
-    if (c_.scale != T(0) && c_.mask.soft_cap() == T(0))
+    if (c_.scale != Real(0) && c_.mask.soft_cap() == Real(0))
       body.template operator()<true>();
     else
       body.template operator()<false>();
   }
-  [[nodiscard]] ScalarsOf<Score, Pack<T>> scalars() const {
-    ScalarsOf<Score, Pack<T>> p;
-    for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<T>(scalars_[i]);
+  [[nodiscard]] ScalarsOf<Score, Pack<Real>> scalars() const {
+    ScalarsOf<Score, Pack<Real>> p;
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<Real>(scalars_[i]);
     return p;
   }
 
   // From dot products to masked scores, maximum included. `dots` may be `scores`; `scratch` has room
   // for a tile (bias).
-  void scores(const TilePlace& place, TileKind kind, const LaneTile<T>& dots,
-              const LaneTile<T>& projected, const LaneTile<T>& scores, T* running_max,
-              T* scratch) const {
+  void scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& dots,
+              const LaneTile<Real>& projected, const LaneTile<Real>& scores, Real* running_max,
+              Real* scratch) const {
     score_pass(place, dots, projected, scores, running_max, masks_nothing(kind));
     if (masks_nothing(kind)) return;
-    const TileMask<T> tile_mask(c_.mask, place, c_.plan.vectors);
+    const TileMask<Real> tile_mask(c_.mask, place, c_.plan.vectors);
     if (c_.mask.has_slopes()) tile_mask.add_slopes(scores);
     if (c_.mask.has_bias()) tile_mask.add_bias(scores, scratch);
     if (kind == TileKind::partial) tile_mask.hide(scores);
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      Pack<T> top = Pack<T>::load(running_max + v * kLanes<T>);
+      Pack<Real> top = Pack<Real>::load(running_max + v * kLanes<Real>);
       for (Index j = 0; j < place.keys; ++j) top = max(scores.load(j, v), top);
-      top.store(running_max + v * kLanes<T>);
+      top.store(running_max + v * kLanes<Real>);
     }
   }
 
   // Scores of query `lane` of a narrow panel with the keys of `place`, before any mask; `out` and
   // `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
-  void row_scores(const TilePlace& place, Index lane, T* out, T* projected) const {
-    const Rows<T> k = key_rows(place.key, place.keys);
+  void row_scores(const TilePlace& place, Index lane, Real* out, Real* projected) const {
+    const Rows<Real> k = key_rows(place.key, place.keys);
     row_dots(k.data, k.stride, k.count, k.columns, narrow_ + lane * k.columns, out);
     if (c_.plain()) return;
     if constexpr (Score::has_projection)
       if (side_.projected.rows > 0) {
-        const Rows<T> p = projected_keys(place.key, place.keys);
+        const Rows<Real> p = projected_keys(place.key, place.keys);
         row_dots(p.data, p.stride, p.count, p.columns, narrow_projected_ + lane * p.columns, projected);
       }
     with_score_form(c_.op.score, [&](const auto& form) {
       with_pairs([&]<bool Scaled>() {
         HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
         const auto p = scalars();
-        const RowPairs<Op, T, Scaled> pairs(*this, place, lane, projected);
-        for (Index j = 0; j < place.keys; j += kLanes<T>)
-          own.score(pairs(j, Pack<T>::load(out + j)), p).store(out + j);
+        const RowPairs<Op, Real, Scaled> pairs(*this, place, lane, projected);
+        for (Index j = 0; j < place.keys; j += kLanes<Real>)
+          own.score(pairs(j, Pack<Real>::load(out + j)), p).store(out + j);
       });
     });
   }
 
   // Dot products to scores in one go, in place, for forward.
-  void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<T>& out,
-                   const LaneTile<T>& projected, T* running_max, T* scratch) const {
+  void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& out,
+                   const LaneTile<Real>& projected, Real* running_max, Real* scratch) const {
     const bool untouched = c_.plain() && masks_nothing(kind);
     dots(place, out, untouched ? running_max : nullptr);
     if (untouched) return;
@@ -176,15 +176,15 @@ class QuerySide {
   }
 
   // With `final_scores`, running_max is raised to them on the way.
-  void score_pass(const TilePlace& place, const LaneTile<T>& dots, const LaneTile<T>& projected,
-                  const LaneTile<T>& scores, T* running_max, bool final_scores) const {
+  void score_pass(const TilePlace& place, const LaneTile<Real>& dots, const LaneTile<Real>& projected,
+                  const LaneTile<Real>& scores, Real* running_max, bool final_scores) const {
     if (c_.plain() && dots.data == scores.data && !final_scores) return;
     with_score_form(c_.op.score, [&](const auto& form) {
       with_pairs([&]<bool Scaled>() {
         for (int v = 0; v < c_.plan.vectors; ++v) {
-          const Pack<T> top = score_vector<Scaled>(form, place, v, dots, projected, scores);
-          T* seen = running_max + v * kLanes<T>;
-          if (final_scores) max(top, Pack<T>::load(seen)).store(seen);
+          const Pack<Real> top = score_vector<Scaled>(form, place, v, dots, projected, scores);
+          Real* seen = running_max + v * kLanes<Real>;
+          if (final_scores) max(top, Pack<Real>::load(seen)).store(seen);
         }
       });
     });
@@ -192,16 +192,16 @@ class QuerySide {
 
   // Scores of one vector of lanes; returns the largest.
   template <bool Scaled, class Form>
-  [[nodiscard, gnu::noinline]] Pack<T> score_vector(const Form& form, const TilePlace& place, int v,
-                                                    LaneTile<T> dots, LaneTile<T> projected,
-                                                    LaneTile<T> scores) const {
+  [[nodiscard, gnu::noinline]] Pack<Real> score_vector(const Form& form, const TilePlace& place, int v,
+                                                       LaneTile<Real> dots, LaneTile<Real> projected,
+                                                       LaneTile<Real> scores) const {
     HeldForm<Form> own = form;
     const auto p = scalars();
-    const LanePairs<Op, T, Scaled> pairs(*this, place, v, projected);
+    const LanePairs<Op, Real, Scaled> pairs(*this, place, v, projected);
     const Index keys = place.keys;
-    Pack<T> top = -kInfinity<T>;
+    Pack<Real> top = -kInfinity<Real>;
     for (Index j = 0; j < keys; ++j) {
-      const Pack<T> score = own.score(pairs(j, dots.load(j, v)), p);
+      const Pack<Real> score = own.score(pairs(j, dots.load(j, v)), p);
       scores.store(j, v, score);
       top = max(score, top);
     }
@@ -212,12 +212,12 @@ class QuerySide {
   int map_;
   Index batch_ = 0, head_ = 0, first_ = 0, rows_ = 0;
   Source source_;
-  ScalarsOf<Score, T> scalars_{};
-  LaneTile<T> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
-  LaneTile<T> features_;
+  ScalarsOf<Score, Real> scalars_{};
+  LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
+  LaneTile<Real> features_;
   // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots of a row.
-  T *narrow_, *narrow_projected_, *dots_row_;
-  SideTiles<T> side_;
+  Real *narrow_, *narrow_projected_, *dots_row_;
+  SideTiles<Real> side_;
 };
 
 }  // namespace heed::inline HEED_ABI

@@ -27,26 +27,26 @@ namespace heed::inline HEED_ABI {
 namespace detail {
 
 // Independent of the global locale.
-template <class T>
-[[nodiscard]] std::string round_trip_text(T value) {
+template <class Real>
+[[nodiscard]] std::string round_trip_text(Real value) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
-  text.precision(std::numeric_limits<T>::max_digits10);
+  text.precision(std::numeric_limits<Real>::max_digits10);
   text << value;
   return text.str();
 }
 
 // Reads the fields of one file; every fault is a std::runtime_error with the file's name.
-template <class T>
+template <class Real>
 class ArtMemoryReader {
  public:
   ArtMemoryReader(const io::Safetensors& file, const std::string& source)
       : file_(file), source_(source) {}
 
-  [[nodiscard]] ArtMemory<T> read(Index max_values) const {
+  [[nodiscard]] ArtMemory<Real> read(Index max_values) const {
     require_text("format", "heed.art_memory");
     require_text("version", "1");
-    const ArtOptions<T> options = read_options();
+    const ArtOptions<Real> options = read_options();
     const Index count = integer("count");
     if (count < 0 || count > options.capacity)
       refuse("count ", count, " is outside [0, ", options.capacity, "], the capacity");
@@ -55,8 +55,8 @@ class ArtMemoryReader {
              max_values, " values");
     require_prototypes(count, options.dim);
     try {
-      ArtMemory<T> memory(options);
-      memory.set_prototypes(file_.values<T>("prototypes"), count);
+      ArtMemory<Real> memory(options);
+      memory.set_prototypes(file_.values<Real>("prototypes"), count);
       return memory;
     } catch (const std::invalid_argument& error) {
       refuse(error.what());
@@ -101,17 +101,17 @@ class ArtMemoryReader {
     return value;
   }
 
-  [[nodiscard]] T number(const std::string& key) const {
+  [[nodiscard]] Real number(const std::string& key) const {
     std::istringstream digits(text(key));
     digits.imbue(std::locale::classic());
-    T value = 0;
+    Real value = 0;
     if (!(digits >> std::noskipws >> value) || !digits.eof())
       refuse(key, " is ", shown(text(key)), ", it must be a number");
     return value;
   }
 
-  [[nodiscard]] ArtOptions<T> read_options() const {
-    ArtOptions<T> options;
+  [[nodiscard]] ArtOptions<Real> read_options() const {
+    ArtOptions<Real> options;
     options.capacity = integer("capacity");
     options.dim = integer("dim");
     const std::string& matching = text("matching");
@@ -132,8 +132,8 @@ class ArtMemoryReader {
   void require_prototypes(Index count, Index dim) const {
     if (!file_.contains("prototypes")) refuse("there is no tensor prototypes");
     const io::TensorInfo& info = file_.info("prototypes");
-    if (info.dtype != io::dtype_of<T>())
-      refuse("prototypes are ", info.dtype, ", the memory to load holds ", io::dtype_of<T>());
+    if (info.dtype != io::dtype_of<Real>())
+      refuse("prototypes are ", info.dtype, ", the memory to load holds ", io::dtype_of<Real>());
     if (info.shape.size() != 2)
       refuse("prototypes have ", info.shape.size(), " extents, they must have 2");
     if (info.shape[0] != count || info.shape[1] != dim)
@@ -147,9 +147,9 @@ class ArtMemoryReader {
 
 }  // namespace detail
 
-template <class T>
-void save_art_memory(const std::filesystem::path& path, const ArtMemory<T>& memory) {
-  const ArtOptions<T>& options = memory.options();
+template <class Real>
+void save_art_memory(const std::filesystem::path& path, const ArtMemory<Real>& memory) {
+  const ArtOptions<Real>& options = memory.options();
   io::SafetensorsWriter writer;
   writer.set_metadata("format", "heed.art_memory");
   writer.set_metadata("version", "1");
@@ -167,17 +167,17 @@ void save_art_memory(const std::filesystem::path& path, const ArtMemory<T>& memo
 
 // The memory of a file that was read already; `source` begins the messages. A few bytes can claim
 // any capacity: capacity * dim beyond max_values is refused before it is allocated.
-template <class T>
-[[nodiscard]] ArtMemory<T> read_art_memory(const io::Safetensors& file, const std::string& source,
-                                           Index max_values = Index(1) << 28) {
-  return detail::ArtMemoryReader<T>(file, source).read(max_values);
+template <class Real>
+[[nodiscard]] ArtMemory<Real> read_art_memory(const io::Safetensors& file, const std::string& source,
+                                              Index max_values = Index(1) << 28) {
+  return detail::ArtMemoryReader<Real>(file, source).read(max_values);
 }
 
-// T must be the type that was saved: no rounding happens.
-template <class T>
-[[nodiscard]] ArtMemory<T> load_art_memory(const std::filesystem::path& path,
-                                           Index max_values = Index(1) << 28) {
-  return read_art_memory<T>(io::Safetensors::read(path), path.string(), max_values);
+// Real must be the type that was saved: no rounding happens.
+template <class Real>
+[[nodiscard]] ArtMemory<Real> load_art_memory(const std::filesystem::path& path,
+                                              Index max_values = Index(1) << 28) {
+  return read_art_memory<Real>(io::Safetensors::read(path), path.string(), max_values);
 }
 
 }  // namespace heed::inline HEED_ABI

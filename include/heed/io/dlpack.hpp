@@ -3,7 +3,7 @@
 
 // DLPack: tensors of other libraries as views, and heed's memory as their tensors, without a copy.
 //
-//   address of element (b, h, t, c) = data + byte_offset + sizeof(T) (b s_0 + h s_1 + t s_2 + c s_3)
+//   address of element (b, h, t, c) = data + byte_offset + sizeof(Real) (b s_0 + h s_1 + t s_2 + c s_3)
 //
 // Shapes    import: (batch, heads, len, dim), or (len, dim) for one batch and one head; the last stride is
 //           1, no stride is negative. (batch, len, heads, dim) memory comes as the transposed tensor that
@@ -45,13 +45,13 @@ using DlpackPtr = std::unique_ptr<Managed, DlpackDeleter>;
 
 namespace detail {
 
-template <class T>
-concept DlpackElement = std::same_as<std::remove_const_t<T>, float> ||
-                        std::same_as<std::remove_const_t<T>, double>;
+template <class Real>
+concept DlpackElement = std::same_as<std::remove_const_t<Real>, float> ||
+                        std::same_as<std::remove_const_t<Real>, double>;
 
-template <DlpackElement T>
+template <DlpackElement Real>
 [[nodiscard]] constexpr DLDataType dlpack_dtype() {
-  return {std::uint8_t(kDLFloat), std::uint8_t(8 * sizeof(T)), 1};
+  return {std::uint8_t(kDLFloat), std::uint8_t(8 * sizeof(Real)), 1};
 }
 
 // (code 2, bits 32, lanes 1)
@@ -104,15 +104,15 @@ inline void require_dlpack_strides(const DlpackAxes& axes, bool writes, const st
   }
 }
 
-template <class T>
-[[nodiscard]] T* dlpack_data(const DLTensor& tensor, const Shape& shape, const std::string& who) {
+template <class Real>
+[[nodiscard]] Real* dlpack_data(const DLTensor& tensor, const Shape& shape, const std::string& who) {
   if (element_count(shape, who.c_str()) == 0) return nullptr;
   require(tensor.data != nullptr, who, " has a null pointer and shape ", shape);
   auto* first = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
-  const auto past = reinterpret_cast<std::uintptr_t>(first) % alignof(T);
-  require(past == 0, who, " lies ", past, " bytes past a multiple of ", alignof(T),
-          ", it must be aligned to ", alignof(T), " bytes");
-  return reinterpret_cast<T*>(first);
+  const auto past = reinterpret_cast<std::uintptr_t>(first) % alignof(Real);
+  require(past == 0, who, " lies ", past, " bytes past a multiple of ", alignof(Real),
+          ", it must be aligned to ", alignof(Real), " bytes");
+  return reinterpret_cast<Real*>(first);
 }
 
 // What a managed tensor points to; deleted by its deleter.
@@ -125,29 +125,29 @@ struct DlpackExport {
   static void destroy(Managed* tensor) { delete static_cast<DlpackExport*>(tensor->manager_ctx); }
 };
 
-template <class T>
+template <class Real>
 void set_dlpack_flags(DLManagedTensor&) {
-  static_assert(!std::is_const_v<T>,
+  static_assert(!std::is_const_v<Real>,
                 "a DLManagedTensor cannot say that it is read only: export a view of T, or a "
                 "DLManagedTensorVersioned");
 }
 
 #ifdef DLPACK_MAJOR_VERSION
-template <class T>
+template <class Real>
 void set_dlpack_flags(DLManagedTensorVersioned& tensor) {
   tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-  tensor.flags = std::is_const_v<T> ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+  tensor.flags = std::is_const_v<Real> ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
 }
 #endif
 
 }  // namespace detail
 
 // View of a tensor's memory as float or double, const for reading only. `name` stands in error texts.
-template <detail::DlpackElement T>
-[[nodiscard]] TensorView<T> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
+template <detail::DlpackElement Real>
+[[nodiscard]] TensorView<Real> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
   using namespace detail;
   const std::string who = std::string("heed::view_dlpack: ") + name;
-  const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<T>();
+  const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<Real>();
   require(dtype.code == wanted.code && dtype.bits == wanted.bits && dtype.lanes == wanted.lanes, who,
           " has dtype ", dtype_text(dtype), ", the view has ", dtype_text(wanted));
   const int device = int(tensor.device.device_type);
@@ -155,29 +155,29 @@ template <detail::DlpackElement T>
           device, ", it must be ", int(kDLCPU), " (CPU) or pinned host memory, ", int(kDLCUDAHost), " or ",
           int(kDLROCMHost));
   const DlpackAxes axes = dlpack_axes(tensor, who);
-  require_dlpack_strides(axes, !std::is_const_v<T>, who);
-  return {dlpack_data<T>(tensor, axes.shape(), who), axes.shape(),
+  require_dlpack_strides(axes, !std::is_const_v<Real>, who);
+  return {dlpack_data<Real>(tensor, axes.shape(), who), axes.shape(),
           {axes.strides[0], axes.strides[1], axes.strides[2]}};
 }
 
 #ifdef DLPACK_MAJOR_VERSION
 // Likewise; minds the flag "read only", which a bare DLTensor does not carry.
-template <detail::DlpackElement T>
-[[nodiscard]] TensorView<T> view_dlpack(const DLManagedTensorVersioned& tensor,
-                                        const char* name = "tensor") {
+template <detail::DlpackElement Real>
+[[nodiscard]] TensorView<Real> view_dlpack(const DLManagedTensorVersioned& tensor,
+                                           const char* name = "tensor") {
   require(tensor.version.major == DLPACK_MAJOR_VERSION, "heed::view_dlpack: ", name,
           " has DLPack version ", tensor.version.major, ", this program was built for ",
           DLPACK_MAJOR_VERSION);
-  require(std::is_const_v<T> || (tensor.flags & DLPACK_FLAG_BITMASK_READ_ONLY) == 0,
+  require(std::is_const_v<Real> || (tensor.flags & DLPACK_FLAG_BITMASK_READ_ONLY) == 0,
           "heed::view_dlpack: ", name, " is read only, it can be viewed as const only");
-  return view_dlpack<T>(tensor.dl_tensor, name);
+  return view_dlpack<Real>(tensor.dl_tensor, name);
 }
 #endif
 
 // A managed tensor over the view's memory. `owner`, if given, is held until the tensor is deleted; without
 // one the memory is borrowed and must outlive the tensor.
-template <class Managed = DLManagedTensor, detail::DlpackElement T>
-[[nodiscard]] DlpackPtr<Managed> to_dlpack(const TensorView<T>& view,
+template <class Managed = DLManagedTensor, detail::DlpackElement Real>
+[[nodiscard]] DlpackPtr<Managed> to_dlpack(const TensorView<Real>& view,
                                            std::shared_ptr<const void> owner = nullptr) {
   const Shape& s = view.shape();
   require(view.page_rows() == 0, "heed::to_dlpack: view has pages of ", view.page_rows(),
@@ -192,25 +192,25 @@ template <class Managed = DLManagedTensor, detail::DlpackElement T>
   Managed& managed = made->managed;
   managed.manager_ctx = made.get();
   managed.deleter = Export::destroy;
-  detail::set_dlpack_flags<T>(managed);
+  detail::set_dlpack_flags<Real>(managed);
   DLTensor& tensor = managed.dl_tensor;
-  tensor.data = view.has_elements() ? const_cast<std::remove_const_t<T>*>(view.data()) : nullptr;
+  tensor.data = view.has_elements() ? const_cast<std::remove_const_t<Real>*>(view.data()) : nullptr;
   tensor.device = {kDLCPU, 0};
   tensor.ndim = 4;
-  tensor.dtype = detail::dlpack_dtype<T>();
+  tensor.dtype = detail::dlpack_dtype<Real>();
   tensor.shape = made->extents.data();
   tensor.strides = made->strides.data();
   return DlpackPtr<Managed>(&made.release()->managed);
 }
 
 // A managed tensor that owns dense (batch, heads, len, dim) values.
-template <class Managed = DLManagedTensor, detail::DlpackElement T>
-[[nodiscard]] DlpackPtr<Managed> to_dlpack(std::vector<T> values, const Shape& shape) {
+template <class Managed = DLManagedTensor, detail::DlpackElement Real>
+[[nodiscard]] DlpackPtr<Managed> to_dlpack(std::vector<Real> values, const Shape& shape) {
   const Index count = element_count(shape, "heed::to_dlpack: shape");
   require(Index(values.size()) == count, "heed::to_dlpack: values has ", values.size(),
           " numbers, shape ", shape, " has ", count);
-  const auto owner = std::make_shared<std::vector<T>>(std::move(values));
-  return to_dlpack<Managed>(TensorView<T>(owner->data(), shape), owner);
+  const auto owner = std::make_shared<std::vector<Real>>(std::move(values));
+  return to_dlpack<Managed>(TensorView<Real>(owner->data(), shape), owner);
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -60,52 +60,52 @@ class Safetensors {
     return std::span(file_).subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
   }
 
-  // The elements where they lie, valid as long as this object lives. The dtype must be that of T
+  // The elements where they lie, valid as long as this object lives. The dtype must be that of Real
   // and the first byte aligned for it.
-  template <Viewable T>
-  [[nodiscard]] std::span<const T> view(const std::string& name) const {
+  template <Viewable Real>
+  [[nodiscard]] std::span<const Real> view(const std::string& name) const {
     const TensorInfo& tensor = info(name);
-    require(tensor.dtype == dtype_of<T>(), source_, ": tensor ", in_quotes(name), " is ",
-            tensor.dtype, ", a view as ", dtype_of<T>(), " was asked for");
+    require(tensor.dtype == dtype_of<Real>(), source_, ": tensor ", in_quotes(name), " is ",
+            tensor.dtype, ", a view as ", dtype_of<Real>(), " was asked for");
     const std::span<const std::byte> raw = bytes(name);
     if (raw.empty()) return {};
-    const auto offset = reinterpret_cast<std::uintptr_t>(raw.data()) % alignof(T);
+    const auto offset = reinterpret_cast<std::uintptr_t>(raw.data()) % alignof(Real);
     if (offset != 0)
       refuse(source_, "tensor ", in_quotes(name), " lies ", offset, " bytes past a multiple of ",
-             alignof(T), " and cannot be viewed as ", tensor.dtype);
-    return {reinterpret_cast<const T*>(raw.data()), raw.size() / sizeof(T)};
+             alignof(Real), " and cannot be viewed as ", tensor.dtype);
+    return {reinterpret_cast<const Real*>(raw.data()), raw.size() / sizeof(Real)};
   }
 
   // A converted copy. Every number must survive exactly: an F64 tensor of small integers is fine as
   // float or int, one that holds 0.1 is refused as float.
-  template <Element T>
-  [[nodiscard]] std::vector<T> values(const std::string& name) const {
+  template <Element Real>
+  [[nodiscard]] std::vector<Real> values(const std::string& name) const {
     const std::string& dtype = info(name).dtype;
-    if (dtype == "F64") return convert<T, double>(name);
-    if (dtype == "F32") return convert<T, float>(name);
-    if (dtype == "I64") return convert<T, std::int64_t>(name);
-    if (dtype == "I32") return convert<T, std::int32_t>(name);
-    if (dtype == "I16") return convert<T, std::int16_t>(name);
-    if (dtype == "I8") return convert<T, std::int8_t>(name);
-    if (dtype == "U64") return convert<T, std::uint64_t>(name);
-    if (dtype == "U32") return convert<T, std::uint32_t>(name);
-    if (dtype == "U16") return convert<T, std::uint16_t>(name);
-    if (dtype == "U8") return convert<T, std::uint8_t>(name);
-    if (dtype == "BOOL") return convert<T, bool>(name);
+    if (dtype == "F64") return convert<Real, double>(name);
+    if (dtype == "F32") return convert<Real, float>(name);
+    if (dtype == "I64") return convert<Real, std::int64_t>(name);
+    if (dtype == "I32") return convert<Real, std::int32_t>(name);
+    if (dtype == "I16") return convert<Real, std::int16_t>(name);
+    if (dtype == "I8") return convert<Real, std::int8_t>(name);
+    if (dtype == "U64") return convert<Real, std::uint64_t>(name);
+    if (dtype == "U32") return convert<Real, std::uint32_t>(name);
+    if (dtype == "U16") return convert<Real, std::uint16_t>(name);
+    if (dtype == "U8") return convert<Real, std::uint8_t>(name);
+    if (dtype == "BOOL") return convert<Real, bool>(name);
     fail(source_, ": tensor ", in_quotes(name), " is ", dtype, ", which has no conversion to ",
-         dtype_of<T>());
+         dtype_of<Real>());
   }
 
-  // A copy of a tensor of any floating dtype but the 8-bit ones, each number rounded to the nearest T. A
-  // finite number that no finite T is near to is refused.
-  template <class T>
-    requires AnyOf<T, float, double>
-  [[nodiscard]] std::vector<T> rounded(const std::string& name) const {
+  // A copy of a tensor of any floating dtype but the 8-bit ones, each number rounded to the nearest Real. A
+  // finite number that no finite Real is near to is refused.
+  template <class Real>
+    requires AnyOf<Real, float, double>
+  [[nodiscard]] std::vector<Real> rounded(const std::string& name) const {
     const std::string& dtype = info(name).dtype;
-    if (dtype == "F64") return round<T, double>(name, [](double x) { return x; });
-    if (dtype == "F32") return round<T, float>(name, [](float x) { return x; });
-    if (dtype == "F16") return round<T, std::uint16_t>(name, float_of_f16);
-    if (dtype == "BF16") return round<T, std::uint16_t>(name, float_of_bf16);
+    if (dtype == "F64") return round<Real, double>(name, [](double x) { return x; });
+    if (dtype == "F32") return round<Real, float>(name, [](float x) { return x; });
+    if (dtype == "F16") return round<Real, std::uint16_t>(name, float_of_f16);
+    if (dtype == "BF16") return round<Real, std::uint16_t>(name, float_of_bf16);
     refuse(source_, "tensor ", in_quotes(name), " is ", dtype, ", it must be F64, F32, F16 or BF16");
   }
 

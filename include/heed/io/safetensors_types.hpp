@@ -86,29 +86,29 @@ template <class... Parts>
   throw std::runtime_error(text.str());
 }
 
-template <class T, class... Others>
-concept AnyOf = (std::same_as<T, Others> || ...);
+template <class Real, class... Others>
+concept AnyOf = (std::same_as<Real, Others> || ...);
 
 // What a tensor's elements can be in memory: bool, the integers of 8 to 64 bits, float and double.
-template <class T>
-concept Element = AnyOf<T, bool, float, double, signed char, short, int, long, long long,
+template <class Real>
+concept Element = AnyOf<Real, bool, float, double, signed char, short, int, long, long long,
                         unsigned char, unsigned short, unsigned, unsigned long, unsigned long long>;
 
 // Element types whose every bit pattern is a value; a stored BOOL byte may be neither 0 nor 1.
-template <class T>
-concept Viewable = Element<T> && !std::same_as<T, bool>;
+template <class Real>
+concept Viewable = Element<Real> && !std::same_as<Real, bool>;
 
-template <Element T>
+template <Element Real>
 [[nodiscard]] constexpr std::string_view dtype_of() {
   constexpr std::array<std::string_view, 4> of_signed{"I8", "I16", "I32", "I64"};
   constexpr std::array<std::string_view, 4> of_unsigned{"U8", "U16", "U32", "U64"};
-  constexpr auto log2_size = static_cast<std::size_t>(std::bit_width(sizeof(T)) - 1);
-  if constexpr (std::same_as<T, bool>)
+  constexpr auto log2_size = static_cast<std::size_t>(std::bit_width(sizeof(Real)) - 1);
+  if constexpr (std::same_as<Real, bool>)
     return "BOOL";
-  else if constexpr (std::floating_point<T>)
-    return sizeof(T) == 4 ? "F32" : "F64";
+  else if constexpr (std::floating_point<Real>)
+    return sizeof(Real) == 4 ? "F32" : "F64";
   else
-    return std::signed_integral<T> ? of_signed[log2_size] : of_unsigned[log2_size];
+    return std::signed_integral<Real> ? of_signed[log2_size] : of_unsigned[log2_size];
 }
 
 // Whether To holds the number `from` without any rounding; NaN and infinity pass between floats.

@@ -20,11 +20,11 @@ struct KeyRange {
 
 enum class TileKind { empty, partial, full };
 
-template <class T>
+template <class Real>
 class BoundMask {
  public:
   // Throws std::invalid_argument when a part does not fit the sizes. `where` starts its sentences.
-  BoundMask(const Mask<T>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
+  BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
     for (const Band& band : mask.bands) {
       const Index shift = band.offset + shift_of(band.align);
       if (band.left >= 0) from_ = std::max(from_, shift - band.left);
@@ -43,10 +43,10 @@ class BoundMask {
   [[nodiscard]] bool has_slopes() const { return !mask_.slopes.empty(); }
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
   [[nodiscard]] bool has_documents() const { return !mask_.query_documents.empty(); }
-  [[nodiscard]] T slope(Index h) const { return mask_.slopes[std::size_t(h)]; }
+  [[nodiscard]] Real slope(Index h) const { return mask_.slopes[std::size_t(h)]; }
   [[nodiscard]] Index slope_shift() const { return slope_shift_; }
-  [[nodiscard]] T soft_cap() const { return mask_.soft_cap; }
-  [[nodiscard]] const TensorView<const T>& bias() const { return mask_.bias; }
+  [[nodiscard]] Real soft_cap() const { return mask_.soft_cap; }
+  [[nodiscard]] const TensorView<const Real>& bias() const { return mask_.bias; }
   [[nodiscard]] Index query_document(Index b, Index i) const {
     return mask_.query_documents[std::size_t(b * g_.len_q + i)];
   }
@@ -79,7 +79,7 @@ class BoundMask {
   [[nodiscard]] const bool* allowed_row(Index b, Index h, Index i) const {
     return broadcast_row(mask_.allowed, b, h, i);
   }
-  [[nodiscard]] const T* bias_row(Index b, Index h, Index i) const {
+  [[nodiscard]] const Real* bias_row(Index b, Index h, Index i) const {
     return broadcast_row(mask_.bias, b, h, i);
   }
 
@@ -87,7 +87,7 @@ class BoundMask {
     const KeyRange keys = keys_of(b, i);
     return j >= keys.begin && j < keys.end && (!has_allowed() || allowed_row(b, h, i)[j]) &&
            (!has_documents() || query_document(b, i) == key_document(b, j)) &&
-           (!has_bias() || bias_row(b, h, i)[j] != -std::numeric_limits<T>::infinity());
+           (!has_bias() || bias_row(b, h, i)[j] != -std::numeric_limits<Real>::infinity());
   }
 
   // Kind of the tile of queries [first, first + rows) and keys [key, key + count), the bias aside:
@@ -172,7 +172,7 @@ class BoundMask {
             " (batch x len_kv)");
   }
 
-  const Mask<T>& mask_;
+  const Mask<Real>& mask_;
   Geometry g_;
   // Band: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;

@@ -28,7 +28,7 @@ struct Band {
   Index offset = 0;  // added to p
 };
 
-template <class T>
+template <class Real>
 struct Mask {
   std::vector<Band> bands;
   // Number of visible keys per batch; empty: all.
@@ -36,14 +36,14 @@ struct Mask {
   // (batch or 1, heads or 1, len_q or 1, len_kv): true where visible.
   TensorView<const bool> allowed;
   // (batch or 1, heads or 1, len_q or 1, len_kv): added to the score; -infinity hides.
-  TensorView<const T> bias;
+  TensorView<const Real> bias;
   // One id per (batch, query) and (batch, key); pairs of different ids are hidden.
   std::vector<Index> query_documents, key_documents;
   // ALiBi: one slope per head.
-  std::vector<T> slopes;
+  std::vector<Real> slopes;
   Align slope_align = Align::top_left;
   // Soft cap c: scale * q.k becomes c tanh(scale * q.k / c); 0 for none.
-  T soft_cap = T(0);
+  Real soft_cap = Real(0);
 
   [[nodiscard]] friend Mask operator&(Mask a, const Mask& b) {
     a.bands.insert(a.bands.end(), b.bands.begin(), b.bands.end());
@@ -56,7 +56,7 @@ struct Mask {
     if (!b.key_documents.empty()) a.key_documents = b.key_documents;
     join(a.slopes, b.slopes, !a.slopes.empty(), !b.slopes.empty(), "alibi");
     if (!b.slopes.empty()) a.slope_align = b.slope_align;
-    join(a.soft_cap, b.soft_cap, a.soft_cap != T(0), b.soft_cap != T(0), "soft_cap");
+    join(a.soft_cap, b.soft_cap, a.soft_cap != Real(0), b.soft_cap != Real(0), "soft_cap");
     return a;
   }
 
@@ -69,72 +69,72 @@ struct Mask {
 };
 
 // Query i sees keys up to its own position.
-template <class T>
-[[nodiscard]] Mask<T> causal(Align align = Align::top_left, Index offset = 0) {
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> causal(Align align = Align::top_left, Index offset = 0) {
+  Mask<Real> mask;
   mask.bands.push_back({-1, 0, align, offset});
   return mask;
 }
 
 // Query at p sees keys in [p - left, p + right]; -1 leaves a side open. A causal window of w keys that
 // includes the own one is window(w - 1, 0).
-template <class T>
-[[nodiscard]] Mask<T> window(Index left, Index right, Align align = Align::top_left,
-                             Index offset = 0) {
+template <class Real>
+[[nodiscard]] Mask<Real> window(Index left, Index right, Align align = Align::top_left,
+                                Index offset = 0) {
   require(left >= -1 && right >= -1, "window: left ", left, ", right ", right,
           "; each must be -1 (open) or at least 0");
-  Mask<T> mask;
+  Mask<Real> mask;
   mask.bands.push_back({left, right, align, offset});
   return mask;
 }
 
 // Batch b sees its first lengths[b] keys; 0 is allowed.
-template <class T>
-[[nodiscard]] Mask<T> key_lengths(std::vector<Index> lengths) {
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> key_lengths(std::vector<Index> lengths) {
+  Mask<Real> mask;
   mask.key_lengths = std::move(lengths);
   return mask;
 }
 
 // (batch or 1, heads or 1, len_q or 1, len_kv), true where visible.
-template <class T>
-[[nodiscard]] Mask<T> boolean(TensorView<const bool> allowed) {
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> boolean(TensorView<const bool> allowed) {
+  Mask<Real> mask;
   mask.allowed = allowed;
   return mask;
 }
 
 // (batch or 1, heads or 1, len_q or 1, len_kv), added to the scores; -infinity hides.
-template <class T>
-[[nodiscard]] Mask<T> bias(TensorView<const T> values) {
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> bias(TensorView<const Real> values) {
+  Mask<Real> mask;
   mask.bias = values;
   return mask;
 }
 
 // Ids of shape (batch, len_q) and (batch, len_kv): a query sees keys of its own document.
-template <class T>
-[[nodiscard]] Mask<T> documents(std::vector<Index> of_queries, std::vector<Index> of_keys) {
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> documents(std::vector<Index> of_queries, std::vector<Index> of_keys) {
+  Mask<Real> mask;
   mask.query_documents = std::move(of_queries);
   mask.key_documents = std::move(of_keys);
   return mask;
 }
 
 // Attention with linear biases: -slopes[h] |p - j| is added to the score.
-template <class T>
-[[nodiscard]] Mask<T> alibi(std::vector<T> slopes, Align align = Align::top_left) {
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> alibi(std::vector<Real> slopes, Align align = Align::top_left) {
+  Mask<Real> mask;
   mask.slopes = std::move(slopes);
   mask.slope_align = align;
   return mask;
 }
 
 // scale * q.k is replaced by cap * tanh(scale * q.k / cap).
-template <class T>
-[[nodiscard]] Mask<T> soft_cap(T cap) {
-  require(cap > T(0), "soft_cap: cap is ", cap, ", it must be positive");
-  Mask<T> mask;
+template <class Real>
+[[nodiscard]] Mask<Real> soft_cap(Real cap) {
+  require(cap > Real(0), "soft_cap: cap is ", cap, ", it must be positive");
+  Mask<Real> mask;
   mask.soft_cap = cap;
   return mask;
 }

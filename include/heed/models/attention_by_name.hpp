@@ -29,41 +29,41 @@ inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 namespace detail {
 
 // The source's lambda_init depends on the layer, counted from 1.
-template <class T>
-void set_depth(DifferentialV1<T>& op, Index depth) {
+template <class Real>
+void set_depth(DifferentialV1<Real>& op, Index depth) {
   op.normaliser.lambda_init = lambda_init_at(depth);
   op.readout.factor = 1.0 - op.normaliser.lambda_init;
 }
 
-template <class T>
-[[nodiscard]] std::unique_ptr<AttentionLayer<T>> learning_prototypes(const AttentionOptions& options,
-                                                                     Index prototypes, T correction) {
-  KeyMemoryOptions<T> memory;
+template <class Real>
+[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> learning_prototypes(const AttentionOptions& options,
+                                                                        Index prototypes, Real correction) {
+  KeyMemoryOptions<Real> memory;
   memory.capacity = prototypes;
   memory.correction = correction;
-  return std::make_unique<PrototypeAttention<T>>(options, causal<T>(), memory);
+  return std::make_unique<PrototypeAttention<Real>>(options, causal<Real>(), memory);
 }
 
-// f(name, make) for every layer beside the variants; make.operator()<T>(even, prototypes) makes it.
+// f(name, make) for every layer beside the variants; make.operator()<Real>(even, prototypes) makes it.
 template <class F>
 void for_each_extra_layer(F&& f) {
   f(kLatentAttention,
-    []<class T>(const AttentionOptions& even, Index) -> std::unique_ptr<AttentionLayer<T>> {
-      return std::make_unique<ProjectedAttention<ScaledDot<T>>>(
-          latent_attention<T>(even.width, even.heads.heads, std::max<Index>(1, even.width / 4)));
+    []<class Real>(const AttentionOptions& even, Index) -> std::unique_ptr<AttentionLayer<Real>> {
+      return std::make_unique<ProjectedAttention<ScaledDot<Real>>>(
+          latent_attention<Real>(even.width, even.heads.heads, std::max<Index>(1, even.width / 4)));
     });
-  f(kGatedAttention, []<class T>(const AttentionOptions& even, Index) {
-    IntentGated<T> op;
+  f(kGatedAttention, []<class Real>(const AttentionOptions& even, Index) {
+    IntentGated<Real> op;
     op.readout.grain = GateGrain::per_head;
-    return std::make_unique<ProjectedAttention<IntentGated<T>>>(even, std::move(op), causal<T>());
+    return std::make_unique<ProjectedAttention<IntentGated<Real>>>(even, std::move(op), causal<Real>());
   });
-  f(kPrototypeArt, []<class T>(const AttentionOptions& even, Index prototypes) {
-    return learning_prototypes<T>(even, prototypes, T(0));
+  f(kPrototypeArt, []<class Real>(const AttentionOptions& even, Index prototypes) {
+    return learning_prototypes<Real>(even, prototypes, Real(0));
   });
   // 1e-4: a shift of all keys alike changes no loss of the model, so that AdamW follows even a weak pull;
   // at 1e-2 the keys collapse onto one direction.
-  f(kPrototypeArtPull, []<class T>(const AttentionOptions& even, Index prototypes) {
-    return learning_prototypes<T>(even, prototypes, T(1e-4));
+  f(kPrototypeArtPull, []<class Real>(const AttentionOptions& even, Index prototypes) {
+    return learning_prototypes<Real>(even, prototypes, Real(1e-4));
   });
 }
 
@@ -77,14 +77,14 @@ void for_each_extra_layer(F&& f) {
 }
 
 // The causal layer `name` of the list beside the variants; null for a name that is not in it.
-template <class T>
-[[nodiscard]] std::unique_ptr<AttentionLayer<T>> extra_attention_by_name(const std::string& name,
-                                                                         Index width, Index heads,
-                                                                         Index prototypes = 16) {
+template <class Real>
+[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> extra_attention_by_name(const std::string& name,
+                                                                            Index width, Index heads,
+                                                                            Index prototypes = 16) {
   const AttentionOptions even = AttentionOptions::even(width, heads);
-  std::unique_ptr<AttentionLayer<T>> made;
+  std::unique_ptr<AttentionLayer<Real>> made;
   detail::for_each_extra_layer([&](const char* known, const auto& make) {
-    if (name == known) made = make.template operator()<T>(even, prototypes);
+    if (name == known) made = make.template operator()<Real>(even, prototypes);
   });
   return made;
 }
@@ -99,16 +99,16 @@ template <class T>
 
 // The causal layer `name` for layer `layer` (from 0) of a model, with `prototypes` prototypes per head where
 // it has any. Throws for a name that is in neither list.
-template <class T>
-[[nodiscard]] std::unique_ptr<AttentionLayer<T>> attention_by_name(const std::string& name, Index width,
-                                                                   Index heads, Index layer,
-                                                                   Index prototypes = 16,
-                                                                   std::uint64_t seed = 1) {
-  std::unique_ptr<AttentionLayer<T>> made = extra_attention_by_name<T>(name, width, heads, prototypes);
+template <class Real>
+[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> attention_by_name(const std::string& name, Index width,
+                                                                      Index heads, Index layer,
+                                                                      Index prototypes = 16,
+                                                                      std::uint64_t seed = 1) {
+  std::unique_ptr<AttentionLayer<Real>> made = extra_attention_by_name<Real>(name, width, heads, prototypes);
   if (made) return made;
   std::string known;
   const AttentionOptions even = AttentionOptions::even(width, heads);
-  for_each_variant<T>(
+  for_each_variant<Real>(
       even.heads,
       [&]<class Op>(const Variant<Op>& variant) {
         known += (known.empty() ? "" : ", ") + std::string(variant.name);
@@ -116,10 +116,10 @@ template <class T>
         AttentionOptions options = even;
         options.heads = variant.geometry;
         Op op = variant.op;
-        if constexpr (std::is_same_v<Op, DifferentialV1<T>>) detail::set_depth(op, layer + 1);
-        auto made_layer = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<T>());
+        if constexpr (std::is_same_v<Op, DifferentialV1<Real>>) detail::set_depth(op, layer + 1);
+        auto made_layer = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<Real>());
         // What it learns might leave the bound below which the fixed point is one.
-        if constexpr (std::is_same_v<Op, Dar<T>>)
+        if constexpr (std::is_same_v<Op, Dar<Real>>)
           made_layer->stage.learns = !made_layer->stage.op.score.converged;
         made = std::move(made_layer);
       },

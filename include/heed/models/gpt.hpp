@@ -11,8 +11,8 @@
 namespace heed::inline HEED_ABI::nn {
 
 // attention(layer) makes the attention of layer 0, 1, ...
-template <class T>
-using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<T>>(Index layer)>;
+template <class Real>
+using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<Real>>(Index layer)>;
 
 struct GptOptions {
   Index vocabulary = 0, width = 0, heads = 1, depth = 1, max_len = 0;
@@ -26,8 +26,8 @@ struct GptOptions {
 };
 
 // GPT-2 with pre-norm blocks around any attention.
-template <class T>
-[[nodiscard]] LanguageModel<T> make_gpt(const GptOptions& o, const AttentionMaker<T>& attention) {
+template <class Real>
+[[nodiscard]] LanguageModel<Real> make_gpt(const GptOptions& o, const AttentionMaker<Real>& attention) {
   LanguageModelOptions model;
   model.vocabulary = o.vocabulary;
   model.width = o.width;
@@ -36,23 +36,23 @@ template <class T>
   model.final_norm = o.norm;
   model.dropout = o.dropout;
   model.attention_dropout = o.attention_dropout;
-  std::deque<TransformerBlock<T>> blocks;
+  std::deque<TransformerBlock<Real>> blocks;
   const Index hidden = o.hidden > 0 ? o.hidden : 4 * o.width;
   for (Index layer = 0; layer < o.depth; ++layer) {
     blocks.emplace_back(BlockNames{}, o.norm, o.width, attention(layer),
-                        Mlp<T>(o.width, hidden, o.activation, o.mlp_bias, "0", "2"));
+                        Mlp<Real>(o.width, hidden, o.activation, o.mlp_bias, "0", "2"));
     blocks.back().dropout = o.dropout;
   }
-  return LanguageModel<T>(model, std::move(blocks));
+  return LanguageModel<Real>(model, std::move(blocks));
 }
 
 // The source's LM around one dialectical block: emb, pos, block, and a head lm with bias; no final norm.
 // Causal unless told otherwise; the source has no mask.
-template <class T>
-[[nodiscard]] LanguageModel<T> make_dialectical_lm(Index vocabulary, Index width, Index dim,
-                                                   Index max_len, Index mlp_factor,
-                                                   const DialecticalOptions& halting,
-                                                   bool causal = true) {
+template <class Real>
+[[nodiscard]] LanguageModel<Real> make_dialectical_lm(Index vocabulary, Index width, Index dim,
+                                                      Index max_len, Index mlp_factor,
+                                                      const DialecticalOptions& halting,
+                                                      bool causal = true) {
   LanguageModelOptions model;
   model.vocabulary = vocabulary;
   model.width = width;
@@ -65,14 +65,14 @@ template <class T>
   model.blocks = "block";
   model.head = "lm";
   model.numbered = false;
-  std::deque<TransformerBlock<T>> blocks;
+  std::deque<TransformerBlock<Real>> blocks;
   blocks.emplace_back(
       BlockNames{"ln1", "attn", "out", "ff.0", "ff"}, NormKind::layer, width,
-      std::make_unique<ProjectedAttention<Dialectical<T>>>(
-          dialectical_head<T>(width, dim, halting, causal)),
-      Mlp<T>(width, mlp_factor * width, Activation::silu, true, "1", "3"),
-      std::optional<Linear<T>>(Linear<T>(dim, width, true)));
-  return LanguageModel<T>(model, std::move(blocks));
+      std::make_unique<ProjectedAttention<Dialectical<Real>>>(
+          dialectical_head<Real>(width, dim, halting, causal)),
+      Mlp<Real>(width, mlp_factor * width, Activation::silu, true, "1", "3"),
+      std::optional<Linear<Real>>(Linear<Real>(dim, width, true)));
+  return LanguageModel<Real>(model, std::move(blocks));
 }
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -16,14 +16,14 @@
 namespace heed::inline HEED_ABI::nn {
 
 // Fills every matrix that still holds zeros only, from its own stream of `seed`.
-template <class T>
-void initialise(LanguageModel<T>& model, std::uint64_t seed) {
+template <class Real>
+void initialise(LanguageModel<Real>& model, std::uint64_t seed) {
   const double depth = double(std::max<std::size_t>(1, model.blocks().size()));
   std::uint64_t stream = 0;
-  model.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+  model.visit(Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>&) {
     ++stream;
     const bool untouched =
-        std::all_of(value.data(), value.data() + value.size(), [](T x) { return x == T(0); });
+        std::all_of(value.data(), value.data() + value.size(), [](Real x) { return x == Real(0); });
     if (value.shape().size() < 2 || !untouched) return;
     bool writes = false;
     for (const char* end :

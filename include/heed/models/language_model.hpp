@@ -35,26 +35,26 @@ struct LanguageModelOptions {
   }
 };
 
-template <class T>
+template <class Real>
 class LanguageModel {
  public:
   // What earlier tokens left, one cache per block.
   struct Cache {
-    std::vector<KvCache<T>> blocks;
+    std::vector<KvCache<Real>> blocks;
     Index batch = 1;
     [[nodiscard]] Index len() const { return blocks.empty() ? 0 : blocks[0].len(); }
   };
 
-  LanguageModel(const LanguageModelOptions& options, std::deque<TransformerBlock<T>> blocks)
+  LanguageModel(const LanguageModelOptions& options, std::deque<TransformerBlock<Real>> blocks)
       : options_(options),
         embedding_(options.vocabulary, options.width),
         blocks_(std::move(blocks)) {
-    if (options.max_len > 0) position_ = Weight<T>(options.position_shape());
+    if (options.max_len > 0) position_ = Weight<Real>(options.position_shape());
     if (options.final_norm) norm_.emplace(*options.final_norm, options.width);
     if (!options.tied)
-      head_ = Linear<T>(options.width, options.vocabulary, options.head_bias);
+      head_ = Linear<Real>(options.width, options.vocabulary, options.head_bias);
     std::uint64_t stream = 1;
-    for (TransformerBlock<T>& block : blocks_) {
+    for (TransformerBlock<Real>& block : blocks_) {
       block.stream = stream;
       if (options.attention_dropout != 0)
         block.attention().set_dropout(options.attention_dropout, kAttentionStreams + stream);
@@ -63,23 +63,23 @@ class LanguageModel {
   }
 
   [[nodiscard]] const LanguageModelOptions& options() const { return options_; }
-  [[nodiscard]] std::deque<TransformerBlock<T>>& blocks() { return blocks_; }
+  [[nodiscard]] std::deque<TransformerBlock<Real>>& blocks() { return blocks_; }
 
   // logits (tokens, vocabulary) of `batch` sequences of ids, one below the other.
-  void forward(Context<T>& c, Index batch, std::span<const Index> ids, const MatrixView<T>& logits) {
+  void forward(Context<Real>& c, Index batch, std::span<const Index> ids, const MatrixView<Real>& logits) {
     run_blocks(c, batch, ids);
     head(c, hidden(), logits);
   }
 
   // Mean cross-entropy over the targets that are not ignored.
-  [[nodiscard]] double loss(Context<T>& c, Index batch, std::span<const Index> ids,
+  [[nodiscard]] double loss(Context<Real>& c, Index batch, std::span<const Index> ids,
                             std::span<const Index> targets) {
     run_blocks(c, batch, ids);
     return run_head(c, targets, false);
   }
 
   // The same, and adds its gradient to those of the weights.
-  [[nodiscard]] double gradient(Context<T>& c, Index batch, std::span<const Index> ids,
+  [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     run_blocks(c, batch, ids);
     const double loss = run_head(c, targets, true);
@@ -105,7 +105,7 @@ class LanguageModel {
     return cache;
   }
   // logits of the tokens that follow those in the cache, which then holds them too.
-  void step(Context<T>& c, std::span<const Index> ids, Cache& cache, const MatrixView<T>& logits) {
+  void step(Context<Real>& c, std::span<const Index> ids, Cache& cache, const MatrixView<Real>& logits) {
     embed(c, cache.batch, ids, cache.len());
     for (std::size_t n = 0; n < blocks_.size(); ++n)
       blocks_[n].step(c, cache.batch, activations_[n].view(), activations_[n + 1].view(),
@@ -114,16 +114,16 @@ class LanguageModel {
     head(c, hidden(), logits);
   }
 
-  void visit(const Visitor<T>& f) {
-    visit_part<T>(options_.embedding, embedding_, f);
+  void visit(const Visitor<Real>& f) {
+    visit_part<Real>(options_.embedding, embedding_, f);
     visit_weight(options_.position.c_str(), position_, f);
     for (std::size_t n = 0; n < blocks_.size(); ++n)
-      visit_part<T>(block_name(n), blocks_[n], f);
-    if (norm_) visit_part<T>(options_.norm, *norm_, f);
-    if (head_) visit_part<T>(options_.head, *head_, f);
+      visit_part<Real>(block_name(n), blocks_[n], f);
+    if (norm_) visit_part<Real>(options_.norm, *norm_, f);
+    if (head_) visit_part<Real>(options_.head, *head_, f);
   }
-  void visit_state(const StateVisitor<T>& f) {
-    for (std::size_t n = 0; n < blocks_.size(); ++n) visit_state_of<T>(block_name(n), blocks_[n], f);
+  void visit_state(const StateVisitor<Real>& f) {
+    for (std::size_t n = 0; n < blocks_.size(); ++n) visit_state_of<Real>(block_name(n), blocks_[n], f);
   }
 
  private:
@@ -137,7 +137,7 @@ class LanguageModel {
   }
 
   // h = E[ids] + P, from position `first` on.
-  void embed(Context<T>& c, Index batch, std::span<const Index> ids, Index first) {
+  void embed(Context<Real>& c, Index batch, std::span<const Index> ids, Index first) {
     const Index tokens = Index(ids.size());
     require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens, " ids for a batch of ", batch,
             "; it must divide them");
@@ -145,53 +145,55 @@ class LanguageModel {
     require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence of ",
             first + len, " tokens, the table of positions has ", options_.max_len);
     activations_.resize(blocks_.size() + 1);
-    for (Matrix<T>& m : activations_) m.resize(tokens, options_.width);
-    const MatrixView<T> h = activations_[0].view();
+    for (Matrix<Real>& m : activations_) m.resize(tokens, options_.width);
+    const MatrixView<Real> h = activations_[0].view();
     embedding_.forward(c, ids, h, Into::overwrite);
     if (position_.given())
       for (Index b = 0; b < batch; ++b)
-        add<T>(c, MatrixView<const T>(position_.value.data() + first * options_.width, len, options_.width),
-               h.row_range(b * len, len));
+        add<Real>(c,
+                  MatrixView<const Real>(position_.value.data() + first * options_.width, len,
+                                         options_.width),
+                  h.row_range(b * len, len));
     apply_dropout(c, options_.dropout, 0, h, h);
   }
 
-  void run_blocks(Context<T>& c, Index batch, std::span<const Index> ids) {
+  void run_blocks(Context<Real>& c, Index batch, std::span<const Index> ids) {
     embed(c, batch, ids, 0);
     for (std::size_t n = 0; n < blocks_.size(); ++n)
       blocks_[n].forward(c, batch, activations_[n].view(), activations_[n + 1].view());
     normalise(c);
   }
-  void normalise(Context<T>& c) {
+  void normalise(Context<Real>& c) {
     if (!norm_) return;
     normed_.resize(activations_.back().rows(), options_.width);
     norm_->forward(c, activations_.back().view(), normed_.view());
   }
   // Rows that the head reads.
-  [[nodiscard]] MatrixView<const T> hidden() const {
+  [[nodiscard]] MatrixView<const Real> hidden() const {
     return norm_ ? normed_.view() : activations_.back().view();
   }
 
-  void head(Context<T>& c, const MatrixView<const T>& h, const MatrixView<T>& logits) const {
+  void head(Context<Real>& c, const MatrixView<const Real>& h, const MatrixView<Real>& logits) const {
     require_extents(logits, h.rows, options_.vocabulary, "LanguageModel", "logits");
     if (head_) return head_->forward(c, h, logits);
     multiply(c, options_.width, factor(h),
-             transposed(MatrixView<const T>(embedding_.weight.value.data(), options_.vocabulary,
-                                            options_.width)),
+             transposed(MatrixView<const Real>(embedding_.weight.value.data(), options_.vocabulary,
+                                               options_.width)),
              logits);
   }
   // dh of dlogits; adds to the gradient of the head, or of the embedding.
-  void head_backward(Context<T>& c, const MatrixView<const T>& h, const MatrixView<const T>& dlogits,
-                     const MatrixView<T>& dh) {
+  void head_backward(Context<Real>& c, const MatrixView<const Real>& h, const MatrixView<const Real>& dlogits,
+                     const MatrixView<Real>& dh) {
     if (head_) return head_->backward(c, h, dlogits, dh);
     const Index words = options_.vocabulary, width = options_.width;
     multiply(c, words, factor(dlogits),
-             factor(MatrixView<const T>(embedding_.weight.value.data(), words, width)), dh);
+             factor(MatrixView<const Real>(embedding_.weight.value.data(), words, width)), dh);
     multiply(c, h.rows, transposed(dlogits), factor(h),
-             MatrixView<T>(embedding_.weight.grad.data(), words, width), Into::add);
+             MatrixView<Real>(embedding_.weight.grad.data(), words, width), Into::add);
   }
 
-  [[nodiscard]] double run_head(Context<T>& c, std::span<const Index> targets, bool backward) {
-    const MatrixView<const T> h = hidden();
+  [[nodiscard]] double run_head(Context<Real>& c, std::span<const Index> targets, bool backward) {
+    const MatrixView<const Real> h = hidden();
     require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(), " targets for ", h.rows,
             " tokens");
     const Index counted = Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
@@ -201,10 +203,10 @@ class LanguageModel {
     for (Index first = 0; first < h.rows; first += chunk) {
       const Index rows = std::min(chunk, h.rows - first);
       logits_.resize(rows, options_.vocabulary);
-      const MatrixView<T> logits = logits_.view();
+      const MatrixView<Real> logits = logits_.view();
       head(c, h.row_range(first, rows), logits);
-      const auto part = cross_entropy<T>(c, logits, targets.subspan(std::size_t(first), std::size_t(rows)),
-                                         backward ? logits : MatrixView<T>(), {}, counted);
+      const auto part = cross_entropy<Real>(c, logits, targets.subspan(std::size_t(first), std::size_t(rows)),
+                                            backward ? logits : MatrixView<Real>(), {}, counted);
       sum += part.loss;
       if (backward)
         head_backward(c, h.row_range(first, rows), logits, dhidden_.view().row_range(first, rows));
@@ -213,22 +215,22 @@ class LanguageModel {
   }
 
   void add_position_gradient(Index batch) {
-    const MatrixView<T> dh = dhidden_.view();
+    const MatrixView<Real> dh = dhidden_.view();
     const Index len = dh.rows / batch;
     for (Index r = 0; r < dh.rows; ++r) {
-      T* to = position_.grad.data() + r % len * options_.width;
+      Real* to = position_.grad.data() + r % len * options_.width;
       for (Index i = 0; i < dh.columns; ++i) to[i] += dh.row(r)[i];
     }
   }
 
   LanguageModelOptions options_;
-  Embedding<T> embedding_;
-  Weight<T> position_;
-  std::deque<TransformerBlock<T>> blocks_;
-  std::optional<Norm<T>> norm_;
-  std::optional<Linear<T>> head_;
-  std::vector<Matrix<T>> activations_;  // before each block, and after the last
-  Matrix<T> normed_, logits_, dhidden_;
+  Embedding<Real> embedding_;
+  Weight<Real> position_;
+  std::deque<TransformerBlock<Real>> blocks_;
+  std::optional<Norm<Real>> norm_;
+  std::optional<Linear<Real>> head_;
+  std::vector<Matrix<Real>> activations_;  // before each block, and after the last
+  Matrix<Real> normed_, logits_, dhidden_;
 };
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -11,16 +11,16 @@ namespace heed::inline HEED_ABI::nn {
 
 // What nn/attention_measures.hpp says of a layer around an op of the list, with what a memory of prototypes
 // says of itself; of any other layer, its diagnostics.
-template <class T>
-[[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<T>& layer, Index batch,
+template <class Real>
+[[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<Real>& layer, Index batch,
                                                Index sequences = 2) {
-  if (const auto* remembers = dynamic_cast<const PrototypeAttention<T>*>(&layer)) {
+  if (const auto* remembers = dynamic_cast<const PrototypeAttention<Real>*>(&layer)) {
     std::vector<Measure> measures = measures_of(remembers->projected, batch, sequences);
     for (Measure& own : remembers->diagnostics()) measures.push_back(std::move(own));
     return measures;
   }
   std::optional<std::vector<Measure>> measures;
-  for_each_variant<T>({1, 2, 2, 2, 1, 1, 4, 4}, [&]<class Op>(const Variant<Op>&) {
+  for_each_variant<Real>({1, 2, 2, 2, 1, 1, 4, 4}, [&]<class Op>(const Variant<Op>&) {
     if (measures) return;
     if (const auto* projected = dynamic_cast<const ProjectedAttention<Op>*>(&layer))
       measures = measures_of(*projected, batch, sequences);

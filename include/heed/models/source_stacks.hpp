@@ -18,31 +18,31 @@ namespace heed::inline HEED_ABI::nn {
 
 // The head width must be even, for the rotation. `norm`, `mlp_bias` and `max_len` of the options are not
 // read: a sequence may have any length.
-template <class T>
-[[nodiscard]] LanguageModel<T> make_qkvi_lm(GptOptions o, ExtraSource gate,
-                                            RopePairs pairs = RopePairs::interleaved,
-                                            double theta = 10000) {
+template <class Real>
+[[nodiscard]] LanguageModel<Real> make_qkvi_lm(GptOptions o, ExtraSource gate,
+                                               RopePairs pairs = RopePairs::interleaved,
+                                               double theta = 10000) {
   require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: a width of ", o.width, " for ",
           o.heads, " heads; heads must be of an even width");
   o.norm = NormKind::rms;
   o.mlp_bias = false;
   o.max_len = 0;
-  return make_gpt<T>(o, [&](Index) {
-    return std::make_unique<ProjectedAttention<IntentGated<T>>>(
-        intent_attention<T>(o.width, o.heads, gate, pairs, theta));
+  return make_gpt<Real>(o, [&](Index) {
+    return std::make_unique<ProjectedAttention<IntentGated<Real>>>(
+        intent_attention<Real>(o.width, o.heads, gate, pairs, theta));
   });
 }
 
 // `norm`, `mlp_bias` and `tied` of the options are not read. rho and eta are constants unless `learns`.
-template <class T>
-[[nodiscard]] LanguageModel<T> make_ode_lm(GptOptions o, const ResonantOde<T>& op = {},
-                                           bool learns = false) {
+template <class Real>
+[[nodiscard]] LanguageModel<Real> make_ode_lm(GptOptions o, const ResonantOde<Real>& op = {},
+                                              bool learns = false) {
   o.norm = NormKind::layer;
   o.mlp_bias = true;
   o.tied = false;
-  return make_gpt<T>(o, [&](Index) {
-    return std::make_unique<ProjectedAttention<ResonantOde<T>>>(
-        resonant_attention<T>(o.width, o.heads, op, true, learns));
+  return make_gpt<Real>(o, [&](Index) {
+    return std::make_unique<ProjectedAttention<ResonantOde<Real>>>(
+        resonant_attention<Real>(o.width, o.heads, op, true, learns));
   });
 }
 

@@ -24,37 +24,37 @@ struct BlockNames {
 enum class NormKind { layer, rms };
 
 // Either norm over whole rows.
-template <class T>
+template <class Real>
 class Norm {
  public:
   Norm(NormKind kind, Index width) {
     if (kind == NormKind::layer)
-      norm_.template emplace<LayerNorm<T>>(width);
+      norm_.template emplace<LayerNorm<Real>>(width);
     else
-      norm_.template emplace<RMSNorm<T>>(width);
+      norm_.template emplace<RMSNorm<Real>>(width);
   }
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) const {
+  void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y) const {
     std::visit([&](const auto& norm) { norm.forward(c, x, y); }, norm_);
   }
-  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, Into into) {
+  void backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, Into into) {
     std::visit([&](auto& norm) { norm.backward(c, x, dy, dx, into); }, norm_);
   }
-  void visit(const Visitor<T>& f) {
+  void visit(const Visitor<Real>& f) {
     std::visit([&](auto& norm) { norm.visit(f); }, norm_);
   }
 
  private:
-  std::variant<LayerNorm<T>, RMSNorm<T>> norm_{LayerNorm<T>(1)};
+  std::variant<LayerNorm<Real>, RMSNorm<Real>> norm_{LayerNorm<Real>(1)};
 };
 
-template <class T>
+template <class Real>
 class TransformerBlock {
  public:
   // `out`: a projection of the attention's rows, if they need one.
   TransformerBlock(BlockNames names, NormKind norm, Index width,
-                   std::unique_ptr<AttentionLayer<T>> attention, Mlp<T> mlp,
-                   std::optional<Linear<T>> out = {})
+                   std::unique_ptr<AttentionLayer<Real>> attention, Mlp<Real> mlp,
+                   std::optional<Linear<Real>> out = {})
       : names_(std::move(names)),
         norm1_(norm, width),
         norm2_(norm, width),
@@ -65,56 +65,58 @@ class TransformerBlock {
   double dropout = 0;        // of what attention and MLP add
   std::uint64_t stream = 0;  // of its random numbers: two per block
 
-  [[nodiscard]] AttentionLayer<T>& attention() { return *attention_; }
-  [[nodiscard]] const AttentionLayer<T>& attention() const { return *attention_; }
-  [[nodiscard]] Mlp<T>& mlp() { return mlp_; }
+  [[nodiscard]] AttentionLayer<Real>& attention() { return *attention_; }
+  [[nodiscard]] const AttentionLayer<Real>& attention() const { return *attention_; }
+  [[nodiscard]] Mlp<Real>& mlp() { return mlp_; }
 
   // y must not be x.
-  void forward(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y) {
-    run(c, x, y, [&](const MatrixView<T>& mixed) { attention_->forward(c, batch, normed1_.view(), mixed); });
+  void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y) {
+    run(c, x, y, [&](const MatrixView<Real>& mixed) {
+      attention_->forward(c, batch, normed1_.view(), mixed);
+    });
   }
   // The tokens after those in the cache.
-  void step(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y,
-            KvCache<T>& cache) {
-    run(c, x, y, [&](const MatrixView<T>& mixed) {
+  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y,
+            KvCache<Real>& cache) {
+    run(c, x, y, [&](const MatrixView<Real>& mixed) {
       attention_->step(c, batch, normed1_.view(), mixed, cache);
     });
   }
 
   // x is that of forward(); dx may be dy.
-  void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
-                const MatrixView<const T>& dy, const MatrixView<T>& dx) {
-    for (Matrix<T>* m : {&dresidual_, &dbranch_, &dnormed_}) m->resize(x.rows, x.columns);
+  void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+                const MatrixView<const Real>& dy, const MatrixView<Real>& dx) {
+    for (Matrix<Real>* m : {&dresidual_, &dbranch_, &dnormed_}) m->resize(x.rows, x.columns);
     apply_dropout(c, 1, dy, dbranch_.view());
     mlp_.backward(c, normed2_.view(), dbranch_.view(), dnormed_.view(), Into::overwrite);
-    copy<T>(c, dy, dresidual_.view());
+    copy<Real>(c, dy, dresidual_.view());
     norm2_.backward(c, residual_.view(), dnormed_.view(), dresidual_.view(), Into::add);
 
     apply_dropout(c, 0, dresidual_.view(), dbranch_.view());
-    MatrixView<const T> dmixed = dbranch_.view();
+    MatrixView<const Real> dmixed = dbranch_.view();
     if (out_) {
       dmixed_.resize(x.rows, out_->in());
       out_->backward(c, mixed_.view(), dbranch_.view(), dmixed_.view());
       dmixed = dmixed_.view();
     }
     attention_->backward(c, batch, normed1_.view(), dmixed, dnormed_.view());
-    copy<T>(c, dresidual_.view(), dx);
+    copy<Real>(c, dresidual_.view(), dx);
     norm1_.backward(c, x, dnormed_.view(), dx, Into::add);
   }
 
-  void visit(const Visitor<T>& f) {
-    visit_part<T>(names_.norm1, norm1_, f);
-    visit_part<T>(names_.attention, *attention_, f);
-    if (out_) visit_part<T>(names_.out, *out_, f);
-    visit_part<T>(names_.norm2, norm2_, f);
-    visit_part<T>(names_.mlp, mlp_, f);
+  void visit(const Visitor<Real>& f) {
+    visit_part<Real>(names_.norm1, norm1_, f);
+    visit_part<Real>(names_.attention, *attention_, f);
+    if (out_) visit_part<Real>(names_.out, *out_, f);
+    visit_part<Real>(names_.norm2, norm2_, f);
+    visit_part<Real>(names_.mlp, mlp_, f);
   }
-  void visit_state(const StateVisitor<T>& f) { visit_state_of<T>(names_.attention, *attention_, f); }
+  void visit_state(const StateVisitor<Real>& f) { visit_state_of<Real>(names_.attention, *attention_, f); }
 
  private:
   template <class Attend>
-  void run(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y, Attend&& attend) {
-    for (Matrix<T>* m : {&normed1_, &residual_, &normed2_}) m->resize(x.rows, x.columns);
+  void run(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y, Attend&& attend) {
+    for (Matrix<Real>* m : {&normed1_, &residual_, &normed2_}) m->resize(x.rows, x.columns);
     norm1_.forward(c, x, normed1_.view());
     if (out_) {
       mixed_.resize(x.rows, out_->in());
@@ -124,24 +126,24 @@ class TransformerBlock {
       attend(residual_.view());
     }
     apply_dropout(c, 0, residual_.view(), residual_.view());
-    add<T>(c, x, residual_.view());
+    add<Real>(c, x, residual_.view());
     norm2_.forward(c, residual_.view(), normed2_.view());
     mlp_.forward(c, normed2_.view(), y);
     apply_dropout(c, 1, y, y);
-    add<T>(c, residual_.view(), y);
+    add<Real>(c, residual_.view(), y);
   }
-  void apply_dropout(Context<T>& c, std::uint64_t branch, const MatrixView<const T>& from,
-                     const MatrixView<T>& to) const {
+  void apply_dropout(Context<Real>& c, std::uint64_t branch, const MatrixView<const Real>& from,
+                     const MatrixView<Real>& to) const {
     nn::apply_dropout(c, dropout, stream + branch, from, to);
   }
 
   BlockNames names_;
-  Norm<T> norm1_, norm2_;
-  std::unique_ptr<AttentionLayer<T>> attention_;
-  Mlp<T> mlp_;
-  std::optional<Linear<T>> out_;
-  Matrix<T> normed1_, mixed_, residual_, normed2_;
-  Matrix<T> dresidual_, dbranch_, dnormed_, dmixed_;
+  Norm<Real> norm1_, norm2_;
+  std::unique_ptr<AttentionLayer<Real>> attention_;
+  Mlp<Real> mlp_;
+  std::optional<Linear<Real>> out_;
+  Matrix<Real> normed1_, mixed_, residual_, normed2_;
+  Matrix<Real> dresidual_, dbranch_, dnormed_, dmixed_;
 };
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -35,43 +35,43 @@ template <class... Parts>
 }
 
 // The numbers of a tensor that must be there in this shape, in any floating type.
-template <class T>
-[[nodiscard]] std::vector<T> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
-                                       const std::string& name, const std::vector<Index>& shape) {
+template <class Real>
+[[nodiscard]] std::vector<Real> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
+                                          const std::string& name, const std::vector<Index>& shape) {
   if (!file.contains(name)) fail_load(path, "there is no tensor ", name);
   if (file.info(name).shape != shape)
     fail_load(path, name, " has the shape ", shape_text(file.info(name).shape), ", the model needs ",
               shape_text(shape));
-  return file.rounded<T>(name);
+  return file.rounded<Real>(name);
 }
 
 // f(name, value) for all weights, and the state of a layer that has one.
-template <class T, class Layer>
-void visit_stored(Layer& layer, const StateVisitor<T>& f) {
+template <class Real, class Layer>
+void visit_stored(Layer& layer, const StateVisitor<Real>& f) {
   layer.visit(
-      Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) { f(name, value); }));
+      Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>&) { f(name, value); }));
   if constexpr (requires { layer.visit_state(f); }) layer.visit_state(f);
 }
 
 }  // namespace detail
 
 // Adds all weights and the state of `layer`, named `prefix` + name.
-template <class T, class Layer>
+template <class Real, class Layer>
 void add_weights(io::SafetensorsWriter& writer, Layer& layer, const std::string& prefix = "") {
-  detail::visit_stored<T>(layer, [&](const std::string& name, Param<T>& value) {
-    writer.add(prefix + name, value.shape(), std::vector<T>(value.data(), value.data() + value.size()));
+  detail::visit_stored<Real>(layer, [&](const std::string& name, Param<Real>& value) {
+    writer.add(prefix + name, value.shape(), std::vector<Real>(value.data(), value.data() + value.size()));
   });
 }
 
 // Fills all weights and the state of `layer` from the tensors of these names.
-template <class T, class Layer>
+template <class Real, class Layer>
 void read_weights(const io::Safetensors& file, const std::filesystem::path& path, Layer& layer,
                   const std::string& prefix = "") {
-  std::vector<std::pair<Param<T>*, std::vector<T>>> found;
-  detail::visit_stored<T>(layer, [&](const std::string& name, Param<T>& value) {
-    found.emplace_back(&value, detail::tensor_of<T>(file, path, prefix + name, value.shape()));
+  std::vector<std::pair<Param<Real>*, std::vector<Real>>> found;
+  detail::visit_stored<Real>(layer, [&](const std::string& name, Param<Real>& value) {
+    found.emplace_back(&value, detail::tensor_of<Real>(file, path, prefix + name, value.shape()));
   });
-  for (auto& [param, numbers] : found) *param = Param<T>(param->shape(), std::move(numbers));
+  for (auto& [param, numbers] : found) *param = Param<Real>(param->shape(), std::move(numbers));
 }
 
 // A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
@@ -106,14 +106,14 @@ class Gpt2File {
 
   // Fills a model made of options() whose attention layers have c_attn and c_proj; weights that GPT-2 does
   // not have, as those of an op, stay as they are.
-  template <class T>
-  void fill(LanguageModel<T>& model) const {
-    std::vector<std::pair<Param<T>*, std::vector<T>>> found;
-    model.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>&) {
+  template <class Real>
+  void fill(LanguageModel<Real>& model) const {
+    std::vector<std::pair<Param<Real>*, std::vector<Real>>> found;
+    model.visit(Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>&) {
       const Source source = source_of(name);
-      if (!source.name.empty()) found.emplace_back(&value, read<T>(source, value.shape()));
+      if (!source.name.empty()) found.emplace_back(&value, read<Real>(source, value.shape()));
     }));
-    for (auto& [param, numbers] : found) *param = Param<T>(param->shape(), std::move(numbers));
+    for (auto& [param, numbers] : found) *param = Param<Real>(param->shape(), std::move(numbers));
   }
 
  private:
@@ -153,12 +153,12 @@ class Gpt2File {
     return {prefix_ + "h." + name.substr(start.size(), dot - start.size()) + "." + found->second, matrix};
   }
 
-  template <class T>
-  [[nodiscard]] std::vector<T> read(const Source& source, const std::vector<Index>& shape) const {
-    if (!source.turned) return detail::tensor_of<T>(file_, path_, source.name, shape);
+  template <class Real>
+  [[nodiscard]] std::vector<Real> read(const Source& source, const std::vector<Index>& shape) const {
+    if (!source.turned) return detail::tensor_of<Real>(file_, path_, source.name, shape);
     const Index out = shape.at(0), in = shape.at(1);
-    const std::vector<T> stored = detail::tensor_of<T>(file_, path_, source.name, {in, out});
-    std::vector<T> turned(stored.size());
+    const std::vector<Real> stored = detail::tensor_of<Real>(file_, path_, source.name, {in, out});
+    std::vector<Real> turned(stored.size());
     for (Index i = 0; i < in; ++i)
       for (Index o = 0; o < out; ++o)
         turned[std::size_t(o * in + i)] = stored[std::size_t(i * out + o)];

@@ -50,7 +50,7 @@ enum class Activation { gelu_erf, gelu_tanh, silu };
 namespace detail {
 
 // r(a) = numerator / denominator, lowest degree first. All terms are positive: nothing cancels.
-template <class T>
+template <class Real>
 struct NormalTail;
 template <>
 struct NormalTail<float> {
@@ -88,33 +88,33 @@ struct NormalTail<double> {
       3.4452834312805616454e-6};
 };
 
-template <class T, std::size_t N, std::size_t... I>
-[[nodiscard]] inline Pack<T> horner(const T (&c)[N], Pack<T> x, std::index_sequence<I...>) {
-  Pack<T> sum = c[N - 1];
-  ((sum = mul_add(sum, x, Pack<T>(c[N - 2 - I]))), ...);
+template <class Real, std::size_t Count, std::size_t... Step>
+[[nodiscard]] inline Pack<Real> horner(const Real (&c)[Count], Pack<Real> x, std::index_sequence<Step...>) {
+  Pack<Real> sum = c[Count - 1];
+  ((sum = mul_add(sum, x, Pack<Real>(c[Count - 2 - Step]))), ...);
   return sum;
 }
-template <class T, std::size_t N>
-[[nodiscard]] inline Pack<T> polynomial(const T (&coefficients)[N], Pack<T> x) {
-  return horner(coefficients, x, std::make_index_sequence<N - 1>{});
+template <class Real, std::size_t Count>
+[[nodiscard]] inline Pack<Real> polynomial(const Real (&coefficients)[Count], Pack<Real> x) {
+  return horner(coefficients, x, std::make_index_sequence<Count - 1>{});
 }
 
 // Each formula has the value y and the slope y'.
-template <class T>
+template <class Real>
 struct GeluErf {
-  using P = Pack<T>;
-  using Tail = NormalTail<T>;
+  using P = Pack<Real>;
+  using Tail = NormalTail<Real>;
 
   [[nodiscard]] static P value(P x) {
     const P a = distance(x);
     const P lower = a * ratio(a) * bell(a);
-    return select(x < P(-Tail::end), P(T(0)), max(P(T(0)), x) - lower);  // max keeps a NaN
+    return select(x < P(-Tail::end), P(Real(0)), max(P(Real(0)), x) - lower);  // max keeps a NaN
   }
   [[nodiscard]] static P slope(P x) {
     const P a = distance(x);
-    const P lower = bell(a) * mul_add(a, P(T(-0.39894228040143267794)), ratio(a));  // y'(-a)
-    const P mirrored = select(x > P(T(0)), T(1) - lower, lower);
-    return select(x < P(-Tail::end), P(T(0)), mirrored);
+    const P lower = bell(a) * mul_add(a, P(Real(-0.39894228040143267794)), ratio(a));  // y'(-a)
+    const P mirrored = select(x > P(Real(0)), Real(1) - lower, lower);
+    return select(x < P(-Tail::end), P(Real(0)), mirrored);
   }
 
  private:
@@ -125,43 +125,43 @@ struct GeluErf {
   // e^(-a^2/2): what rounding takes from a^2, up to 5e-6, would be the relative error of the tail.
   [[nodiscard]] static P bell(P a) {
     const P square = a * a, lost = mul_add(a, a, -square);
-    const P e = heed::detail::exp_inside(square * T(-0.5));
-    return mul_add(e * lost, P(T(-0.5)), e);
+    const P e = heed::detail::exp_inside(square * Real(-0.5));
+    return mul_add(e * lost, P(Real(-0.5)), e);
   }
 };
 
-template <class T>
+template <class Real>
 struct Silu {
-  using P = Pack<T>;
-  static constexpr T end = sizeof(T) == 4 ? T(86) : T(708);  // e^end is finite, and e^-end normal
+  using P = Pack<Real>;
+  static constexpr Real end = sizeof(Real) == 4 ? Real(86) : Real(708);  // e^end is finite, and e^-end normal
 
   [[nodiscard]] static P value(P x) {
     const P e = heed::detail::exp_inside(-inside(x));
-    return select(x < P(-end), P(T(0)), x / (T(1) + e));
+    return select(x < P(-end), P(Real(0)), x / (Real(1) + e));
   }
   [[nodiscard]] static P slope(P x) {
-    const P z = inside(x), e = heed::detail::exp_inside(-z), s = T(1) / (T(1) + e);
-    return select(x < P(-end), P(T(0)), mul_add(s * z, e * s, s));
+    const P z = inside(x), e = heed::detail::exp_inside(-z), s = Real(1) / (Real(1) + e);
+    return select(x < P(-end), P(Real(0)), mul_add(s * z, e * s, s));
   }
 
  private:
   [[nodiscard]] static P inside(P x) { return min(P(end), max(P(-end), x)); }  // keeps a NaN
 };
 
-template <class T>
+template <class Real>
 struct GeluTanh {
-  using P = Pack<T>;
-  static constexpr T end = sizeof(T) == 4 ? T(9.9) : T(21);  // z = 85 and 694
-  static constexpr T linear = T(1.59576912160573071176), cubic = T(0.07135481627260025);
+  using P = Pack<Real>;
+  static constexpr Real end = sizeof(Real) == 4 ? Real(9.9) : Real(21);  // z = 85 and 694
+  static constexpr Real linear = Real(1.59576912160573071176), cubic = Real(0.07135481627260025);
 
   [[nodiscard]] static P value(P x) {
     const P e = heed::detail::exp_inside(-exponent(inside(x)));
-    return select(x < P(-end), P(T(0)), x / (T(1) + e));
+    return select(x < P(-end), P(Real(0)), x / (Real(1) + e));
   }
   [[nodiscard]] static P slope(P x) {
-    const P a = inside(x), e = heed::detail::exp_inside(-exponent(a)), s = T(1) / (T(1) + e);
+    const P a = inside(x), e = heed::detail::exp_inside(-exponent(a)), s = Real(1) / (Real(1) + e);
     const P change = a * mul_add(a * a, P(3 * cubic), P(linear));  // x z'
-    return select(x < P(-end), P(T(0)), mul_add(s * change, e * s, s));
+    return select(x < P(-end), P(Real(0)), mul_add(s * change, e * s, s));
   }
 
  private:
@@ -170,68 +170,68 @@ struct GeluTanh {
 };
 
 // run(formula) for the formula of that name.
-template <class T, class Run>
+template <class Real, class Run>
 void with_formula(Activation activation, const Run& run) {
   switch (activation) {
-    case Activation::gelu_erf: return run(GeluErf<T>());
-    case Activation::gelu_tanh: return run(GeluTanh<T>());
-    case Activation::silu: return run(Silu<T>());
+    case Activation::gelu_erf: return run(GeluErf<Real>());
+    case Activation::gelu_tanh: return run(GeluTanh<Real>());
+    case Activation::silu: return run(Silu<Real>());
   }
   fail("activate: activation ", int(activation), " is not one of 0, 1, 2");
 }
 
 // The first `count` lanes, or all of them; the others are 0.
-template <class T>
-[[nodiscard]] inline Pack<T> load_lanes(const T* from, Index count) {
-  if (count >= kLanes<T>) return Pack<T>::load(from);
-  T lanes[kLanes<T>] = {};
+template <class Real>
+[[nodiscard]] inline Pack<Real> load_lanes(const Real* from, Index count) {
+  if (count >= kLanes<Real>) return Pack<Real>::load(from);
+  Real lanes[kLanes<Real>] = {};
   std::copy(from, from + count, lanes);
-  return Pack<T>::load(lanes);
+  return Pack<Real>::load(lanes);
 }
-template <class T>
-inline void store_lanes(Pack<T> pack, T* to, Index count) {
-  if (count >= kLanes<T>) return pack.store(to);
-  T lanes[kLanes<T>];
+template <class Real>
+inline void store_lanes(Pack<Real> pack, Real* to, Index count) {
+  if (count >= kLanes<Real>) return pack.store(to);
+  Real lanes[kLanes<Real>];
   pack.store(lanes);
   std::copy(lanes, lanes + count, to);
 }
 
-// body(row, first column, columns left) for every stretch of kLanes<T> columns.
-template <class T, class Body>
-void for_lanes(Context<T>& c, Index rows, Index columns, const Body& body) {
+// body(row, first column, columns left) for every stretch of kLanes<Real> columns.
+template <class Real, class Body>
+void for_lanes(Context<Real>& c, Index rows, Index columns, const Body& body) {
   for_row_blocks(c, rows, columns, [&](Index first, Index last) {
     for (Index r = first; r < last; ++r)
-      for (Index j = 0; j < columns; j += kLanes<T>) body(r, j, columns - j);
+      for (Index j = 0; j < columns; j += kLanes<Real>) body(r, j, columns - j);
   });
 }
 
 }  // namespace detail
 
 // y = f(x), (tokens, width). y may be x.
-template <class T>
-void activate(Context<T>& c, Activation activation,
-              const std::type_identity_t<MatrixView<const T>>& x,
-              const std::type_identity_t<MatrixView<T>>& y) {
+template <class Real>
+void activate(Context<Real>& c, Activation activation,
+              const std::type_identity_t<MatrixView<const Real>>& x,
+              const std::type_identity_t<MatrixView<Real>>& y) {
   require_extents(y, x.rows, x.columns, "activate", "y");
-  detail::with_formula<T>(activation, [&](auto formula) {
+  detail::with_formula<Real>(activation, [&](auto formula) {
     detail::for_lanes(c, x.rows, x.columns, [&](Index r, Index j, Index count) {
-      const Pack<T> value = formula.value(detail::load_lanes(x.row(r) + j, count));
+      const Pack<Real> value = formula.value(detail::load_lanes(x.row(r) + j, count));
       detail::store_lanes(value, y.row(r) + j, count);
     });
   });
 }
 
 // dx = dy f'(x). dx may be dy.
-template <class T>
-void activate_backward(Context<T>& c, Activation activation,
-                       const std::type_identity_t<MatrixView<const T>>& x,
-                       const std::type_identity_t<MatrixView<const T>>& dy,
-                       const std::type_identity_t<MatrixView<T>>& dx) {
+template <class Real>
+void activate_backward(Context<Real>& c, Activation activation,
+                       const std::type_identity_t<MatrixView<const Real>>& x,
+                       const std::type_identity_t<MatrixView<const Real>>& dy,
+                       const std::type_identity_t<MatrixView<Real>>& dx) {
   require_extents(dy, x.rows, x.columns, "activate_backward", "dy");
   require_extents(dx, x.rows, x.columns, "activate_backward", "dx");
-  detail::with_formula<T>(activation, [&](auto formula) {
+  detail::with_formula<Real>(activation, [&](auto formula) {
     detail::for_lanes(c, x.rows, x.columns, [&](Index r, Index j, Index count) {
-      const Pack<T> slope = formula.slope(detail::load_lanes(x.row(r) + j, count));
+      const Pack<Real> slope = formula.slope(detail::load_lanes(x.row(r) + j, count));
       detail::store_lanes(detail::load_lanes(dy.row(r) + j, count) * slope, dx.row(r) + j, count);
     });
   });

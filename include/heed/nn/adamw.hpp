@@ -37,21 +37,21 @@ struct AdamWOptions {
 namespace detail {
 
 // The numbers of one step.
-template <class T>
+template <class Real>
 struct AdamWStep {
-  Pack<T> beta1, rest1, beta2, rest2, correction2, epsilon, rate;
+  Pack<Real> beta1, rest1, beta2, rest2, correction2, epsilon, rate;
 
   AdamWStep(const AdamWOptions& o, Index t)
-      : beta1(T(o.beta1)), rest1(T(1 - o.beta1)), beta2(T(o.beta2)), rest2(T(1 - o.beta2)),
-        correction2(T(1 / (1 - std::pow(o.beta2, double(t))))), epsilon(T(o.epsilon)),
-        rate(T(o.learning_rate / (1 - std::pow(o.beta1, double(t))))) {}
+      : beta1(Real(o.beta1)), rest1(Real(1 - o.beta1)), beta2(Real(o.beta2)), rest2(Real(1 - o.beta2)),
+        correction2(Real(1 / (1 - std::pow(o.beta2, double(t))))), epsilon(Real(o.epsilon)),
+        rate(Real(o.learning_rate / (1 - std::pow(o.beta1, double(t))))) {}
 
-  // kLanes<T> numbers. lr wd is subtracted with the rest: 1 - lr wd would lose its digits.
-  void update(Pack<T> decay, T* p, const T* g, T* m, T* v) const {
-    const Pack<T> slope = Pack<T>::load(g), value = Pack<T>::load(p);
-    const Pack<T> first = mul_add(beta1, Pack<T>::load(m), rest1 * slope);
-    const Pack<T> second = mul_add(beta2, Pack<T>::load(v), rest2 * slope * slope);
-    const Pack<T> change = rate * first / (square_root(second * correction2) + epsilon);
+  // kLanes<Real> numbers. lr wd is subtracted with the rest: 1 - lr wd would lose its digits.
+  void update(Pack<Real> decay, Real* p, const Real* g, Real* m, Real* v) const {
+    const Pack<Real> slope = Pack<Real>::load(g), value = Pack<Real>::load(p);
+    const Pack<Real> first = mul_add(beta1, Pack<Real>::load(m), rest1 * slope);
+    const Pack<Real> second = mul_add(beta2, Pack<Real>::load(v), rest2 * slope * slope);
+    const Pack<Real> change = rate * first / (square_root(second * correction2) + epsilon);
     (value - mul_add(decay, value, change)).store(p);
     first.store(m);
     second.store(v);
@@ -60,12 +60,12 @@ struct AdamWStep {
 
 }  // namespace detail
 
-template <class T>
+template <class Real>
 class AdamW {
  public:
-  using Decays = std::function<bool(const std::string&, const Param<T>&)>;
+  using Decays = std::function<bool(const std::string&, const Param<Real>&)>;
   using StateVisitor =
-      std::function<void(const std::string&, std::vector<T>& first, std::vector<T>& second)>;
+      std::function<void(const std::string&, std::vector<Real>& first, std::vector<Real>& second)>;
 
   AdamWOptions options;  // may change between steps
   Decays decays;         // which weights decay; all where it is empty
@@ -75,13 +75,13 @@ class AdamW {
     require_options("AdamW");
   }
 
-  // One step for every weight of `layer`: an object with visit(Visitor<T>), or a function that
-  // takes a Visitor<T> and calls it.
+  // One step for every weight of `layer`: an object with visit(Visitor<Real>), or a function that
+  // takes a Visitor<Real> and calls it.
   template <class Layer>
-  void step(Context<T>& c, Layer&& layer) {
+  void step(Context<Real>& c, Layer&& layer) {
     require_options("AdamW::step");
     const std::vector<Piece> pieces = collect(layer, "AdamW::step");
-    const detail::AdamWStep<T> numbers(options, steps_ + 1);
+    const detail::AdamWStep<Real> numbers(options, steps_ + 1);
     Index elements = 0;
     for (const Piece& piece : pieces) elements += piece.count;
     const Index worth = 1 + elements / kGrain;
@@ -113,15 +113,15 @@ class AdamW {
   static constexpr Index kGrain = 65536;  // elements that are worth a worker
 
   struct Moments {
-    std::vector<T> first, second;
+    std::vector<Real> first, second;
   };
   // A part of a weight.
   struct Piece {
-    T* p;
-    const T* g;
-    T *m, *v;
+    Real* p;
+    const Real* g;
+    Real *m, *v;
     Index count;
-    T decay;
+    Real decay;
   };
 
   void require_options(const char* where) const {
@@ -134,7 +134,7 @@ class AdamW {
            "at least 0 and finite");
     within(o.beta1, o.beta1 >= 0 && o.beta1 < 1, "beta1", "in [0, 1)");
     within(o.beta2, o.beta2 >= 0 && o.beta2 < 1, "beta2", "in [0, 1)");
-    within(o.epsilon, T(o.epsilon) > 0 && o.epsilon <= top, "epsilon", "positive and finite");
+    within(o.epsilon, Real(o.epsilon) > 0 && o.epsilon <= top, "epsilon", "positive and finite");
     within(o.weight_decay, o.weight_decay >= 0 && o.weight_decay <= top, "weight_decay",
            "at least 0 and finite");
   }
@@ -144,11 +144,11 @@ class AdamW {
   [[nodiscard]] std::vector<Piece> collect(Layer& layer, const char* where) {
     std::vector<std::pair<std::string, Piece>> weights;
     std::set<std::string> seen;
-    show(layer, [&](const std::string& name, Param<T>& value, Param<T>& grad) {
+    show(layer, [&](const std::string& name, Param<Real>& value, Param<Real>& grad) {
       require(seen.insert(name).second, where, ": ", name, " is visited twice");
       require_sizes(name, value, grad, where);
       const bool decaying = !decays || decays(name, std::as_const(value));
-      const T decay = decaying ? T(options.learning_rate * options.weight_decay) : T(0);
+      const Real decay = decaying ? Real(options.learning_rate * options.weight_decay) : Real(0);
       weights.push_back(
           {name, {value.data(), grad.data(), nullptr, nullptr, value.size(), decay}});
     });
@@ -165,32 +165,32 @@ class AdamW {
     return pieces;
   }
   template <class Layer>
-  static void show(Layer& layer, const Visitor<T>& f) {
+  static void show(Layer& layer, const Visitor<Real>& f) {
     if constexpr (requires { layer.visit(f); })
       layer.visit(f);
     else
       layer(f);
   }
-  void require_sizes(const std::string& name, const Param<T>& value, const Param<T>& grad,
+  void require_sizes(const std::string& name, const Param<Real>& value, const Param<Real>& grad,
                      const char* where) const {
     require(grad.size() == value.size(), where, ": ", name, " has ", value.size(),
             " values, its gradient has ", grad.size());
     const auto found = state_.find(name);
     if (found == state_.end()) return;
-    for (const std::vector<T>* moment : {&found->second.first, &found->second.second})
+    for (const std::vector<Real>* moment : {&found->second.first, &found->second.second})
       require(Index(moment->size()) == value.size(), where, ": ", name, " has ", value.size(),
               " values, its state has ", moment->size());
   }
 
-  static void update(const detail::AdamWStep<T>& numbers, const Piece& piece) {
-    constexpr Index W = kLanes<T>;
-    const Pack<T> decay = piece.decay;
-    T *const p = piece.p, *const m = piece.m, *const v = piece.v;
-    const T* const g = piece.g;
+  static void update(const detail::AdamWStep<Real>& numbers, const Piece& piece) {
+    constexpr Index W = kLanes<Real>;
+    const Pack<Real> decay = piece.decay;
+    Real *const p = piece.p, *const m = piece.m, *const v = piece.v;
+    const Real* const g = piece.g;
     Index i = 0;
     for (; i + W <= piece.count; i += W) numbers.update(decay, p + i, g + i, m + i, v + i);
     if (i == piece.count) return;
-    T lanes[4][W] = {};
+    Real lanes[4][W] = {};
     const Index rest = piece.count - i;
     std::copy(p + i, p + i + rest, lanes[0]);
     std::copy(g + i, g + i + rest, lanes[1]);

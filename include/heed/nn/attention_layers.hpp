@@ -13,110 +13,110 @@
 
 namespace heed::inline HEED_ABI::nn {
 
-template <class T>
-[[nodiscard]] Mask<T> causal_or_full(bool causal) {
-  return causal ? heed::causal<T>() : Mask<T>();
+template <class Real>
+[[nodiscard]] Mask<Real> causal_or_full(bool causal) {
+  return causal ? heed::causal<Real>() : Mask<Real>();
 }
 
 // c_attn (3 C, C), c_proj (C, C), both with bias. Strength, vigilance, sharpness and feedback are
 // constants, as in the source, unless `learns`.
-template <class T>
-[[nodiscard]] ProjectedAttention<Dar<T>> dar_attention(Index width, Index heads, const Dar<T>& op = {},
-                                                       bool causal = true, bool learns = false) {
-  ProjectedAttention<Dar<T>> layer(AttentionOptions::even(width, heads), op, causal_or_full<T>(causal));
+template <class Real>
+[[nodiscard]] ProjectedAttention<Dar<Real>> dar_attention(Index width, Index heads, const Dar<Real>& op = {},
+                                                          bool causal = true, bool learns = false) {
+  ProjectedAttention<Dar<Real>> layer(AttentionOptions::even(width, heads), op, causal_or_full<Real>(causal));
   layer.stage.learns = learns;
   return layer;
 }
 
 // q_proj, k_proj, v_proj and out_proj (C, C) with bias, lambda; each head's halves are its two maps.
-template <class T>
-[[nodiscard]] ProjectedAttention<Differential<T>> differential_attention(
-    Index width, Index heads, const Differential<T>& op = {}, bool causal = true) {
+template <class Real>
+[[nodiscard]] ProjectedAttention<Differential<Real>> differential_attention(
+    Index width, Index heads, const Differential<Real>& op = {}, bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
-  return {options, op, causal_or_full<T>(causal)};
+  return {options, op, causal_or_full<Real>(causal)};
 }
 
 // Microsoft's first form: q_proj, k_proj, v_proj, out_proj without bias, four lambda vectors of deviation
 // 0.1, a norm per head whose weight is named "weight". depth from 1.
-template <class T>
-[[nodiscard]] ProjectedAttention<DifferentialV1<T>> differential_v1_attention(
+template <class Real>
+[[nodiscard]] ProjectedAttention<DifferentialV1<Real>> differential_v1_attention(
     Index width, Index heads, Index depth, bool causal = true, std::uint64_t seed = 1) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.bias = false;
-  auto op = make_differential_v1<T>(options.heads.dim_qk / 2, depth);
+  auto op = make_differential_v1<Real>(options.heads.dim_qk / 2, depth);
   std::uint64_t stream = std::uint64_t(depth) << 8;
-  op.normaliser.visit([&](const char*, Param<T>& vector) { fill_normal(vector, 0.1, seed, stream++); });
-  return {options, std::move(op), causal_or_full<T>(causal)};
+  op.normaliser.visit([&](const char*, Param<Real>& vector) { fill_normal(vector, 0.1, seed, stream++); });
+  return {options, std::move(op), causal_or_full<Real>(causal)};
 }
 
 // The second form: twice the query heads, q_proj (2 C, C), and a lambda per token and head from lambda_proj.
-template <class T>
-[[nodiscard]] ProjectedAttention<DifferentialV2<T>> differential_v2_attention(Index width, Index heads,
-                                                                              bool causal = true) {
+template <class Real>
+[[nodiscard]] ProjectedAttention<DifferentialV2<Real>> differential_v2_attention(Index width, Index heads,
+                                                                                 bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.names.extra = "lambda_proj";
   options.bias = false;
   options.heads.query_heads = 2 * heads;
-  return {options, DifferentialV2<T>{}, causal_or_full<T>(causal)};
+  return {options, DifferentialV2<Real>{}, causal_or_full<Real>(causal)};
 }
 
 // The QKVI layer: c_attn (4 C, C) gives q, k, v and the intent; or the gate is taken from q (w_g), or
 // calculated from q, k and v (w_q, w_k, w_v). Query-key norm, then rotation. No bias.
-template <class T>
-[[nodiscard]] ProjectedAttention<IntentGated<T>> intent_attention(Index width, Index heads,
-                                                                  ExtraSource gate, RopePairs pairs,
-                                                                  double theta = 10000,
-                                                                  bool causal = true) {
+template <class Real>
+[[nodiscard]] ProjectedAttention<IntentGated<Real>> intent_attention(Index width, Index heads,
+                                                                     ExtraSource gate, RopePairs pairs,
+                                                                     double theta = 10000,
+                                                                     bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.bias = false;
   options.query_key_norm = true;
   options.rope = Rope{options.heads.dim_qk, theta, pairs};
   options.extra = gate;
-  return {options, IntentGated<T>{}, causal_or_full<T>(causal)};
+  return {options, IntentGated<Real>{}, causal_or_full<Real>(causal)};
 }
 
 // q_proj, k_proj, v_proj, out_proj without bias. rho and eta are constants unless `learns`.
-template <class T>
-[[nodiscard]] ProjectedAttention<ResonantOde<T>> resonant_attention(Index width, Index heads,
-                                                                    const ResonantOde<T>& op = {},
-                                                                    bool causal = true,
-                                                                    bool learns = false) {
+template <class Real>
+[[nodiscard]] ProjectedAttention<ResonantOde<Real>> resonant_attention(Index width, Index heads,
+                                                                       const ResonantOde<Real>& op = {},
+                                                                       bool causal = true,
+                                                                       bool learns = false) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.bias = false;
-  ProjectedAttention<ResonantOde<T>> layer(options, op, causal_or_full<T>(causal));
+  ProjectedAttention<ResonantOde<Real>> layer(options, op, causal_or_full<Real>(causal));
   layer.stage.learns = learns;
   return layer;
 }
 
 // Plain attention with keys and values from `rank` columns: q_proj, kv_down (rank, C), k_up and v_up
 // (C, rank), out_proj.
-template <class T>
-[[nodiscard]] ProjectedAttention<ScaledDot<T>> latent_attention(Index width, Index heads, Index rank,
-                                                                bool causal = true) {
+template <class Real>
+[[nodiscard]] ProjectedAttention<ScaledDot<Real>> latent_attention(Index width, Index heads, Index rank,
+                                                                   bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.latent = rank;
-  return {options, ScaledDot<T>{}, causal_or_full<T>(causal)};
+  return {options, ScaledDot<Real>{}, causal_or_full<Real>(causal)};
 }
 
 // One head of width `dim`: q, k, v (dim, C) without bias, the op's own weights, no projection behind.
-template <class T>
-[[nodiscard]] ProjectedAttention<Dialectical<T>> dialectical_head(Index width, Index dim,
-                                                                  const DialecticalOptions& halting = {},
-                                                                  bool causal = true) {
+template <class Real>
+[[nodiscard]] ProjectedAttention<Dialectical<Real>> dialectical_head(Index width, Index dim,
+                                                                     const DialecticalOptions& halting = {},
+                                                                     bool causal = true) {
   AttentionOptions options;
   options.width = width;
   options.heads = {1, 1, 1, 1, 1, 1, dim, dim};
   options.names = {"", "q", "k", "v", "", ""};
   options.bias = false;
-  Dialectical<T> op;
+  Dialectical<Real> op;
   static_cast<DialecticalOptions&>(op.readout) = halting;
-  static_cast<DialecticalParams<T>&>(op.readout) = DialecticalParams<T>::zeros(dim);
-  return {options, op, causal_or_full<T>(causal)};
+  static_cast<DialecticalParams<Real>&>(op.readout) = DialecticalParams<Real>::zeros(dim);
+  return {options, op, causal_or_full<Real>(causal)};
 }
 
 }  // namespace heed::inline HEED_ABI::nn

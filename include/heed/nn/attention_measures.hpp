@@ -31,10 +31,10 @@ namespace detail {
 template <class Op>
 [[nodiscard]] reference::Problem<double> last_problem(const ProjectedAttention<Op>& layer, Index batch,
                                                       Index sequences) {
-  using T = typename Op::Scalar;
-  const Inputs<T> in = layer.inputs(batch);
+  using Real = typename Op::Scalar;
+  const Inputs<Real> in = layer.inputs(batch);
   reference::Problem<double> problem;
-  const auto copy = [&](const TensorView<const T>& from, std::vector<double>& to) {
+  const auto copy = [&](const TensorView<const Real>& from, std::vector<double>& to) {
     const Shape& s = from.shape();
     for (Index b = 0; from.given() && b < sequences; ++b)
       for (Index h = 0; h < s.heads; ++h)
@@ -182,12 +182,12 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
 }
 
 // Shares of the values of a diagnostic that counts.
-template <class T>
-void measure_steps(const Saved<T>& saved, std::vector<Measure>& to) {
+template <class Real>
+void measure_steps(const Saved<Real>& saved, std::vector<Measure>& to) {
   for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
     if (saved.diagnostic_names[d] != "steps_used") continue;
     std::map<Index, double> counts;
-    for (const T steps : saved.diagnostics[d]) ++counts[Index(steps)];
+    for (const Real steps : saved.diagnostics[d]) ++counts[Index(steps)];
     for (const auto& [steps, count] : counts)
       to.emplace_back("steps_used=" + std::to_string(steps),
                       count / double(saved.diagnostics[d].size()));

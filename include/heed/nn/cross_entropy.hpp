@@ -33,33 +33,33 @@ struct CrossEntropy {
 namespace detail {
 
 // The largest number of a row that is not a NaN.
-template <class T>
-[[nodiscard]] T largest(const T* row, Index count) {
-  constexpr Index W = kLanes<T>;
-  Pack<T> tops = -kInfinity<T>;
+template <class Real>
+[[nodiscard]] Real largest(const Real* row, Index count) {
+  constexpr Index W = kLanes<Real>;
+  Pack<Real> tops = -kInfinity<Real>;
   Index j = 0;
-  for (; j + W <= count; j += W) tops = max(Pack<T>::load(row + j), tops);
-  T top = -kInfinity<T>;
+  for (; j + W <= count; j += W) tops = max(Pack<Real>::load(row + j), tops);
+  Real top = -kInfinity<Real>;
   for (int i = 0; i < int(W); ++i) top = std::max(top, tops.lane(i));
   for (; j < count; ++j) top = std::max(top, row[j]);
   return top;
 }
 
 // The sum of e^(x - top) over a row; its terms go to `out`, which may be the row, or null.
-template <class T>
-[[nodiscard]] T exp_row(const T* row, Index count, T top, T* out) {
-  constexpr Index W = kLanes<T>;
-  Pack<T> sums = T(0);
+template <class Real>
+[[nodiscard]] Real exp_row(const Real* row, Index count, Real top, Real* out) {
+  constexpr Index W = kLanes<Real>;
+  Pack<Real> sums = Real(0);
   Index j = 0;
   for (; j + W <= count; j += W) {
-    const Pack<T> terms = math::exp(Pack<T>::load(row + j) - top);
+    const Pack<Real> terms = math::exp(Pack<Real>::load(row + j) - top);
     if (out) terms.store(out + j);
     sums += terms;
   }
   if (j < count) {
-    T lanes[W];
-    std::fill(std::copy(row + j, row + count, lanes), lanes + W, -kInfinity<T>);
-    const Pack<T> terms = math::exp(Pack<T>::load(lanes) - top);
+    Real lanes[W];
+    std::fill(std::copy(row + j, row + count, lanes), lanes + W, -kInfinity<Real>);
+    const Pack<Real> terms = math::exp(Pack<Real>::load(lanes) - top);
     terms.store(lanes);
     if (out) std::copy(lanes, lanes + (count - j), out + j);
     sums += terms;
@@ -68,16 +68,16 @@ template <class T>
 }
 
 // The loss of a row; writes `share` times its gradient to `out`, unless that is null.
-template <class T>
-[[nodiscard]] double row_cross_entropy(const T* row, Index count, Index target, double share,
-                                       T* out) {
-  const T top = largest(row, count);
+template <class Real>
+[[nodiscard]] double row_cross_entropy(const Real* row, Index count, Index target, double share,
+                                       Real* out) {
+  const Real top = largest(row, count);
   const double below_top = double(top) - double(row[target]);
   const double sum = double(exp_row(row, count, top, out));
   if (out) {
-    const T factor = T(share / sum);
+    const Real factor = Real(share / sum);
     for (Index j = 0; j < count; ++j) out[j] *= factor;
-    out[target] -= T(share);
+    out[target] -= Real(share);
   }
   return std::log(sum) + below_top;
 }
@@ -99,12 +99,12 @@ template <class T>
 
 // Writes the gradient to `dlogits`, which may be the logits' own memory, and the loss of each
 // token, 0 where its target is ignored, to `row_losses`, where these are given.
-template <class T>
-[[nodiscard]] CrossEntropy cross_entropy(Context<T>& c,
-                                         const std::type_identity_t<MatrixView<const T>>& logits,
+template <class Real>
+[[nodiscard]] CrossEntropy cross_entropy(Context<Real>& c,
+                                         const std::type_identity_t<MatrixView<const Real>>& logits,
                                          std::span<const Index> targets,
-                                         const std::type_identity_t<MatrixView<T>>& dlogits = {},
-                                         std::type_identity_t<std::span<T>> row_losses = {},
+                                         const std::type_identity_t<MatrixView<Real>>& dlogits = {},
+                                         std::type_identity_t<std::span<Real>> row_losses = {},
                                          Index mean_over = 0) {
   const Index rows = logits.rows, classes = logits.columns;
   require(Index(targets.size()) == rows, "cross_entropy: targets has ", targets.size(),
@@ -118,19 +118,19 @@ template <class T>
   std::vector<double> losses(targets.size(), 0.0);
   detail::for_row_blocks(c, rows, classes, [&](Index first, Index last) {
     for (Index t = first; t < last; ++t) {
-      T* out = dlogits.given() ? dlogits.row(t) : nullptr;
+      Real* out = dlogits.given() ? dlogits.row(t) : nullptr;
       const Index target = targets[std::size_t(t)];
       if (target != kIgnoreIndex)
         losses[std::size_t(t)] =
             detail::row_cross_entropy(logits.row(t), classes, target, share, out);
       else if (out)
-        std::fill(out, out + classes, T(0));
+        std::fill(out, out + classes, Real(0));
     }
   });
   for (const double loss : losses) result.loss += loss;
   result.loss *= share;
   std::transform(losses.begin(), losses.begin() + Index(row_losses.size()), row_losses.begin(),
-                 [](double loss) { return T(loss); });
+                 [](double loss) { return Real(loss); });
   return result;
 }
 

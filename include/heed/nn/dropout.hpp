@@ -20,18 +20,18 @@ namespace heed::inline HEED_ABI::nn {
 
 namespace detail {
 
-template <class T>
-void drop_row(std::uint64_t key, double rate, const T* x, Index count, T* y) {
-  constexpr Index W = kLanes<T>;
-  Dropper<T> dropper = Dropper<T>::along_columns(rate, key, 0);
-  const auto drop = [&](const T* from, T* to) {
+template <class Real>
+void drop_row(std::uint64_t key, double rate, const Real* x, Index count, Real* y) {
+  constexpr Index W = kLanes<Real>;
+  Dropper<Real> dropper = Dropper<Real>::along_columns(rate, key, 0);
+  const auto drop = [&](const Real* from, Real* to) {
     dropper.next();
-    dropper(Pack<T>::load(from)).store(to);
+    dropper(Pack<Real>::load(from)).store(to);
   };
   Index j = 0;
   for (; j + W <= count; j += W) drop(x + j, y + j);
   if (j == count) return;
-  T lanes[W] = {};
+  Real lanes[W] = {};
   std::copy(x + j, x + count, lanes);
   drop(lanes, lanes);
   std::copy(lanes, lanes + (count - j), y + j);
@@ -42,10 +42,10 @@ void drop_row(std::uint64_t key, double rate, const T* x, Index count, T* y) {
 // Drops elements of x, or of a gradient, with probability `rate` in [0, 1) and scales the others; a
 // copy when rate is 0 or the context is not training. y may be x. Calls with the same stream in the
 // same step drop the same places: every layer needs a stream of its own.
-template <class T>
-void apply_dropout(Context<T>& c, double rate, std::uint64_t stream,
-                   const std::type_identity_t<MatrixView<const T>>& x,
-                   const std::type_identity_t<MatrixView<T>>& y) {
+template <class Real>
+void apply_dropout(Context<Real>& c, double rate, std::uint64_t stream,
+                   const std::type_identity_t<MatrixView<const Real>>& x,
+                   const std::type_identity_t<MatrixView<Real>>& y) {
   require(rate >= 0 && rate < 1, "apply_dropout: rate is ", rate, ", it must be in [0, 1)");
   require_extents(y, x.rows, x.columns, "apply_dropout", "y");
   const bool copies = !c.training || rate == 0;

@@ -12,8 +12,8 @@ namespace heed::inline HEED_ABI::nn {
 namespace detail {
 
 // body(first, last) for ranges of rows of about 64 Ki numbers.
-template <class T, class Body>
-void for_row_blocks(const Context<T>& c, Index rows, Index columns, Body&& body) {
+template <class Real, class Body>
+void for_row_blocks(const Context<Real>& c, Index rows, Index columns, Body&& body) {
   const Index block = std::max<Index>(1, (Index(1) << 16) / std::max<Index>(1, columns));
   const Index blocks = (rows + block - 1) / block;
   parallel_for(blocks, blocks > 1 ? resolve_threads(c.threads) : 1, [&](Index n) {
@@ -24,8 +24,8 @@ void for_row_blocks(const Context<T>& c, Index rows, Index columns, Body&& body)
 }  // namespace detail
 
 // to = from
-template <class T>
-void copy(const Context<T>& c, const MatrixView<const T>& from, const MatrixView<T>& to) {
+template <class Real>
+void copy(const Context<Real>& c, const MatrixView<const Real>& from, const MatrixView<Real>& to) {
   require_extents(to, from.rows, from.columns, "copy", "to");
   detail::for_row_blocks(c, from.rows, from.columns, [&](Index first, Index last) {
     for (Index r = first; r < last; ++r)
@@ -34,13 +34,13 @@ void copy(const Context<T>& c, const MatrixView<const T>& from, const MatrixView
 }
 
 // to += from
-template <class T>
-void add(const Context<T>& c, const MatrixView<const T>& from, const MatrixView<T>& to) {
+template <class Real>
+void add(const Context<Real>& c, const MatrixView<const Real>& from, const MatrixView<Real>& to) {
   require_extents(to, from.rows, from.columns, "add", "to");
   detail::for_row_blocks(c, from.rows, from.columns, [&](Index first, Index last) {
     for (Index r = first; r < last; ++r) {
-      const T* source = from.row(r);
-      T* target = to.row(r);
+      const Real* source = from.row(r);
+      Real* target = to.row(r);
       for (Index i = 0; i < from.columns; ++i) target[i] += source[i];
     }
   });

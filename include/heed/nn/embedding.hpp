@@ -18,10 +18,10 @@
 namespace heed::inline HEED_ABI::nn {
 
 // Tokens by their ids, or positions by their numbers.
-template <class T>
+template <class Real>
 class Embedding {
  public:
-  Weight<T> weight;
+  Weight<Real> weight;
 
   Embedding() = default;
   Embedding(Index count, Index width) : weight({count, width}) {}
@@ -29,14 +29,14 @@ class Embedding {
   [[nodiscard]] Index count() const { return weight.value.extent(0); }
   [[nodiscard]] Index width() const { return weight.value.extent(1); }
 
-  void forward(Context<T>& c, std::span<const Index> ids, const MatrixView<T>& y,
+  void forward(Context<Real>& c, std::span<const Index> ids, const MatrixView<Real>& y,
                Into into = Into::overwrite) const {
     const Index tokens = Index(ids.size()), columns = width();
     require_extents(y, tokens, columns, "Embedding::forward", "y");
     require_ids(ids, "Embedding::forward");
     detail::for_row_blocks(c, tokens, columns, [&](Index first, Index last) {
       for (Index t = first; t < last; ++t) {
-        const T* from = weight.value.data() + ids[std::size_t(t)] * columns;
+        const Real* from = weight.value.data() + ids[std::size_t(t)] * columns;
         if (into == Into::overwrite)
           std::copy(from, from + columns, y.row(t));
         else
@@ -46,7 +46,7 @@ class Embedding {
   }
 
   // Adds to the weight's gradient, for each id in the order of the tokens: a worker owns columns.
-  void backward(Context<T>& c, std::span<const Index> ids, const MatrixView<const T>& dy) {
+  void backward(Context<Real>& c, std::span<const Index> ids, const MatrixView<const Real>& dy) {
     const Index tokens = Index(ids.size()), columns = width();
     require_extents(dy, tokens, columns, "Embedding::backward", "dy");
     require_ids(ids, "Embedding::backward");
@@ -59,7 +59,7 @@ class Embedding {
     });
   }
 
-  void visit(const Visitor<T>& f) { visit_weight("weight", weight, f); }
+  void visit(const Visitor<Real>& f) { visit_weight("weight", weight, f); }
 
  private:
   static constexpr Index kGrain = 65536;  // elements that are worth a worker
@@ -69,7 +69,7 @@ class Embedding {
       require(ids[t] >= 0 && ids[t] < count(), where, ": id ", ids[t], " at position ", t,
               " is outside of the ", count(), " rows of the weight");
   }
-  static void add(const T* from, Index count, T* to) {
+  static void add(const Real* from, Index count, Real* to) {
     for (Index j = 0; j < count; ++j) to[j] += from[j];
   }
 };

@@ -11,20 +11,20 @@
 
 namespace heed::inline HEED_ABI::nn {
 
-template <class T>
+template <class Real>
 class Linear {
  public:
-  Weight<T> weight, bias;
+  Weight<Real> weight, bias;
 
   Linear() = default;
   Linear(Index in, Index out, bool with_bias)
-      : weight({out, in}), bias(with_bias ? Weight<T>({out}) : Weight<T>()) {}
+      : weight({out, in}), bias(with_bias ? Weight<Real>({out}) : Weight<Real>()) {}
 
   [[nodiscard]] Index in() const { return weight.value.extent(1); }
   [[nodiscard]] Index out() const { return weight.value.extent(0); }
 
   // Writes y, or adds to it; a bias is for writing only.
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y,
+  void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y,
                Into into = Into::overwrite) const {
     require_extents(x, x.rows, in(), "Linear::forward", "x");
     require_extents(y, x.rows, out(), "Linear::forward", "y");
@@ -34,26 +34,26 @@ class Linear {
   }
 
   // Adds to the weights' gradients; writes dx, or adds to it, unless it is not given.
-  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, Into into = Into::overwrite) {
+  void backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, Into into = Into::overwrite) {
     require_extents(x, x.rows, in(), "Linear::backward", "x");
     require_extents(dy, x.rows, out(), "Linear::backward", "dy");
     if (dx.given()) {
       require_extents(dx, x.rows, in(), "Linear::backward", "dx");
       multiply(c, out(), factor(dy), factor(values()), dx, into);
     }
-    multiply(c, x.rows, transposed(dy), factor(x), MatrixView<T>(weight.grad.data(), out(), in()),
+    multiply(c, x.rows, transposed(dy), factor(x), MatrixView<Real>(weight.grad.data(), out(), in()),
              Into::add);
     if (bias.given()) add_column_sums(c, dy, bias.grad.data());
   }
 
-  void visit(const Visitor<T>& f) {
+  void visit(const Visitor<Real>& f) {
     visit_weight("weight", weight, f);
     visit_weight("bias", bias, f);
   }
 
  private:
-  [[nodiscard]] MatrixView<const T> values() const { return {weight.value.data(), out(), in()}; }
+  [[nodiscard]] MatrixView<const Real> values() const { return {weight.value.data(), out(), in()}; }
 };
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -11,25 +11,25 @@
 
 namespace heed::inline HEED_ABI::nn {
 
-// Rows of T or const T, `stride` apart; the columns of a row lie side by side. Does not own.
-template <class T>
+// Rows of Real or const Real, `stride` apart; the columns of a row lie side by side. Does not own.
+template <class Real>
 struct MatrixView {
-  T* data = nullptr;
+  Real* data = nullptr;
   Index rows = 0, columns = 0, stride = 0;
 
   MatrixView() = default;
-  MatrixView(T* memory, Index row_count, Index column_count, Index row_stride)
+  MatrixView(Real* memory, Index row_count, Index column_count, Index row_stride)
       : data(memory), rows(row_count), columns(column_count), stride(row_stride) {}
-  MatrixView(T* memory, Index row_count, Index column_count)
+  MatrixView(Real* memory, Index row_count, Index column_count)
       : MatrixView(memory, row_count, column_count, column_count) {}
   // A mutable view reads as a const one.
   template <class U>
-    requires(std::is_same_v<const U, T> && !std::is_const_v<U>)
+    requires(std::is_same_v<const U, Real> && !std::is_const_v<U>)
   MatrixView(const MatrixView<U>& other)
       : MatrixView(other.data, other.rows, other.columns, other.stride) {}
 
   [[nodiscard]] bool given() const { return data != nullptr; }
-  [[nodiscard]] T* row(Index r) const { return data + r * stride; }
+  [[nodiscard]] Real* row(Index r) const { return data + r * stride; }
   [[nodiscard]] MatrixView column_range(Index first, Index count) const {
     return {data + first, rows, count, stride};
   }
@@ -39,8 +39,8 @@ struct MatrixView {
 };
 
 // Throws unless `m` has these extents: "Linear::forward: x is 4 x 8, it must be 4 x 16".
-template <class T>
-void require_extents(const MatrixView<T>& m, Index rows, Index columns, const char* where,
+template <class Real>
+void require_extents(const MatrixView<Real>& m, Index rows, Index columns, const char* where,
                      const char* name) {
   require(m.rows == rows && m.columns == columns, where, ": ", name, " is ", m.rows, " x ",
           m.columns, ", it must be ", rows, " x ", columns);
@@ -48,14 +48,14 @@ void require_extents(const MatrixView<T>& m, Index rows, Index columns, const ch
 
 // Tokens of `batch` sequences, one below the other, as (batch, heads, len, dim): head h owns columns
 // [h dim, (h + 1) dim).
-template <class T>
-[[nodiscard]] TensorView<T> heads_of(const MatrixView<T>& tokens, Index batch, Index heads) {
+template <class Real>
+[[nodiscard]] TensorView<Real> heads_of(const MatrixView<Real>& tokens, Index batch, Index heads) {
   const Index len = batch > 0 ? tokens.rows / batch : 0, dim = heads > 0 ? tokens.columns / heads : 0;
   return {tokens.data, {batch, heads, len, dim}, {len * tokens.stride, dim, tokens.stride}};
 }
 
 // Memory for a matrix, aligned to a cache line.
-template <class T>
+template <class Real>
 class Matrix {
  public:
   Matrix() = default;
@@ -66,23 +66,23 @@ class Matrix {
   void resize(Index rows, Index columns) {
     const Index count = checked_product(rows, columns, "Matrix");
     if (count > capacity_) {
-      memory_ = Scratch<T>(count);
+      memory_ = Scratch<Real>(count);
       data_ = memory_.take(count);
       capacity_ = count;
     }
     rows_ = rows;
     columns_ = columns;
   }
-  void fill(T value) { std::fill(data_, data_ + rows_ * columns_, value); }
+  void fill(Real value) { std::fill(data_, data_ + rows_ * columns_, value); }
 
   [[nodiscard]] Index rows() const { return rows_; }
   [[nodiscard]] Index columns() const { return columns_; }
-  [[nodiscard]] MatrixView<T> view() { return {data_, rows_, columns_}; }
-  [[nodiscard]] MatrixView<const T> view() const { return {data_, rows_, columns_}; }
+  [[nodiscard]] MatrixView<Real> view() { return {data_, rows_, columns_}; }
+  [[nodiscard]] MatrixView<const Real> view() const { return {data_, rows_, columns_}; }
 
  private:
-  Scratch<T> memory_;
-  T* data_ = nullptr;
+  Scratch<Real> memory_;
+  Real* data_ = nullptr;
   Index capacity_ = 0, rows_ = 0, columns_ = 0;
 };
 

@@ -23,20 +23,20 @@ namespace heed::inline HEED_ABI::nn {
 namespace detail {
 
 // Weight gradients of `layer` for input h, and then dh = dy W in the memory of h.
-template <class T>
-void backward_in_place(Context<T>& c, Linear<T>& layer, const MatrixView<T>& h,
-                       const MatrixView<const T>& dy) {
+template <class Real>
+void backward_in_place(Context<Real>& c, Linear<Real>& layer, const MatrixView<Real>& h,
+                       const MatrixView<const Real>& dy) {
   layer.backward(c, h, dy, {});
-  const MatrixView<const T> weight(layer.weight.value.data(), layer.out(), layer.in());
+  const MatrixView<const Real> weight(layer.weight.value.data(), layer.out(), layer.in());
   multiply(c, layer.out(), factor(dy), factor(weight), h);
 }
 
 }  // namespace detail
 
-template <class T>
+template <class Real>
 class Mlp {
  public:
-  Linear<T> first, second;
+  Linear<Real> first, second;
   Activation activation = Activation::gelu_erf;
 
   Mlp() = default;
@@ -49,7 +49,7 @@ class Mlp {
         first_name_(std::move(first_name)),
         second_name_(std::move(second_name)) {}
 
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) {
+  void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y) {
     require_extents(x, x.rows, first.in(), "Mlp::forward", "x");
     require_extents(y, x.rows, second.out(), "Mlp::forward", "y");
     hidden_.resize(x.rows, first.out());
@@ -60,8 +60,8 @@ class Mlp {
   }
 
   // Adds to the weights' gradients; writes dx, or adds to it, unless it is not given. dx may be dy.
-  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, Into into = Into::overwrite) {
+  void backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, Into into = Into::overwrite) {
     require(x.rows == hidden_.rows(), "Mlp::backward: x has ", x.rows, " rows, forward's had ",
             hidden_.rows());
     require_extents(x, x.rows, first.in(), "Mlp::backward", "x");
@@ -73,31 +73,31 @@ class Mlp {
     first.backward(c, x, work_.view(), dx, into);
   }
 
-  void visit(const Visitor<T>& f) {
+  void visit(const Visitor<Real>& f) {
     visit_part(first_name_, first, f);
     visit_part(second_name_, second, f);
   }
 
  private:
   std::string first_name_, second_name_;
-  Matrix<T> hidden_;  // before the activation
-  Matrix<T> work_;
+  Matrix<Real> hidden_;  // before the activation
+  Matrix<Real> work_;
 };
 
 // Without biases.
-template <class T>
+template <class Real>
 class SwiGlu {
  public:
-  Linear<T> gate, up, down;
+  Linear<Real> gate, up, down;
 
   SwiGlu() = default;
   SwiGlu(Index width, Index hidden)
       : gate(width, hidden, false), up(width, hidden, false), down(hidden, width, false) {}
 
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) {
+  void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y) {
     require_extents(x, x.rows, gate.in(), "SwiGlu::forward", "x");
     require_extents(y, x.rows, down.out(), "SwiGlu::forward", "y");
-    for (Matrix<T>* m : {&gate_, &up_, &work_}) m->resize(x.rows, gate.out());
+    for (Matrix<Real>* m : {&gate_, &up_, &work_}) m->resize(x.rows, gate.out());
     gate.forward(c, x, gate_.view());
     up.forward(c, x, up_.view());
     multiply_by_gate(c, up_.view(), work_.view());
@@ -105,8 +105,8 @@ class SwiGlu {
   }
 
   // Adds to the weights' gradients; writes dx, or adds to it, unless it is not given. dx may be dy.
-  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, Into into = Into::overwrite) {
+  void backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, Into into = Into::overwrite) {
     require(x.rows == gate_.rows(), "SwiGlu::backward: x has ", x.rows, " rows, forward's had ",
             gate_.rows());
     require_extents(x, x.rows, gate.in(), "SwiGlu::backward", "x");
@@ -121,7 +121,7 @@ class SwiGlu {
     up.backward(c, x, work_.view(), dx, Into::add);
   }
 
-  void visit(const Visitor<T>& f) {
+  void visit(const Visitor<Real>& f) {
     visit_part("gate", gate, f);
     visit_part("up", up, f);
     visit_part("down", down, f);
@@ -129,29 +129,29 @@ class SwiGlu {
 
  private:
   // out = silu(g) o factor
-  void multiply_by_gate(Context<T>& c, const MatrixView<const T>& factor,
-                        const MatrixView<T>& out) {
-    const MatrixView<T> g = gate_.view();
+  void multiply_by_gate(Context<Real>& c, const MatrixView<const Real>& factor,
+                        const MatrixView<Real>& out) {
+    const MatrixView<Real> g = gate_.view();
     detail::for_lanes(c, g.rows, g.columns, [&](Index r, Index j, Index count) {
-      const Pack<T> value = detail::Silu<T>::value(detail::load_lanes(g.row(r) + j, count));
-      const Pack<T> product = value * detail::load_lanes(factor.row(r) + j, count);
+      const Pack<Real> value = detail::Silu<Real>::value(detail::load_lanes(g.row(r) + j, count));
+      const Pack<Real> product = value * detail::load_lanes(factor.row(r) + j, count);
       detail::store_lanes(product, out.row(r) + j, count);
     });
   }
   // dg = dh o u o silu'(g)
-  void multiply_by_slope(Context<T>& c, const MatrixView<const T>& dh, const MatrixView<T>& dg) {
-    const MatrixView<T> g = gate_.view(), u = up_.view();
+  void multiply_by_slope(Context<Real>& c, const MatrixView<const Real>& dh, const MatrixView<Real>& dg) {
+    const MatrixView<Real> g = gate_.view(), u = up_.view();
     detail::for_lanes(c, g.rows, g.columns, [&](Index r, Index j, Index count) {
-      const auto load = [&](const MatrixView<const T>& from) {
+      const auto load = [&](const MatrixView<const Real>& from) {
         return detail::load_lanes(from.row(r) + j, count);
       };
-      const Pack<T> change = load(dh) * load(u) * detail::Silu<T>::slope(load(g));
+      const Pack<Real> change = load(dh) * load(u) * detail::Silu<Real>::slope(load(g));
       detail::store_lanes(change, dg.row(r) + j, count);
     });
   }
 
-  Matrix<T> gate_, up_;
-  Matrix<T> work_, gate_change_;
+  Matrix<Real> gate_, up_;
+  Matrix<Real> work_, gate_change_;
 };
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -24,17 +24,17 @@
 namespace heed::inline HEED_ABI::nn {
 
 // An operand at any strides, one of which is 1: element (i, k) is data[i * row + k * column].
-template <class T>
+template <class Real>
 struct Factor {
-  const T* data;
+  const Real* data;
   Index row, column;
 };
-template <class T>
-[[nodiscard]] Factor<std::remove_const_t<T>> factor(const MatrixView<T>& m) {
+template <class Real>
+[[nodiscard]] Factor<std::remove_const_t<Real>> factor(const MatrixView<Real>& m) {
   return {m.data, m.stride, 1};
 }
-template <class T>
-[[nodiscard]] Factor<std::remove_const_t<T>> transposed(const MatrixView<T>& m) {
+template <class Real>
+[[nodiscard]] Factor<std::remove_const_t<Real>> transposed(const MatrixView<Real>& m) {
   return {m.data, 1, m.stride};
 }
 
@@ -49,13 +49,13 @@ inline constexpr Index kColumnPanels = 16;
 // Up to so many rows b is read as it lies.
 inline constexpr Index kFewRows = 4;
 
-template <class T>
+template <class Real>
 class Product {
  public:
-  static constexpr Index W = kLanes<T>, L = kPanelLanes<T>;
+  static constexpr Index W = kLanes<Real>, L = kPanelLanes<Real>;
 
-  Product(Context<T>& c, Index depth, const Factor<T>& a, const Factor<T>& b,
-          const MatrixView<T>& out, Into into, const T* bias)
+  Product(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor<Real>& b,
+          const MatrixView<Real>& out, Into into, const Real* bias)
       : c_(c), depth_(depth), a_(a), b_(b), out_(out), into_(into), bias_(bias) {}
 
   void run() {
@@ -69,9 +69,9 @@ class Product {
     Dispenser units(row_blocks * column_blocks);
     const int workers = int(std::min<Index>(threads, row_blocks * column_blocks));
     run_workers(workers, [&](int) {
-      Scratch<T> scratch(kRowBlock * (kDepthBlock + L));
-      T* rows = scratch.take(kRowBlock * kDepthBlock);
-      T* edge = scratch.take(kRowBlock * L);
+      Scratch<Real> scratch(kRowBlock * (kDepthBlock + L));
+      Real* rows = scratch.take(kRowBlock * kDepthBlock);
+      Real* edge = scratch.take(kRowBlock * L);
       for (Index u = units.next(); u >= 0; u = units.next())
         multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows, edge);
     });
@@ -86,25 +86,25 @@ class Product {
 
   // Panel p of b: [depth][L], zeros behind the last column.
   void pack(Index p) {
-    T* to = c_.packed.view().row(p * depth_);
+    Real* to = c_.packed.view().row(p * depth_);
     const Index first = p * L, count = std::min(L, out_.columns - first);
     if (b_.column != 1)
       return pack_lanes(b_.data + first * b_.column, b_.column, count, depth_, to, L);
     for (Index k = 0; k < depth_; ++k, to += L) {
-      const T* from = b_.data + k * b_.row + first;
+      const Real* from = b_.data + k * b_.row + first;
       std::copy(from, from + count, to);
-      std::fill(to + count, to + L, T(0));
+      std::fill(to + count, to + L, Real(0));
     }
   }
 
   // Rows from `first` on, panels from `panel` on.
-  void multiply_block(Index first, Index panel, Index panels, T* rows, T* edge) {
+  void multiply_block(Index first, Index panel, Index panels, Real* rows, Real* edge) {
     const Index count = std::min(kRowBlock, out_.rows - first);
     const Index last = std::min(panel + kColumnPanels, panels);
     start(first, count, panel * L, std::min(last * L, out_.columns));
     for (Index k = 0; k < depth_; k += kDepthBlock) {
       const Index deep = std::min(kDepthBlock, depth_ - k);
-      const Broadcast<T> a = block_of_a(first, count, k, deep, rows);
+      const Broadcast<Real> a = block_of_a(first, count, k, deep, rows);
       for (Index p = panel; p < last; ++p)
         multiply_panel(a, count, deep, c_.packed.view().row(p * depth_ + k), first, p * L, edge);
     }
@@ -117,31 +117,31 @@ class Product {
       if (bias_)
         std::copy(bias_ + from, bias_ + to, out_.row(r) + from);
       else
-        std::fill(out_.row(r) + from, out_.row(r) + to, T(0));
+        std::fill(out_.row(r) + from, out_.row(r) + to, Real(0));
     }
   }
 
   // Rows along the depth are read in place; others are copied side by side.
-  [[nodiscard]] Broadcast<T> block_of_a(Index first, Index count, Index k, Index deep, T* rows) const {
-    const T* from = a_.data + first * a_.row + k * a_.column;
+  [[nodiscard]] Broadcast<Real> block_of_a(Index first, Index count, Index k, Index deep, Real* rows) const {
+    const Real* from = a_.data + first * a_.row + k * a_.column;
     if (a_.column == 1) return {from, a_.row, 1};
     for (Index d = 0; d < deep; ++d)
       for (Index r = 0; r < count; ++r) rows[d * count + r] = from[r * a_.row + d * a_.column];
     return {rows, 1, count};
   }
 
-  void multiply_panel(const Broadcast<T>& a, Index count, Index deep, const T* b, Index first,
-                      Index column, T* edge) const {
+  void multiply_panel(const Broadcast<Real>& a, Index count, Index deep, const Real* b, Index first,
+                      Index column, Real* edge) const {
     const Index columns = std::min(L, out_.columns - column);
     const int vectors = int((columns + W - 1) / W);
-    T* out = out_.row(first) + column;
+    Real* out = out_.row(first) + column;
     if (columns % W == 0)
       return panel_gemm<Store::add>(count, deep, vectors, a, b, L, out, out_.stride);
-    const auto copy = [&](const T* from, Index from_row, T* to, Index to_row) {
+    const auto copy = [&](const Real* from, Index from_row, Real* to, Index to_row) {
       for (Index r = 0; r < count; ++r)
         std::copy(from + r * from_row, from + r * from_row + columns, to + r * to_row);
     };
-    std::fill(edge, edge + count * L, T(0));
+    std::fill(edge, edge + count * L, Real(0));
     copy(out, out_.stride, edge, L);
     panel_gemm<Store::add>(count, deep, vectors, a, b, L, edge, L);
     copy(edge, L, out, out_.stride);
@@ -151,49 +151,49 @@ class Product {
     const Index chunk = 8 * L, chunks = (out_.columns + chunk - 1) / chunk;
     parallel_for(chunks, threads, [&](Index n) {
       const Index first = n * chunk, count = std::min(chunk, out_.columns - first);
-      T sums[chunk + W];
+      Real sums[chunk + W];
       for (Index r = 0; r < out_.rows; ++r) {
-        const T* row = a_.data + r * a_.row;
+        const Real* row = a_.data + r * a_.row;
         if (b_.row == 1) {
           row_dots(b_.data + first * b_.column, b_.column, count, depth_, row, sums);
         } else {
-          std::fill(sums, sums + count, T(0));
+          std::fill(sums, sums + count, Real(0));
           row_mix(b_.data + first, b_.row, depth_, count, row, 1, sums, 1);
         }
         start(r, 1, first, first + count);
-        T* out = out_.row(r) + first;
+        Real* out = out_.row(r) + first;
         for (Index j = 0; j < count; ++j) out[j] += sums[j];
       }
     });
   }
 
-  Context<T>& c_;
+  Context<Real>& c_;
   Index depth_;
-  Factor<T> a_, b_;
-  MatrixView<T> out_;
+  Factor<Real> a_, b_;
+  MatrixView<Real> out_;
   Into into_;
-  const T* bias_;
+  const Real* bias_;
 };
 
 }  // namespace detail
 
 // out (rows, columns) = or += a (rows, depth) b (depth, columns); with Into::overwrite `bias`, if given,
 // is added to every row. out must not overlap a or b.
-template <class T>
-void multiply(Context<T>& c, Index depth, const Factor<T>& a, const Factor<T>& b,
-              const MatrixView<T>& out, Into into = Into::overwrite, const T* bias = nullptr) {
+template <class Real>
+void multiply(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor<Real>& b,
+              const MatrixView<Real>& out, Into into = Into::overwrite, const Real* bias = nullptr) {
   if (out.rows == 0 || out.columns == 0) return;
-  detail::Product<T>(c, depth, a, b, out, into, bias).run();
+  detail::Product<Real>(c, depth, a, b, out, into, bias).run();
 }
 
 // out[column] += sum over rows
-template <class T>
-void add_column_sums(Context<T>& c, const MatrixView<const T>& rows, T* out) {
+template <class Real>
+void add_column_sums(Context<Real>& c, const MatrixView<const Real>& rows, Real* out) {
   constexpr Index chunk = 64;
   const Index chunks = (rows.columns + chunk - 1) / chunk;
   parallel_for(chunks, resolve_threads(c.threads), [&](Index n) {
     const Index first = n * chunk, count = std::min(chunk, rows.columns - first);
-    T sums[chunk] = {};
+    Real sums[chunk] = {};
     for (Index r = 0; r < rows.rows; ++r)
       for (Index j = 0; j < count; ++j) sums[j] += rows.row(r)[first + j];
     for (Index j = 0; j < count; ++j) out[first + j] += sums[j];

@@ -13,7 +13,7 @@
 // Shapes    x, y, dy, dx (tokens, width), weight and bias (width). RMSNorm also takes a multiple of
 //           its width, (tokens, heads * dim), and norms every head by itself, with the same weight.
 // Accuracy  the variance is the mean square of the differences from the mean.
-// Bounds    statistics are taken in T, where squares overflow for |x| above 1e18 (float).
+// Bounds    statistics are taken in Real, where squares overflow for |x| above 1e18 (float).
 // Results   do not depend on the number of threads, not in their last bit: 64 rows at a time are
 //           summed into the weights' gradients, in the order of rows.
 
@@ -27,9 +27,9 @@ namespace heed::inline HEED_ABI::nn {
 
 namespace detail {
 
-// S is a pack, or T itself behind the last whole pack of a row.
-template <class S, class T>
-[[nodiscard]] inline S read(const T* from) {
+// S is a pack, or Real itself behind the last whole pack of a row.
+template <class S, class Real>
+[[nodiscard]] inline S read(const Real* from) {
   if constexpr (IsPack<S>::value)
     return S::load(from);
   else
@@ -37,56 +37,56 @@ template <class S, class T>
 }
 inline void write(float value, float* to) { *to = value; }
 inline void write(double value, double* to) { *to = value; }
-template <class T>
-inline void write(Pack<T> value, T* to) { value.store(to); }
+template <class Real>
+inline void write(Pack<Real> value, Real* to) { value.store(to); }
 
 // body(S(), j) for the columns from j on, as many as S holds.
-template <class T, class Body>
+template <class Real, class Body>
 inline void for_columns(Index width, const Body& body) {
   Index j = 0;
-  for (; j + kLanes<T> <= width; j += kLanes<T>) body(Pack<T>(), j);
-  for (; j < width; ++j) body(T(), j);
+  for (; j + kLanes<Real> <= width; j += kLanes<Real>) body(Pack<Real>(), j);
+  for (; j < width; ++j) body(Real(), j);
 }
 
 // The mean of term(S(), j), in four chains, so that an addition need not wait for the one before.
-template <class T, class Term>
-[[nodiscard]] inline T mean_over(Index width, const Term& term) {
-  constexpr Index W = kLanes<T>, chains = 4;
-  Pack<T> sums[chains] = {T(0), T(0), T(0), T(0)};
-  T rest = 0;
+template <class Real, class Term>
+[[nodiscard]] inline Real mean_over(Index width, const Term& term) {
+  constexpr Index W = kLanes<Real>, chains = 4;
+  Pack<Real> sums[chains] = {Real(0), Real(0), Real(0), Real(0)};
+  Real rest = 0;
   Index j = 0;
   for (; j + chains * W <= width; j += chains * W)
 #pragma GCC unroll 4
-    for (Index k = 0; k < chains; ++k) sums[k] += term(Pack<T>(), j + k * W);
-  for (; j + W <= width; j += W) sums[0] += term(Pack<T>(), j);
-  for (; j < width; ++j) rest += term(T(), j);
-  return (sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest) / T(width);
+    for (Index k = 0; k < chains; ++k) sums[k] += term(Pack<Real>(), j + k * W);
+  for (; j + W <= width; j += W) sums[0] += term(Pack<Real>(), j);
+  for (; j < width; ++j) rest += term(Real(), j);
+  return (sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest) / Real(width);
 }
 
 // Both norms, on one group of `width` columns.
-template <class T>
+template <class Real>
 struct GroupNorm {
   Index width;
-  T eps;
+  Real eps;
   bool centred;  // around the mean
-  const T *weight, *bias;  // either may be null
+  const Real *weight, *bias;  // either may be null
 
   struct Statistics {
-    T mean, scale;
+    Real mean, scale;
   };
-  [[nodiscard]] Statistics statistics(const T* x) const {
+  [[nodiscard]] Statistics statistics(const Real* x) const {
     const auto value = [&](auto s, Index j) { return read<decltype(s)>(x + j); };
-    const T mean = centred ? mean_over<T>(width, value) : T(0);
-    const T square = mean_over<T>(width, [&](auto s, Index j) {
+    const Real mean = centred ? mean_over<Real>(width, value) : Real(0);
+    const Real square = mean_over<Real>(width, [&](auto s, Index j) {
       const auto difference = value(s, j) - mean;
       return difference * difference;
     });
-    return {mean, T(1) / std::sqrt(square + eps)};
+    return {mean, Real(1) / std::sqrt(square + eps)};
   }
 
-  void forward(const T* x, T* y) const {
+  void forward(const Real* x, Real* y) const {
     const Statistics at = statistics(x);
-    for_columns<T>(width, [&](auto s, Index j) {
+    for_columns<Real>(width, [&](auto s, Index j) {
       using S = decltype(s);
       S value = (read<S>(x + j) - at.mean) * at.scale;
       if (weight) value = value * read<S>(weight + j);
@@ -96,7 +96,7 @@ struct GroupNorm {
   }
 
   // Adds to the gradients of weight and bias; writes dx or adds to it. All three may be null.
-  void backward(const T* x, const T* dy, T* dx, Into into, T* dweight, T* dbias) const {
+  void backward(const Real* x, const Real* dy, Real* dx, Into into, Real* dweight, Real* dbias) const {
     const Statistics at = statistics(x);
     const auto normal = [&](auto s, Index j) {
       return (read<decltype(s)>(x + j) - at.mean) * at.scale;
@@ -105,10 +105,10 @@ struct GroupNorm {
       using S = decltype(s);
       return weight ? read<S>(dy + j) * read<S>(weight + j) : read<S>(dy + j);
     };
-    const T along =
-        mean_over<T>(width, [&](auto s, Index j) { return weighted(s, j) * normal(s, j); });
-    const T offset = centred ? mean_over<T>(width, weighted) : T(0);
-    for_columns<T>(width, [&](auto s, Index j) {
+    const Real along =
+        mean_over<Real>(width, [&](auto s, Index j) { return weighted(s, j) * normal(s, j); });
+    const Real offset = centred ? mean_over<Real>(width, weighted) : Real(0);
+    for_columns<Real>(width, [&](auto s, Index j) {
       using S = decltype(s);
       const S n = normal(s, j), d = read<S>(dy + j);
       const S change = (weighted(s, j) - offset - n * along) * at.scale;
@@ -123,8 +123,8 @@ struct GroupNorm {
 inline constexpr Index kNormRows = 64;
 
 // body(block, first row, row behind the last)
-template <class T, class Body>
-void for_norm_blocks(Context<T>& c, Index rows, Index columns, const Body& body) {
+template <class Real, class Body>
+void for_norm_blocks(Context<Real>& c, Index rows, Index columns, const Body& body) {
   constexpr Index numbers_per_thread = 100000;
   const Index worth = 1 + rows * columns / numbers_per_thread;
   const Index threads = std::min<Index>(resolve_threads(c.threads), worth);
@@ -133,31 +133,31 @@ void for_norm_blocks(Context<T>& c, Index rows, Index columns, const Body& body)
   });
 }
 
-template <class T>
-void norm_forward(Context<T>& c, const GroupNorm<T>& norm, const MatrixView<const T>& x,
-                  const MatrixView<T>& y) {
+template <class Real>
+void norm_forward(Context<Real>& c, const GroupNorm<Real>& norm, const MatrixView<const Real>& x,
+                  const MatrixView<Real>& y) {
   for_norm_blocks(c, x.rows, x.columns, [&](Index, Index first, Index last) {
     for (Index r = first; r < last; ++r)
       for (Index j = 0; j < x.columns; j += norm.width) norm.forward(x.row(r) + j, y.row(r) + j);
   });
 }
 
-template <class T>
-void norm_backward(Context<T>& c, const GroupNorm<T>& norm, const MatrixView<const T>& x,
-                   const MatrixView<const T>& dy, const MatrixView<T>& dx, Into into, T* dweight,
-                   T* dbias) {
+template <class Real>
+void norm_backward(Context<Real>& c, const GroupNorm<Real>& norm, const MatrixView<const Real>& x,
+                   const MatrixView<const Real>& dy, const MatrixView<Real>& dx, Into into, Real* dweight,
+                   Real* dbias) {
   const Index width = norm.width, learned = dweight || dbias ? 2 * width : 0;
-  Matrix<T> sums((x.rows + kNormRows - 1) / kNormRows, learned);
+  Matrix<Real> sums((x.rows + kNormRows - 1) / kNormRows, learned);
   for_norm_blocks(c, x.rows, x.columns, [&](Index block, Index first, Index last) {
-    T* sum = sums.view().row(block);
-    std::fill(sum, sum + learned, T(0));
+    Real* sum = sums.view().row(block);
+    std::fill(sum, sum + learned, Real(0));
     for (Index r = first; r < last; ++r)
       for (Index j = 0; j < x.columns; j += width)
         norm.backward(x.row(r) + j, dy.row(r) + j, dx.given() ? dx.row(r) + j : nullptr, into,
                       dweight ? sum : nullptr, dbias ? sum + width : nullptr);
   });
   for (Index block = 0; block < sums.rows(); ++block) {
-    const T* sum = sums.view().row(block);
+    const Real* sum = sums.view().row(block);
     for (Index j = 0; dweight && j < width; ++j) dweight[j] += sum[j];
     for (Index j = 0; dbias && j < width; ++j) dbias[j] += sum[width + j];
   }
@@ -170,93 +170,93 @@ inline void require_norm(Index width, double eps, const char* norm) {
 
 }  // namespace detail
 
-template <class T>
+template <class Real>
 class LayerNorm {
  public:
-  Weight<T> weight, bias;
+  Weight<Real> weight, bias;
 
   LayerNorm() = default;
-  explicit LayerNorm(Index width, double eps = 1e-5) : eps_(T(eps)) {
+  explicit LayerNorm(Index width, double eps = 1e-5) : eps_(Real(eps)) {
     detail::require_norm(width, eps, "LayerNorm");
-    weight = bias = Weight<T>({width});
-    std::fill(weight.value.data(), weight.value.data() + width, T(1));
+    weight = bias = Weight<Real>({width});
+    std::fill(weight.value.data(), weight.value.data() + width, Real(1));
   }
 
   [[nodiscard]] Index width() const { return weight.value.size(); }
 
   // y may be x.
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) const {
+  void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y) const {
     require_extents(x, x.rows, width(), "LayerNorm::forward", "x");
     require_extents(y, x.rows, width(), "LayerNorm::forward", "y");
     detail::norm_forward(c, norm(), x, y);
   }
 
   // Adds to the weights' gradients; writes dx, or adds to it, unless it is not given. dx may be dy.
-  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, Into into = Into::overwrite) {
+  void backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, Into into = Into::overwrite) {
     require_extents(x, x.rows, width(), "LayerNorm::backward", "x");
     require_extents(dy, x.rows, width(), "LayerNorm::backward", "dy");
     if (dx.given()) require_extents(dx, x.rows, width(), "LayerNorm::backward", "dx");
     detail::norm_backward(c, norm(), x, dy, dx, into, weight.grad.data(), bias.grad.data());
   }
 
-  void visit(const Visitor<T>& f) {
+  void visit(const Visitor<Real>& f) {
     visit_weight("weight", weight, f);
     visit_weight("bias", bias, f);
   }
 
  private:
-  [[nodiscard]] detail::GroupNorm<T> norm() const {
+  [[nodiscard]] detail::GroupNorm<Real> norm() const {
     return {width(), eps_, true, weight.value.data(), bias.value.data()};
   }
-  T eps_ = T(1e-5);
+  Real eps_ = Real(1e-5);
 };
 
-template <class T>
+template <class Real>
 class RMSNorm {
  public:
-  Weight<T> weight;
+  Weight<Real> weight;
 
   RMSNorm() = default;
   explicit RMSNorm(Index width, double eps = 1e-6, bool with_weight = true)
-      : width_(width), eps_(T(eps)) {
+      : width_(width), eps_(Real(eps)) {
     detail::require_norm(width, eps, "RMSNorm");
     if (!with_weight) return;
-    weight = Weight<T>({width});
-    std::fill(weight.value.data(), weight.value.data() + width, T(1));
+    weight = Weight<Real>({width});
+    std::fill(weight.value.data(), weight.value.data() + width, Real(1));
   }
 
   [[nodiscard]] Index width() const { return width_; }
 
   // y may be x.
-  void forward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<T>& y) const {
+  void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y) const {
     require_groups(x, "RMSNorm::forward");
     require_extents(y, x.rows, x.columns, "RMSNorm::forward", "y");
     detail::norm_forward(c, norm(), x, y);
   }
 
   // Adds to the weight's gradient; writes dx, or adds to it, unless it is not given. dx may be dy.
-  void backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, Into into = Into::overwrite) {
+  void backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, Into into = Into::overwrite) {
     require_groups(x, "RMSNorm::backward");
     require_extents(dy, x.rows, x.columns, "RMSNorm::backward", "dy");
     if (dx.given()) require_extents(dx, x.rows, x.columns, "RMSNorm::backward", "dx");
     detail::norm_backward(c, norm(), x, dy, dx, into,
-                          weight.given() ? weight.grad.data() : nullptr, static_cast<T*>(nullptr));
+                          weight.given() ? weight.grad.data() : nullptr, static_cast<Real*>(nullptr));
   }
 
-  void visit(const Visitor<T>& f) { visit_weight("weight", weight, f); }
+  void visit(const Visitor<Real>& f) { visit_weight("weight", weight, f); }
 
  private:
-  void require_groups(const MatrixView<const T>& x, const char* where) const {
+  void require_groups(const MatrixView<const Real>& x, const char* where) const {
     require(width_ > 0 && x.columns % width_ == 0, where, ": x has ", x.columns,
             " columns, it must have a multiple of the width ", width_);
   }
-  [[nodiscard]] detail::GroupNorm<T> norm() const {
+  [[nodiscard]] detail::GroupNorm<Real> norm() const {
     return {width_, eps_, false, weight.given() ? weight.value.data() : nullptr, nullptr};
   }
   Index width_ = 0;
-  T eps_ = T(1e-6);
+  Real eps_ = Real(1e-6);
 };
 
 }  // namespace heed::inline HEED_ABI::nn

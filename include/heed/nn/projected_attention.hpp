@@ -62,14 +62,14 @@ struct AttentionOptions {
 template <class Op>
 class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
  public:
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
 
   OpStage<Op> stage;
   // Of another loss, with respect to the keys that the op reads, (tokens, kv_heads dim_qk): backward()
   // adds it before norm and rotation are undone. No rows: none.
-  Matrix<T> key_gradient;
+  Matrix<Real> key_gradient;
 
-  ProjectedAttention(const AttentionOptions& options, Op op, Mask<T> mask)
+  ProjectedAttention(const AttentionOptions& options, Op op, Mask<Real> mask)
       : stage(std::move(op), std::move(mask)), options_(options) {
     const Geometry& g = options.heads;
     stage.op.validate(g, "ProjectedAttention");
@@ -80,64 +80,64 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     extra_ = {value_.end(), extra};
     add_projections();
     if (options.query_key_norm) {
-      query_norm_ = RMSNorm<T>(g.dim_qk);
-      key_norm_ = RMSNorm<T>(g.dim_qk);
+      query_norm_ = RMSNorm<Real>(g.dim_qk);
+      key_norm_ = RMSNorm<Real>(g.dim_qk);
     }
-    if (!options.names.out.empty()) out_ = Linear<T>(mixed_width(), options.width, options.bias);
+    if (!options.names.out.empty()) out_ = Linear<Real>(mixed_width(), options.width, options.bias);
   }
 
   [[nodiscard]] Index width_out() const {
     return options_.names.out.empty() ? mixed_width() : options_.width;
   }
-  [[nodiscard]] const Saved<T>& saved() const { return stage.saved(); }
+  [[nodiscard]] const Saved<Real>& saved() const { return stage.saved(); }
   // heads, query_heads, kv_heads, dim_qk and dim_v of the op's calls.
   [[nodiscard]] const Geometry& heads() const { return options_.heads; }
 
   // Weights (columns, width) of what is projected from x, and only that.
   struct InputWeights {
-    MatrixView<const T> query, key, value, extra;
+    MatrixView<const Real> query, key, value, extra;
   };
   [[nodiscard]] InputWeights input_weights() const {
-    const auto rows = [this](const Part& part) -> MatrixView<const T> {
+    const auto rows = [this](const Part& part) -> MatrixView<const Real> {
       for (const Projection& p : projections_)
         if (!p.of_latent && part.count > 0 && p.to.first <= part.first && part.end() <= p.to.end())
-          return MatrixView<const T>(p.linear.weight.value.data(), p.linear.out(), p.linear.in())
+          return MatrixView<const Real>(p.linear.weight.value.data(), p.linear.out(), p.linear.in())
               .row_range(part.first - p.to.first, part.count);
       return {};
     };
     return {rows(query_), rows(key_), rows(value_), rows(extra_)};
   }
   // What the op read in the last forward().
-  [[nodiscard]] Inputs<T> inputs(Index batch) const {
-    const Matrix<T>& values = crosses_ ? memory_rows_ : rows_;
-    const Matrix<T>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
+  [[nodiscard]] Inputs<Real> inputs(Index batch) const {
+    const Matrix<Real>& values = crosses_ ? memory_rows_ : rows_;
+    const Matrix<Real>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
     const Geometry& g = options_.heads;
     return {part(read_from().view(), query_, batch, g.query_heads),
             part(keys.view(), key_, batch, g.kv_heads), part(values.view(), value_, batch, g.kv_heads),
             extra_of(rows_.view(), batch)};
   }
 
-  void forward(Context<T>& c, Index batch, const MatrixView<const T>& x,
-               const MatrixView<T>& y) override {
+  void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+               const MatrixView<Real>& y) override {
     forward(c, batch, x, x, y);
   }
   // Cross attention: keys and values of `memory` (tokens, width), whose sequences may have another length.
-  void forward(Context<T>& c, Index batch, const MatrixView<const T>& x,
-               const MatrixView<const T>& memory, const MatrixView<T>& y) {
+  void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+               const MatrixView<const Real>& memory, const MatrixView<Real>& y) {
     project(c, batch, x, memory, 0);
     mix(c, batch, inputs(batch), x.rows, y);
   }
 
-  void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
-                const MatrixView<const T>& dy, const MatrixView<T>& dx) override {
+  void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+                const MatrixView<const Real>& dy, const MatrixView<Real>& dx) override {
     backward(c, batch, x, x, dy, dx, {});
   }
   // dmemory is not given for self attention, whose dx has it all.
-  void backward(Context<T>& c, Index batch, const MatrixView<const T>& x,
-                const MatrixView<const T>& memory, const MatrixView<const T>& dy,
-                const MatrixView<T>& dx, const MatrixView<T>& dmemory) {
+  void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+                const MatrixView<const Real>& memory, const MatrixView<const Real>& dy,
+                const MatrixView<Real>& dx, const MatrixView<Real>& dmemory) {
     dmixed_.resize(x.rows, mixed_width());
-    MatrixView<const T> dmixed = dy;
+    MatrixView<const Real> dmixed = dy;
     if (out_) {
       out_->backward(c, mixed_.view(), dy, dmixed_.view());
       dmixed = dmixed_.view();
@@ -148,48 +148,48 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
       dturned_.resize(x.rows, key_.end());
       if (crosses_) dmemory_turned_.resize(memory.rows, key_.end());
     }
-    Matrix<T>& of_query = turns() ? dturned_ : drows_;
-    Matrix<T>& of_key = crosses_ ? (turns() ? dmemory_turned_ : dmemory_rows_) : of_query;
-    Matrix<T>& of_value = crosses_ ? dmemory_rows_ : drows_;
+    Matrix<Real>& of_query = turns() ? dturned_ : drows_;
+    Matrix<Real>& of_key = crosses_ ? (turns() ? dmemory_turned_ : dmemory_rows_) : of_query;
+    Matrix<Real>& of_value = crosses_ ? dmemory_rows_ : drows_;
     const Geometry& g = options_.heads;
-    const Gradients<T> grads{part(of_query.view(), query_, batch, g.query_heads),
-                             part(of_key.view(), key_, batch, g.kv_heads),
-                             part(of_value.view(), value_, batch, g.kv_heads),
-                             extra_of(drows_.view(), batch),
-                             {}};
+    const Gradients<Real> grads{part(of_query.view(), query_, batch, g.query_heads),
+                                part(of_key.view(), key_, batch, g.kv_heads),
+                                part(of_value.view(), value_, batch, g.kv_heads),
+                                extra_of(drows_.view(), batch),
+                                {}};
     stage.backward(c, inputs(batch), heads_of(std::as_const(mixed_).view(), batch, g.heads),
                    heads_of(dmixed, batch, g.heads), grads);
-    if (key_gradient.rows() > 0) add<T>(c, key_gradient.view(), range(of_key, key_));
+    if (key_gradient.rows() > 0) add<Real>(c, key_gradient.view(), range(of_key, key_));
     turn_back(c, batch);
     gate_backward(c);
     project_backward(c, x, memory, dx, dmemory);
   }
 
-  void visit(const Visitor<T>& f) override {
-    if (latent_) visit_part<T>("kv_down", *latent_, f);
-    for (Projection& p : projections_) visit_part<T>(p.name, p.linear, f);
-    for (Gate& gate : gates_) visit_part<T>(gate.name, gate.linear, f);
-    if (query_norm_) visit_part<T>("q_norm", *query_norm_, f);
-    if (key_norm_) visit_part<T>("k_norm", *key_norm_, f);
+  void visit(const Visitor<Real>& f) override {
+    if (latent_) visit_part<Real>("kv_down", *latent_, f);
+    for (Projection& p : projections_) visit_part<Real>(p.name, p.linear, f);
+    for (Gate& gate : gates_) visit_part<Real>(gate.name, gate.linear, f);
+    if (query_norm_) visit_part<Real>("q_norm", *query_norm_, f);
+    if (key_norm_) visit_part<Real>("k_norm", *key_norm_, f);
     stage.visit(f);
-    if (out_) visit_part<T>(options_.names.out, *out_, f);
+    if (out_) visit_part<Real>(options_.names.out, *out_, f);
   }
 
   // Not where later tokens are seen, nor where the readout reads key and value of its own row.
   [[nodiscard]] bool can_step() const override {
     return stage.is_causal() && !Op::ReadoutType::uses_own_rows;
   }
-  [[nodiscard]] KvCache<T> new_cache(Index batch) const override {
+  [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     const Geometry& g = options_.heads;
-    return KvCache<T>(batch, g.kv_heads, g.dim_qk, g.dim_v);
+    return KvCache<Real>(batch, g.kv_heads, g.dim_qk, g.dim_v);
   }
-  void step(Context<T>& c, Index batch, const MatrixView<const T>& x, const MatrixView<T>& y,
-            KvCache<T>& cache) override {
+  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y,
+            KvCache<Real>& cache) override {
     require(can_step(),
             "ProjectedAttention::step: the layer is not causal, or its op needs all rows at once");
     const Index position = cache.len();
     project(c, batch, x, x, position);
-    Inputs<T> in = inputs(batch);
+    Inputs<Real> in = inputs(batch);
     cache.append(in.key, in.value);
     in.key = cache.keys();
     in.value = cache.values();
@@ -200,10 +200,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     std::vector<std::pair<std::string, double>> means;
-    const Saved<T>& saved = stage.saved();
+    const Saved<Real>& saved = stage.saved();
     for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
       double sum = 0;
-      for (const T x : saved.diagnostics[d]) sum += double(x);
+      for (const Real x : saved.diagnostics[d]) sum += double(x);
       means.emplace_back(saved.diagnostic_names[d],
                          sum / std::max<double>(1, double(saved.diagnostics[d].size())));
     }
@@ -218,7 +218,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   };
   struct Projection {
     std::string name;
-    Linear<T> linear;
+    Linear<Real> linear;
     Part to;
     bool of_memory;
     bool of_latent = false;
@@ -226,7 +226,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   // From a part of the raw rows to the extra input.
   struct Gate {
     std::string name;
-    Linear<T> linear;
+    Linear<Real> linear;
     Part from;
   };
 
@@ -238,15 +238,15 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const ProjectionNames& names = options_.names;
     const bool projects_extra = extra_.count > 0 && options_.extra == ExtraSource::projected;
     const auto add = [&](const std::string& name, const Part& to, bool of_memory) {
-      projections_.push_back({name, Linear<T>(options_.width, to.count, options_.bias), to, of_memory});
+      projections_.push_back({name, Linear<Real>(options_.width, to.count, options_.bias), to, of_memory});
     };
     require(options_.latent == 0 || names.packed.empty(),
             "ProjectedAttention: a latent needs a projection each for q, k and v");
     if (options_.latent > 0) {
-      latent_ = Linear<T>(options_.width, options_.latent, false);
+      latent_ = Linear<Real>(options_.width, options_.latent, false);
       add(names.query, query_, false);
       for (const auto& [name, to] : {std::pair{"k_up", key_}, {"v_up", value_}})
-        projections_.push_back({name, Linear<T>(options_.latent, to.count, false), to, true, true});
+        projections_.push_back({name, Linear<Real>(options_.latent, to.count, false), to, true, true});
       if (projects_extra) add(names.extra, extra_, false);
     } else if (!names.packed.empty()) {
       add(names.packed, {0, projects_extra ? total() : extra_.first}, false);
@@ -257,7 +257,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
       if (projects_extra) add(names.extra, extra_, false);
     }
     const auto gate = [&](const char* name, const Part& from) {
-      gates_.push_back({name, Linear<T>(from.count, extra_.count, false), from});
+      gates_.push_back({name, Linear<Real>(from.count, extra_.count, false), from});
     };
     if (options_.extra == ExtraSource::from_query) {
       gate("w_g", query_);
@@ -282,11 +282,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   // The rows that the op reads queries from; keys likewise, unless attention crosses.
-  [[nodiscard]] const Matrix<T>& read_from() const { return turns() ? turned_ : rows_; }
+  [[nodiscard]] const Matrix<Real>& read_from() const { return turns() ? turned_ : rows_; }
 
   // Rows of q, k, v and the extra input; the first token of a sequence stands at `position`.
-  void project(Context<T>& c, Index batch, const MatrixView<const T>& x,
-               const MatrixView<const T>& memory, Index position) {
+  void project(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+               const MatrixView<const Real>& memory, Index position) {
     require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0, "ProjectedAttention: ",
             x.rows, " and ", memory.rows, " tokens in ", batch, " sequences; they must divide evenly");
     crosses_ = memory.data != x.data || memory.rows != x.rows;
@@ -316,54 +316,55 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   // What a projection reads, and which of two matrices of rows it belongs to.
-  [[nodiscard]] MatrixView<const T> source_of(const Projection& p, const MatrixView<const T>& x,
-                                              const MatrixView<const T>& memory) const {
+  [[nodiscard]] MatrixView<const Real> source_of(const Projection& p, const MatrixView<const Real>& x,
+                                                 const MatrixView<const Real>& memory) const {
     if (p.of_latent) return latent_rows_.view();
     return crosses_ && p.of_memory ? memory : x;
   }
-  [[nodiscard]] Matrix<T>& rows_of(const Projection& p, Matrix<T>& of_x, Matrix<T>& of_memory) const {
+  [[nodiscard]] Matrix<Real>& rows_of(const Projection& p, Matrix<Real>& of_x,
+                                      Matrix<Real>& of_memory) const {
     return crosses_ && p.of_memory ? of_memory : of_x;
   }
 
-  [[nodiscard]] static MatrixView<T> range(Matrix<T>& rows, const Part& columns) {
+  [[nodiscard]] static MatrixView<Real> range(Matrix<Real>& rows, const Part& columns) {
     return rows.view().column_range(columns.first, columns.count);
   }
 
   // Norm and rotation of one part.
-  void turn(Context<T>& c, Matrix<T>& from, Matrix<T>& to, const Part& columns,
-            const std::optional<RMSNorm<T>>& norm, Index len, Index position) const {
-    const MatrixView<T> source = range(from, columns), target = range(to, columns);
+  void turn(Context<Real>& c, Matrix<Real>& from, Matrix<Real>& to, const Part& columns,
+            const std::optional<RMSNorm<Real>>& norm, Index len, Index position) const {
+    const MatrixView<Real> source = range(from, columns), target = range(to, columns);
     if (norm)
       norm->forward(c, source, target);
     else
-      copy<T>(c, source, target);
+      copy<Real>(c, source, target);
     if (options_.rope) options_.rope->rotate(c, target, len, position, RopeDirection::forward);
   }
-  void turn_back(Context<T>& c, Index batch) {
+  void turn_back(Context<Real>& c, Index batch) {
     if (!turns()) return;
     turn_back(c, batch, rows_, dturned_, drows_, query_, query_norm_);
     turn_back(c, batch, crosses_ ? memory_rows_ : rows_, crosses_ ? dmemory_turned_ : dturned_,
               crosses_ ? dmemory_rows_ : drows_, key_, key_norm_);
   }
-  void turn_back(Context<T>& c, Index batch, Matrix<T>& x, Matrix<T>& dy, Matrix<T>& dx,
-                 const Part& columns, std::optional<RMSNorm<T>>& norm) {
-    const MatrixView<T> source = range(dy, columns), target = range(dx, columns);
+  void turn_back(Context<Real>& c, Index batch, Matrix<Real>& x, Matrix<Real>& dy, Matrix<Real>& dx,
+                 const Part& columns, std::optional<RMSNorm<Real>>& norm) {
+    const MatrixView<Real> source = range(dy, columns), target = range(dx, columns);
     if (options_.rope)
       options_.rope->rotate(c, source, source.rows / batch, 0, RopeDirection::backward);
     if (norm)
       norm->backward(c, range(x, columns), source, target, Into::overwrite);
     else
-      copy<T>(c, source, target);
+      copy<Real>(c, source, target);
   }
 
-  void gate_backward(Context<T>& c) {
+  void gate_backward(Context<Real>& c) {
     for (Gate& gate : gates_)
       gate.linear.backward(c, range(rows_, gate.from), range(drows_, extra_), range(drows_, gate.from),
                            Into::add);
   }
 
-  void project_backward(Context<T>& c, const MatrixView<const T>& x, const MatrixView<const T>& memory,
-                        const MatrixView<T>& dx, const MatrixView<T>& dmemory) {
+  void project_backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& memory,
+                        const MatrixView<Real>& dx, const MatrixView<Real>& dmemory) {
     Into into_x = Into::overwrite, into_memory = Into::overwrite, into_latent = Into::overwrite;
     if (latent_) dlatent_.resize(memory.rows, options_.latent);
     for (Projection& p : projections_) {
@@ -378,27 +379,27 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                         crosses_ ? into_memory : into_x);
   }
 
-  void mix(Context<T>& c, Index batch, const Inputs<T>& in, Index tokens, const MatrixView<T>& y,
+  void mix(Context<Real>& c, Index batch, const Inputs<Real>& in, Index tokens, const MatrixView<Real>& y,
            Index position = 0) {
     mixed_.resize(tokens, mixed_width());
     stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads), position);
     if (out_) return out_->forward(c, mixed_.view(), y);
     require_extents(y, tokens, mixed_width(), "ProjectedAttention::forward", "y");
-    copy<T>(c, mixed_.view(), y);
+    copy<Real>(c, mixed_.view(), y);
   }
 
   AttentionOptions options_;
   Part query_, key_, value_, extra_;
   std::vector<Projection> projections_;
   std::vector<Gate> gates_;
-  std::optional<RMSNorm<T>> query_norm_, key_norm_;
-  std::optional<Linear<T>> out_, latent_;
+  std::optional<RMSNorm<Real>> query_norm_, key_norm_;
+  std::optional<Linear<Real>> out_, latent_;
   bool crosses_ = false;
-  Matrix<T> rows_, memory_rows_;      // [q | k | v | extra] of x, of the memory
-  Matrix<T> turned_, memory_turned_;  // [q | k] after norm and rotation
-  Matrix<T> latent_rows_, dlatent_;
-  Matrix<T> mixed_;
-  Matrix<T> drows_, dmemory_rows_, dturned_, dmemory_turned_, dmixed_;
+  Matrix<Real> rows_, memory_rows_;      // [q | k | v | extra] of x, of the memory
+  Matrix<Real> turned_, memory_turned_;  // [q | k] after norm and rotation
+  Matrix<Real> latent_rows_, dlatent_;
+  Matrix<Real> mixed_;
+  Matrix<Real> drows_, dmemory_rows_, dturned_, dmemory_turned_, dmixed_;
 };
 
 }  // namespace heed::inline HEED_ABI::nn

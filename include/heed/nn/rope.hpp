@@ -8,7 +8,7 @@
 // The backward pass is the rotation by minus the angle.
 //
 // Shapes    x (batch * len, heads * dim); row r has position first_position + r % len.
-// Accuracy  angles, cosines and sines in double, rounded to T.
+// Accuracy  angles, cosines and sines in double, rounded to Real.
 // Cost      sqrt(len) dim cosines and as many sines a call: those of a position are made of two
 //           table entries, one for multiples of a step of about sqrt(len), one for the rest.
 // Source    Su et al. 2021, "RoFormer", equation 34.
@@ -51,42 +51,42 @@ class AngleTable {
 };
 
 // Every lane and its neighbour: 1, 0, 3, 2, ...
-template <class T, int... L>
-[[nodiscard]] inline Pack<T> swap_neighbours(Pack<T> x, std::integer_sequence<int, L...>) {
+template <class Real, int... L>
+[[nodiscard]] inline Pack<Real> swap_neighbours(Pack<Real> x, std::integer_sequence<int, L...>) {
   const auto swapped = __builtin_shufflevector(x.v, x.v, (L ^ 1)...);
-  return Pack<T>(typename Pack<T>::Vector(swapped));
+  return Pack<Real>(typename Pack<Real>::Vector(swapped));
 }
 
 // cosine and sine: [dim / 2]
-template <class T>
-inline void rotate_half(T* x, const T* cosine, const T* sine, Index pairs) {
-  using P = Pack<T>;
+template <class Real>
+inline void rotate_half(Real* x, const Real* cosine, const Real* sine, Index pairs) {
+  using P = Pack<Real>;
   Index m = 0;
-  for (; m + kLanes<T> <= pairs; m += kLanes<T>) {
+  for (; m + kLanes<Real> <= pairs; m += kLanes<Real>) {
     const P a = P::load(x + m), b = P::load(x + pairs + m);
     const P cos = P::load(cosine + m), sin = P::load(sine + m);
     mul_add(a, cos, -(b * sin)).store(x + m);
     mul_add(a, sin, b * cos).store(x + pairs + m);
   }
   for (; m < pairs; ++m) {
-    const T a = x[m], b = x[pairs + m];
+    const Real a = x[m], b = x[pairs + m];
     x[m] = a * cosine[m] - b * sine[m];
     x[pairs + m] = a * sine[m] + b * cosine[m];
   }
 }
 
 // cosine: [dim], each twice; sine: [dim], each with minus and plus.
-template <class T>
-inline void rotate_interleaved(T* x, const T* cosine, const T* sine, Index dim) {
-  using P = Pack<T>;
+template <class Real>
+inline void rotate_interleaved(Real* x, const Real* cosine, const Real* sine, Index dim) {
+  using P = Pack<Real>;
   Index j = 0;
-  for (; j + kLanes<T> <= dim; j += kLanes<T>) {
+  for (; j + kLanes<Real> <= dim; j += kLanes<Real>) {
     const P a = P::load(x + j);
-    const P b = swap_neighbours(a, std::make_integer_sequence<int, kLanes<T>>{});
+    const P b = swap_neighbours(a, std::make_integer_sequence<int, kLanes<Real>>{});
     mul_add(a, P::load(cosine + j), b * P::load(sine + j)).store(x + j);
   }
   for (; j < dim; j += 2) {
-    const T a = x[j], b = x[j + 1];
+    const Real a = x[j], b = x[j + 1];
     x[j] = a * cosine[j] + b * sine[j];
     x[j + 1] = b * cosine[j + 1] + a * sine[j + 1];
   }
@@ -100,8 +100,8 @@ struct Rope {
   RopePairs pairs = RopePairs::interleaved;
 
   // Rotates x in place.
-  template <class T>
-  void rotate(Context<T>& c, const MatrixView<T>& x, Index len, Index first_position,
+  template <class Real>
+  void rotate(Context<Real>& c, const MatrixView<Real>& x, Index len, Index first_position,
               RopeDirection direction = RopeDirection::forward) const {
     check(x.rows, x.columns, len);
     if (x.rows == 0 || x.columns == 0) return;
@@ -110,8 +110,8 @@ struct Rope {
     const detail::AngleTable coarse(frequency, first_position, step, (len + step - 1) / step);
     const detail::AngleTable fine(frequency, 0, 1, step);
     detail::for_row_blocks(c, x.rows, x.columns, [&](Index first, Index last) {
-      Matrix<T> angles(2, dim);
-      T *cosine = angles.view().row(0), *sine = angles.view().row(1);
+      Matrix<Real> angles(2, dim);
+      Real *cosine = angles.view().row(0), *sine = angles.view().row(1);
       for (Index r = first; r < last; ++r) {
         const Index at = r % len;
         fill_angles(coarse, at / step, fine, at % step, direction, cosine, sine);
@@ -139,15 +139,15 @@ struct Rope {
   }
 
   // As rotate_head() reads them.
-  template <class T>
+  template <class Real>
   void fill_angles(const detail::AngleTable& coarse, Index i, const detail::AngleTable& fine,
-                   Index k, RopeDirection direction, T* cosine, T* sine) const {
+                   Index k, RopeDirection direction, Real* cosine, Real* sine) const {
     const double *c1 = coarse.cosines(i), *s1 = coarse.sines(i);
     const double *c2 = fine.cosines(k), *s2 = fine.sines(k);
     const double sign = direction == RopeDirection::forward ? 1.0 : -1.0;
     for (Index m = 0; m < dim / 2; ++m) {
-      const T cos = T(c1[m] * c2[m] - s1[m] * s2[m]);
-      const T sin = T(sign * (s1[m] * c2[m] + c1[m] * s2[m]));
+      const Real cos = Real(c1[m] * c2[m] - s1[m] * s2[m]);
+      const Real sin = Real(sign * (s1[m] * c2[m] + c1[m] * s2[m]));
       if (pairs == RopePairs::half) {
         cosine[m] = cos;
         sine[m] = sin;
@@ -159,8 +159,8 @@ struct Rope {
     }
   }
 
-  template <class T>
-  void rotate_head(T* x, const T* cosine, const T* sine) const {
+  template <class Real>
+  void rotate_head(Real* x, const Real* cosine, const Real* sine) const {
     if (pairs == RopePairs::half)
       detail::rotate_half(x, cosine, sine, dim / 2);
     else

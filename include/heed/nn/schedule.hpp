@@ -39,8 +39,8 @@ struct WarmupCosine {
 namespace detail {
 
 // In eight chains, so that an addition need not wait for the one before.
-template <class T>
-[[nodiscard]] double sum_of_squares(const Param<T>& param) {
+template <class Real>
+[[nodiscard]] double sum_of_squares(const Param<Real>& param) {
   constexpr Index chains = 8;
   double sums[chains] = {};
   Index i = 0;
@@ -57,17 +57,17 @@ template <class T>
 // Scales all gradients of `layer`, together, to the Euclidean norm `max_norm` where theirs is
 // larger. Returns the norm before; one that is not finite leaves the gradients as they are.
 // `max_norm` is positive; infinity only measures.
-template <class T, class Layer>
+template <class Real, class Layer>
 double clip_gradients(Layer& layer, double max_norm) {
   require(max_norm > 0, "clip_gradients: max_norm is ", max_norm, ", it must be positive");
   double sum = 0;
-  layer.visit(Visitor<T>([&](const std::string&, Param<T>&, Param<T>& grad) {
+  layer.visit(Visitor<Real>([&](const std::string&, Param<Real>&, Param<Real>& grad) {
     sum += detail::sum_of_squares(grad);
   }));
   const double norm = std::sqrt(sum);
   if (!std::isfinite(norm) || norm <= max_norm) return norm;
-  const T factor = T(max_norm / norm);
-  layer.visit(Visitor<T>([&](const std::string&, Param<T>&, Param<T>& grad) {
+  const Real factor = Real(max_norm / norm);
+  layer.visit(Visitor<Real>([&](const std::string&, Param<Real>&, Param<Real>& grad) {
     for (Index i = 0; i < grad.size(); ++i) grad[i] *= factor;
   }));
   return norm;

@@ -12,9 +12,9 @@
 namespace heed::inline HEED_ABI::nn {
 
 // A tensor and the gradient that backward passes add to; both empty where a layer does without it.
-template <class T>
+template <class Real>
 struct Weight {
-  Param<T> value, grad;
+  Param<Real> value, grad;
 
   Weight() = default;
   // Zeros of the given shape.
@@ -23,40 +23,41 @@ struct Weight {
 };
 
 // Called with the dotted name, the tensor and its gradient: "blocks.0.attn.c_attn.weight".
-template <class T>
-using Visitor = std::function<void(const std::string&, Param<T>&, Param<T>&)>;
+template <class Real>
+using Visitor = std::function<void(const std::string&, Param<Real>&, Param<Real>&)>;
 
-template <class T>
-void visit_weight(const char* name, Weight<T>& weight, const Visitor<T>& f) {
+template <class Real>
+void visit_weight(const char* name, Weight<Real>& weight, const Visitor<Real>& f) {
   if (weight.given()) f(name, weight.value, weight.grad);
 }
 
 // Visits a part of a layer, with `prefix` and a dot before its names.
-template <class T, class Part>
-void visit_part(const std::string& prefix, Part& part, const Visitor<T>& f) {
-  part.visit(Visitor<T>([&](const std::string& name, Param<T>& value, Param<T>& grad) {
+template <class Real, class Part>
+void visit_part(const std::string& prefix, Part& part, const Visitor<Real>& f) {
+  part.visit(Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>& grad) {
     f(prefix + "." + name, value, grad);
   }));
 }
 
 // Of everything that visit() shows.
-template <class T, class Layer>
+template <class Real, class Layer>
 void clear_gradients(Layer& layer) {
-  layer.visit(Visitor<T>([](const std::string&, Param<T>&, Param<T>& grad) { grad.set_zero(); }));
+  layer.visit(Visitor<Real>([](const std::string&, Param<Real>&, Param<Real>& grad) { grad.set_zero(); }));
 }
-template <class T, class Layer>
+template <class Real, class Layer>
 [[nodiscard]] Index count_weights(Layer& layer) {
   Index count = 0;
-  layer.visit(Visitor<T>([&](const std::string&, Param<T>& value, Param<T>&) { count += value.size(); }));
+  layer.visit(Visitor<Real>(
+      [&](const std::string&, Param<Real>& value, Param<Real>&) { count += value.size(); }));
   return count;
 }
 
 // Normal numbers of the given standard deviation, from stream `stream` of `seed`.
-template <class T>
-void fill_normal(Param<T>& param, double deviation, std::uint64_t seed, std::uint64_t stream) {
+template <class Real>
+void fill_normal(Param<Real>& param, double deviation, std::uint64_t seed, std::uint64_t stream) {
   const CounterRandom random(seed, stream);
   for (Index i = 0; i < param.size(); ++i)
-    param[i] = T(deviation * random.normal(std::uint64_t(i)));
+    param[i] = Real(deviation * random.normal(std::uint64_t(i)));
 }
 
 }  // namespace heed::inline HEED_ABI::nn

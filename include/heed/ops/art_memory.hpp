@@ -17,7 +17,7 @@
 //
 // Symbols  vigilance (rho), learning_rate (eta), choice_alpha (alpha of the choice function).
 // Bounds   |h| = 0 under fuzzy: match 0. Finite rows of any size never make a NaN: under cosine,
-//          rows whose squares could leave the range of T are scaled by an exact power of two.
+//          rows whose squares could leave the range of Real are scaled by an exact power of two.
 // Fuzzy    expects rows of non-negative values, best complement coded: [a, 1-a] with a in [0,1].
 // Errors   std::invalid_argument; a refused call leaves the memory as it was.
 // Cost     count * dim multiply-adds per row (at most twice that under fuzzy); learn() and find()
@@ -36,35 +36,35 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
+template <class Real>
 class ArtMemory {
-  static_assert(std::is_floating_point_v<T>, "ArtMemory holds float or double");
+  static_assert(std::is_floating_point_v<Real>, "ArtMemory holds float or double");
 
  public:
-  explicit ArtMemory(const ArtOptions<T>& options)
+  explicit ArtMemory(const ArtOptions<Real>& options)
       : options_(detail::checked_art_options(options)) {
     const Index values = checked_product(capacity(), dim() + 2, "ArtMemory: capacity x (dim + 2)");
-    require(values <= std::numeric_limits<Index>::max() / Index(sizeof(T)),
+    require(values <= std::numeric_limits<Index>::max() / Index(sizeof(Real)),
             "ArtMemory: capacity ", capacity(), " x dim ", dim(), " exceeds the address space");
-    storage_.assign(std::size_t(values), T(0));
+    storage_.assign(std::size_t(values), Real(0));
   }
 
   // Copies only: a moved-from memory would have a count without prototypes.
   ArtMemory(const ArtMemory&) = default;
   ArtMemory& operator=(const ArtMemory&) = default;
 
-  [[nodiscard]] const ArtOptions<T>& options() const { return options_; }
+  [[nodiscard]] const ArtOptions<Real>& options() const { return options_; }
   [[nodiscard]] Index capacity() const { return options_.capacity; }
   [[nodiscard]] Index dim() const { return options_.dim; }
   [[nodiscard]] Index count() const { return count_; }
 
   // Row-major (count, dim); valid until the memory is destroyed or assigned to.
-  [[nodiscard]] std::span<const T> prototypes() const {
+  [[nodiscard]] std::span<const Real> prototypes() const {
     return {storage_.data(), std::size_t(count_ * dim())};
   }
 
   // Replaces all prototypes by `count` rows of a row-major (count, dim) span.
-  void set_prototypes(std::span<const T> rows, Index count) {
+  void set_prototypes(std::span<const Real> rows, Index count) {
     require(count >= 0 && count <= capacity(), "ArtMemory::set_prototypes: count ", count,
             " is outside [0, ", capacity(), "], the capacity");
     require(Index(rows.size()) == count * dim(), "ArtMemory::set_prototypes: ", rows.size(),
@@ -80,21 +80,21 @@ class ArtMemory {
   void reset() { count_ = 0; }
 
   // Learns one row of dim values.
-  ArtEvent<T> learn(std::span<const T> row) {
+  ArtEvent<Real> learn(std::span<const Real> row) {
     require_row(row, "ArtMemory::learn");
     return learn_checked(row.data());
   }
 
   // Learns the rows (batch, token) of one head, in this order. All rows are checked before any is
   // learned. `events` receives one event per row, at batch * len + token, or is empty.
-  ArtTally learn(const TensorView<const T>& rows, Index head, std::span<ArtEvent<T>> events = {}) {
+  ArtTally learn(const TensorView<const Real>& rows, Index head, std::span<ArtEvent<Real>> events = {}) {
     require_view(rows, head, Index(events.size()));
     ArtTally tally;
     if (!rows.has_elements()) return tally;
     const auto [batch, heads, len, width] = rows.shape();
     for (Index b = 0; b < batch; ++b)
       for (Index t = 0; t < len; ++t) {
-        const ArtEvent<T> event = learn_checked(rows.row(b, head, t));
+        const ArtEvent<Real> event = learn_checked(rows.row(b, head, t));
         if (!events.empty()) events[std::size_t(b * len + t)] = event;
         tally.resonance += event.outcome == ArtOutcome::resonance;
         tally.created += event.outcome == ArtOutcome::created;
@@ -104,48 +104,48 @@ class ArtMemory {
   }
 
   // The prototype that learn(row) would move, without moving it.
-  [[nodiscard]] ArtFound<T> find(std::span<const T> row) const {
+  [[nodiscard]] ArtFound<Real> find(std::span<const Real> row) const {
     require_row(row, "ArtMemory::find");
     return search(row.data()).found;
   }
 
   // The prototype of largest cosine or choice.
-  [[nodiscard]] ArtWinner<T> winner(std::span<const T> row) const {
+  [[nodiscard]] ArtWinner<Real> winner(std::span<const Real> row) const {
     require_row(row, "ArtMemory::winner");
     return search(row.data()).winner;
   }
 
   // [a, 1 - a]: 2 * row.size() values with |h| = row.size(). Throws for a value outside [0,1].
-  [[nodiscard]] static std::vector<T> complement_code(std::span<const T> row) {
+  [[nodiscard]] static std::vector<Real> complement_code(std::span<const Real> row) {
     for (std::size_t c = 0; c < row.size(); ++c)
       require(row[c] >= 0 && row[c] <= 1, "ArtMemory::complement_code: value ", c, " is ", row[c],
               "; it must lie in [0, 1]");
-    std::vector<T> code(row.begin(), row.end());
+    std::vector<Real> code(row.begin(), row.end());
     code.reserve(2 * row.size());
-    for (const T a : row) code.push_back(1 - a);
+    for (const Real a : row) code.push_back(1 - a);
     return code;
   }
 
  private:
   // L2 norm (cosine) or L1 norm (fuzzy) of scale * row; scale is an exact power of two, mostly 1.
   struct Measure {
-    T scale, norm;
+    Real scale, norm;
   };
   struct Affinity {
-    T choice, match;
+    Real choice, match;
   };
   struct Search {
-    ArtWinner<T> winner;
-    ArtFound<T> found;
+    ArtWinner<Real> winner;
+    ArtFound<Real> found;
   };
 
-  void require_row(std::span<const T> row, const char* function) const {
+  void require_row(std::span<const Real> row, const char* function) const {
     require(Index(row.size()) == dim(), function, ": the row has ", row.size(),
             " values, the memory has dim ", dim());
     require_values(row.data(), function, "the row");
   }
 
-  void require_view(const TensorView<const T>& rows, Index head, Index events) const {
+  void require_view(const TensorView<const Real>& rows, Index head, Index events) const {
     const auto [batch, heads, len, width] = rows.shape();
     require(batch >= 0 && heads >= 0 && len >= 0, "ArtMemory::learn: rows have the shape ",
             rows.shape(), "; no extent may be negative");
@@ -163,9 +163,9 @@ class ArtMemory {
   }
 
   template <class... Where>
-  void require_values(const T* row, const char* function, const Where&... where) const {
+  void require_values(const Real* row, const char* function, const Where&... where) const {
     const bool fuzzy = options_.matching == ArtMatching::fuzzy;
-    T sum = 0;
+    Real sum = 0;
     for (Index c = 0; c < dim(); ++c) {
       require(std::isfinite(row[c]), function, ": value ", c, " of ", where..., " is ", row[c],
               "; it must be finite");
@@ -177,8 +177,8 @@ class ArtMemory {
             "; fuzzy matching needs a finite sum");
   }
 
-  ArtEvent<T> learn_checked(const T* row) {
-    const ArtFound<T> found = search(row).found;
+  ArtEvent<Real> learn_checked(const Real* row) {
+    const ArtFound<Real> found = search(row).found;
     if (found.index >= 0) {
       adapt(found.index, row);
       return {found.index, ArtOutcome::resonance, found.match, found.searched};
@@ -192,9 +192,9 @@ class ArtMemory {
   }
 
   // Under cosine choice = match: the best prototype passes, or none does.
-  [[nodiscard]] Search search(const T* row) const {
+  [[nodiscard]] Search search(const Real* row) const {
     const Measure measured = measure(row);
-    ArtWinner<T> first, resonant;
+    ArtWinner<Real> first, resonant;
     for (Index i = 0; i < count_; ++i) {
       const auto [choice, match] = affinity(row, measured, i);
       if (first.index < 0 || choice > first.choice) first = {i, choice, match};
@@ -207,84 +207,84 @@ class ArtMemory {
   }
 
   // Candidates up to and including the resonant one: those of larger choice, or equal and earlier.
-  [[nodiscard]] Index searched(const T* row, const Measure& measured, const ArtWinner<T>& first,
-                               const ArtWinner<T>& resonant) const {
+  [[nodiscard]] Index searched(const Real* row, const Measure& measured, const ArtWinner<Real>& first,
+                               const ArtWinner<Real>& resonant) const {
     if (count_ == 0) return 0;
     if (options_.matching == ArtMatching::cosine || resonant.index == first.index) return 1;
     if (resonant.index < 0) return count_;
     Index ahead = 0;
     for (Index i = 0; i < count_; ++i) {
-      const T choice = affinity(row, measured, i).choice;
+      const Real choice = affinity(row, measured, i).choice;
       ahead += choice > resonant.choice || (choice == resonant.choice && i < resonant.index);
     }
     return ahead + 1;
   }
 
-  [[nodiscard]] Affinity affinity(const T* row, const Measure& measured, Index i) const {
-    const T* w = prototype(i);
+  [[nodiscard]] Affinity affinity(const Real* row, const Measure& measured, Index i) const {
+    const Real* w = prototype(i);
     const auto [scale, norm] = measure_of(i);
-    T sum = 0;
+    Real sum = 0;
     if (options_.matching == ArtMatching::fuzzy) {
       for (Index c = 0; c < dim(); ++c) sum += std::min(row[c], w[c]);
-      return {sum / (options_.choice_alpha + norm), measured.norm > 0 ? sum / measured.norm : T(0)};
+      return {sum / (options_.choice_alpha + norm), measured.norm > 0 ? sum / measured.norm : Real(0)};
     }
     for (Index c = 0; c < dim(); ++c) sum += (w[c] * scale) * (row[c] * measured.scale);
     // Divided twice: the product of two small denominators could be 0.
-    const T cosine = sum / (norm + options_.eps * scale) /
+    const Real cosine = sum / (norm + options_.eps * scale) /
                      (measured.norm + options_.eps * measured.scale);
     return {cosine, cosine};
   }
 
-  void adapt(Index i, const T* row) {
-    T* w = prototype(i);
-    const T eta = options_.learning_rate;
+  void adapt(Index i, const Real* row) {
+    Real* w = prototype(i);
+    const Real eta = options_.learning_rate;
     for (Index c = 0; c < dim(); ++c) {
-      const T target = std::min(row[c], w[c]);
-      const T step = target - w[c];  // -inf for opposite values near the largest T
+      const Real target = std::min(row[c], w[c]);
+      const Real step = target - w[c];  // -inf for opposite values near the largest Real
       w[c] = std::isfinite(step) ? w[c] + eta * step : (1 - eta) * w[c] + eta * target;
     }
     remeasure(i);
   }
 
-  [[nodiscard]] Measure measure(const T* row) const {
-    T sum = 0;
+  [[nodiscard]] Measure measure(const Real* row) const {
+    Real sum = 0;
     if (options_.matching == ArtMatching::fuzzy) {
       for (Index c = 0; c < dim(); ++c) sum += row[c];
-      return {T(1), sum};
+      return {Real(1), sum};
     }
-    const T scale = safe_scale(row);
+    const Real scale = safe_scale(row);
     for (Index c = 0; c < dim(); ++c) sum += (row[c] * scale) * (row[c] * scale);
     return {scale, std::sqrt(sum)};
   }
 
   // 1 where sums of up to 2^28 squares stay in range (float: largest value in [2^-50, 2^50)), else
   // the power of two that brings the largest value close to 1.
-  [[nodiscard]] T safe_scale(const T* row) const {
-    constexpr int safe = std::numeric_limits<T>::max_exponent / 2 - 14;
-    constexpr int most = std::numeric_limits<T>::max_exponent - 2;  // 2^-most is a normal number
-    T largest = 0;
+  [[nodiscard]] Real safe_scale(const Real* row) const {
+    constexpr int safe = std::numeric_limits<Real>::max_exponent / 2 - 14;
+    constexpr int most = std::numeric_limits<Real>::max_exponent - 2;  // 2^-most is a normal number
+    Real largest = 0;
     for (Index c = 0; c < dim(); ++c) largest = std::max(largest, std::abs(row[c]));
-    if (largest == 0) return T(1);
+    if (largest == 0) return Real(1);
     const int exponent = std::ilogb(largest);
-    if (exponent >= -safe && exponent < safe) return T(1);
-    return std::ldexp(T(1), std::clamp(-exponent, -most, most));
+    if (exponent >= -safe && exponent < safe) return Real(1);
+    return std::ldexp(Real(1), std::clamp(-exponent, -most, most));
   }
 
   // Storage: (capacity, dim) prototypes, then (capacity, 2) scales and norms.
-  [[nodiscard]] T* prototype(Index i) { return storage_.data() + i * dim(); }
-  [[nodiscard]] const T* prototype(Index i) const { return storage_.data() + i * dim(); }
+  [[nodiscard]] Real* prototype(Index i) { return storage_.data() + i * dim(); }
+  [[nodiscard]] const Real* prototype(Index i) const { return storage_.data() + i * dim(); }
   [[nodiscard]] Measure measure_of(Index i) const {
-    const T* at = storage_.data() + capacity() * dim() + 2 * i;
+    const Real* at = storage_.data() + capacity() * dim() + 2 * i;
     return {at[0], at[1]};
   }
   void remeasure(Index i) {
     const auto [scale, norm] = measure(prototype(i));
-    T* at = storage_.data() + capacity() * dim() + 2 * i;
+    Real* at = storage_.data() + capacity() * dim() + 2 * i;
     at[0] = scale, at[1] = norm;
   }
 
-  std::vector<T> storage_;
-  ArtOptions<T> options_;
+  std::vector<Real> storage_;
+  ArtOptions<Real> options_;
   Index count_ = 0;
 };
 

@@ -40,7 +40,7 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
+template <class Real>
 struct DarScore : DarOptions {
   using Options = DarOptions;
   static constexpr bool plain = false, has_projection = true, has_table = false;
@@ -55,8 +55,8 @@ struct DarScore : DarOptions {
   template <class S>
   using Scalars = ScalarsOf<DarScore, S>;
 
-  Param<T> strength = T(0.3), vigilance = T(0.6), sharpness = T(8), feedback = T(0.5);
-  Param<T> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
+  Param<Real> strength = Real(0.3), vigilance = Real(0.6), sharpness = Real(8), feedback = Real(0.5);
+  Param<Real> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
 
   template <class F>
   void visit(F&& f) {
@@ -70,7 +70,7 @@ struct DarScore : DarOptions {
   void visit_fixed(F&& f) {
     f("projection", basis);
   }
-  [[nodiscard]] const Param<T>& projection() const { return basis; }
+  [[nodiscard]] const Param<Real>& projection() const { return basis; }
 
   [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
 
@@ -87,7 +87,7 @@ struct DarScore : DarOptions {
   }
 
   void validate(const Geometry& g, const char* where) const {
-    const_cast<DarScore*>(this)->visit([&](const char* name, const Param<T>& p) {
+    const_cast<DarScore*>(this)->visit([&](const char* name, const Param<Real>& p) {
       require_per_head(p, g.heads, where, name);
       for (Index i = 0; i < p.size(); ++i)
         require(std::isfinite(plain_value(p[i])), where, ": ", name, " is ", plain_value(p[i]),
@@ -104,13 +104,13 @@ struct DarScore : DarOptions {
     require_orthonormal(basis, g.dim_qk, where);
   }
 
-  [[nodiscard]] T scalar(int i, Index h) const {
-    const Param<T>* params[] = {&strength, &vigilance, &sharpness, &feedback};
+  [[nodiscard]] Real scalar(int i, Index h) const {
+    const Param<Real>* params[] = {&strength, &vigilance, &sharpness, &feedback};
     return params[i]->head(h);
   }
   void chain_scalars(Index h, const double* dp, DarScore& grad) const {
-    Param<T>* params[] = {&grad.strength, &grad.vigilance, &grad.sharpness, &grad.feedback};
-    for (int i = 0; i < scalars; ++i) params[i]->head(h) += T(dp[i]);
+    Param<Real>* params[] = {&grad.strength, &grad.vigilance, &grad.sharpness, &grad.feedback};
+    for (int i = 0; i < scalars; ++i) params[i]->head(h) += Real(dp[i]);
   }
 
   // c_ij
@@ -269,7 +269,7 @@ struct DarScore : DarOptions {
   template <class F>
   void with_form(F&& f) const {
     const bool simple = gate == GateKind::logistic && !adaptive && !basis.given();
-    if (!simple || largest_exponent() > math::kFallingRange<T>)
+    if (!simple || largest_exponent() > math::kFallingRange<Real>)
       f(*this);
     else if (converged)
       f(ConvergedForm{resonance_gate()});
@@ -304,7 +304,7 @@ struct DarScore : DarOptions {
   // 1/eps must be finite in float as well.
   static constexpr double kSmallestEps = 1e-37;
 
-  [[nodiscard]] static double plain_value(const T& x) { return double(math::value_of(x)); }
+  [[nodiscard]] static double plain_value(const Real& x) { return double(math::value_of(x)); }
 
   // Bound of |alpha (c + beta r - rho)| over all heads, given |c| <= 1.
   [[nodiscard]] double largest_exponent() const {
@@ -361,7 +361,7 @@ struct DarScore : DarOptions {
 
 };
 
-template <class T>
-using Dar = Attention<T, DarScore<T>, Softmax<T>, Identity<T>>;
+template <class Real>
+using Dar = Attention<Real, DarScore<Real>, Softmax<Real>, Identity<Real>>;
 
 }  // namespace heed::inline HEED_ABI

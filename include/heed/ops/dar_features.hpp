@@ -76,8 +76,8 @@ struct DarFeatures {
 
 // Throws unless `basis`, if given, has shape (dim, rank <= dim) and orthonormal columns, to 1e-3:
 // room for one that was rounded to 16 bits.
-template <class T>
-void require_orthonormal(const Param<T>& basis, Index dim, const char* where) {
+template <class Real>
+void require_orthonormal(const Param<Real>& basis, Index dim, const char* where) {
   if (!basis.given()) return;
   require(basis.shape().size() == 2 && basis.extent(0) == dim && basis.extent(1) <= dim, where,
           ": projection has ", basis.shape().size(), " axes and ", basis.size(),

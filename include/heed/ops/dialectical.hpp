@@ -43,12 +43,12 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
-struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<T> {
+template <class Real>
+struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<Real> {
   static constexpr bool saves_mixed = true, uses_query = true;
   static constexpr int diagnostics = 3;
   using Options = DialecticalOptions;
-  using DialecticalParams<T>::visit;
+  using DialecticalParams<Real>::visit;
   template <class U>
   using rebind = DialecticalReadout<U>;
 
@@ -70,55 +70,55 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   [[nodiscard]] bool needs_survey() const { return halting == Halting::batch && max_steps > 1; }
 
   [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
-    const Index lanes = DialecticalLanes<T>::rows(g.dim_v);
-    if (backward) return lanes + DialecticalTrace<T>::rows(g.dim_v, max_steps);
+    const Index lanes = DialecticalLanes<Real>::rows(g.dim_v);
+    if (backward) return lanes + DialecticalTrace<Real>::rows(g.dim_v, max_steps);
     return lanes + (needs_survey() ? g.dim_v : 0);
   }
 
   // Steps that the rows of this panel keep all rows moving; leaves panel.tile alone.
-  [[nodiscard]] int survey(const ReadoutPanel<T>& panel) const {
-    RowPieces<T> pieces(panel.work);
-    const DialecticalLanes<T> lanes(pieces, panel.tile.rows);
-    const LaneTile<T> z = pieces.take(panel.tile.rows);
+  [[nodiscard]] int survey(const ReadoutPanel<Real>& panel) const {
+    RowPieces<Real> pieces(panel.work);
+    const DialecticalLanes<Real> lanes(pieces, panel.tile.rows);
+    const LaneTile<Real> z = pieces.take(panel.tile.rows);
     detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
     const int steps = recurse(panel, lanes, z, max_steps - 1, true);
     return detail::any_active(lanes, panel.vectors) ? max_steps : std::max(steps, 1);
   }
 
   // `global` of the panel: the largest survey of the call, if it needs one.
-  void forward(const ReadoutPanel<T>& panel) const {
-    RowPieces<T> pieces(panel.work);
-    const DialecticalLanes<T> lanes(pieces, panel.tile.rows);
+  void forward(const ReadoutPanel<Real>& panel) const {
+    RowPieces<Real> pieces(panel.work);
+    const DialecticalLanes<Real> lanes(pieces, panel.tile.rows);
     detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
     recurse(panel, lanes, panel.tile, steps_to_run(panel), stops_alone());
-    const T* reports[] = {lanes.steps_used, lanes.updates, lanes.tension};
+    const Real* reports[] = {lanes.steps_used, lanes.updates, lanes.tension};
     for (int i = 0; i < diagnostics; ++i)
       std::copy(reports[i], reports[i] + panel.tile.lanes, panel.diagnostics.row(i));
   }
 
-  void vjp(const ReadoutPanel<T>& panel, DialecticalReadout& grad) const {
+  void vjp(const ReadoutPanel<Real>& panel, DialecticalReadout& grad) const {
     const Index d = panel.tile.rows;
-    RowPieces<T> pieces(panel.work);
-    const DialecticalLanes<T> lanes(pieces, d);
-    const DialecticalTrace<T> trace(pieces, d, max_steps);
-    detail::WeightGradients<T> sums(trace.natural, panel.valid_lanes);
+    RowPieces<Real> pieces(panel.work);
+    const DialecticalLanes<Real> lanes(pieces, d);
+    const DialecticalTrace<Real> trace(pieces, d, max_steps);
+    detail::WeightGradients<Real> sums(trace.natural, panel.valid_lanes);
     detail::dialectical_summaries(params(), panel.saved, panel.vectors, lanes);
     const Index steps = record(panel, lanes, trace);
 
-    trace.dfixed.fill(T(0));
-    std::fill(trace.dtension, trace.dtension + panel.tile.lanes, T(0));
+    trace.dfixed.fill(Real(0));
+    std::fill(trace.dtension, trace.dtension + panel.tile.lanes, Real(0));
     for (Index t = steps - 1; t >= 0; --t) {
       detail::dialectical_step_vjp(params(), lanes, trace, t, panel.tile, panel.vectors);
-      detail::add_step_weights<T>(lanes, trace, z_before(panel, trace, t), sums, grad);
+      detail::add_step_weights<Real>(lanes, trace, z_before(panel, trace, t), sums, grad);
     }
     for (Index c = 0; c < d; ++c)
       for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, panel.tile.load(c, v));
 
-    const LaneTile<T> dsummary = trace.dsummary(d);
+    const LaneTile<Real> dsummary = trace.dsummary(d);
     detail::summaries_vjp(params(), lanes, trace, dsummary, panel.vectors);
-    detail::add_summary_weights<T>(lanes, trace, panel.saved, dsummary, sums, grad);
+    detail::add_summary_weights<Real>(lanes, trace, panel.saved, dsummary, sums, grad);
     detail::mixed_vjp(params(), dsummary, panel.vectors, panel.tile);
-    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+    lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
 
   template <class S>
@@ -127,9 +127,9 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   }
 
  private:
-  [[nodiscard]] const DialecticalParams<T>& params() const { return *this; }
+  [[nodiscard]] const DialecticalParams<Real>& params() const { return *this; }
 
-  [[nodiscard]] int steps_to_run(const ReadoutPanel<T>& panel) const {
+  [[nodiscard]] int steps_to_run(const ReadoutPanel<Real>& panel) const {
     return needs_survey() ? std::clamp(panel.global, 1, max_steps) : max_steps;
   }
 
@@ -137,45 +137,45 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   [[nodiscard]] bool stops_alone() const { return halting == Halting::per_token; }
 
   // z = query, then `limit` steps, or fewer if all rows halt and `stop` is set; returns how many.
-  int recurse(const ReadoutPanel<T>& panel, const DialecticalLanes<T>& lanes, const LaneTile<T>& z,
+  int recurse(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes, const LaneTile<Real>& z,
               int limit, bool stop) const {
     std::copy(panel.query.data, panel.query.data + z.rows * z.lanes, z.data);
     detail::begin_recursion(lanes, panel.valid_lanes);
     for (int t = 0; t < limit; ++t) {
-      detail::dialectical_step<T>(params(), *this, lanes, {z.constant(), lanes.step, z, lanes.gate},
-                                  panel.vectors);
+      detail::dialectical_step<Real>(params(), *this, lanes, {z.constant(), lanes.step, z, lanes.gate},
+                                     panel.vectors);
       if (stop && !detail::any_active(lanes, panel.vectors)) return t + 1;
     }
     return limit;
   }
 
   // The steps of forward once more, kept in `trace`; returns their number.
-  [[nodiscard]] Index record(const ReadoutPanel<T>& panel, const DialecticalLanes<T>& lanes,
-                             const DialecticalTrace<T>& trace) const {
+  [[nodiscard]] Index record(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
+                             const DialecticalTrace<Real>& trace) const {
     const Index d = panel.tile.rows, width = panel.tile.lanes, limit = steps_to_run(panel);
     detail::begin_recursion(lanes, panel.valid_lanes);
     for (Index t = 0; t < limit; ++t) {
       if (stops_alone())
         std::copy(lanes.active, lanes.active + width, trace.moved.row(t));
       else
-        trace.moved.part(t, 1).fill(T(1));
-      detail::dialectical_step<T>(params(), *this, lanes,
-                                  {z_before(panel, trace, t), trace.argument.part(t * d, d),
-                                   trace.z.part(t * d, d), trace.gate.row(t)},
-                                  panel.vectors);
+        trace.moved.part(t, 1).fill(Real(1));
+      detail::dialectical_step<Real>(params(), *this, lanes,
+                                     {z_before(panel, trace, t), trace.argument.part(t * d, d),
+                                      trace.z.part(t * d, d), trace.gate.row(t)},
+                                     panel.vectors);
       if (stops_alone() && !detail::any_active(lanes, panel.vectors)) return t + 1;
     }
     return limit;
   }
 
-  [[nodiscard]] static LaneTile<const T> z_before(const ReadoutPanel<T>& panel,
-                                                  const DialecticalTrace<T>& trace, Index t) {
+  [[nodiscard]] static LaneTile<const Real> z_before(const ReadoutPanel<Real>& panel,
+                                                     const DialecticalTrace<Real>& trace, Index t) {
     const Index d = panel.tile.rows;
     return t == 0 ? panel.query : trace.z.part((t - 1) * d, d).constant();
   }
 };
 
-template <class T>
-using Dialectical = Attention<T, DotScore<T>, Softmax<T>, DialecticalReadout<T>>;
+template <class Real>
+using Dialectical = Attention<Real, DotScore<Real>, Softmax<Real>, DialecticalReadout<Real>>;
 
 }  // namespace heed::inline HEED_ABI

@@ -25,12 +25,12 @@ struct DialecticalOptions {
 };
 
 // Shared by all heads; matrices are (out, in). d = head width.
-template <class T>
+template <class Real>
 struct DialecticalParams {
-  Param<T> v_pos, v_neg;               // (d, d)
-  Param<T> synth, synth_bias;          // (d, 3 d) over [u+ | u- | z], (d)
-  Param<T> gate, gate_bias;            // (1, d), (1)
-  Param<T> b_pos = T(0), b_neg = T(0);  // (1): shifts of a softmax, without effect; gradient 0
+  Param<Real> v_pos, v_neg;               // (d, d)
+  Param<Real> synth, synth_bias;          // (d, 3 d) over [u+ | u- | z], (d)
+  Param<Real> gate, gate_bias;            // (1, d), (1)
+  Param<Real> b_pos = Real(0), b_neg = Real(0);  // (1): shifts of a softmax, without effect; gradient 0
 
   template <class F>
   void visit(F&& f) {
@@ -49,7 +49,7 @@ struct DialecticalParams {
     DialecticalParams p;
     std::size_t next = 0;
     const std::vector<std::vector<Index>> shapes = shapes_for(dim);
-    p.visit([&](const char*, Param<T>& param) { param = Param<T>(shapes[next++]); });
+    p.visit([&](const char*, Param<Real>& param) { param = Param<Real>(shapes[next++]); });
     return p;
   }
 
@@ -57,7 +57,7 @@ struct DialecticalParams {
   void require_shapes(Index dim, const char* where) const {
     std::size_t next = 0;
     const std::vector<std::vector<Index>> shapes = shapes_for(dim);
-    const_cast<DialecticalParams&>(*this).visit([&](const char* name, const Param<T>& param) {
+    const_cast<DialecticalParams&>(*this).visit([&](const char* name, const Param<Real>& param) {
       const std::vector<Index>& wanted = shapes[next++];
       require(param.shape() == wanted, where, ": ", name, " has shape ", text_of(param.shape()),
               ", it must be ", text_of(wanted), " for heads of width ", dim);
@@ -76,34 +76,34 @@ struct DialecticalParams {
 };
 
 // Hands out the rows of a work tile one after the other.
-template <class T>
+template <class Real>
 class RowPieces {
  public:
-  explicit RowPieces(const LaneTile<T>& work) : work_(work) {}
-  [[nodiscard]] LaneTile<T> take(Index rows) {
-    const LaneTile<T> piece = work_.part(next_, rows);
+  explicit RowPieces(const LaneTile<Real>& work) : work_(work) {}
+  [[nodiscard]] LaneTile<Real> take(Index rows) {
+    const LaneTile<Real> piece = work_.part(next_, rows);
     next_ += rows;
     return piece;
   }
-  [[nodiscard]] T* take_row() { return take(1).data; }
+  [[nodiscard]] Real* take_row() { return take(1).data; }
 
  private:
-  LaneTile<T> work_;
+  LaneTile<Real> work_;
   Index next_ = 0;
 };
 
 // What every pass over a panel keeps.
-template <class T>
+template <class Real>
 struct DialecticalLanes {
-  LaneTile<T> summary;  // [2 d]: u+ over u-
-  LaneTile<T> fixed;    // [d]: the part of the synthesis that does not depend on z
-  LaneTile<T> step;     // [d]
-  T *tension, *gate;
-  T *active;               // 1 for rows that have not halted, 0 for others and for padding
-  T *steps_used, *updates;
+  LaneTile<Real> summary;  // [2 d]: u+ over u-
+  LaneTile<Real> fixed;    // [d]: the part of the synthesis that does not depend on z
+  LaneTile<Real> step;     // [d]
+  Real *tension, *gate;
+  Real *active;               // 1 for rows that have not halted, 0 for others and for padding
+  Real *steps_used, *updates;
 
   [[nodiscard]] static Index rows(Index dim) { return 4 * dim + 5; }
-  DialecticalLanes(RowPieces<T>& pieces, Index dim)
+  DialecticalLanes(RowPieces<Real>& pieces, Index dim)
       : summary(pieces.take(2 * dim)),
         fixed(pieces.take(dim)),
         step(pieces.take(dim)),
@@ -113,28 +113,28 @@ struct DialecticalLanes {
         steps_used(pieces.take_row()),
         updates(pieces.take_row()) {}
 
-  [[nodiscard]] LaneTile<T> positive() const { return summary.part(0, step.rows); }
-  [[nodiscard]] LaneTile<T> negative() const { return summary.part(step.rows, step.rows); }
+  [[nodiscard]] LaneTile<Real> positive() const { return summary.part(0, step.rows); }
+  [[nodiscard]] LaneTile<Real> negative() const { return summary.part(step.rows, step.rows); }
 };
 
 // What backward remembers of each step t, and where it works.
-template <class T>
+template <class Real>
 struct DialecticalTrace {
-  LaneTile<T> z;         // [max_steps * d]: z after step t
-  LaneTile<T> argument;  // [max_steps * d]: a of step t
-  LaneTile<T> gate;      // [max_steps]
-  LaneTile<T> moved;     // [max_steps]: 1 where step t was applied
-  LaneTile<T> dfixed;    // [d]: sum over steps of da
-  T *dtension, *dlogit;  // dlogit: of the gate's sigmoid, one step
-  LaneTile<T> natural;   // memory for one [lanes][d] copy, rows padded to whole vectors
+  LaneTile<Real> z;         // [max_steps * d]: z after step t
+  LaneTile<Real> argument;  // [max_steps * d]: a of step t
+  LaneTile<Real> gate;      // [max_steps]
+  LaneTile<Real> moved;     // [max_steps]: 1 where step t was applied
+  LaneTile<Real> dfixed;    // [d]: sum over steps of da
+  Real *dtension, *dlogit;  // dlogit: of the gate's sigmoid, one step
+  LaneTile<Real> natural;   // memory for one [lanes][d] copy, rows padded to whole vectors
 
   [[nodiscard]] static Index padded(Index dim) {
-    return (dim + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+    return (dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   }
   [[nodiscard]] static Index rows(Index dim, Index steps) {
     return 2 * steps * (dim + 1) + dim + 2 + padded(dim);
   }
-  DialecticalTrace(RowPieces<T>& pieces, Index dim, Index steps)
+  DialecticalTrace(RowPieces<Real>& pieces, Index dim, Index steps)
       : z(pieces.take(steps * dim)),
         argument(pieces.take(steps * dim)),
         gate(pieces.take(steps)),
@@ -145,7 +145,7 @@ struct DialecticalTrace {
         natural(pieces.take(padded(dim))) {}
 
   // Memory of z and argument, once their steps have been chained: [2 d].
-  [[nodiscard]] LaneTile<T> dsummary(Index dim) const {
+  [[nodiscard]] LaneTile<Real> dsummary(Index dim) const {
     return {z.data, 2 * dim, z.lanes};
   }
 };

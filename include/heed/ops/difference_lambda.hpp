@@ -22,7 +22,7 @@
 //
 //   Options                       its options, one struct that does not depend on the scalar
 //   static constexpr bool uses_extra
-//   visit(f)                      f("name", Param<T>&) for each parameter
+//   visit(f)                      f("name", Param<Real>&) for each parameter
 //   validate_lambda(geometry, where)
 //   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
 //   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
@@ -88,8 +88,8 @@ struct DifferenceOptions {
 
 namespace detail {
 
-template <class T>
-void require_finite_lambda(const T& lambda, const char* where, const char* name) {
+template <class Real>
+void require_finite_lambda(const Real& lambda, const char* where, const char* name) {
   const auto value = math::value_of(lambda);
   require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
 }
@@ -97,14 +97,14 @@ void require_finite_lambda(const T& lambda, const char* where, const char* name)
 }  // namespace detail
 
 // Recommended: 0 to 1. At 0 the weights are the softmax of map 0; lambda still has its gradient.
-template <class T>
+template <class Real>
 struct GivenLambda : DifferenceOptions {
   using Options = DifferenceOptions;
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = GivenLambda<U>;
 
-  Param<T> lambda = T(0.05);
+  Param<Real> lambda = Real(0.05);
 
   template <class F>
   void visit(F&& f) {
@@ -120,7 +120,7 @@ struct GivenLambda : DifferenceOptions {
     return S(lambda.head(head));
   }
   void chain_lambda(Index head, double dlambda, GivenLambda& grad) const {
-    grad.lambda.head(head) += T(dlambda);
+    grad.lambda.head(head) += Real(dlambda);
   }
 };
 
@@ -136,15 +136,15 @@ struct ReparameterisedOptions : DifferenceOptions {
 
 // Four vectors of w numbers, shared by all heads. Where all are 0, lambda = lambda_init and their
 // gradients are 0 as well: training starts from small random numbers (the source: deviation 0.1).
-template <class T>
+template <class Real>
 struct ReparameterisedLambda : ReparameterisedOptions {
   using Options = ReparameterisedOptions;
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = ReparameterisedLambda<U>;
-  using Wide = std::conditional_t<std::is_same_v<T, float>, double, T>;
+  using Wide = std::conditional_t<std::is_same_v<Real, float>, double, Real>;
 
-  Param<T> lambda_q1, lambda_k1, lambda_q2, lambda_k2;
+  Param<Real> lambda_q1, lambda_k1, lambda_q2, lambda_k2;
 
   template <class F>
   void visit(F&& f) {
@@ -155,7 +155,7 @@ struct ReparameterisedLambda : ReparameterisedOptions {
   }
   void validate_lambda(const Geometry& g, const char* where) const {
     const Index w = map_width(g);
-    const auto check = [&](const Param<T>& p, const char* name) {
+    const auto check = [&](const Param<Real>& p, const char* name) {
       require(p.size() == w, where, ": ", name, " has ", p.size(),
               " values, it must have one per column of a map (", w, ")");
     };
@@ -164,12 +164,12 @@ struct ReparameterisedLambda : ReparameterisedOptions {
     check(lambda_q2, "lambda_q2");
     check(lambda_k2, "lambda_k2");
     detail::require_finite_lambda(lambda_init, where, "lambda_init");
-    detail::require_finite_lambda(lambda_of(0, T(0)), where, "lambda");
+    detail::require_finite_lambda(lambda_of(0, Real(0)), where, "lambda");
   }
   template <class S>
   [[nodiscard]] S lambda_of(Index, const S&) const {
-    return S(T(exp_dot(lambda_q1, lambda_k1) - exp_dot(lambda_q2, lambda_k2) +
-               math::constant<Wide>(lambda_init)));
+    return S(Real(exp_dot(lambda_q1, lambda_k1) - exp_dot(lambda_q2, lambda_k2) +
+                  math::constant<Wide>(lambda_init)));
   }
   void chain_lambda(Index, double dlambda, ReparameterisedLambda& grad) const {
     chain_exp_dot(lambda_q1, lambda_k1, dlambda, grad.lambda_q1, grad.lambda_k1);
@@ -177,16 +177,16 @@ struct ReparameterisedLambda : ReparameterisedOptions {
   }
 
  private:
-  [[nodiscard]] static Wide exp_dot(const Param<T>& a, const Param<T>& b) {
+  [[nodiscard]] static Wide exp_dot(const Param<Real>& a, const Param<Real>& b) {
     return math::exp(math::dot_product(
         a.size(), [&](Index c) { return Wide(a[c]); }, [&](Index c) { return Wide(b[c]); }));
   }
-  static void chain_exp_dot(const Param<T>& a, const Param<T>& b, double g, Param<T>& da,
-                            Param<T>& db) {
+  static void chain_exp_dot(const Param<Real>& a, const Param<Real>& b, double g, Param<Real>& da,
+                            Param<Real>& db) {
     const double outer = g * exp_dot(a, b);
     for (Index c = 0; c < a.size(); ++c) {
-      da[c] += T(outer * double(b[c]));
-      db[c] += T(outer * double(a[c]));
+      da[c] += Real(outer * double(b[c]));
+      db[c] += Real(outer * double(a[c]));
     }
   }
 };
@@ -196,7 +196,7 @@ struct TokenLambdaOptions : DifferenceOptions {
 };
 
 // lambda of its own for every query and output head, from the op's extra input.
-template <class T>
+template <class Real>
 struct TokenLambda : TokenLambdaOptions {
   using Options = TokenLambdaOptions;
   static constexpr bool uses_extra = true;

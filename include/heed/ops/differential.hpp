@@ -40,13 +40,13 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T, class Lambda>
+template <class Real, class Lambda>
 struct Difference : Lambda {
   static constexpr bool streams = false;
   static constexpr int maps = 2, diagnostics = 0;
   template <class U>
   using rebind = Difference<U, typename Lambda::template rebind<U>>;
-  using P = Pack<T>;
+  using P = Pack<Real>;
 
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
   [[nodiscard]] Index work_tiles(bool) const { return 0; }
@@ -57,9 +57,9 @@ struct Difference : Lambda {
     this->validate_lambda(g, where);
   }
 
-  void forward(const RowBlock<T>& block) const {
+  void forward(const RowBlock<Real>& block) const {
     const auto& [scores1, scores2] = block.scores;
-    P factor = this->lambda_of(block.head, P(T(0)));  // lambda
+    P factor = this->lambda_of(block.head, P(Real(0)));  // lambda
     for (int v = 0; v < block.vectors; ++v) {
       factor = lane_lambda(block, v, factor);
       const P sum1 = exponentiate(scores1, block.score_max[0], v);
@@ -69,15 +69,15 @@ struct Difference : Lambda {
       const P inverse1 = inverse(sum1), factor2 = -factor * inverse(sum2);
       for (Index j = 0; j < scores1.rows; ++j) {
         const P e1 = scores1.load(j, v), e2 = scores2.load(j, v);
-        const P p1 = unless(e1 == P(T(0)), e1 * inverse1);  // a hidden pair in a row of NaN stays 0
-        scores1.store(j, v, select(e2 == P(T(0)), p1, mul_add(e2, factor2, p1)));
+        const P p1 = unless(e1 == P(Real(0)), e1 * inverse1);  // a hidden pair in a row of NaN stays 0
+        scores1.store(j, v, select(e2 == P(Real(0)), p1, mul_add(e2, factor2, p1)));
       }
     }
   }
 
-  void vjp(const RowBlock<T>& block, Difference& grad) const {
+  void vjp(const RowBlock<Real>& block, Difference& grad) const {
     const auto& [dscores1, dscores2] = block.dscores;
-    P factor = this->lambda_of(block.head, P(T(0)));
+    P factor = this->lambda_of(block.head, P(Real(0)));
     double dlambda = 0.0;
     for (int v = 0; v < block.vectors; ++v) {
       factor = lane_lambda(block, v, factor);
@@ -88,7 +88,7 @@ struct Difference : Lambda {
       for (Index j = 0; j < dscores1.rows; ++j) {
         const P x = block.dweights.load(j, v);
         const P e1 = dscores1.load(j, v), e2 = dscores2.load(j, v);
-        const auto hidden1 = e1 < P(T(0)), hidden2 = e2 < P(T(0));
+        const auto hidden1 = e1 < P(Real(0)), hidden2 = e2 < P(Real(0));
         const P p1 = unless(hidden1, e1 * inverse1), p2 = unless(hidden2, e2 * factor2);
         dscores1.store(j, v, unless(hidden1, p1 * (x - r1)));
         dscores2.store(j, v, unless(hidden2, p2 * (x - r2)));  // p2 = -lambda P2
@@ -120,34 +120,34 @@ struct Difference : Lambda {
   static constexpr Index kBlock = 64;
   static constexpr int kHidden = -1;  // stands among the exponentials, which are not negative
 
-  [[nodiscard]] P lane_lambda(const RowBlock<T>& block, int v, P head_lambda) const {
+  [[nodiscard]] P lane_lambda(const RowBlock<Real>& block, int v, P head_lambda) const {
     if constexpr (Lambda::uses_extra)
-      return this->lambda_of(block.head, P::load(block.extra + v * kLanes<T>));
+      return this->lambda_of(block.head, P::load(block.extra + v * kLanes<Real>));
     else
       return head_lambda;
   }
 
   // What the exponent subtracts: 0 where no key is seen.
-  [[nodiscard]] static P base(const T* score_max, int v) {
-    const P top = P::load(score_max + v * kLanes<T>);
-    return select(top == P(-kInfinity<T>), P(T(0)), top);
+  [[nodiscard]] static P base(const Real* score_max, int v) {
+    const P top = P::load(score_max + v * kLanes<Real>);
+    return select(top == P(-kInfinity<Real>), P(Real(0)), top);
   }
   [[nodiscard]] static P exponential(P score, P base) {
-    return exp2_weight((score - base) * T(kLog2e));
+    return exp2_weight((score - base) * Real(kLog2e));
   }
   template <class Mask>
   [[nodiscard]] static P unless(Mask hidden, P x) {
-    return select(hidden, P(T(0)), x);
+    return select(hidden, P(Real(0)), x);
   }
   // 0 for a row that sees no key; NaN stays NaN.
-  [[nodiscard]] static P inverse(P sum) { return select(sum == P(T(0)), P(T(0)), T(1) / sum); }
+  [[nodiscard]] static P inverse(P sum) { return select(sum == P(Real(0)), P(Real(0)), Real(1) / sum); }
 
   // Scores of vector v become exponentials, 0 where hidden; returns their sum.
-  [[nodiscard]] static P exponentiate(const LaneTile<T>& scores, const T* score_max, int v) {
+  [[nodiscard]] static P exponentiate(const LaneTile<Real>& scores, const Real* score_max, int v) {
     const P top = base(score_max, v);
-    P sum = T(0);
+    P sum = Real(0);
     for (Index first = 0; first < scores.rows; first += kBlock) {
-      P part = T(0);
+      P part = Real(0);
       for (Index j = first; j < std::min(first + kBlock, scores.rows); ++j) {
         const P e = exponential(scores.load(j, v), top);
         scores.store(j, v, e);
@@ -159,15 +159,15 @@ struct Difference : Lambda {
   }
 
   // The same from scores[map] into dscores[map], kHidden where hidden; and the sum of e X.
-  [[nodiscard]] static RowSums exponentiate_with(const RowBlock<T>& block, std::size_t map, int v) {
-    const LaneTile<T>&scores = block.scores[map], &out = block.dscores[map];
+  [[nodiscard]] static RowSums exponentiate_with(const RowBlock<Real>& block, std::size_t map, int v) {
+    const LaneTile<Real>&scores = block.scores[map], &out = block.dscores[map];
     const P top = base(block.score_max[map], v);
-    RowSums sums{T(0), T(0)};
+    RowSums sums{Real(0), Real(0)};
     for (Index first = 0; first < scores.rows; first += kBlock) {
-      RowSums part{T(0), T(0)};
+      RowSums part{Real(0), Real(0)};
       for (Index j = first; j < std::min(first + kBlock, scores.rows); ++j) {
         const P score = scores.load(j, v), e = exponential(score, top);
-        const auto hidden = score == P(-kInfinity<T>);
+        const auto hidden = score == P(-kInfinity<Real>);
         out.store(j, v, select(hidden, P(kHidden), e));
         part.sum += e;
         part.product =
@@ -179,58 +179,58 @@ struct Difference : Lambda {
     return sums;
   }
 
-  static void store_lse(const RowBlock<T>& block, std::size_t map, int v, P sum) {
+  static void store_lse(const RowBlock<Real>& block, std::size_t map, int v, P sum) {
     const P lse = base(block.score_max[map], v) + math::log(sum);
-    lse.store(block.lse[map] + v * kLanes<T>);  // log(0) = -infinity
+    lse.store(block.lse[map] + v * kLanes<Real>);  // log(0) = -infinity
   }
 
-  void store_dextra(const RowBlock<T>& block, int v, P sum, P dlambda) const {
-    const Index at = v * kLanes<T>;
+  void store_dextra(const RowBlock<Real>& block, int v, P sum, P dlambda) const {
+    const Index at = v * kLanes<Real>;
     const P dextra = dlambda * this->lambda_slope(P::load(block.extra + at));
-    select(sum == P(T(0)), P(T(0)), dextra).store(block.dextra + at);
+    select(sum == P(Real(0)), P(Real(0)), dextra).store(block.dextra + at);
   }
 
-  [[nodiscard]] static double sum_valid(const RowBlock<T>& block, int v, P x) {
-    std::array<T, std::size_t(kLanes<T>)> lanes;
+  [[nodiscard]] static double sum_valid(const RowBlock<Real>& block, int v, P x) {
+    std::array<Real, std::size_t(kLanes<Real>)> lanes;
     x.store(lanes.data());
-    const Index valid = block.valid_lanes - v * kLanes<T>;
-    return sum_valid_lanes(lanes.data(), std::clamp<Index>(valid, 0, kLanes<T>));
+    const Index valid = block.valid_lanes - v * kLanes<Real>;
+    return sum_valid_lanes(lanes.data(), std::clamp<Index>(valid, 0, kLanes<Real>));
   }
 };
 
 // One learnable lambda, or one per head; the source form.
-template <class T>
-using Differential = Attention<T, DotScore<T>, Difference<T, GivenLambda<T>>, Identity<T>>;
+template <class Real>
+using Differential = Attention<Real, DotScore<Real>, Difference<Real, GivenLambda<Real>>, Identity<Real>>;
 
 // Microsoft's V1: lambda from four vectors, then a norm per head; see make_differential_v1.
-template <class T>
+template <class Real>
 using DifferentialV1 =
-    Attention<T, DotScore<T>, Difference<T, ReparameterisedLambda<T>>, HeadNorm<T>>;
+    Attention<Real, DotScore<Real>, Difference<Real, ReparameterisedLambda<Real>>, HeadNorm<Real>>;
 
 // V2: pairs of whole query heads, lambda per token from the op's extra input.
-template <class T>
-using DifferentialV2 = Attention<T, DotScore<T>, Difference<T, TokenLambda<T>>, Identity<T>>;
+template <class Real>
+using DifferentialV2 = Attention<Real, DotScore<Real>, Difference<Real, TokenLambda<Real>>, Identity<Real>>;
 
 // V1 of the layer at `depth` (from 1) with maps of width w and values of width 2w: lambda_init and
 // the norm's factor 1 - lambda_init belong together. `vectors` are lambda_q1, lambda_k1, lambda_q2
 // and lambda_k2, zeros where empty; the norm's weight holds ones.
-template <class T>
-[[nodiscard]] DifferentialV1<T> make_differential_v1(
+template <class Real>
+[[nodiscard]] DifferentialV1<Real> make_differential_v1(
     Index width, Index depth, bool with_weight = true,
-    const std::array<std::vector<T>, 4>& vectors = {}) {
+    const std::array<std::vector<Real>, 4>& vectors = {}) {
   require(width >= 1, "make_differential_v1: width is ", width, ", it must be at least 1");
-  DifferentialV1<T> op;
+  DifferentialV1<Real> op;
   op.normaliser.lambda_init = lambda_init_at(depth);
   op.readout.factor = 1.0 - op.normaliser.lambda_init;
   std::size_t next = 0;
-  op.normaliser.visit([&](const char* name, Param<T>& param) {
-    const std::vector<T>& given = vectors[next++];
+  op.normaliser.visit([&](const char* name, Param<Real>& param) {
+    const std::vector<Real>& given = vectors[next++];
     require(given.empty() || Index(given.size()) == width, "make_differential_v1: ", name, " has ",
             given.size(), " values, it must have one per column of a map (", width, ")");
-    param = given.empty() ? Param<T>(std::vector<Index>{width}) : Param<T>({width}, given);
+    param = given.empty() ? Param<Real>(std::vector<Index>{width}) : Param<Real>({width}, given);
   });
   if (with_weight)
-    op.readout.weight = Param<T>({2 * width}, std::vector<T>(std::size_t(2 * width), T(1)));
+    op.readout.weight = Param<Real>({2 * width}, std::vector<Real>(std::size_t(2 * width), Real(1)));
   return op;
 }
 

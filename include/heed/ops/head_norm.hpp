@@ -32,22 +32,22 @@ struct HeadNormOptions {
   double eps = 1e-5;
 };
 
-template <class T>
+template <class Real>
 struct HeadNorm : PlainReadout, HeadNormOptions {
   static constexpr bool saves_mixed = true;
   using Options = HeadNormOptions;
   template <class U>
   using rebind = HeadNorm<U>;
-  using P = Pack<T>;
+  using P = Pack<Real>;
 
-  Param<T> weight;  // (dim_v), or empty
+  Param<Real> weight;  // (dim_v), or empty
 
   template <class F>
   void visit(F&& f) {
     f("weight", weight);
   }
   void validate(const Geometry& g, const char* where) const {
-    require(std::isfinite(eps) && math::value_of(T(eps)) > 0, where, ": eps is ", eps,
+    require(std::isfinite(eps) && math::value_of(Real(eps)) > 0, where, ": eps is ", eps,
             ", it must be finite and positive in the scalar at hand");
     require(std::isfinite(factor), where, ": factor is ", factor, ", it must be finite");
     require(!weight.given() || weight.size() == g.dim_v, where, ": weight has ", weight.size(),
@@ -55,23 +55,23 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
   }
   [[nodiscard]] Index work_rows(const Geometry&, bool backward) const { return backward ? 3 : 0; }
 
-  void forward(const ReadoutPanel<T>& panel) const {
+  void forward(const ReadoutPanel<Real>& panel) const {
     for (int v = 0; v < panel.vectors; ++v) {
-      P squares = T(0);
+      P squares = Real(0);
       for (Index c = 0; c < panel.tile.rows; ++c) {
         const P o = panel.tile.load(c, v);
         squares = mul_add(o, o, squares);
       }
-      const P scale = inverse_rms(squares, panel.tile.rows) * T(factor);
+      const P scale = inverse_rms(squares, panel.tile.rows) * Real(factor);
       for (Index c = 0; c < panel.tile.rows; ++c)
         panel.tile.store(c, v, panel.tile.load(c, v) * scale * weight_at(c));
     }
   }
 
-  void vjp(const ReadoutPanel<T>& panel, HeadNorm& grad) const {
+  void vjp(const ReadoutPanel<Real>& panel, HeadNorm& grad) const {
     for (int v = 0; v < panel.vectors; ++v) prepare_lanes(panel, v);
     for (Index c = 0; c < panel.tile.rows; ++c) {
-      P dweight = T(0);
+      P dweight = Real(0);
       for (int v = 0; v < panel.vectors; ++v) {
         const P g = panel.tile.load(c, v), o = panel.saved.load(c, v);
         const P pull = panel.work.load(kPull, v) * o;
@@ -102,27 +102,27 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
   // Rows of panel.work: factor i; the same with 0 in padding lanes; factor i^3 t / n.
   static constexpr Index kScale = 0, kValidScale = 1, kPull = 2;
 
-  [[nodiscard]] T weight_at(Index c) const { return weight.given() ? weight[c] : T(1); }
+  [[nodiscard]] Real weight_at(Index c) const { return weight.given() ? weight[c] : Real(1); }
 
   [[nodiscard]] P inverse_rms(P squares, Index n) const {
-    return T(1) / math::sqrt(mul_add(squares, P(T(1.0 / double(n))), P(T(eps))));
+    return Real(1) / math::sqrt(mul_add(squares, P(Real(1.0 / double(n))), P(Real(eps))));
   }
 
-  void prepare_lanes(const ReadoutPanel<T>& panel, int v) const {
-    const Index n = panel.tile.rows, at = v * kLanes<T>;
-    P squares = T(0), t = T(0);
+  void prepare_lanes(const ReadoutPanel<Real>& panel, int v) const {
+    const Index n = panel.tile.rows, at = v * kLanes<Real>;
+    P squares = Real(0), t = Real(0);
     for (Index c = 0; c < n; ++c) {
       const P o = panel.saved.load(c, v);
       squares = mul_add(o, o, squares);
       t = mul_add(panel.tile.load(c, v) * weight_at(c), o, t);
     }
-    const P i = inverse_rms(squares, n), scale = i * T(factor);
+    const P i = inverse_rms(squares, n), scale = i * Real(factor);
     const P cubic = scale * t * i * i;
-    const auto valid = P::iota() + T(at) < P(T(panel.valid_lanes));
+    const auto valid = P::iota() + Real(at) < P(Real(panel.valid_lanes));
     panel.work.store(kScale, v, scale);
-    panel.work.store(kValidScale, v, select(valid, scale, P(T(0))));
-    panel.work.store(kPull, v, cubic * T(1.0 / double(n)));
-    (cubic * T(eps)).store(panel.delta + at);
+    panel.work.store(kValidScale, v, select(valid, scale, P(Real(0))));
+    panel.work.store(kPull, v, cubic * Real(1.0 / double(n)));
+    (cubic * Real(eps)).store(panel.delta + at);
   }
 };
 

@@ -33,8 +33,8 @@
 namespace heed::inline HEED_ABI {
 
 // I is the op's extra input "intent".
-template <class T>
-struct IntentGate : detail::GateReadout<T> {
+template <class Real>
+struct IntentGate : detail::GateReadout<Real> {
   static constexpr bool uses_extra = true;
   template <class U>
   using rebind = IntentGate<U>;
@@ -47,10 +47,10 @@ struct IntentGate : detail::GateReadout<T> {
   }
   void validate(const Geometry& g, const char* where) const { this->validate_gate(g, where); }
 
-  void forward(const ReadoutPanel<T>& panel) const {
+  void forward(const ReadoutPanel<Real>& panel) const {
     this->lane_gate(panel.head).forward(panel, panel.extra);
   }
-  void vjp(const ReadoutPanel<T>& panel, IntentGate& grad) const {
+  void vjp(const ReadoutPanel<Real>& panel, IntentGate& grad) const {
     grad.add_bias_gradient(panel.head,
                            this->lane_gate(panel.head).vjp(panel, panel.extra, panel.dextra));
   }
@@ -64,13 +64,13 @@ struct IntentGate : detail::GateReadout<T> {
 };
 
 // I = q Wg
-template <class T>
-struct IntentFromQuery : detail::GateReadout<T> {
+template <class Real>
+struct IntentFromQuery : detail::GateReadout<Real> {
   static constexpr bool uses_query = true;
   template <class U>
   using rebind = IntentFromQuery<U>;
 
-  Param<T> weight;  // Wg (heads, dim_qk, dim_v or 1)
+  Param<Real> weight;  // Wg (heads, dim_qk, dim_v or 1)
 
   template <class F>
   void visit(F&& f) {
@@ -85,15 +85,15 @@ struct IntentFromQuery : detail::GateReadout<T> {
     return this->work_rows_of(g, backward);
   }
 
-  void forward(const ReadoutPanel<T>& panel) const {
+  void forward(const ReadoutPanel<Real>& panel) const {
     this->lane_gate(panel.head).forward(panel, logits(panel).constant());
   }
-  void vjp(const ReadoutPanel<T>& panel, IntentFromQuery& grad) const {
-    const LaneTile<T> I = logits(panel);
-    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, I.constant(), I));
-    const T* rows = this->rows_of(panel, I);
-    from_query(panel).vjp(panel.query, I, panel.vectors, panel.valid_lanes, rows,
-                          this->padded_columns(I.rows), panel.dquery, grad.weight);
+  void vjp(const ReadoutPanel<Real>& panel, IntentFromQuery& grad) const {
+    const LaneTile<Real> intent = logits(panel);
+    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
+    const Real* rows = this->rows_of(panel, intent);
+    from_query(panel).vjp(panel.query, intent, panel.vectors, panel.valid_lanes, rows,
+                          this->padded_columns(intent.rows), panel.dquery, grad.weight);
   }
   template <class S>
   void reference(ReadoutContext<S>& context) const {
@@ -103,25 +103,25 @@ struct IntentFromQuery : detail::GateReadout<T> {
   }
 
  private:
-  [[nodiscard]] detail::LaneProjection<T> from_query(const ReadoutPanel<T>& panel) const {
+  [[nodiscard]] detail::LaneProjection<Real> from_query(const ReadoutPanel<Real>& panel) const {
     return {weight, panel.head};
   }
-  [[nodiscard]] LaneTile<T> logits(const ReadoutPanel<T>& panel) const {
-    const LaneTile<T> I = this->logits_of(panel, weight.extent(2));
-    from_query(panel).template apply<Store::overwrite>(panel.query, panel.vectors, I);
-    return I;
+  [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
+    const LaneTile<Real> intent = this->logits_of(panel, weight.extent(2));
+    from_query(panel).template apply<Store::overwrite>(panel.query, panel.vectors, intent);
+    return intent;
   }
 };
 
 // I = q Wq + k Wk + v Wv, row i of key and value for query i
-template <class T>
-struct IntentCalculated : detail::GateReadout<T> {
+template <class Real>
+struct IntentCalculated : detail::GateReadout<Real> {
   static constexpr bool uses_query = true, uses_own_rows = true;
   template <class U>
   using rebind = IntentCalculated<U>;
 
-  Param<T> query_weight, key_weight;  // Wq, Wk (heads, dim_qk, dim_v or 1)
-  Param<T> value_weight;              // Wv (heads, dim_v, dim_v or 1)
+  Param<Real> query_weight, key_weight;  // Wq, Wk (heads, dim_qk, dim_v or 1)
+  Param<Real> value_weight;              // Wv (heads, dim_v, dim_v or 1)
 
   template <class F>
   void visit(F&& f) {
@@ -140,17 +140,17 @@ struct IntentCalculated : detail::GateReadout<T> {
     return this->work_rows_of(g, backward);
   }
 
-  void forward(const ReadoutPanel<T>& panel) const {
+  void forward(const ReadoutPanel<Real>& panel) const {
     this->lane_gate(panel.head).forward(panel, logits(panel).constant());
   }
-  void vjp(const ReadoutPanel<T>& panel, IntentCalculated& grad) const {
-    const LaneTile<T> I = logits(panel);
-    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, I.constant(), I));
-    const T* rows = this->rows_of(panel, I);
-    const auto chain = [&](const Param<T>& weight, const LaneTile<const T>& x,
-                           const LaneTile<T>& dx, Param<T>& dweight) {
-      const detail::LaneProjection<T> projection{weight, panel.head};
-      projection.vjp(x, I, panel.vectors, panel.valid_lanes, rows, this->padded_columns(I.rows), dx,
+  void vjp(const ReadoutPanel<Real>& panel, IntentCalculated& grad) const {
+    const LaneTile<Real> intent = logits(panel);
+    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
+    const Real* rows = this->rows_of(panel, intent);
+    const auto chain = [&](const Param<Real>& weight, const LaneTile<const Real>& x,
+                           const LaneTile<Real>& dx, Param<Real>& dweight) {
+      const detail::LaneProjection<Real> projection{weight, panel.head};
+      projection.vjp(x, intent, panel.vectors, panel.valid_lanes, rows, this->padded_columns(intent.rows), dx,
                      dweight);
     };
     chain(query_weight, panel.query, panel.dquery, grad.query_weight);
@@ -169,43 +169,43 @@ struct IntentCalculated : detail::GateReadout<T> {
   }
 
  private:
-  [[nodiscard]] LaneTile<T> logits(const ReadoutPanel<T>& panel) const {
-    const LaneTile<T> I = this->logits_of(panel, query_weight.extent(2));
-    const auto from = [&](const Param<T>& weight) {
-      return detail::LaneProjection<T>{weight, panel.head};
+  [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
+    const LaneTile<Real> intent = this->logits_of(panel, query_weight.extent(2));
+    const auto from = [&](const Param<Real>& weight) {
+      return detail::LaneProjection<Real>{weight, panel.head};
     };
-    from(query_weight).template apply<Store::overwrite>(panel.query, panel.vectors, I);
-    from(key_weight).template apply<Store::add>(panel.own_key, panel.vectors, I);
-    from(value_weight).template apply<Store::add>(panel.own_value, panel.vectors, I);
-    return I;
+    from(query_weight).template apply<Store::overwrite>(panel.query, panel.vectors, intent);
+    from(key_weight).template apply<Store::add>(panel.own_key, panel.vectors, intent);
+    from(value_weight).template apply<Store::add>(panel.own_value, panel.vectors, intent);
+    return intent;
   }
 };
 
-template <class T>
-using IntentGated = Attention<T, DotScore<T>, Softmax<T>, IntentGate<T>>;
-template <class T>
-using IntentFromQ = Attention<T, DotScore<T>, Softmax<T>, IntentFromQuery<T>>;
-template <class T>
-using IntentCalc = Attention<T, DotScore<T>, Softmax<T>, IntentCalculated<T>>;
+template <class Real>
+using IntentGated = Attention<Real, DotScore<Real>, Softmax<Real>, IntentGate<Real>>;
+template <class Real>
+using IntentFromQ = Attention<Real, DotScore<Real>, Softmax<Real>, IntentFromQuery<Real>>;
+template <class Real>
+using IntentCalc = Attention<Real, DotScore<Real>, Softmax<Real>, IntentCalculated<Real>>;
 
 // For `g`, with weights of 0: every gate stands half open.
-template <class T>
-[[nodiscard]] IntentFromQ<T> make_intent_from_q(const Geometry& g,
-                                                GateGrain grain = GateGrain::elementwise) {
-  IntentFromQ<T> op;
+template <class Real>
+[[nodiscard]] IntentFromQ<Real> make_intent_from_q(const Geometry& g,
+                                                   GateGrain grain = GateGrain::elementwise) {
+  IntentFromQ<Real> op;
   op.readout.grain = grain;
-  op.readout.weight = Param<T>(std::vector<Index>{g.heads, g.dim_qk, op.readout.gate_dim(g)});
+  op.readout.weight = Param<Real>(std::vector<Index>{g.heads, g.dim_qk, op.readout.gate_dim(g)});
   return op;
 }
-template <class T>
-[[nodiscard]] IntentCalc<T> make_intent_calculated(const Geometry& g,
-                                                   GateGrain grain = GateGrain::elementwise) {
-  IntentCalc<T> op;
+template <class Real>
+[[nodiscard]] IntentCalc<Real> make_intent_calculated(const Geometry& g,
+                                                      GateGrain grain = GateGrain::elementwise) {
+  IntentCalc<Real> op;
   op.readout.grain = grain;
   const Index columns = op.readout.gate_dim(g);
-  op.readout.query_weight = Param<T>(std::vector<Index>{g.heads, g.dim_qk, columns});
+  op.readout.query_weight = Param<Real>(std::vector<Index>{g.heads, g.dim_qk, columns});
   op.readout.key_weight = op.readout.query_weight;
-  op.readout.value_weight = Param<T>(std::vector<Index>{g.heads, g.dim_v, columns});
+  op.readout.value_weight = Param<Real>(std::vector<Index>{g.heads, g.dim_v, columns});
   return op;
 }
 

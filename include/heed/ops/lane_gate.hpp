@@ -28,10 +28,10 @@ struct IntentGateOptions {
 namespace detail {
 
 // The gate's arithmetic on lanes. `logits` are I, one row per column or a single one.
-template <class T>
+template <class Real>
 struct LaneGate {
-  using P = Pack<T>;
-  T bias;  // b0
+  using P = Pack<Real>;
+  Real bias;  // b0
   struct Sides {
     P open, shut;  // s and 1 - s
   };
@@ -39,13 +39,13 @@ struct LaneGate {
   // From one exponential, e = exp(-|x|): 1 / (1 + e) and e / (1 + e).
   [[nodiscard]] static Sides sides(P x) {
     const P e = math::exp(P(-math::absolute(x)));
-    const P large = T(1) / (T(1) + e), small = e * large;
-    const auto negative = x < P(T(0));
+    const P large = Real(1) / (Real(1) + e), small = e * large;
+    const auto negative = x < P(Real(0));
     return {select(negative, small, large), select(negative, large, small)};
   }
 
   // mixed -> out
-  void forward(const ReadoutPanel<T>& panel, const LaneTile<const T>& logits) const {
+  void forward(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits) const {
     const bool shared = logits.rows == 1;
     for (int v = 0; v < panel.vectors; ++v) {
       P open = sides(logits.load(0, v) + bias).open;
@@ -57,25 +57,25 @@ struct LaneGate {
   }
 
   // dout -> dmixed, delta and dlogits; returns db0. `dlogits` may be `logits`.
-  double vjp(const ReadoutPanel<T>& panel, const LaneTile<const T>& logits,
-             const LaneTile<T>& dlogits) const {
+  double vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
+             const LaneTile<Real>& dlogits) const {
     double dbias = 0.0;
     for (int v = 0; v < panel.vectors; ++v) {
       const P sum = logits.rows == 1 ? row_vjp(panel, logits, dlogits, v)
                                      : columns_vjp(panel, logits, dlogits, v);
-      T lanes[kLanes<T>];
+      Real lanes[kLanes<Real>];
       sum.store(lanes);
-      const Index valid = panel.valid_lanes - v * kLanes<T>;
-      dbias += sum_valid_lanes(lanes, std::clamp<Index>(valid, 0, kLanes<T>));
+      const Index valid = panel.valid_lanes - v * kLanes<Real>;
+      dbias += sum_valid_lanes(lanes, std::clamp<Index>(valid, 0, kLanes<Real>));
     }
     return dbias;
   }
 
  private:
   // dI of every column; returns their sum.
-  [[nodiscard]] P columns_vjp(const ReadoutPanel<T>& panel, const LaneTile<const T>& logits,
-                              const LaneTile<T>& dlogits, int v) const {
-    P delta = T(0), sum = T(0);
+  [[nodiscard]] P columns_vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
+                              const LaneTile<Real>& dlogits, int v) const {
+    P delta = Real(0), sum = Real(0);
     for (Index c = 0; c < panel.tile.rows; ++c) {
       const auto [open, shut] = sides(logits.load(c, v) + bias);
       const P dout = panel.tile.load(c, v), pull = dout * panel.saved.load(c, v);
@@ -85,66 +85,66 @@ struct LaneGate {
       dlogits.store(c, v, dlogit);
       panel.tile.store(c, v, dout * open);
     }
-    delta.store(panel.delta + v * kLanes<T>);
+    delta.store(panel.delta + v * kLanes<Real>);
     return sum;
   }
 
   // The same where one column gates the row.
-  [[nodiscard]] P row_vjp(const ReadoutPanel<T>& panel, const LaneTile<const T>& logits,
-                          const LaneTile<T>& dlogits, int v) const {
+  [[nodiscard]] P row_vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
+                          const LaneTile<Real>& dlogits, int v) const {
     const auto [open, shut] = sides(logits.load(0, v) + bias);
-    P delta = T(0);
+    P delta = Real(0);
     for (Index c = 0; c < panel.tile.rows; ++c) {
       const P dout = panel.tile.load(c, v);
       delta += dout * panel.saved.load(c, v);
       panel.tile.store(c, v, dout * open);
     }
-    delta.store(panel.delta + v * kLanes<T>);
+    delta.store(panel.delta + v * kLanes<Real>);
     dlogits.store(0, v, delta * shut);
     return delta * shut;
   }
 };
 
 // x W of a panel and its way back, W (heads, x columns, gate columns).
-template <class T>
+template <class Real>
 struct LaneProjection {
-  const Param<T>& weight;
+  const Param<Real>& weight;
   Index head;
 
   [[nodiscard]] Index columns() const { return weight.extent(2); }
-  [[nodiscard]] Index offset(const LaneTile<const T>& x) const { return head * x.rows * columns(); }
+  [[nodiscard]] Index offset(const LaneTile<const Real>& x) const { return head * x.rows * columns(); }
 
   // y^T (+)= W^T x^T
   template <Store S>
-  void apply(const LaneTile<const T>& x, int vectors, const LaneTile<T>& y) const {
+  void apply(const LaneTile<const Real>& x, int vectors, const LaneTile<Real>& y) const {
     panel_gemm<S>(columns(), x.rows, vectors,
-                  Broadcast<T>{weight.data() + offset(x), 1, columns()}, x.data, x.lanes, y.data,
+                  Broadcast<Real>{weight.data() + offset(x), 1, columns()}, x.data, x.lanes, y.data,
                   y.lanes);
   }
   // dx^T += W dy^T and dW += x^T dy over the first `valid` lanes; `dy_rows` is dy with one row per
   // lane and `stride` numbers per row.
-  void vjp(const LaneTile<const T>& x, const LaneTile<T>& dy, int vectors, Index valid,
-           const T* dy_rows, Index stride, const LaneTile<T>& dx, Param<T>& dweight) const {
+  void vjp(const LaneTile<const Real>& x, const LaneTile<Real>& dy, int vectors, Index valid,
+           const Real* dy_rows, Index stride, const LaneTile<Real>& dx, Param<Real>& dweight) const {
     panel_gemm<Store::add>(x.rows, columns(), vectors,
-                           Broadcast<T>{weight.data() + offset(x), columns(), 1}, dy.data, dy.lanes,
+                           Broadcast<Real>{weight.data() + offset(x), columns(), 1}, dy.data, dy.lanes,
                            dx.data, dx.lanes);
-    gemm_add(x.rows, valid, columns(), Broadcast<T>{x.data, x.lanes, 1}, dy_rows, stride,
+    gemm_add(x.rows, valid, columns(), Broadcast<Real>{x.data, x.lanes, 1}, dy_rows, stride,
              dweight.data() + offset(x), columns());
   }
 };
 
 // What every gate has: the grain and b0.
-template <class T>
+template <class Real>
 struct GateReadout : PlainReadout, IntentGateOptions {
   using Options = IntentGateOptions;
   static constexpr bool gates = true;  // the answer to mixed rows of ones is the gate itself
-  Param<T> bias;  // b0; empty for none
+  Param<Real> bias;  // b0; empty for none
 
-  [[nodiscard]] LaneGate<T> lane_gate(Index head) const {
-    return {bias.given() ? bias.head(head) : T(0)};
+  [[nodiscard]] LaneGate<Real> lane_gate(Index head) const {
+    return {bias.given() ? bias.head(head) : Real(0)};
   }
   void add_bias_gradient(Index head, double dbias) {
-    if (bias.given()) bias.head(head) += T(dbias);
+    if (bias.given()) bias.head(head) += Real(dbias);
   }
 
   void validate_gate(const Geometry& g, const char* where) const {
@@ -155,7 +155,7 @@ struct GateReadout : PlainReadout, IntentGateOptions {
       require(std::isfinite(double(math::value_of(bias[i]))), where, ": gate.bias is ",
               double(math::value_of(bias[i])), ", it must be finite");
   }
-  void validate_weight(const Param<T>& weight, Index rows, const Geometry& g, const char* where,
+  void validate_weight(const Param<Real>& weight, Index rows, const Geometry& g, const char* where,
                        const char* name) const {
     require(weight.shape() == std::vector<Index>{g.heads, rows, gate_dim(g)}, where, ": ", name,
             " has ", weight.shape().size(), " axes and ", weight.size(),
@@ -190,19 +190,19 @@ struct GateReadout : PlainReadout, IntentGateOptions {
   [[nodiscard]] Index work_rows_of(const Geometry& g, bool backward) const {
     return gate_dim(g) + (backward ? padded_columns(gate_dim(g)) : 0);
   }
-  [[nodiscard]] static LaneTile<T> logits_of(const ReadoutPanel<T>& panel, Index columns) {
+  [[nodiscard]] static LaneTile<Real> logits_of(const ReadoutPanel<Real>& panel, Index columns) {
     return panel.work.part(0, columns);
   }
   // dI with one row per lane, behind dI in lanes.
-  [[nodiscard]] static const T* rows_of(const ReadoutPanel<T>& panel, const LaneTile<T>& dlogits) {
-    T* rows = panel.work.row(dlogits.rows);
+  [[nodiscard]] static const Real* rows_of(const ReadoutPanel<Real>& panel, const LaneTile<Real>& dlogits) {
+    Real* rows = panel.work.row(dlogits.rows);
     const Index stride = padded_columns(dlogits.rows);
-    std::fill(rows, rows + panel.valid_lanes * stride, T(0));
+    std::fill(rows, rows + panel.valid_lanes * stride, Real(0));
     unpack_lanes(dlogits.data, dlogits.lanes, panel.valid_lanes, dlogits.rows, rows, stride);
     return rows;
   }
   [[nodiscard]] static Index padded_columns(Index n) {
-    return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+    return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   }
 };
 

@@ -35,8 +35,8 @@
 namespace heed::inline HEED_ABI {
 
 // score = logit + lambda t f. Key feature 0 is the category, query feature 0 is f.
-template <class T>
-struct PrototypeScore : PrototypeMemory<T> {
+template <class Real>
+struct PrototypeScore : PrototypeMemory<Real> {
   using Options = PrototypeOptions;
   static constexpr bool plain = false, has_projection = false, has_table = true;
   static constexpr int scalars = 1, query_features = 1, key_features = 1;
@@ -47,7 +47,7 @@ struct PrototypeScore : PrototypeMemory<T> {
   template <class S>
   using Scalars = ScalarsOf<PrototypeScore, S>;
 
-  Param<T> strength = T(0.1);  // lambda
+  Param<Real> strength = Real(0.1);  // lambda
 
   template <class F>
   void visit(F&& f) {
@@ -55,12 +55,12 @@ struct PrototypeScore : PrototypeMemory<T> {
     f("strength", strength);
   }
   void validate(const Geometry& g, const char* where) const {
-    PrototypeMemory<T>::validate(g, where);
+    PrototypeMemory<Real>::validate(g, where);
     detail::require_finite_per_head(strength, g.heads, where, "strength");
   }
-  [[nodiscard]] T scalar(int, Index h) const { return strength.head(h); }
+  [[nodiscard]] Real scalar(int, Index h) const { return strength.head(h); }
   void chain_scalars(Index h, const double* dp, PrototypeScore& grad) const {
-    grad.strength.head(h) += T(dp[0]);
+    grad.strength.head(h) += Real(dp[0]);
   }
 
   template <class S>
@@ -103,14 +103,14 @@ struct PrototypeScore : PrototypeMemory<T> {
 
   // Row m is u(W_m). A head without prototypes has zeros, and an empty W one such row.
   [[nodiscard]] Index table_size() const { return std::max<Index>(1, this->rows()); }
-  void prepare_table(Index h, Index dim, T* out) const {
+  void prepare_table(Index h, Index dim, Real* out) const {
     const Index count = this->count(h);
     for (Index m = 0; m < table_size(); ++m)
-      for (Index c = 0; c < dim; ++c) out[m * dim + c] = math::constant<T>(0);
+      for (Index c = 0; c < dim; ++c) out[m * dim + c] = math::constant<Real>(0);
     for (Index m = 0; m < (count > 0 ? table_size() : 0); ++m) {
       const Index source = m < count ? m : 0;
-      const T factor = math::constant<T>(1) /
-                       (this->norm(h, source) + math::constant<T>(this->eps));
+      const Real factor = math::constant<Real>(1) /
+                       (this->norm(h, source) + math::constant<Real>(this->eps));
       for (Index c = 0; c < dim; ++c)
         out[m * dim + c] = this->prototype(h, source)[c] * factor;
     }
@@ -129,21 +129,21 @@ struct PrototypeScore : PrototypeMemory<T> {
     return row_norm<S>(row.dim(), [&](Index c) { return row.x(c); });
   }
   // Adds (du - w (w . du) / (n (n + eps))) / (n + eps), n = |w|; the second term is 0 at w = 0.
-  void unit_vjp(const T* w, Index dim, const double* du, T* dw) const {
+  void unit_vjp(const Real* w, Index dim, const double* du, Real* dw) const {
     const double n = row_norm<double>(dim, [=](Index c) { return double(w[c]); });
     const double factor = 1.0 / (n + this->eps);
     double along = 0.0;  // (w / n) . du
     for (Index c = 0; c < dim && n > 0.0; ++c) along += double(w[c]) / n * du[c];
     for (Index c = 0; c < dim; ++c)
-      dw[c] += T((du[c] - double(w[c]) * factor * along) * factor);
+      dw[c] += Real((du[c] - double(w[c]) * factor * along) * factor);
   }
 };
 
 // Score and readout share one W, which the score keeps and visits: op.score.W. Every copy is tied
 // to its own.
-template <class T>
-struct Prototype : Attention<T, PrototypeScore<T>, Softmax<T>, TiedPrototypeReadout<T>> {
-  using Parts = Attention<T, PrototypeScore<T>, Softmax<T>, TiedPrototypeReadout<T>>;
+template <class Real>
+struct Prototype : Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>> {
+  using Parts = Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>>;
   template <class U>
   using rebind = Prototype<U>;
 
@@ -153,12 +153,12 @@ struct Prototype : Attention<T, PrototypeScore<T>, Softmax<T>, TiedPrototypeRead
 };
 
 // For `g`, with `prototypes` rows of zeros per head, to be filled.
-template <class T>
-[[nodiscard]] Prototype<T> make_prototype(const Geometry& g, Index prototypes) {
+template <class Real>
+[[nodiscard]] Prototype<Real> make_prototype(const Geometry& g, Index prototypes) {
   require(prototypes >= 0, "make_prototype: prototypes is ", prototypes,
           ", it must not be negative");
-  Prototype<T> op;
-  op.score.W = Param<T>(std::vector<Index>{g.heads, prototypes, g.dim_qk});
+  Prototype<Real> op;
+  op.score.W = Param<Real>(std::vector<Index>{g.heads, prototypes, g.dim_qk});
   return op;
 }
 

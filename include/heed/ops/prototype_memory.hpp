@@ -28,8 +28,8 @@ namespace heed::inline HEED_ABI {
 
 namespace detail {
 
-template <class T>
-void require_finite_per_head(const Param<T>& p, Index heads, const char* where, const char* name) {
+template <class Real>
+void require_finite_per_head(const Param<Real>& p, Index heads, const char* where, const char* name) {
   require_per_head(p, heads, where, name);
   for (Index i = 0; i < p.size(); ++i)
     require(std::isfinite(double(math::value_of(p[i]))), where, ": ", name, " is ",
@@ -43,35 +43,35 @@ struct PrototypeOptions {
   double eps = 1e-8;
 };
 
-template <class T>
+template <class Real>
 struct PrototypeMemory : PrototypeOptions {
-  Param<T> W;  // (heads, M, dim_qk), or empty
+  Param<Real> W;  // (heads, M, dim_qk), or empty
 
   // M; 0 without prototypes.
   [[nodiscard]] Index rows() const { return W.given() ? W.extent(1) : 0; }
   [[nodiscard]] Index count(Index head) const {
     return counts.empty() || !W.given() ? rows() : counts[std::size_t(head)];
   }
-  [[nodiscard]] const T* prototype(Index head, Index m) const { return W.data() + at(head, m); }
-  [[nodiscard]] T* prototype(Index head, Index m) { return W.data() + at(head, m); }
+  [[nodiscard]] const Real* prototype(Index head, Index m) const { return W.data() + at(head, m); }
+  [[nodiscard]] Real* prototype(Index head, Index m) { return W.data() + at(head, m); }
   // |W_m|
-  [[nodiscard]] T norm(Index head, Index m) const {
-    const T* w = prototype(head, m);
-    return row_norm<T>(W.extent(2), [=](Index c) { return w[c]; });
+  [[nodiscard]] Real norm(Index head, Index m) const {
+    const Real* w = prototype(head, m);
+    return row_norm<Real>(W.extent(2), [=](Index c) { return w[c]; });
   }
 
   // Prototypes and counts of one memory per head; M is the largest count.
-  void take(const std::vector<ArtMemory<T>>& memories) {
+  void take(const std::vector<ArtMemory<Real>>& memories) {
     const Index dim = memories.empty() ? 0 : memories[0].dim();
     std::vector<Index> sizes;
     Index largest = 0;
-    for (const ArtMemory<T>& memory : memories) {
+    for (const ArtMemory<Real>& memory : memories) {
       require(memory.dim() == dim, "PrototypeMemory::take: memory ", sizes.size(), " has dim ",
               memory.dim(), ", memory 0 has ", dim);
       sizes.push_back(memory.count());
       largest = std::max(largest, memory.count());
     }
-    Param<T> rows(std::vector<Index>{Index(memories.size()), largest, dim});
+    Param<Real> rows(std::vector<Index>{Index(memories.size()), largest, dim});
     for (std::size_t h = 0; h < memories.size(); ++h) {
       const auto from = memories[h].prototypes();
       std::copy(from.begin(), from.end(), rows.data() + Index(h) * largest * dim);
@@ -80,10 +80,10 @@ struct PrototypeMemory : PrototypeOptions {
     counts = std::move(sizes);
   }
   // Hands prototypes that an optimiser has moved back to the memories they were taken from.
-  void give(std::vector<ArtMemory<T>>& memories) const {
+  void give(std::vector<ArtMemory<Real>>& memories) const {
     for (std::size_t h = 0; h < memories.size(); ++h) {
       const Index n = count(Index(h));
-      const T* from = n > 0 ? prototype(Index(h), 0) : nullptr;
+      const Real* from = n > 0 ? prototype(Index(h), 0) : nullptr;
       memories[h].set_prototypes({from, std::size_t(n * memories[h].dim())}, n);
     }
   }
@@ -120,13 +120,13 @@ struct PrototypeMemory : PrototypeOptions {
 // keys of a finished call, plain numbers without a gradient. Where memories are a multiple of the
 // rows' heads, neighbours share a head, as query heads share keys. Returns one tally per memory. A
 // refused call leaves every memory as it was.
-template <class T>
-std::vector<ArtTally> learn_after_forward(std::vector<ArtMemory<T>>& memories,
-                                          const TensorView<const T>& rows) {
+template <class Real>
+std::vector<ArtTally> learn_after_forward(std::vector<ArtMemory<Real>>& memories,
+                                          const TensorView<const Real>& rows) {
   const Index heads = rows.shape().heads, count = Index(memories.size());
   require(count == 0 || (heads > 0 && count % heads == 0), "learn_after_forward: there are ", count,
           " memories, the rows have ", heads, " heads; it must be a multiple");
-  std::vector<ArtMemory<T>> taught = memories;
+  std::vector<ArtMemory<Real>> taught = memories;
   std::vector<ArtTally> tallies;
   for (Index h = 0; h < count; ++h)
     tallies.push_back(taught[std::size_t(h)].learn(rows, h / (count / heads)));

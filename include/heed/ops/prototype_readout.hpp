@@ -28,50 +28,50 @@ namespace heed::inline HEED_ABI {
 namespace detail {
 
 // The pull of one head towards its prototypes.
-template <class T>
+template <class Real>
 struct PrototypePull {
-  using P = Pack<T>;
-  const PrototypeMemory<T>& memory;
-  const Param<T>& pull;  // mu
+  using P = Pack<Real>;
+  const PrototypeMemory<Real>& memory;
+  const Param<Real>& pull;  // mu
 
-  void forward(const ReadoutPanel<T>& panel) const {
-    if (memory.count(panel.head) == 0) return panel.diagnostics.fill(T(-1));
+  void forward(const ReadoutPanel<Real>& panel) const {
+    if (memory.count(panel.head) == 0) return panel.diagnostics.fill(Real(-1));
     const Winners winner = winners(panel);
-    const Index lanes = panel.vectors * kLanes<T>, dim = panel.tile.rows;
-    const T* W = memory.prototype(panel.head, 0);
-    const T mu = pull.head(panel.head);
+    const Index lanes = panel.vectors * kLanes<Real>, dim = panel.tile.rows;
+    const Real* W = memory.prototype(panel.head, 0);
+    const Real mu = pull.head(panel.head);
     for (Index c = 0; c < dim; ++c) {
-      T* out = panel.tile.row(c);
-      const T* q = panel.query.row(c);
+      Real* out = panel.tile.row(c);
+      const Real* q = panel.query.row(c);
       for (Index i = 0; i < lanes; ++i) out[i] += mu * (W[winner[std::size_t(i)] * dim + c] - q[i]);
     }
     for (Index i = 0; i < lanes; ++i)
-      panel.diagnostics.row(0)[i] = T(winner[std::size_t(i)]);
+      panel.diagnostics.row(0)[i] = Real(winner[std::size_t(i)]);
   }
 
   // Adds to `dmemory` and `dpull`; the tile, dout, is dmixed as it stands.
-  void vjp(const ReadoutPanel<T>& panel, PrototypeMemory<T>& dmemory, Param<T>& dpull) const {
-    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+  void vjp(const ReadoutPanel<Real>& panel, PrototypeMemory<Real>& dmemory, Param<Real>& dpull) const {
+    lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);
     if (memory.count(panel.head) == 0) return;
     const Winners winner = winners(panel);
     const Index dim = panel.tile.rows;
-    const T* W = memory.prototype(panel.head, 0);
-    T* dW = dmemory.prototype(panel.head, 0);
-    const T mu = pull.head(panel.head);
+    const Real* W = memory.prototype(panel.head, 0);
+    Real* dW = dmemory.prototype(panel.head, 0);
+    const Real mu = pull.head(panel.head);
     for (Index c = 0; c < dim; ++c)
       for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, panel.tile.load(c, v) * -mu);
     double sum = 0.0;
     for (Index i = 0; i < panel.valid_lanes; ++i) {
       const Index row = winner[std::size_t(i)] * dim;
-      T along = T(0);
+      Real along = Real(0);
       for (Index c = 0; c < dim; ++c) {
-        const T dout = panel.tile.row(c)[i];
+        const Real dout = panel.tile.row(c)[i];
         along += dout * (W[row + c] - panel.query.row(c)[i]);
         dW[row + c] += mu * dout;
       }
       sum += double(along);
     }
-    dpull.head(panel.head) += T(sum);
+    dpull.head(panel.head) += Real(sum);
   }
 
   template <class S>
@@ -94,39 +94,39 @@ struct PrototypePull {
   using Winners = std::array<Index, std::size_t(kPanelVectors) * 16>;
 
   // Winner of each lane. Ties and NaN keep the lower index.
-  [[nodiscard]] Winners winners(const ReadoutPanel<T>& panel) const {
+  [[nodiscard]] Winners winners(const ReadoutPanel<Real>& panel) const {
     const Index h = panel.head, count = memory.count(h), dim = panel.query.rows;
-    const LaneTile<T> match = panel.work.part(0, count);
+    const LaneTile<Real> match = panel.work.part(0, count);
     panel_gemm<Store::overwrite>(count, dim, panel.vectors,
-                                 Broadcast<T>{memory.prototype(h, 0), dim, 1}, panel.query.data,
+                                 Broadcast<Real>{memory.prototype(h, 0), dim, 1}, panel.query.data,
                                  panel.query.lanes, match.data, match.lanes);
     std::array<P, std::size_t(kPanelVectors)> best, index;
     for (Index m = 0; m < count; ++m) {
-      const P factor = T(1) / (norm(memory.prototype(h, m), dim) + T(memory.eps));
+      const P factor = Real(1) / (norm(memory.prototype(h, m), dim) + Real(memory.eps));
       for (std::size_t v = 0; v < std::size_t(panel.vectors); ++v) {
         const P cosine = match.load(m, int(v)) * factor;
-        if (m == 0) best[v] = cosine, index[v] = T(0);
+        if (m == 0) best[v] = cosine, index[v] = Real(0);
         const auto better = cosine > best[v];
         best[v] = select(better, cosine, best[v]);
-        index[v] = select(better, P(T(m)), index[v]);
+        index[v] = select(better, P(Real(m)), index[v]);
       }
     }
     Winners winner{};
-    for (int i = 0; i < panel.vectors * kLanes<T>; ++i)
-      winner[std::size_t(i)] = Index(index[std::size_t(i / kLanes<T>)].lane(i % kLanes<T>));
+    for (int i = 0; i < panel.vectors * kLanes<Real>; ++i)
+      winner[std::size_t(i)] = Index(index[std::size_t(i / kLanes<Real>)].lane(i % kLanes<Real>));
     return winner;
   }
 
   // |w| from packs of squares where they are safe; a winner needs no more.
-  [[nodiscard]] static T norm(const T* w, Index dim) {
-    constexpr Index W = kLanes<T>;
-    P squares = T(0);
+  [[nodiscard]] static Real norm(const Real* w, Index dim) {
+    constexpr Index W = kLanes<Real>;
+    P squares = Real(0);
     Index c = 0;
     for (; c + W <= dim; c += W) squares = mul_add(P::load(w + c), P::load(w + c), squares);
-    T sum = sum_lanes(squares);
+    Real sum = sum_lanes(squares);
     for (; c < dim; ++c) sum += w[c] * w[c];
-    if (sum > T(1e-20) && sum < T(1e30)) return std::sqrt(sum);
-    return row_norm<T>(dim, [=](Index x) { return w[x]; });
+    if (sum > Real(1e-20) && sum < Real(1e30)) return std::sqrt(sum);
+    return row_norm<Real>(dim, [=](Index x) { return w[x]; });
   }
 
   // In long hand.
@@ -135,7 +135,7 @@ struct PrototypePull {
     Index winner = -1;
     auto best = math::value_of(math::constant<S>(0));
     for (Index m = 0; m < memory.count(h); ++m) {
-      const T* w = memory.prototype(h, m);
+      const Real* w = memory.prototype(h, m);
       const S dot = math::dot_product(
           memory.W.extent(2), [=](Index c) { return q[c]; }, [=](Index c) { return w[c]; });
       const S norm = memory.norm(h, m) + math::constant<S>(memory.eps);
@@ -150,19 +150,19 @@ struct PrototypePull {
 
 // Where another part keeps its prototypes. An address, not a value: copies start without one, and
 // an assignment leaves it alone.
-template <class T>
+template <class Real>
 class PrototypeLink {
  public:
   PrototypeLink() = default;
   PrototypeLink(const PrototypeLink&) {}
   PrototypeLink& operator=(const PrototypeLink&) { return *this; }
-  void tie(PrototypeMemory<T>& memory) { memory_ = &memory; }
+  void tie(PrototypeMemory<Real>& memory) { memory_ = &memory; }
   [[nodiscard]] bool tied() const { return memory_ != nullptr; }
-  [[nodiscard]] const PrototypeMemory<T>& memory() const { return *memory_; }
-  [[nodiscard]] PrototypeMemory<T>& memory() { return *memory_; }
+  [[nodiscard]] const PrototypeMemory<Real>& memory() const { return *memory_; }
+  [[nodiscard]] PrototypeMemory<Real>& memory() { return *memory_; }
 
  private:
-  PrototypeMemory<T>* memory_ = nullptr;
+  PrototypeMemory<Real>* memory_ = nullptr;
 };
 
 struct PlainPrototypeReadout : PlainReadout {
@@ -171,8 +171,8 @@ struct PlainPrototypeReadout : PlainReadout {
   [[nodiscard]] static const char* diagnostic_name(int) { return "winner"; }
 };
 
-template <class T>
-void validate_pull(const PrototypeMemory<T>& memory, const Param<T>& pull, const Geometry& g,
+template <class Real>
+void validate_pull(const PrototypeMemory<Real>& memory, const Param<Real>& pull, const Geometry& g,
                    const char* where) {
   require_finite_per_head(pull, g.heads, where, "pull");
   require(!memory.W.given() || g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
@@ -181,13 +181,13 @@ void validate_pull(const PrototypeMemory<T>& memory, const Param<T>& pull, const
 
 }  // namespace detail
 
-template <class T>
-struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<T> {
+template <class Real>
+struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<Real> {
   using Options = PrototypeOptions;
   template <class U>
   using rebind = PrototypeReadout<U>;
 
-  Param<T> pull = T(0.1);  // mu
+  Param<Real> pull = Real(0.1);  // mu
 
   template <class F>
   void visit(F&& f) {
@@ -195,13 +195,13 @@ struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<T> {
     f("pull", pull);
   }
   void validate(const Geometry& g, const char* where) const {
-    PrototypeMemory<T>::validate(g, where);
+    PrototypeMemory<Real>::validate(g, where);
     detail::validate_pull(*this, pull, g, where);
   }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return this->rows(); }
 
-  void forward(const ReadoutPanel<T>& panel) const { lanes().forward(panel); }
-  void vjp(const ReadoutPanel<T>& panel, PrototypeReadout& grad) const {
+  void forward(const ReadoutPanel<Real>& panel) const { lanes().forward(panel); }
+  void vjp(const ReadoutPanel<Real>& panel, PrototypeReadout& grad) const {
     lanes().vjp(panel, grad, grad.pull);
   }
   template <class S>
@@ -210,17 +210,17 @@ struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<T> {
   }
 
  private:
-  [[nodiscard]] detail::PrototypePull<T> lanes() const { return {*this, pull}; }
+  [[nodiscard]] detail::PrototypePull<Real> lanes() const { return {*this, pull}; }
 };
 
 // Part of Prototype, which ties it to its score.
-template <class T>
+template <class Real>
 struct TiedPrototypeReadout : detail::PlainPrototypeReadout {
   template <class U>
   using rebind = TiedPrototypeReadout<U>;
 
-  Param<T> pull = T(0.1);  // mu
-  detail::PrototypeLink<T> link;
+  Param<Real> pull = Real(0.1);  // mu
+  detail::PrototypeLink<Real> link;
 
   template <class F>
   void visit(F&& f) {
@@ -233,8 +233,8 @@ struct TiedPrototypeReadout : detail::PlainPrototypeReadout {
   }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return link.memory().rows(); }
 
-  void forward(const ReadoutPanel<T>& panel) const { lanes().forward(panel); }
-  void vjp(const ReadoutPanel<T>& panel, TiedPrototypeReadout& grad) const {
+  void forward(const ReadoutPanel<Real>& panel) const { lanes().forward(panel); }
+  void vjp(const ReadoutPanel<Real>& panel, TiedPrototypeReadout& grad) const {
     lanes().vjp(panel, grad.link.memory(), grad.pull);
   }
   template <class S>
@@ -243,7 +243,7 @@ struct TiedPrototypeReadout : detail::PlainPrototypeReadout {
   }
 
  private:
-  [[nodiscard]] detail::PrototypePull<T> lanes() const { return {link.memory(), pull}; }
+  [[nodiscard]] detail::PrototypePull<Real> lanes() const { return {link.memory(), pull}; }
 };
 
 }  // namespace heed::inline HEED_ABI

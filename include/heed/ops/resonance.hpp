@@ -38,17 +38,17 @@ struct ResonanceStatistics {
 namespace detail {
 
 // A tile of pairs, [keys][queries] with kLanes queries a row.
-template <class T>
+template <class Real>
 struct ResonanceTile {
-  static constexpr Index kLanes = kPanelLanes<T>;
+  static constexpr Index kLanes = kPanelLanes<Real>;
   Index batch = 0, head = 0;
   Index query = 0, queries = 0, key = 0, keys = 0;
   bool all_visible = false;
-  const T *resonance = nullptr, *input = nullptr;  // r and c'
+  const Real *resonance = nullptr, *input = nullptr;  // r and c'
 
   // f(query, key, r, c') for each visible pair, queries inside, keys outside.
   template <class F>
-  void for_each_visible(const BoundMask<T>& mask, F&& f) const {
+  void for_each_visible(const BoundMask<Real>& mask, F&& f) const {
     for (Index j = 0; j < keys; ++j)
       for (Index i = 0; i < queries; ++i)
         if (all_visible || mask.visible(batch, head, query + i, key + j))
@@ -57,16 +57,16 @@ struct ResonanceTile {
 };
 
 // Resonance of one block of queries against all keys, tile by tile.
-template <class T>
+template <class Real>
 class ResonanceBlock {
  public:
-  static constexpr Index kQueries = kPanelLanes<T>;
+  static constexpr Index kQueries = kPanelLanes<Real>;
 
-  ResonanceBlock(const DarScore<T>& score, const TensorView<const T>& query,
-                 const TensorView<const T>& key, const Geometry& g, const BoundMask<T>& mask)
+  ResonanceBlock(const DarScore<Real>& score, const TensorView<const Real>& query,
+                 const TensorView<const Real>& key, const Geometry& g, const BoundMask<Real>& mask)
       : score_(score), query_(query), key_(key), g_(g), mask_(mask) {
     take_tiles();  // counts
-    scratch_ = Scratch<T>(scratch_.used());
+    scratch_ = Scratch<Real>(scratch_.used());
     take_tiles();
   }
 
@@ -83,21 +83,21 @@ class ResonanceBlock {
       if (kind == TileKind::empty) continue;
       load(k_, key_, b, g_.kv_head(h), j, count);
       fill_tile(h, count);
-      visit(ResonanceTile<T>{b, h, first, rows, j, count,
-                             kind == TileKind::full && !mask_.has_bias(), resonance_.data,
-                             input_.data});
+      visit(ResonanceTile<Real>{b, h, first, rows, j, count,
+                                kind == TileKind::full && !mask_.has_bias(), resonance_.data,
+                                input_.data});
     }
   }
 
  private:
-  using P = Pack<T>;
+  using P = Pack<Real>;
   static constexpr Index kKeys = kQueries;  // keys lie in lanes, too, when their norms are taken
 
   struct RowTiles {
-    LaneTile<T> x, projected;
+    LaneTile<Real> x, projected;
     Index stride = 0;
-    const T* rows = nullptr;
-    [[nodiscard]] LaneRow<T> row(int v) const {
+    const Real* rows = nullptr;
+    [[nodiscard]] LaneRow<Real> row(int v) const {
       return {x.constant(), projected.constant(), {}, v};
     }
   };
@@ -110,45 +110,45 @@ class ResonanceBlock {
       rows->x = take_tile(g_.dim_qk);
       rows->projected = take_tile(rank());
     }
-    for (LaneTile<T>* tile : {&dots_, &projected_dots_, &resonance_, &input_})
+    for (LaneTile<Real>* tile : {&dots_, &projected_dots_, &resonance_, &input_})
       *tile = take_tile(kKeys);
   }
-  [[nodiscard]] LaneTile<T> take_tile(Index rows) {
+  [[nodiscard]] LaneTile<Real> take_tile(Index rows) {
     return {scratch_.take(rows * kQueries), rows, kQueries};
   }
 
-  void load(RowTiles& tiles, const TensorView<const T>& from, Index b, Index head, Index first,
+  void load(RowTiles& tiles, const TensorView<const Real>& from, Index b, Index head, Index first,
             Index count) const {
     tiles.rows = from.row(b, head, first);
     tiles.stride = from.strides().row;
     pack_lanes(tiles.rows, tiles.stride, count, g_.dim_qk, tiles.x.data, kQueries);
     if (rank() > 0)
       panel_gemm<Store::overwrite>(rank(), g_.dim_qk, kPanelVectors,
-                                   Broadcast<T>{score_.projection().data(), 1, rank()},
+                                   Broadcast<Real>{score_.projection().data(), 1, rank()},
                                    tiles.x.data, kQueries, tiles.projected.data, kQueries);
   }
 
   // r and c' of the first `count` keys in k_ against the queries in q_, head h.
   void fill_tile(Index h, Index count) {
     panel_gemm<Store::overwrite>(count, g_.dim_qk, kPanelVectors,
-                                 Broadcast<T>{k_.rows, k_.stride, 1}, q_.x.data, kQueries,
+                                 Broadcast<Real>{k_.rows, k_.stride, 1}, q_.x.data, kQueries,
                                  dots_.data, kQueries);
     if (rank() > 0)
       panel_gemm<Store::overwrite>(count, rank(), kPanelVectors,
-                                   Broadcast<T>{k_.projected.data, 1, kQueries},
+                                   Broadcast<Real>{k_.projected.data, 1, kQueries},
                                    q_.projected.data, kQueries, projected_dots_.data, kQueries);
     std::array<P, 2> key_features[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v)
       score_.key_features_of(k_.row(v), key_features[v].data());
-    ScalarsOf<DarScore<T>, P> p;
+    ScalarsOf<DarScore<Real>, P> p;
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = score_.scalar(int(i), h);
     const ResonanceGate gate = score_.resonance_gate();
     for (int v = 0; v < kPanelVectors; ++v) {
-      PairOf<DarScore<T>, P> pair;
+      PairOf<DarScore<Real>, P> pair;
       score_.query_features_of(q_.row(v), pair.query.data());
       for (Index r = 0; r < count; ++r) {
-        const auto& features = key_features[r / kLanes<T>];
-        for (std::size_t f = 0; f < 2; ++f) pair.key[f] = features[f].lane(int(r % kLanes<T>));
+        const auto& features = key_features[r / kLanes<Real>];
+        for (std::size_t f = 0; f < 2; ++f) pair.key[f] = features[f].lane(int(r % kLanes<Real>));
         pair.dot = dots_.load(r, v);
         if (rank() > 0) pair.projected = projected_dots_.load(r, v);
         input_.store(r, v, gate.input(score_.cosine(pair)));
@@ -157,19 +157,19 @@ class ResonanceBlock {
     }
   }
 
-  const DarScore<T>& score_;
-  const TensorView<const T>&query_, &key_;
+  const DarScore<Real>& score_;
+  const TensorView<const Real>&query_, &key_;
   Geometry g_;
-  const BoundMask<T>& mask_;
-  Scratch<T> scratch_;
+  const BoundMask<Real>& mask_;
+  Scratch<Real> scratch_;
   RowTiles q_, k_;
-  LaneTile<T> dots_, projected_dots_, resonance_, input_;
+  LaneTile<Real> dots_, projected_dots_, resonance_, input_;
 };
 
 // The sizes of a call; throws when they do not fit.
-template <class T>
-[[nodiscard]] Geometry resonance_geometry(const TensorView<const T>& query,
-                                          const TensorView<const T>& key, const char* where) {
+template <class Real>
+[[nodiscard]] Geometry resonance_geometry(const TensorView<const Real>& query,
+                                          const TensorView<const Real>& key, const char* where) {
   const Shape &q = query.shape(), &k = key.shape();
   require(q.dim > 0, where, ": query has dim ", q.dim, ", it must be positive");
   require(k.dim == q.dim, where, ": key has dim_qk ", k.dim, ", query has ", q.dim);
@@ -184,21 +184,21 @@ template <class T>
           .len_q = q.len, .len_kv = k.len, .dim_qk = q.dim, .dim_v = q.dim};
 }
 
-template <class T>
+template <class Real>
 [[nodiscard]] Index resonance_blocks(const Geometry& g) {
-  return (g.len_q + ResonanceBlock<T>::kQueries - 1) / ResonanceBlock<T>::kQueries;
+  return (g.len_q + ResonanceBlock<Real>::kQueries - 1) / ResonanceBlock<Real>::kQueries;
 }
 
 // body(block, b, h, first query, unit) for every block of queries; units count from 0, blocks
 // inside, batches outside.
-template <class T, class Body>
-void for_each_resonance_block(const DarScore<T>& score, const TensorView<const T>& query,
-                              const TensorView<const T>& key, const Geometry& g,
-                              const BoundMask<T>& mask, int threads, Body&& body) {
-  constexpr Index width = ResonanceBlock<T>::kQueries;
-  const Index blocks = resonance_blocks<T>(g);
+template <class Real, class Body>
+void for_each_resonance_block(const DarScore<Real>& score, const TensorView<const Real>& query,
+                              const TensorView<const Real>& key, const Geometry& g,
+                              const BoundMask<Real>& mask, int threads, Body&& body) {
+  constexpr Index width = ResonanceBlock<Real>::kQueries;
+  const Index blocks = resonance_blocks<Real>(g);
   parallel_for(g.batch * g.heads * blocks, resolve_threads(threads), [&](Index unit) {
-    ResonanceBlock<T> block(score, query, key, g, mask);
+    ResonanceBlock<Real> block(score, query, key, g, mask);
     body(block, unit / blocks / g.heads, unit / blocks % g.heads, unit % blocks * width, unit);
   });
 }
@@ -238,13 +238,13 @@ concept ResonantOp =
 
 // Writes r_ij to `out` (batch, heads, len_q, len_kv), which must not overlap query or key; 0 where
 // the mask hides the pair.
-template <ResonantOp Op, class T = typename Op::Scalar>
-void resonance_map(const Op& op, std::type_identity_t<TensorView<const T>> query,
-                   std::type_identity_t<TensorView<const T>> key,
-                   std::type_identity_t<TensorView<T>> out,
-                   const std::type_identity_t<Mask<T>>& mask = {}, int threads = 0) {
+template <ResonantOp Op, class Real = typename Op::Scalar>
+void resonance_map(const Op& op, std::type_identity_t<TensorView<const Real>> query,
+                   std::type_identity_t<TensorView<const Real>> key,
+                   std::type_identity_t<TensorView<Real>> out,
+                   const std::type_identity_t<Mask<Real>>& mask = {}, int threads = 0) {
   constexpr const char* where = "heed::resonance_map";
-  const Geometry g = detail::resonance_geometry<T>(query, key, where);
+  const Geometry g = detail::resonance_geometry<Real>(query, key, where);
   op.score.validate(g, where);
   const Shape expected{g.batch, g.heads, g.len_q, g.len_kv};
   require(out.shape() == expected, where, ": out has shape ", out.shape(), ", it must be ",
@@ -252,38 +252,38 @@ void resonance_map(const Op& op, std::type_identity_t<TensorView<const T>> query
   require(out.data() != nullptr || !out.has_elements(), where, ": out is null, shape ", expected);
   require(!may_overlap(out, query) && !may_overlap(out, key), where,
           ": out overlaps query or key; it needs memory of its own");
-  const BoundMask<T> bound(mask, g, where);
-  detail::for_each_resonance_block<T>(
+  const BoundMask<Real> bound(mask, g, where);
+  detail::for_each_resonance_block<Real>(
       op.score, query, key, g, bound, threads,
       [&](auto& block, Index b, Index h, Index first, Index) {
         for (Index i = first; i < std::min(first + block.kQueries, g.len_q); ++i)
-          std::fill_n(out.row(b, h, i), g.len_kv, T(0));
+          std::fill_n(out.row(b, h, i), g.len_kv, Real(0));
         block.run(b, h, first, [&](const auto& tile) {
           tile.for_each_visible(bound,
-                                [&](Index i, Index j, T r, T) { out.row(b, h, i)[j] = r; });
+                                [&](Index i, Index j, Real r, Real) { out.row(b, h, i)[j] = r; });
         });
       });
 }
 
 // How often, and how much, each head resonates.
-template <ResonantOp Op, class T = typename Op::Scalar>
+template <ResonantOp Op, class Real = typename Op::Scalar>
 [[nodiscard]] ResonanceStatistics resonance_statistics(
-    const Op& op, std::type_identity_t<TensorView<const T>> query,
-    std::type_identity_t<TensorView<const T>> key,
-    const std::type_identity_t<Mask<T>>& mask = {}, int threads = 0) {
+    const Op& op, std::type_identity_t<TensorView<const Real>> query,
+    std::type_identity_t<TensorView<const Real>> key,
+    const std::type_identity_t<Mask<Real>>& mask = {}, int threads = 0) {
   constexpr const char* where = "heed::resonance_statistics";
-  const Geometry g = detail::resonance_geometry<T>(query, key, where);
+  const Geometry g = detail::resonance_geometry<Real>(query, key, where);
   op.score.validate(g, where);
-  const BoundMask<T> bound(mask, g, where);
+  const BoundMask<Real> bound(mask, g, where);
   std::vector<detail::ResonanceSums> blocks(
-      std::size_t(g.batch * g.heads * detail::resonance_blocks<T>(g)));
-  detail::for_each_resonance_block<T>(
+      std::size_t(g.batch * g.heads * detail::resonance_blocks<Real>(g)));
+  detail::for_each_resonance_block<Real>(
       op.score, query, key, g, bound, threads,
       [&](auto& block, Index b, Index h, Index first, Index unit) {
-        const T rho = op.score.vigilance.head(h);
+        const Real rho = op.score.vigilance.head(h);
         detail::ResonanceSums sums;
         block.run(b, h, first, [&](const auto& tile) {
-          tile.for_each_visible(bound, [&](Index, Index, T r, T input) {
+          tile.for_each_visible(bound, [&](Index, Index, Real r, Real input) {
             sums.resonance += double(r);
             sums.crossings += input > rho;
             ++sums.pairs;
@@ -291,7 +291,7 @@ template <ResonantOp Op, class T = typename Op::Scalar>
         });
         blocks[std::size_t(unit)] = sums;
       });
-  return detail::total_per_head(blocks, g, detail::resonance_blocks<T>(g));
+  return detail::total_per_head(blocks, g, detail::resonance_blocks<Real>(g));
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -35,10 +35,10 @@ namespace heed::inline HEED_ABI {
 namespace detail {
 
 // The relaxation of each lane of one vector.
-template <class T>
+template <class Real>
 struct Relaxation {
-  Pack<T> tau, rounds;
-  T most_rounds = 0;
+  Pack<Real> tau, rounds;
+  Real most_rounds = 0;
 };
 
 // An upper bound of J's eigenvalues along the path of d, from l = sum of exp(z - max z).
@@ -54,41 +54,41 @@ struct Relaxation {
   return std::max(1.0, std::ceil(std::log(tolerance / std::abs(kappa)) / std::log(rate)));
 }
 
-template <class T>
-[[nodiscard]] inline Relaxation<T> relaxation(Pack<T> sum, double kappa, double tolerance) {
-  std::array<T, std::size_t(kLanes<T>)> tau, rounds;
-  Relaxation<T> result;
-  for (int i = 0; i < kLanes<T>; ++i) {
+template <class Real>
+[[nodiscard]] inline Relaxation<Real> relaxation(Pack<Real> sum, double kappa, double tolerance) {
+  std::array<Real, std::size_t(kLanes<Real>)> tau, rounds;
+  Relaxation<Real> result;
+  for (int i = 0; i < kLanes<Real>; ++i) {
     const double l = double(sum.lane(i));
     const double lambda = l >= 1 ? coupling_bound(kappa, l) : 0;  // 0: no key, or NaN
     const double step = 2 / (2 - kappa * lambda);
-    tau[std::size_t(i)] = T(step);
+    tau[std::size_t(i)] = Real(step);
     rounds[std::size_t(i)] =
-        T(relaxation_rounds(kappa, std::abs(kappa) * lambda * step / 2, tolerance));
+        Real(relaxation_rounds(kappa, std::abs(kappa) * lambda * step / 2, tolerance));
     result.most_rounds = std::max(result.most_rounds, rounds[std::size_t(i)]);
   }
-  result.tau = Pack<T>::load(tau.data());
-  result.rounds = Pack<T>::load(rounds.data());
+  result.tau = Pack<Real>::load(tau.data());
+  result.rounds = Pack<Real>::load(rounds.data());
   return result;
 }
 
 // Solves for the weights of vector v. Returns the residual: by how much one more step of the flow
 // moved the weights.
-template <class T>
-[[nodiscard]] inline Pack<T> solve_equilibrium(const SoftmaxFlow<T>& flow, TileColumn<T> weights,
-                                               TileColumn<T> d_column, double tolerance,
-                                               Pack<T>& sum) {
-  using P = Pack<T>;
+template <class Real>
+[[nodiscard]] inline Pack<Real> solve_equilibrium(const SoftmaxFlow<Real>& flow, TileColumn<Real> weights,
+                                                  TileColumn<Real> d_column, double tolerance,
+                                                  Pack<Real>& sum) {
+  using P = Pack<Real>;
   const double kappa = 1.0 - double(flow.eta);
-  const TileColumn<T> argument = flow.argument;
+  const TileColumn<Real> argument = flow.argument;
   sum = flow.start(weights);
-  for (Index j = 0; j < flow.keys; ++j) d_column.store(j, P(T(0)));
-  const Relaxation<T> relax = relaxation(sum, kappa, tolerance);
-  for (T round = 0; round < relax.most_rounds && kappa != 0; round += T(1)) {
+  for (Index j = 0; j < flow.keys; ++j) d_column.store(j, P(Real(0)));
+  const Relaxation<Real> relax = relaxation(sum, kappa, tolerance);
+  for (Real round = 0; round < relax.most_rounds && kappa != 0; round += Real(1)) {
     const auto moves = relax.rounds > P(round);
-    const P keep = select(moves, T(1) - relax.tau, P(T(1)));
-    const P pull = select(moves, relax.tau * flow.kappa_over(inverse_or_zero(sum)), P(T(0)));
-    sum = sum_over_keys<T>(flow.keys, [&](Index j) {
+    const P keep = select(moves, Real(1) - relax.tau, P(Real(1)));
+    const P pull = select(moves, relax.tau * flow.kappa_over(inverse_or_zero(sum)), P(Real(0)));
+    sum = sum_over_keys<Real>(flow.keys, [&](Index j) {
       const P d = mul_add(d_column.load(j), keep, weights.load(j) * pull);  // in log2 units
       const P p = exp2_weight(argument.load(j) + d);
       d_column.store(j, d);
@@ -100,47 +100,47 @@ template <class T>
 }
 
 // Scores become the equilibrium; takes two work columns.
-template <class T>
-inline void resonant_equilibrium_forward(const RowBlock<T>& block, int v, T eta, double tolerance) {
-  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0));
-  Pack<T> sum;
-  const Pack<T> residual = solve_equilibrium(flow, column(block.scores[0], v),
-                                             work_column(block, 1), tolerance, sum);
+template <class Real>
+inline void resonant_equilibrium_forward(const RowBlock<Real>& block, int v, Real eta, double tolerance) {
+  const SoftmaxFlow<Real> flow(block, v, eta, work_column(block, 0));
+  Pack<Real> sum;
+  const Pack<Real> residual = solve_equilibrium(flow, column(block.scores[0], v),
+                                                work_column(block, 1), tolerance, sum);
   report(block, v, flow.lse(sum), residual);
 }
 
 // Returns the lane-wise gradient of eta; takes three work columns.
-template <class T>
-[[nodiscard]] inline Pack<T> resonant_equilibrium_vjp(const RowBlock<T>& block, int v, T eta,
-                                                      double tolerance) {
-  using P = Pack<T>;
-  const SoftmaxFlow<T> flow(block, v, eta, work_column(block, 0));
+template <class Real>
+[[nodiscard]] inline Pack<Real> resonant_equilibrium_vjp(const RowBlock<Real>& block, int v, Real eta,
+                                                         double tolerance) {
+  using P = Pack<Real>;
+  const SoftmaxFlow<Real> flow(block, v, eta, work_column(block, 0));
   const auto a_column = work_column(block, 2), b_column = work_column(block, 1);
   P sum;
   static_cast<void>(solve_equilibrium(flow, a_column, b_column, tolerance, sum));
 
   const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
-  const P kappa = T(1) - eta;
-  P b_sum = T(0), largest = T(0);
-  const P b_dot = sum_over_keys<T>(flow.keys, [&](Index j) {
+  const P kappa = Real(1) - eta;
+  P b_sum = Real(0), largest = Real(0);
+  const P b_dot = sum_over_keys<Real>(flow.keys, [&](Index j) {
     const auto hidden = is_hidden(flow.drive.load(j));
-    const P a = a_column.load(j), b = a / (T(1) - kappa * a);
+    const P a = a_column.load(j), b = a / (Real(1) - kappa * a);
     b_column.store(j, b);
     b_sum += b;
     largest = max(largest, a);
-    return select(hidden, P(T(0)), b * dweights.load(j));
+    return select(hidden, P(Real(0)), b * dweights.load(j));
   });
 
   // Both D and a are counted from the largest weight, whose h a small eta leaves uncertain.
   const P mean = b_dot * inverse_or_zero(b_sum);
   const auto dscores = column(block.dscores[0], v);
-  return sum_over_keys<T>(flow.keys, [&](Index j) {
+  return sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j), a = a_column.load(j);
     const auto hidden = is_hidden(d);
-    const P h = select(hidden, P(T(0)), b_column.load(j) * (dweights.load(j) - mean));
+    const P h = select(hidden, P(Real(0)), b_column.load(j) * (dweights.load(j) - mean));
     weights.store(j, a);  // may lie where dweights lies
     dscores.store(j, h * flow.eta);
-    return select(hidden, P(T(0)), h * ((d - flow.top) - (a - largest)));
+    return select(hidden, P(Real(0)), h * ((d - flow.top) - (a - largest)));
   });
 }
 

@@ -39,7 +39,7 @@ struct ResonantFlowOptions {
   double tolerance = 0;  // >= 0, of the logits at equilibrium; 0: rounding of the scalar type
 };
 
-template <class T>
+template <class Real>
 struct ResonantFlow : ResonantFlowOptions {
   using Options = ResonantFlowOptions;
   static constexpr bool streams = false;
@@ -48,7 +48,7 @@ struct ResonantFlow : ResonantFlowOptions {
   template <class U>
   using rebind = ResonantFlow<U>;
 
-  Param<T> eta = T(0.5);  // scalar or per head
+  Param<Real> eta = Real(0.5);  // scalar or per head
 
   template <class F>
   void visit(F&& f) {
@@ -84,8 +84,8 @@ struct ResonantFlow : ResonantFlowOptions {
     return 0;
   }
 
-  void forward(const RowBlock<T>& block) const {
-    const T rate = eta.head(block.head);
+  void forward(const RowBlock<Real>& block) const {
+    const Real rate = eta.head(block.head);
     for (int v = 0; v < block.vectors; ++v) {
       if (mode == FlowMode::steps)
         detail::resonant_steps_forward(block, v, rate, distinct_steps(rate));
@@ -96,12 +96,12 @@ struct ResonantFlow : ResonantFlowOptions {
     }
   }
 
-  void vjp(const RowBlock<T>& block, ResonantFlow& grad) const {
-    const T rate = eta.head(block.head);
+  void vjp(const RowBlock<Real>& block, ResonantFlow& grad) const {
+    const Real rate = eta.head(block.head);
     double deta = 0;
     for (int v = 0; v < block.vectors; ++v) {
       if (mode == FlowMode::steps) {
-        const detail::ResonantStepsVjp<T> pass(block, v, rate, distinct_steps(rate));
+        const detail::ResonantStepsVjp<Real> pass(block, v, rate, distinct_steps(rate));
         deta += detail::sum_valid(block, v, pass.run());
       } else if (mode == FlowMode::equilibrium) {
         deta += detail::sum_valid(
@@ -110,7 +110,7 @@ struct ResonantFlow : ResonantFlowOptions {
         deta += detail::sum_valid(block, v, detail::resonant_lagrange_vjp(block, v, gain(rate)));
       }
     }
-    grad.eta.head(block.head) += T(deta);
+    grad.eta.head(block.head) += Real(deta);
   }
 
   // In long hand: the weights of one row, given its visible drives. The fixed point takes as many steps
@@ -164,15 +164,15 @@ struct ResonantFlow : ResonantFlowOptions {
   }
 
   // With eta = 1 a step forgets where it came from: the second repeats the first.
-  [[nodiscard]] int distinct_steps(T rate) const {
-    return rate == T(1) ? std::min(steps, 2) : steps;
+  [[nodiscard]] int distinct_steps(Real rate) const {
+    return rate == Real(1) ? std::min(steps, 2) : steps;
   }
 
   [[nodiscard]] double logit_tolerance() const {
-    return std::max(tolerance, double(std::numeric_limits<T>::epsilon()) / 2);
+    return std::max(tolerance, double(std::numeric_limits<Real>::epsilon()) / 2);
   }
 
-  [[nodiscard]] detail::LagrangeGain gain(T rate) const {
+  [[nodiscard]] detail::LagrangeGain gain(Real rate) const {
     if (mode == FlowMode::lagrange_equilibrium) return {};
     return detail::LagrangeGain::after(steps, double(rate));
   }

@@ -38,71 +38,71 @@ struct LagrangeGain {
 };
 
 // Count, mean and deviations of the visible entries of one row vector.
-template <class T>
+template <class Real>
 struct LagrangeFlow {
-  using P = Pack<T>;
+  using P = Pack<Real>;
   Index keys;
-  TileColumn<T> drive;
+  TileColumn<Real> drive;
   P top, share, mean;  // largest D, 1/N (0 for no key), mean of D - top
 
-  LagrangeFlow(const RowBlock<T>& block, int v)
+  LagrangeFlow(const RowBlock<Real>& block, int v)
       : keys(block.keys()), drive(column(block.scores[0], v)),
-        top(P::load(block.score_max[0] + v * kLanes<T>)) {
-    const P count = sum_over_keys<T>(
-        keys, [&](Index j) { return select(is_hidden(drive.load(j)), P(T(0)), P(T(1))); });
+        top(P::load(block.score_max[0] + v * kLanes<Real>)) {
+    const P count = sum_over_keys<Real>(
+        keys, [&](Index j) { return select(is_hidden(drive.load(j)), P(Real(0)), P(Real(1))); });
     share = inverse_or_zero(count);
-    mean = T(0);
+    mean = Real(0);
     // The second pass adds what the first one rounded off: an error of the mean is one of every weight.
     for (int pass = 0; pass < 2; ++pass)
-      mean += share * sum_over_keys<T>(keys, [&](Index j) {
+      mean += share * sum_over_keys<Real>(keys, [&](Index j) {
         const P d = drive.load(j);
-        return select(is_hidden(d), P(T(0)), deviation(d));
+        return select(is_hidden(d), P(Real(0)), deviation(d));
       });
   }
 
   // D_j - mean D of a visible entry.
   [[nodiscard]] P deviation(P d) const { return (d - top) - mean; }
-  [[nodiscard]] P weight(P d, T w) const {
-    return select(is_hidden(d), P(T(0)), mul_add(deviation(d), P(w), share));
+  [[nodiscard]] P weight(P d, Real w) const {
+    return select(is_hidden(d), P(Real(0)), mul_add(deviation(d), P(w), share));
   }
 };
 
 // Scores become weights.
-template <class T>
-inline void resonant_lagrange_forward(const RowBlock<T>& block, int v, const LagrangeGain& gain) {
-  using P = Pack<T>;
-  const LagrangeFlow<T> flow(block, v);
-  P largest = T(0);
+template <class Real>
+inline void resonant_lagrange_forward(const RowBlock<Real>& block, int v, const LagrangeGain& gain) {
+  using P = Pack<Real>;
+  const LagrangeFlow<Real> flow(block, v);
+  P largest = Real(0);
   for (Index j = 0; j < flow.keys; ++j) {
     const P d = flow.drive.load(j);
-    const P deviation = select(is_hidden(d), P(T(0)), flow.deviation(d));
+    const P deviation = select(is_hidden(d), P(Real(0)), flow.deviation(d));
     largest = max(largest, math::absolute(deviation));
-    flow.drive.store(j, flow.weight(d, T(gain.w)));
+    flow.drive.store(j, flow.weight(d, Real(gain.w)));
   }
-  const P lse = select(flow.share == P(T(0)), P(-kInfinity<T>), P(T(0)));
-  const P residual = largest * T(std::abs(gain.last_step));
+  const P lse = select(flow.share == P(Real(0)), P(-kInfinity<Real>), P(Real(0)));
+  const P residual = largest * Real(std::abs(gain.last_step));
   report(block, v, lse, select(flow.mean == flow.mean, residual, flow.mean));
 }
 
 // Returns the lane-wise gradient of eta.
-template <class T>
-[[nodiscard]] inline Pack<T> resonant_lagrange_vjp(const RowBlock<T>& block, int v,
-                                                   const LagrangeGain& gain) {
-  using P = Pack<T>;
-  const LagrangeFlow<T> flow(block, v);
+template <class Real>
+[[nodiscard]] inline Pack<Real> resonant_lagrange_vjp(const RowBlock<Real>& block, int v,
+                                                      const LagrangeGain& gain) {
+  using P = Pack<Real>;
+  const LagrangeFlow<Real> flow(block, v);
   const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
   const auto dscores = column(block.dscores[0], v);
-  const P mean = flow.share * sum_over_keys<T>(flow.keys, [&](Index j) {
-    return select(is_hidden(flow.drive.load(j)), P(T(0)), dweights.load(j));
+  const P mean = flow.share * sum_over_keys<Real>(flow.keys, [&](Index j) {
+    return select(is_hidden(flow.drive.load(j)), P(Real(0)), dweights.load(j));
   });
-  const P dot = sum_over_keys<T>(flow.keys, [&](Index j) {
+  const P dot = sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j);
-    const P x = select(is_hidden(d), P(T(0)), dweights.load(j) - mean);
-    weights.store(j, flow.weight(d, T(gain.w)));  // may lie where dweights lies
-    dscores.store(j, x * T(gain.w));
-    return select(is_hidden(d), P(T(0)), x * flow.deviation(d));
+    const P x = select(is_hidden(d), P(Real(0)), dweights.load(j) - mean);
+    weights.store(j, flow.weight(d, Real(gain.w)));  // may lie where dweights lies
+    dscores.store(j, x * Real(gain.w));
+    return select(is_hidden(d), P(Real(0)), x * flow.deviation(d));
   });
-  return dot * T(gain.slope);
+  return dot * Real(gain.slope);
 }
 
 }  // namespace detail

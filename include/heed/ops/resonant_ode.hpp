@@ -34,14 +34,14 @@
 namespace heed::inline HEED_ABI {
 
 // The drive D. Table of side values: key feature 0 is |k|^2.
-template <class T>
+template <class Real>
 struct ResonantScore : NoSideValues {
   static constexpr int scalars = 1;
   static constexpr int key_features = 1;
   template <class U>
   using rebind = ResonantScore<U>;
 
-  Param<T> rho = T(0.2);  // scalar or per head
+  Param<Real> rho = Real(0.2);  // scalar or per head
 
   template <class F>
   void visit(F&& f) {
@@ -55,9 +55,9 @@ struct ResonantScore : NoSideValues {
     }
   }
 
-  [[nodiscard]] T scalar(int, Index h) const { return rho.head(h); }
+  [[nodiscard]] Real scalar(int, Index h) const { return rho.head(h); }
   void chain_scalars(Index h, const double* dp, ResonantScore& grad) const {
-    grad.rho.head(h) += T(dp[0]);
+    grad.rho.head(h) += Real(dp[0]);
   }
 
   template <class S>
@@ -94,7 +94,7 @@ struct ResonantScore : NoSideValues {
   }
 };
 
-template <class T>
-using ResonantOde = Attention<T, ResonantScore<T>, ResonantFlow<T>, Identity<T>>;
+template <class Real>
+using ResonantOde = Attention<Real, ResonantScore<Real>, ResonantFlow<Real>, Identity<Real>>;
 
 }  // namespace heed::inline HEED_ABI

@@ -17,7 +17,7 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
-using ScaledDot = Attention<T, DotScore<T>, Softmax<T>, Identity<T>>;
+template <class Real>
+using ScaledDot = Attention<Real, DotScore<Real>, Softmax<Real>, Identity<Real>>;
 
 }  // namespace heed::inline HEED_ABI

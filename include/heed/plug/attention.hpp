@@ -4,7 +4,7 @@
 // An attention variant: score, normaliser and readout put together. Every named op is an alias of
 // this template, and so is a combination that nobody has named yet:
 //
-//   template <class T> using Dar = Attention<T, DarScore<T>, Softmax<T>, Identity<T>>;
+//   template <class Real> using Dar = Attention<Real, DarScore<Real>, Softmax<Real>, Identity<Real>>;
 //   Attention<float, DarScore<float>, Softmax<float>, IntentGate<float>> gated_resonance;
 //
 // The gradient of an op's parameters is an object of the op's own type.
@@ -19,9 +19,9 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T, class Score, class Normaliser, class Readout>
+template <class Real, class Score, class Normaliser, class Readout>
 struct Attention {
-  using Scalar = T;
+  using Scalar = Real;
   using ScoreType = Score;
   using NormaliserType = Normaliser;
   using ReadoutType = Readout;
@@ -34,7 +34,7 @@ struct Attention {
   Normaliser normaliser;
   Readout readout;
 
-  // f(name, Param<T>&) for every learnable parameter; empty ones are not in use.
+  // f(name, Param<Real>&) for every learnable parameter; empty ones are not in use.
   template <class F>
   void visit(F&& f) {
     score.visit(f);

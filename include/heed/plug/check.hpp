@@ -29,7 +29,7 @@ consteval bool check_part() {
 
 }  // namespace detail
 
-template <class Score, class T>
+template <class Score, class Real>
 consteval bool check_score() {
   static_assert(requires { { Score::scalars } -> std::convertible_to<int>; },
                 "heed: a score needs `static constexpr int scalars`, the numbers per head that score() "
@@ -44,7 +44,7 @@ consteval bool check_score() {
                 "heed: a score needs plain, query_features, key_features, has_projection and "
                 "has_table; inherit NoSideValues if it reads none (plug/score.hpp)");
   static_assert(detail::check_part<Score>());
-  static_assert(requires(const Score s, Index h) { { s.scalar(0, h) } -> std::convertible_to<T>; },
+  static_assert(requires(const Score s, Index h) { { s.scalar(0, h) } -> std::convertible_to<Real>; },
                 "heed: a score needs scalar(i, head) const, the value of its number i "
                 "(plug/score.hpp)");
   static_assert(requires(const Score s, const double* dp, Score& grad) {
@@ -52,9 +52,9 @@ consteval bool check_score() {
                 },
                 "heed: a score needs chain_scalars(head, dp, grad) const, which adds the gradients of "
                 "its numbers to its parameters (plug/score.hpp)");
-  static_assert(requires(const Score s, const PairOf<Score, Pack<T>>& pair,
-                         const ScalarsOf<Score, Pack<T>>& p) {
-                  { s.score(pair, p) } -> std::convertible_to<Pack<T>>;
+  static_assert(requires(const Score s, const PairOf<Score, Pack<Real>>& pair,
+                         const ScalarsOf<Score, Pack<Real>>& p) {
+                  { s.score(pair, p) } -> std::convertible_to<Pack<Real>>;
                 },
                 "heed: a score needs `template <class S> S score(const PairOf<Score, S>& pair, const "
                 "ScalarsOf<Score, S>& p) const` (plug/score.hpp)");
@@ -62,7 +62,7 @@ consteval bool check_score() {
     static_assert(requires(const Score s) { s.projection().data(); },
                   "heed: a score with has_projection needs projection() const (plug/score.hpp)");
   if constexpr (Score::has_table)
-    static_assert(requires(const Score s, T* out, const double* d, Score& grad) {
+    static_assert(requires(const Score s, Real* out, const double* d, Score& grad) {
                     { s.table_size() } -> std::convertible_to<Index>;
                     s.prepare_table(Index(0), Index(0), out);
                     s.table_vjp(Index(0), Index(0), d, grad);
@@ -72,7 +72,7 @@ consteval bool check_score() {
   return true;
 }
 
-template <class Normaliser, class T>
+template <class Normaliser, class Real>
 consteval bool check_normaliser() {
   static_assert(requires {
                   { Normaliser::streams } -> std::convertible_to<bool>;
@@ -94,9 +94,9 @@ consteval bool check_normaliser() {
   if constexpr (!Normaliser::streams) {
     static_assert(requires(const Normaliser n) { { n.work_tiles(true) } -> std::convertible_to<Index>; },
                   "heed: a row normaliser needs work_tiles(backward) const (plug/normaliser.hpp)");
-    static_assert(requires(const Normaliser n, RowBlock<T>& block) { n.forward(block); },
+    static_assert(requires(const Normaliser n, RowBlock<Real>& block) { n.forward(block); },
                   "heed: a row normaliser needs forward(RowBlock&) const (plug/normaliser.hpp)");
-    static_assert(requires(const Normaliser n, RowBlock<T>& block, Normaliser& grad) {
+    static_assert(requires(const Normaliser n, RowBlock<Real>& block, Normaliser& grad) {
                     n.vjp(block, grad);
                   },
                   "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
@@ -104,7 +104,7 @@ consteval bool check_normaliser() {
   return true;
 }
 
-template <class Readout, class T>
+template <class Readout, class Real>
 consteval bool check_readout() {
   static_assert(requires {
                   { Readout::identity } -> std::convertible_to<bool>;
@@ -123,9 +123,9 @@ consteval bool check_readout() {
                 },
                 "heed: a readout needs work_rows(geometry, backward) and extra_dim(geometry) "
                 "(plug/readout.hpp)");
-  static_assert(requires(const Readout r, const ReadoutPanel<T>& panel) { r.forward(panel); },
+  static_assert(requires(const Readout r, const ReadoutPanel<Real>& panel) { r.forward(panel); },
                 "heed: a readout needs forward(panel) const (plug/readout.hpp)");
-  static_assert(requires(const Readout r, const ReadoutPanel<T>& panel, Readout& grad) {
+  static_assert(requires(const Readout r, const ReadoutPanel<Real>& panel, Readout& grad) {
                   r.vjp(panel, grad);
                 },
                 "heed: a readout needs vjp(panel, grad) const (plug/readout.hpp)");

@@ -26,19 +26,19 @@ template <class F, int... n>
 [[gnu::always_inline]] inline void call_with(F&& f, std::integer_sequence<int, n...>) {
   (f(std::integral_constant<int, n>{}), ...);
 }
-template <int N, class F>
+template <int Count, class F>
 [[gnu::always_inline]] inline void for_directions(F&& f) {
-  call_with(f, std::make_integer_sequence<int, N>{});
+  call_with(f, std::make_integer_sequence<int, Count>{});
 }
 
 }  // namespace detail
 
 // S is a Pack, or a plain number.
-template <class S, int N>
+template <class S, int Count>
 struct LaneDual {
   S value{};
-  S grad[N + 1];
-  bool moves[N + 1] = {};
+  S grad[Count + 1];
+  bool moves[Count + 1] = {};
 
   LaneDual() = default;
   [[gnu::always_inline]] LaneDual(const S& constant) : value(constant) {}
@@ -111,7 +111,7 @@ struct LaneDual {
   // Derivatives from those of one or two operands: of both, of the first alone, of the second alone.
   template <class F>
   [[gnu::always_inline]] void set_from(const LaneDual& a, F&& f) {
-    detail::for_directions<N>([&](auto n) {
+    detail::for_directions<Count>([&](auto n) {
       moves[n] = a.moves[n];
       if (moves[n]) grad[n] = f(n);
     });
@@ -119,7 +119,7 @@ struct LaneDual {
   template <class Both, class First, class Second>
   [[gnu::always_inline]] void set_from(const LaneDual& a, const LaneDual& b, Both&& both, First&& first,
                                        Second&& second) {
-    detail::for_directions<N>([&](auto n) {
+    detail::for_directions<Count>([&](auto n) {
       moves[n] = a.moves[n] || b.moves[n];
       if (a.moves[n] && b.moves[n])
         grad[n] = both(n);
@@ -135,95 +135,95 @@ struct LaneDual {
 // they are: GCC 12 leaves a call of a call out of what it flattens.
 namespace math {
 
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline S value_of(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline S value_of(const LaneDual<S, Count>& x, Lookup) {
   return x.value;
 }
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline S value_of(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline S value_of(const LaneDual<S, Count>& x) {
   return x.value;
 }
 
-template <class Mask, class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> select(const Mask& mask, const LaneDual<S, N>& a,
-                                                               const LaneDual<S, N>& b, Lookup) {
+template <class Mask, class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> select(const Mask& mask, const LaneDual<S, Count>& a,
+                                                                   const LaneDual<S, Count>& b, Lookup) {
   const S zero = constant<S>(0);
-  LaneDual<S, N> y(select(mask, a.value, b.value));
+  LaneDual<S, Count> y(select(mask, a.value, b.value));
   y.set_from(a, b, [&](auto n) { return select(mask, a.grad[n], b.grad[n]); },
              [&](auto n) { return select(mask, a.grad[n], zero); },
              [&](auto n) { return select(mask, zero, b.grad[n]); });
   return y;
 }
-template <class Mask, class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> select(
-    const Mask& mask, const LaneDual<S, N>& a, const std::type_identity_t<LaneDual<S, N>>& b) {
+template <class Mask, class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> select(
+    const Mask& mask, const LaneDual<S, Count>& a, const std::type_identity_t<LaneDual<S, Count>>& b) {
   return select(mask, a, b, Lookup{});
 }
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> maximum(
-    const LaneDual<S, N>& a, const std::type_identity_t<LaneDual<S, N>>& b) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> maximum(
+    const LaneDual<S, Count>& a, const std::type_identity_t<LaneDual<S, Count>>& b) {
   return select((a.value < b.value) | (b.value != b.value), b, a, Lookup{});
 }
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> absolute(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> absolute(const LaneDual<S, Count>& x) {
   return select(x.value < constant<S>(0), -x, x, Lookup{});
 }
 
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> exp(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> exp(const LaneDual<S, Count>& x) {
   const S y = exp(x.value);
   return x.chain(y, y);
 }
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> log(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> log(const LaneDual<S, Count>& x) {
   return x.chain(log(x.value), S(constant<S>(1) / x.value));
 }
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> sqrt(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> sqrt(const LaneDual<S, Count>& x) {
   const S y = sqrt(x.value);
   return x.chain(y, S(constant<S>(0.5) / y));
 }
 // 1 - y^2: in the tails, where it is no longer exact, it is within an ulp of 1.
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> tanh(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> tanh(const LaneDual<S, Count>& x) {
   const S y = tanh(x.value);
   return x.chain(y, S((constant<S>(1) - y) * (constant<S>(1) + y)));
 }
 // r - r^2, likewise.
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> sigmoid(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> sigmoid(const LaneDual<S, Count>& x) {
   const S r = sigmoid(x.value);
   return x.chain(r, S(r - r * r));
 }
-template <class S, int N>
-[[nodiscard, gnu::always_inline]] inline LaneDual<S, N> falling_sigmoid(const LaneDual<S, N>& x) {
+template <class S, int Count>
+[[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> falling_sigmoid(const LaneDual<S, Count>& x) {
   const S r = falling_sigmoid(x.value);
   return x.chain(r, S(r * r - r));
 }
 
 // The same for formulas above this header.
-template <class S, int N>
-[[nodiscard]] LaneDual<S, N> exp(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard]] LaneDual<S, Count> exp(const LaneDual<S, Count>& x, Lookup) {
   return exp(x);
 }
-template <class S, int N>
-[[nodiscard]] LaneDual<S, N> log(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard]] LaneDual<S, Count> log(const LaneDual<S, Count>& x, Lookup) {
   return log(x);
 }
-template <class S, int N>
-[[nodiscard]] LaneDual<S, N> sqrt(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard]] LaneDual<S, Count> sqrt(const LaneDual<S, Count>& x, Lookup) {
   return sqrt(x);
 }
-template <class S, int N>
-[[nodiscard]] LaneDual<S, N> tanh(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard]] LaneDual<S, Count> tanh(const LaneDual<S, Count>& x, Lookup) {
   return tanh(x);
 }
-template <class S, int N>
-[[nodiscard]] LaneDual<S, N> sigmoid(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard]] LaneDual<S, Count> sigmoid(const LaneDual<S, Count>& x, Lookup) {
   return sigmoid(x);
 }
-template <class S, int N>
-[[nodiscard]] LaneDual<S, N> falling_sigmoid(const LaneDual<S, N>& x, Lookup) {
+template <class S, int Count>
+[[nodiscard]] LaneDual<S, Count> falling_sigmoid(const LaneDual<S, Count>& x, Lookup) {
   return falling_sigmoid(x);
 }
 

@@ -50,21 +50,21 @@ struct Source {
 }
 
 // The rows of one panel, all visited keys at once.
-template <class T>
+template <class Real>
 struct RowBlock {
   Index head = 0;
-  int vectors = 0;  // lanes = vectors * kLanes<T>
-  std::array<LaneTile<T>, 2> scores;   // [keys][lanes] per map, natural-log units
-  std::array<const T*, 2> score_max;   // [lanes]: largest visible score, -infinity for none
-  const T* extra = nullptr;            // [lanes] (uses_extra)
-  LaneTile<T> work;                    // [work_tiles * keys][lanes]
-  std::array<T*, 2> lse;               // out, [lanes]: log-sum-exp of each map; -infinity for none
-  T* diagnostics = nullptr;            // out, [diagnostics][lanes]
+  int vectors = 0;  // lanes = vectors * kLanes<Real>
+  std::array<LaneTile<Real>, 2> scores;   // [keys][lanes] per map, natural-log units
+  std::array<const Real*, 2> score_max;   // [lanes]: largest visible score, -infinity for none
+  const Real* extra = nullptr;            // [lanes] (uses_extra)
+  LaneTile<Real> work;                    // [work_tiles * keys][lanes]
+  std::array<Real*, 2> lse;               // out, [lanes]: log-sum-exp of each map; -infinity for none
+  Real* diagnostics = nullptr;            // out, [diagnostics][lanes]
   // Backward only.
-  LaneTile<T> dweights;                // [keys][lanes]: gradient of the weights
-  LaneTile<T> weights;                 // out: may alias dweights
-  std::array<LaneTile<T>, 2> dscores;  // out: may alias scores
-  T* dextra = nullptr;                 // out, [lanes] (uses_extra)
+  LaneTile<Real> dweights;                // [keys][lanes]: gradient of the weights
+  LaneTile<Real> weights;                 // out: may alias dweights
+  std::array<LaneTile<Real>, 2> dscores;  // out: may alias scores
+  Real* dextra = nullptr;                 // out, [lanes] (uses_extra)
   Index valid_lanes = 0;               // lanes beyond it are padding and add to no parameter
 
   [[nodiscard]] Index keys() const { return scores[0].rows; }
@@ -87,50 +87,51 @@ struct PlainRows {
 
 // exp(score - top) of the keys of vector v, into `to`; exactly 0 where hidden. top is the largest visible
 // score, 0 where there is none. Sets lse of map 0.
-template <class T>
+template <class Real>
 struct RowExponentials {
-  Pack<T> top, sum;
+  Pack<Real> top, sum;
 };
-template <class T>
-[[nodiscard]] inline RowExponentials<T> exponentiate_row(const RowBlock<T>& block, int v,
-                                                         const LaneTile<T>& to) {
-  const Pack<T> largest = Pack<T>::load(block.score_max[0] + v * kLanes<T>), zero = T(0);
-  RowExponentials<T> row{select(largest == Pack<T>(-kInfinity<T>), zero, largest), zero};
+template <class Real>
+[[nodiscard]] inline RowExponentials<Real> exponentiate_row(const RowBlock<Real>& block, int v,
+                                                            const LaneTile<Real>& to) {
+  const Pack<Real> largest = Pack<Real>::load(block.score_max[0] + v * kLanes<Real>), zero = Real(0);
+  RowExponentials<Real> row{select(largest == Pack<Real>(-kInfinity<Real>), zero, largest), zero};
   for (Index j = 0; j < block.keys(); ++j) {
-    const Pack<T> score = block.scores[0].load(j, v);
-    const Pack<T> e = select(score == Pack<T>(-kInfinity<T>), zero, math::exp(Pack<T>(score - row.top)));
+    const Pack<Real> score = block.scores[0].load(j, v);
+    const Pack<Real> e = select(score == Pack<Real>(-kInfinity<Real>), zero,
+                                math::exp(Pack<Real>(score - row.top)));
     to.store(j, v, e);
     row.sum += e;
   }
-  (row.top + math::log(row.sum)).store(block.lse[0] + v * kLanes<T>);
+  (row.top + math::log(row.sum)).store(block.lse[0] + v * kLanes<Real>);
   return row;
 }
 
 // Vector v of `row` times a factor; 0 stays 0, were the factor a NaN.
-template <class T>
-inline void scale_row(const LaneTile<T>& row, int v, Pack<T> factor) {
-  const Pack<T> zero = T(0);
+template <class Real>
+inline void scale_row(const LaneTile<Real>& row, int v, Pack<Real> factor) {
+  const Pack<Real> zero = Real(0);
   for (Index j = 0; j < row.rows; ++j) {
-    const Pack<T> x = row.load(j, v);
+    const Pack<Real> x = row.load(j, v);
     row.store(j, v, select(x == zero, zero, x * factor));
   }
 }
 
 // For weights w = exp(score) / sum, whatever else the sum holds: dscores[0], where w stands, becomes
 // w_j (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and returns r.
-template <class T>
-[[nodiscard]] inline Pack<T> softmax_row_vjp(const RowBlock<T>& block, int v) {
-  const Pack<T> zero = T(0);
-  const LaneTile<T>&w = block.dscores[0], &pull = block.weights;
-  Pack<T> r = zero;
+template <class Real>
+[[nodiscard]] inline Pack<Real> softmax_row_vjp(const RowBlock<Real>& block, int v) {
+  const Pack<Real> zero = Real(0);
+  const LaneTile<Real>&w = block.dscores[0], &pull = block.weights;
+  Pack<Real> r = zero;
   for (Index j = 0; j < block.keys(); ++j) {
-    const Pack<T> weight = w.load(j, v);  // 0 where hidden: G may be NaN there
-    const Pack<T> product = select(weight == zero, zero, weight * block.dweights.load(j, v));
+    const Pack<Real> weight = w.load(j, v);  // 0 where hidden: G may be NaN there
+    const Pack<Real> product = select(weight == zero, zero, weight * block.dweights.load(j, v));
     pull.store(j, v, product);
     r += product;
   }
   for (Index j = 0; j < block.keys(); ++j) {
-    const Pack<T> weight = w.load(j, v), product = pull.load(j, v);
+    const Pack<Real> weight = w.load(j, v), product = pull.load(j, v);
     block.dscores[0].store(j, v, select(weight == zero, zero, product - weight * r));
     block.weights.store(j, v, weight);
   }
@@ -138,18 +139,18 @@ template <class T>
 }
 
 // Sum of the first `count` lanes, in double: how lane-wise parameter gradients are reduced.
-template <class T>
-[[nodiscard]] inline double sum_valid_lanes(const T* lanes, Index count) {
+template <class Real>
+[[nodiscard]] inline double sum_valid_lanes(const Real* lanes, Index count) {
   double sum = 0.0;
   for (Index i = 0; i < count; ++i) sum += double(lanes[i]);
   return sum;
 }
 // The same of vector v of a panel with `valid` such lanes.
-template <class T>
-[[nodiscard]] inline double sum_valid_lanes(Pack<T> x, int v, Index valid) {
-  T lanes[kLanes<T>];
+template <class Real>
+[[nodiscard]] inline double sum_valid_lanes(Pack<Real> x, int v, Index valid) {
+  Real lanes[kLanes<Real>];
   x.store(lanes);
-  return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<T>, 0, kLanes<T>));
+  return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<Real>, 0, kLanes<Real>));
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -161,8 +161,8 @@ template <class Formula>
 
 template <class Member>
 inline constexpr bool is_param = false;
-template <class T>
-inline constexpr bool is_param<Param<T>> = true;
+template <class Real>
+inline constexpr bool is_param<Param<Real>> = true;
 
 inline void require_range(double value, Range range, const char* where, const char* name) {
   require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
@@ -175,12 +175,12 @@ inline void require_range(double value, Range range, const char* where, const ch
 }  // namespace detail
 
 // A formula as a score that the engine runs.
-template <template <class> class Formula, class T>
-struct OwnScore : Formula<T>, detail::FeaturesOf<Formula<T>>::Type {
+template <template <class> class Formula, class Real>
+struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
   template <class U>
   using rebind = OwnScore<Formula, U>;
 
-  // f("name", Param<T>&), in the order of `parameters`.
+  // f("name", Param<Real>&), in the order of `parameters`.
   template <class F>
   void visit(F&& f) {
     each([&](const auto& named) {
@@ -208,18 +208,18 @@ struct OwnScore : Formula<T>, detail::FeaturesOf<Formula<T>>::Type {
     }(std::make_index_sequence<std::tuple_size_v<decltype(kNames)>>{});
   }
 
-  [[nodiscard]] T scalar(int i, Index h) const {
-    T value{};
-    const_cast<OwnScore*>(this)->visit([&](const char*, const Param<T>& param) {
+  [[nodiscard]] Real scalar(int i, Index h) const {
+    Real value{};
+    const_cast<OwnScore*>(this)->visit([&](const char*, const Param<Real>& param) {
       if (i-- == 0) value = param.head(h);
     });
     return value;
   }
   void chain_scalars(Index h, const double* dp, OwnScore& grad) const {
-    grad.visit([&](const char*, Param<T>& param) { param.head(h) += T(*dp++); });
+    grad.visit([&](const char*, Param<Real>& param) { param.head(h) += Real(*dp++); });
   }
 
-  static constexpr auto kNames = detail::parameters_of<Formula<T>>();
+  static constexpr auto kNames = detail::parameters_of<Formula<Real>>();
   static constexpr int scalars = std::apply(
       [](const auto&... named) {
         return (0 + ... + int(detail::is_param<typename std::remove_cvref_t<decltype(named)>::Type>));
@@ -229,7 +229,7 @@ struct OwnScore : Formula<T>, detail::FeaturesOf<Formula<T>>::Type {
   template <class S>
   [[nodiscard, gnu::always_inline]] S score(const PairOf<OwnScore, S>& pair,
                                             const ScalarsOf<OwnScore, S>& p) const {
-    const Formula<T>& formula = *this;
+    const Formula<Real>& formula = *this;
     if constexpr (requires { formula.template score<S>(pair, p); })
       return formula.template score<S>(pair, p);
     else
@@ -248,7 +248,7 @@ struct OwnScore : Formula<T>, detail::FeaturesOf<Formula<T>>::Type {
 };
 
 // Attention with a score of your own.
-template <template <class> class Formula, class T>
-using OwnAttention = Attention<T, OwnScore<Formula, T>, Softmax<T>, Identity<T>>;
+template <template <class> class Formula, class Real>
+using OwnAttention = Attention<Real, OwnScore<Formula, Real>, Softmax<Real>, Identity<Real>>;
 
 }  // namespace heed::inline HEED_ABI

@@ -33,25 +33,25 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
+template <class Real>
 struct ReadoutPanel {
   Geometry geometry;
   Index batch = 0, head = 0, first_row = 0;
   Index valid_lanes = 0;
   int vectors = 0;
   int global = 0;                       // result of the survey, for readouts that have one
-  LaneTile<T> tile;                     // [dim_v][lanes]
-  LaneTile<const T> query;              // [dim_qk][lanes], unscaled
-  LaneTile<const T> own_key, own_value; // [dim_qk][lanes], [dim_v][lanes]
-  LaneTile<const T> extra;              // [extra_dim][lanes]
-  LaneTile<T> work;                     // [work_rows][lanes]
-  LaneTile<T> diagnostics;              // out, [diagnostics][lanes]
+  LaneTile<Real> tile;                     // [dim_v][lanes]
+  LaneTile<const Real> query;              // [dim_qk][lanes], unscaled
+  LaneTile<const Real> own_key, own_value; // [dim_qk][lanes], [dim_v][lanes]
+  LaneTile<const Real> extra;              // [extra_dim][lanes]
+  LaneTile<Real> work;                     // [work_rows][lanes]
+  LaneTile<Real> diagnostics;              // out, [diagnostics][lanes]
   // Backward only.
-  LaneTile<const T> saved;              // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
-  T* delta = nullptr;                   // out, [lanes]
-  LaneTile<T> dquery;                   // add, [dim_qk][lanes]
-  LaneTile<T> down_key, down_value;     // add: gradients of own_key and own_value
-  LaneTile<T> dextra;                   // out, [extra_dim][lanes]
+  LaneTile<const Real> saved;              // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
+  Real* delta = nullptr;                   // out, [lanes]
+  LaneTile<Real> dquery;                   // add, [dim_qk][lanes]
+  LaneTile<Real> down_key, down_value;     // add: gradients of own_key and own_value
+  LaneTile<Real> dextra;                   // out, [extra_dim][lanes]
 };
 
 // Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
@@ -82,12 +82,12 @@ struct ReadoutContext {
 
 // delta = rowsum(a o b) per lane, added up in the order and with the roundings of panel_gemm: in a row
 // that attends to one key alone, delta then equals that key's X bit by bit, and dscore is exactly 0.
-template <class T, class A, class B>
-inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, T* delta) {
+template <class Real, class A, class B>
+inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Real* delta) {
   for (int v = 0; v < vectors; ++v) {
-    Pack<T> sum = T(0);
-    for (Index c = 0; c < a.rows; ++c) sum = mul_add(Pack<T>(a.load(c, v)), Pack<T>(b.load(c, v)), sum);
-    sum.store(delta + v * kLanes<T>);
+    Pack<Real> sum = Real(0);
+    for (Index c = 0; c < a.rows; ++c) sum = mul_add(Pack<Real>(a.load(c, v)), Pack<Real>(b.load(c, v)), sum);
+    sum.store(delta + v * kLanes<Real>);
   }
 }
 
@@ -106,15 +106,15 @@ struct PlainReadout {
 };
 
 // out = mixed
-template <class T>
+template <class Real>
 struct Identity : PlainReadout {
   static constexpr bool identity = true;
   template <class U>
   using rebind = Identity<U>;
 
-  void forward(const ReadoutPanel<T>&) const {}
-  void vjp(const ReadoutPanel<T>& panel, Identity&) const {
-    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+  void forward(const ReadoutPanel<Real>&) const {}
+  void vjp(const ReadoutPanel<Real>& panel, Identity&) const {
+    lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
   template <class S>
   void reference(ReadoutContext<S>&) const {}

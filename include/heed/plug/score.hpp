@@ -12,9 +12,9 @@
 //   static constexpr int key_features      side values per key row, read as pair.key[f]
 //   static constexpr bool has_projection   pair.projected is (q P).(k P) where projection() is given
 //   static constexpr bool has_table        pair.table is q . table_row(category of the key)
-//   visit(f)                               f("name", Param<T>&) for each parameter, same order always
+//   visit(f)                               f("name", Param<Real>&) for each parameter, same order always
 //   validate(geometry, where)              throws std::invalid_argument with one clear sentence
-//   scalar(i, h) -> T                      value of p[i] for head h
+//   scalar(i, h) -> Real                   value of p[i] for head h
 //   chain_scalars(h, dp, grad)             adds the gradients of scalar 0..scalars-1 to `grad`, an
 //                                          object of the score's own type
 //   score(pair, p) -> S                    the number that is normalised
@@ -24,7 +24,7 @@
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows
-//   projection() -> const Param<T>&        (dim, rank), fixed; empty for none    [has_projection]
+//   projection() -> const Param<Real>&     (dim, rank), fixed; empty for none    [has_projection]
 //   table_size(), prepare_table(h, dim, out), table_vjp(h, dim, dtable, grad)    [has_table]
 //                                          the table of head h, (table_size, dim) row-major; key
 //                                          feature 0 is the table row of the key (its category)
@@ -73,7 +73,7 @@ struct NoSideValues {
 };
 
 // score(i, j) = scale * q_i . k_j
-template <class T>
+template <class Real>
 struct DotScore : NoSideValues {
   static constexpr bool plain = true;
   static constexpr int scalars = 0;
@@ -83,7 +83,7 @@ struct DotScore : NoSideValues {
   template <class F>
   void visit(F&&) {}
   void validate(const Geometry&, const char*) const {}
-  [[nodiscard]] T scalar(int, Index) const { return T(0); }
+  [[nodiscard]] Real scalar(int, Index) const { return Real(0); }
   void chain_scalars(Index, const double*, DotScore&) const {}
 
   template <class S>

@@ -24,11 +24,11 @@
 namespace heed::inline HEED_ABI {
 
 // Rows of lanes: where a row's exponentials stand. Three per query.
-template <class T>
+template <class Real>
 struct SoftmaxState {
-  T *shift, *reference, *sum;  // [lanes]
+  Real *shift, *reference, *sum;  // [lanes]
   static constexpr Index rows = 3;
-  [[nodiscard]] static SoftmaxState take(Scratch<T>& scratch, Index lanes) {
+  [[nodiscard]] static SoftmaxState take(Scratch<Real>& scratch, Index lanes) {
     return {scratch.take(lanes), scratch.take(lanes), scratch.take(lanes)};
   }
 };
@@ -50,14 +50,14 @@ template <class S>
   return weights;
 }
 
-template <class T>
+template <class Real>
 struct Softmax {
   static constexpr bool streams = true;
   static constexpr int maps = 1, diagnostics = 0;
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = Softmax<U>;
-  using P = Pack<T>;
+  using P = Pack<Real>;
 
   template <class F>
   void visit(F&&) {}
@@ -66,69 +66,69 @@ struct Softmax {
   [[nodiscard]] Index query_heads(Index heads) const { return heads; }
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
 
-  static void begin(const SoftmaxState<T>& state, Index lanes) {
-    std::fill(state.shift, state.shift + lanes, T(0));
-    std::fill(state.reference, state.reference + lanes, -kInfinity<T>);
-    std::fill(state.sum, state.sum + lanes, T(0));
+  static void begin(const SoftmaxState<Real>& state, Index lanes) {
+    std::fill(state.shift, state.shift + lanes, Real(0));
+    std::fill(state.reference, state.reference + lanes, -kInfinity<Real>);
+    std::fill(state.sum, state.sum + lanes, Real(0));
   }
 
   // Moves the reference of vector v up to chunk_max (natural units). Returns the factor for what was
   // accumulated against the old one; `moved` tells whether any lane's factor differs from 1.
-  [[nodiscard]] static P move_reference(const SoftmaxState<T>& state, int v, P chunk_max,
+  [[nodiscard]] static P move_reference(const SoftmaxState<Real>& state, int v, P chunk_max,
                                         bool& moved) {
-    const Index at = v * kLanes<T>;
+    const Index at = v * kLanes<Real>;
     const P shift = P::load(state.shift + at), reference = P::load(state.reference + at);
-    const P top = chunk_max * T(kLog2e);
+    const P top = chunk_max * Real(kLog2e);
     const P limit = kIntegerLimit;
     const auto huge = (top > limit) | (top < -limit);
-    const P new_shift = select(huge, chunk_max, P(T(0)));
-    const P new_reference = select(huge, P(T(0)), ceiling(top));
+    const P new_shift = select(huge, chunk_max, P(Real(0)));
+    const P new_reference = select(huge, P(Real(0)), ceiling(top));
     // Position of both references on one axis; a huge one never compares close to a small one.
     const auto higher = (new_shift > shift) | ((new_shift == shift) & (new_reference > reference));
-    const auto first = reference == P(-kInfinity<T>);
-    const auto visible = (chunk_max == chunk_max) & (chunk_max > P(-kInfinity<T>));
+    const auto first = reference == P(-kInfinity<Real>);
+    const auto visible = (chunk_max == chunk_max) & (chunk_max > P(-kInfinity<Real>));
     const auto moves = visible & (higher | first);
-    if (!any_lane(moves)) return T(1);
+    if (!any_lane(moves)) return Real(1);
     moved = true;
     // Not above 0 in lanes that move; in others anything, which exp2_weight must not see.
     const P difference =
-        min((shift - new_shift) * T(kLog2e) + (reference - new_reference), P(T(0)));
+        min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
     select(moves, new_shift, shift).store(state.shift + at);
     select(moves, new_reference, reference).store(state.reference + at);
-    const P factor = select(first, P(T(0)), exp2_weight(difference));
-    const P rescale = select(moves, factor, P(T(1)));
+    const P factor = select(first, P(Real(0)), exp2_weight(difference));
+    const P rescale = select(moves, factor, P(Real(1)));
     (P::load(state.sum + at) * rescale).store(state.sum + at);
     return rescale;
   }
 
   // Scores of vector v become unnormalised weights; their sum is added to the state.
-  static void exponentiate(const LaneTile<T>& scores, int v, const SoftmaxState<T>& state) {
-    const P shift = P::load(state.shift + v * kLanes<T>);
-    if (any_lane(shift != P(T(0))))
+  static void exponentiate(const LaneTile<Real>& scores, int v, const SoftmaxState<Real>& state) {
+    const P shift = P::load(state.shift + v * kLanes<Real>);
+    if (any_lane(shift != P(Real(0))))
       exponentiate_about(scores, v, state, [shift](P score) { return score - shift; });
     else
       exponentiate_about(scores, v, state, [](P score) { return score; });
   }
 
   // 1 / sum, 0 for a row that sees no key; NaN stays NaN.
-  [[nodiscard]] static P factor(const SoftmaxState<T>& state, int v) {
-    const P sum = P::load(state.sum + v * kLanes<T>);
-    return select(sum == P(T(0)), P(T(0)), T(1) / sum);
+  [[nodiscard]] static P factor(const SoftmaxState<Real>& state, int v) {
+    const P sum = P::load(state.sum + v * kLanes<Real>);
+    return select(sum == P(Real(0)), P(Real(0)), Real(1) / sum);
   }
 
   // Natural-log sum of exp of lane i.
-  [[nodiscard]] static T lse(const SoftmaxState<T>& state, Index i) {
-    if (state.sum[i] == T(0)) return -kInfinity<T>;
-    return state.shift[i] + (state.reference[i] * T(kLn2) + std::log(state.sum[i]));
+  [[nodiscard]] static Real lse(const SoftmaxState<Real>& state, Index i) {
+    if (state.sum[i] == Real(0)) return -kInfinity<Real>;
+    return state.shift[i] + (state.reference[i] * Real(kLn2) + std::log(state.sum[i]));
   }
 
   [[nodiscard]] static P weight_of(P score, P shift, P reference) {
     return shifted_weight(score - shift, reference);
   }
   // The reference to subtract: 0 where no key was seen yet.
-  [[nodiscard]] static P exponent_base(const SoftmaxState<T>& state, int v) {
-    const P reference = P::load(state.reference + v * kLanes<T>);
-    return select(reference == P(-kInfinity<T>), P(T(0)), reference);
+  [[nodiscard]] static P exponent_base(const SoftmaxState<Real>& state, int v) {
+    const P reference = P::load(state.reference + v * kLanes<Real>);
+    return select(reference == P(-kInfinity<Real>), P(Real(0)), reference);
   }
 
   // In long hand: weights of one row, given its visible scores (rows[map][key]).
@@ -140,19 +140,19 @@ struct Softmax {
 
  private:
   // Beyond it, floating-point numbers are whole: 2^20 (float), 2^49 (double).
-  static constexpr T kIntegerLimit = detail::FloatLayout<T>::round_magic / T(12);
+  static constexpr Real kIntegerLimit = detail::FloatLayout<Real>::round_magic / Real(12);
 
   [[nodiscard]] static P shifted_weight(P score, P reference) {
-    return exp2_weight(mul_add(score, P(T(kLog2e)), -reference));
+    return exp2_weight(mul_add(score, P(Real(kLog2e)), -reference));
   }
 
   template <class Shifted>
-  static void exponentiate_about(const LaneTile<T>& scores, int v, const SoftmaxState<T>& state,
+  static void exponentiate_about(const LaneTile<Real>& scores, int v, const SoftmaxState<Real>& state,
                                  Shifted&& shifted) {
-    const Index at = v * kLanes<T>;
+    const Index at = v * kLanes<Real>;
     const P reference = exponent_base(state, v);
     P sum = P::load(state.sum + at);
-    T* cell = scores.data + at;
+    Real* cell = scores.data + at;
     for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
       const P weight = shifted_weight(shifted(P::load(cell)), reference);
       weight.store(cell);
@@ -162,9 +162,9 @@ struct Softmax {
   }
 
   [[nodiscard]] static P ceiling(P x) {
-    const T magic = detail::FloatLayout<T>::round_magic;
+    const Real magic = detail::FloatLayout<Real>::round_magic;
     const P rounded = (x + magic) - magic;
-    return select(rounded < x, rounded + T(1), rounded);
+    return select(rounded < x, rounded + Real(1), rounded);
   }
 };
 

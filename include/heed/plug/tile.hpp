@@ -11,19 +11,19 @@
 namespace heed::inline HEED_ABI {
 
 // Rows of lanes in scratch memory.
-template <class T>
+template <class Real>
 struct LaneTile {
-  using P = Pack<std::remove_const_t<T>>;
-  T* data = nullptr;
+  using P = Pack<std::remove_const_t<Real>>;
+  Real* data = nullptr;
   Index rows = 0;
   Index lanes = 0;  // distance between rows; a multiple of the vector width
 
-  [[nodiscard]] T* row(Index r) const { return data + r * lanes; }
+  [[nodiscard]] Real* row(Index r) const { return data + r * lanes; }
   [[nodiscard]] P load(Index r, int v) const { return P::load(row(r) + v * P::width); }
   void store(Index r, int v, P p) const { p.store(row(r) + v * P::width); }
   void add(Index r, int v, P p) const { store(r, v, load(r, v) + p); }
-  void fill(T value) const { std::fill(data, data + rows * lanes, value); }
-  [[nodiscard]] LaneTile<const T> constant() const { return {data, rows, lanes}; }
+  void fill(Real value) const { std::fill(data, data + rows * lanes, value); }
+  [[nodiscard]] LaneTile<const Real> constant() const { return {data, rows, lanes}; }
   [[nodiscard]] LaneTile part(Index first, Index count) const { return {row(first), count, lanes}; }
 };
 
@@ -31,29 +31,29 @@ struct LaneTile {
 //   x(c)          column c of the row, c < dim
 //   projected(c)  column c of row * projection, c < rank
 //   table(m)      dot product of the row with row m of the score's table, m < table_rows
-template <class T>
+template <class Real>
 struct LaneRow {
-  using Scalar = Pack<T>;
-  LaneTile<const T> x_tile, projected_tile, table_tile;
+  using Scalar = Pack<Real>;
+  LaneTile<const Real> x_tile, projected_tile, table_tile;
   int vector = 0;
 
   [[nodiscard]] Index dim() const { return x_tile.rows; }
   [[nodiscard]] Index rank() const { return projected_tile.rows; }
   [[nodiscard]] Index table_rows() const { return table_tile.rows; }
-  [[nodiscard]] Pack<T> x(Index c) const { return x_tile.load(c, vector); }
-  [[nodiscard]] Pack<T> projected(Index c) const { return projected_tile.load(c, vector); }
-  [[nodiscard]] Pack<T> table(Index m) const { return table_tile.load(m, vector); }
+  [[nodiscard]] Pack<Real> x(Index c) const { return x_tile.load(c, vector); }
+  [[nodiscard]] Pack<Real> projected(Index c) const { return projected_tile.load(c, vector); }
+  [[nodiscard]] Pack<Real> table(Index m) const { return table_tile.load(m, vector); }
 };
 
 // Where the gradients of a LaneRow are added.
-template <class T>
+template <class Real>
 struct LaneRowGrad {
-  LaneTile<T> x_tile, projected_tile, table_tile;
+  LaneTile<Real> x_tile, projected_tile, table_tile;
   int vector = 0;
 
-  void add_x(Index c, Pack<T> g) const { x_tile.add(c, vector, g); }
-  void add_projected(Index c, Pack<T> g) const { projected_tile.add(c, vector, g); }
-  void add_table(Index m, Pack<T> g) const { table_tile.add(m, vector, g); }
+  void add_x(Index c, Pack<Real> g) const { x_tile.add(c, vector, g); }
+  void add_projected(Index c, Pack<Real> g) const { projected_tile.add(c, vector, g); }
+  void add_table(Index m, Pack<Real> g) const { table_tile.add(m, vector, g); }
 };
 
 }  // namespace heed::inline HEED_ABI

@@ -159,14 +159,15 @@ class Forward {
   }
 
   // numbers[n] <- keep ? numbers[n] / (1 - rate) : 0 for the pairs of a query with keys[n].
-  template <class N>
-  void drop(Index b, Index h, Index i, const std::vector<Index>& keys, std::vector<N>& numbers) const {
+  template <class Number>
+  void drop(Index b, Index h, Index i, const std::vector<Index>& keys, std::vector<Number>& numbers) const {
     const Dropout& dropout = problem_.dropout;
     if (dropout.rate == 0) return;
     const std::uint64_t row_key = dropout.row_keys(b, h).bits(std::uint64_t(i));
-    const N factor = math::constant<N>(1 / (1 - dropout.rate));
+    const Number factor = math::constant<Number>(1 / (1 - dropout.rate));
     for (std::size_t n = 0; n < numbers.size(); ++n)
-      numbers[n] = keeps(dropout.rate, row_key, keys[n]) ? N(numbers[n] * factor) : math::constant<N>(0);
+      numbers[n] = keeps(dropout.rate, row_key, keys[n]) ? Number(numbers[n] * factor)
+                                                         : math::constant<Number>(0);
   }
 
   [[nodiscard]] Index value_begin(Index b, Index kv_head) const {
@@ -250,68 +251,68 @@ template <class Op>
 // Gradients of sum(out o grad_out), each of the shape of what it belongs to.
 template <class Op>
 struct Gradients {
-  using T = typename Op::Scalar;
-  std::vector<T> dquery, dkey, dvalue, dextra;
-  std::vector<T> dbias;  // of problem.bias; empty when the bias is the mask's or not given
+  using Real = typename Op::Scalar;
+  std::vector<Real> dquery, dkey, dvalue, dextra;
+  std::vector<Real> dbias;  // of problem.bias; empty when the bias is the mask's or not given
   Op op;                 // of the parameters
 };
 
 namespace detail {
 
-template <class T>
-void record(Tape<T>& tape, Var<T>* numbers, Index count) {
+template <class Real>
+void record(Tape<Real>& tape, Var<Real>* numbers, Index count) {
   for (Index i = 0; i < count; ++i) numbers[i] = tape.variable(numbers[i].value);
 }
 
-template <class T>
-[[nodiscard]] std::vector<T> read(const std::vector<T>& adjoint, const Var<T>* numbers,
-                                  Index count) {
-  std::vector<T> gradient;
+template <class Real>
+[[nodiscard]] std::vector<Real> read(const std::vector<Real>& adjoint, const Var<Real>* numbers,
+                                     Index count) {
+  std::vector<Real> gradient;
   for (Index i = 0; i < count; ++i) gradient.push_back(adjoint[std::size_t(numbers[i].index)]);
   return gradient;
 }
 
 // The gradients of the parameters of `taped`, as an op like `op`.
-template <class Op, class TapedOp, class T>
-[[nodiscard]] Op read_params(const std::vector<T>& adjoint, const Op& op, TapedOp& taped) {
-  std::vector<Param<T>> gradients;
-  taped.visit([&](const char*, Param<Var<T>>& p) {
-    gradients.push_back(p.given() ? Param<T>(p.shape(), read(adjoint, p.data(), p.size()))
-                                  : Param<T>());
+template <class Op, class TapedOp, class Real>
+[[nodiscard]] Op read_params(const std::vector<Real>& adjoint, const Op& op, TapedOp& taped) {
+  std::vector<Param<Real>> gradients;
+  taped.visit([&](const char*, Param<Var<Real>>& p) {
+    gradients.push_back(p.given() ? Param<Real>(p.shape(), read(adjoint, p.data(), p.size()))
+                                  : Param<Real>());
   });
   Op result = op;
   std::size_t next = 0;
-  result.visit([&](const char*, Param<T>& p) { p = std::move(gradients[next++]); });
+  result.visit([&](const char*, Param<Real>& p) { p = std::move(gradients[next++]); });
   return result;
 }
 
 }  // namespace detail
 
-// By the tape: one forward pass over Var<T>, T = float or double.
+// By the tape: one forward pass over Var<Real>, Real = float or double.
 template <class Op>
 [[nodiscard]] Gradients<Op> gradients(const Op& op, const Problem<typename Op::Scalar>& problem,
                                       const std::vector<typename Op::Scalar>& grad_out) {
-  using T = typename Op::Scalar;
+  using Real = typename Op::Scalar;
   const Geometry& g = problem.geometry;
   require(Index(grad_out.size()) == g.query_rows() * g.dim_v, "reference::gradients: grad_out has ",
           grad_out.size(), " numbers, out has ", g.query_rows() * g.dim_v);
   op.validate(g, "reference::gradients");
 
-  Tape<T> tape;
-  Problem<Var<T>> taped = cast_problem<Var<T>>(problem);
+  Tape<Real> tape;
+  Problem<Var<Real>> taped = cast_problem<Var<Real>>(problem);
   for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias})
     detail::record(tape, tensor->data(), Index(tensor->size()));
-  auto taped_op = cast_whole_op<Var<T>>(op);
+  auto taped_op = cast_whole_op<Var<Real>>(op);
   taped_op.visit(
-      [&](const char*, Param<Var<T>>& p) { detail::record(tape, p.data(), p.size()); });
+      [&](const char*, Param<Var<Real>>& p) { detail::record(tape, p.data(), p.size()); });
 
-  const std::vector<Var<T>> out = reference::forward(taped_op, taped).out;
-  const Var<T> loss = math::dot_product(
+  const std::vector<Var<Real>> out = reference::forward(taped_op, taped).out;
+  const Var<Real> loss = math::dot_product(
       Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
-      [&](Index n) { return Var<T>(grad_out[std::size_t(n)]); });
+      [&](Index n) { return Var<Real>(grad_out[std::size_t(n)]); });
 
-  const std::vector<T> adjoint = tape.gradient(loss);
-  const auto read = [&](const std::vector<Var<T>>& tensor) {
+  const std::vector<Real> adjoint = tape.gradient(loss);
+  const auto read = [&](const std::vector<Var<Real>>& tensor) {
     return detail::read(adjoint, tensor.data(), Index(tensor.size()));
   };
   return {read(taped.query), read(taped.key),  read(taped.value),

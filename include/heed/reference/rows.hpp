@@ -58,8 +58,8 @@ template <class U, class S>
 
 // Gives the problem the parts of a mask of any type. Its bias is copied into problem.bias, so that
 // gradients include it; its boolean mask stays a view.
-template <class S, class T>
-void use_mask(Problem<S>& problem, const Mask<T>& mask) {
+template <class S, class Real>
+void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
   problem.mask = Mask<double>{mask.bands, mask.key_lengths, mask.allowed, {},
                               mask.query_documents, mask.key_documents,
                               {mask.slopes.begin(), mask.slopes.end()}, mask.slope_align,

@@ -20,7 +20,7 @@ inline constexpr double kLn2 = 0.69314718055994530942;
 
 namespace detail {
 
-template <class T>
+template <class Real>
 struct FloatLayout;
 template <>
 struct FloatLayout<float> {
@@ -70,89 +70,89 @@ struct FloatLayout<double> {
 }
 
 // 2^n (1 + f q(f)) where `rounded` = n + round_magic keeps n in its low mantissa bits.
-template <class T>
-[[nodiscard]] inline Pack<T> scale_by_power(Pack<T> f, Pack<T> rounded) {
-  using Bits = typename Pack<T>::Bits;
-  const Pack<T> p = mul_add(exp2_tail(f), f, Pack<T>(T(1)));
-  return typename Pack<T>::Vector(Bits(p.v) + (Bits(rounded.v) << FloatLayout<T>::mantissa_bits));
+template <class Real>
+[[nodiscard]] inline Pack<Real> scale_by_power(Pack<Real> f, Pack<Real> rounded) {
+  using Bits = typename Pack<Real>::Bits;
+  const Pack<Real> p = mul_add(exp2_tail(f), f, Pack<Real>(Real(1)));
+  return typename Pack<Real>::Vector(Bits(p.v) + (Bits(rounded.v) << FloatLayout<Real>::mantissa_bits));
 }
 
 // e^x where neither end overflows; log2(e) in two parts keeps the reduced argument exact.
-template <class T>
-[[nodiscard]] inline Pack<T> exp_inside(Pack<T> x) {
-  using L = FloatLayout<T>;
-  const Pack<T> log2e = T(kLog2e);
-  const Pack<T> rounded = mul_add(x, log2e, Pack<T>(L::round_magic));
-  const Pack<T> n = rounded - L::round_magic;
-  const Pack<T> f = mul_add(x, Pack<T>(L::log2e_tail), mul_add(x, log2e, -n));
+template <class Real>
+[[nodiscard]] inline Pack<Real> exp_inside(Pack<Real> x) {
+  using L = FloatLayout<Real>;
+  const Pack<Real> log2e = Real(kLog2e);
+  const Pack<Real> rounded = mul_add(x, log2e, Pack<Real>(L::round_magic));
+  const Pack<Real> n = rounded - L::round_magic;
+  const Pack<Real> f = mul_add(x, Pack<Real>(L::log2e_tail), mul_add(x, log2e, -n));
   return scale_by_power(f, rounded);
 }
 
 }  // namespace detail
 
 // 2^x for x <= 0 (and up to about +100).
-template <class T>
-[[nodiscard]] inline Pack<T> exp2_weight(Pack<T> x) {
-  using L = detail::FloatLayout<T>;
-  x = max(Pack<T>(-L::bias), x);  // this operand order lets a NaN through
-  const Pack<T> rounded = x + L::round_magic;
+template <class Real>
+[[nodiscard]] inline Pack<Real> exp2_weight(Pack<Real> x) {
+  using L = detail::FloatLayout<Real>;
+  x = max(Pack<Real>(-L::bias), x);  // this operand order lets a NaN through
+  const Pack<Real> rounded = x + L::round_magic;
   return detail::scale_by_power(x - (rounded - L::round_magic), rounded);
 }
 
 namespace math {
 
-template <class T>
-[[nodiscard]] inline Pack<T> exp(Pack<T> x, Lookup) {
-  using L = detail::FloatLayout<T>;
-  const Pack<T> top = (L::bias - T(1)) * T(kLn2), bottom = -(L::bias - T(1)) * T(kLn2);
-  const Pack<T> inside = min(top, max(bottom, x));
-  const Pack<T> y = detail::exp_inside(inside);
-  const Pack<T> low = select(x < bottom, Pack<T>(T(0)), y);
-  return select(x > top, Pack<T>(kInfinity<T>), low);
+template <class Real>
+[[nodiscard]] inline Pack<Real> exp(Pack<Real> x, Lookup) {
+  using L = detail::FloatLayout<Real>;
+  const Pack<Real> top = (L::bias - Real(1)) * Real(kLn2), bottom = -(L::bias - Real(1)) * Real(kLn2);
+  const Pack<Real> inside = min(top, max(bottom, x));
+  const Pack<Real> y = detail::exp_inside(inside);
+  const Pack<Real> low = select(x < bottom, Pack<Real>(Real(0)), y);
+  return select(x > top, Pack<Real>(kInfinity<Real>), low);
 }
 
 // 1 / (1 + e^-x). For x below -87 (float) or -708 (double) the value at that bound, about 1e-38.
-template <class T>
-[[nodiscard]] inline Pack<T> sigmoid(Pack<T> x, Lookup) {
-  using L = detail::FloatLayout<T>;
-  const T limit = (L::bias - T(2)) * T(kLn2);
-  const Pack<T> inside = min(Pack<T>(limit), max(Pack<T>(-limit), x));  // keeps a NaN
-  return T(1) / (T(1) + detail::exp_inside(-inside));
+template <class Real>
+[[nodiscard]] inline Pack<Real> sigmoid(Pack<Real> x, Lookup) {
+  using L = detail::FloatLayout<Real>;
+  const Real limit = (L::bias - Real(2)) * Real(kLn2);
+  const Pack<Real> inside = min(Pack<Real>(limit), max(Pack<Real>(-limit), x));  // keeps a NaN
+  return Real(1) / (Real(1) + detail::exp_inside(-inside));
 }
 
-// 1 / (1 + e^x) for |x| <= kFallingRange<T>, where it needs no guard: absolute error below 1 ulp of 1.
-template <class T>
-inline constexpr double kFallingRange = sizeof(T) == 4 ? 80.0 : 700.0;
-template <class T>
-[[nodiscard]] inline Pack<T> falling_sigmoid(Pack<T> x, Lookup) {
+// 1 / (1 + e^x) for |x| <= kFallingRange<Real>, where it needs no guard: absolute error below 1 ulp of 1.
+template <class Real>
+inline constexpr double kFallingRange = sizeof(Real) == 4 ? 80.0 : 700.0;
+template <class Real>
+[[nodiscard]] inline Pack<Real> falling_sigmoid(Pack<Real> x, Lookup) {
   // log2(e) in one part: what that errs by in e^x, e^x (1 + e^x)^-2 makes small again.
-  const Pack<T> y = x * T(kLog2e), rounded = y + heed::detail::FloatLayout<T>::round_magic;
-  const Pack<T> f = y - (rounded - heed::detail::FloatLayout<T>::round_magic);
-  return T(1) / (T(1) + heed::detail::scale_by_power(f, rounded));
+  const Pack<Real> y = x * Real(kLog2e), rounded = y + heed::detail::FloatLayout<Real>::round_magic;
+  const Pack<Real> f = y - (rounded - heed::detail::FloatLayout<Real>::round_magic);
+  return Real(1) / (Real(1) + heed::detail::scale_by_power(f, rounded));
 }
 
 // (e^2x - 1) / (e^2x + 1), from e^2x - 1 = f q(f) near 0 where the difference would cancel.
-template <class T>
-[[nodiscard]] inline Pack<T> tanh(Pack<T> x, Lookup) {
-  const Pack<T> f = x * T(2 * kLog2e);
-  const auto small = (f < Pack<T>(T(0.5))) & (f > Pack<T>(T(-0.5)));
-  const Pack<T> inside = select(small, f, Pack<T>(T(0)));
-  const Pack<T> difference = detail::exp2_tail(inside) * inside;
-  const Pack<T> near = difference / (difference + T(2));
-  return select(small, near, T(2) * sigmoid(x + x, Lookup{}) - T(1));
+template <class Real>
+[[nodiscard]] inline Pack<Real> tanh(Pack<Real> x, Lookup) {
+  const Pack<Real> f = x * Real(2 * kLog2e);
+  const auto small = (f < Pack<Real>(Real(0.5))) & (f > Pack<Real>(Real(-0.5)));
+  const Pack<Real> inside = select(small, f, Pack<Real>(Real(0)));
+  const Pack<Real> difference = detail::exp2_tail(inside) * inside;
+  const Pack<Real> near = difference / (difference + Real(2));
+  return select(small, near, Real(2) * sigmoid(x + x, Lookup{}) - Real(1));
 }
 
-template <class T>
-[[nodiscard]] inline Pack<T> sqrt(Pack<T> x, Lookup) {
+template <class Real>
+[[nodiscard]] inline Pack<Real> sqrt(Pack<Real> x, Lookup) {
   return square_root(x);
 }
 
 // In four chains, so that an addition need not wait for the one before.
-template <class T, class A, class B>
-[[nodiscard]] Pack<T> dot_product(std::type_identity<Pack<T>>, Index n, const A& a, const B& b,
-                                  Lookup) {
+template <class Real, class A, class B>
+[[nodiscard]] Pack<Real> dot_product(std::type_identity<Pack<Real>>, Index n, const A& a, const B& b,
+                                     Lookup) {
   constexpr Index chains = 4;
-  Pack<T> sums[chains] = {T(0), T(0), T(0), T(0)};
+  Pack<Real> sums[chains] = {Real(0), Real(0), Real(0), Real(0)};
   Index i = 0;
   for (; i + chains <= n; i += chains)
 #pragma GCC unroll 4
@@ -161,15 +161,15 @@ template <class T, class A, class B>
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-template <class T>
-[[nodiscard]] inline Pack<T> log(Pack<T> x, Lookup) {
-  typename Pack<T>::Vector y{};
-  for (int i = 0; i < kLanes<T>; ++i) y[i] = std::log(x.v[i]);
+template <class Real>
+[[nodiscard]] inline Pack<Real> log(Pack<Real> x, Lookup) {
+  typename Pack<Real>::Vector y{};
+  for (int i = 0; i < kLanes<Real>; ++i) y[i] = std::log(x.v[i]);
   return y;
 }
 
-template <class T>
-[[nodiscard]] inline Pack<T> select(typename Pack<T>::Mask mask, Pack<T> a, Pack<T> b, Lookup) {
+template <class Real>
+[[nodiscard]] inline Pack<Real> select(typename Pack<Real>::Mask mask, Pack<Real> a, Pack<Real> b, Lookup) {
   return heed::select(mask, a, b);
 }
 

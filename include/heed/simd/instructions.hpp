@@ -25,16 +25,16 @@ inline constexpr __mmask8 kAllLanes8 = 0xFF;
 #endif
 
 // a > b ? a : b and a < b ? a : b. One instruction each, which GCC does not find by itself.
-template <class T>
-[[nodiscard]] inline Pack<T> max(Pack<T> a, Pack<T> b) {
-  using V = typename Pack<T>::Vector;
+template <class Real>
+[[nodiscard]] inline Pack<Real> max(Pack<Real> a, Pack<Real> b) {
+  using V = typename Pack<Real>::Vector;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(Real) == 4)
     return (V)_mm512_maskz_max_ps(detail::kAllLanes16, (__m512)a.v, (__m512)b.v);
   else
     return (V)_mm512_maskz_max_pd(detail::kAllLanes8, (__m512d)a.v, (__m512d)b.v);
 #elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(Real) == 4)
     return (V)_mm256_max_ps((__m256)a.v, (__m256)b.v);
   else
     return (V)_mm256_max_pd((__m256d)a.v, (__m256d)b.v);
@@ -42,16 +42,16 @@ template <class T>
   return V(a.v > b.v ? a.v : b.v);
 #endif
 }
-template <class T>
-[[nodiscard]] inline Pack<T> min(Pack<T> a, Pack<T> b) {
-  using V = typename Pack<T>::Vector;
+template <class Real>
+[[nodiscard]] inline Pack<Real> min(Pack<Real> a, Pack<Real> b) {
+  using V = typename Pack<Real>::Vector;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(Real) == 4)
     return (V)_mm512_maskz_min_ps(detail::kAllLanes16, (__m512)a.v, (__m512)b.v);
   else
     return (V)_mm512_maskz_min_pd(detail::kAllLanes8, (__m512d)a.v, (__m512d)b.v);
 #elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(Real) == 4)
     return (V)_mm256_min_ps((__m256)a.v, (__m256)b.v);
   else
     return (V)_mm256_min_pd((__m256d)a.v, (__m256d)b.v);
@@ -77,22 +77,22 @@ template <class Vector>
 #endif
 }
 
-template <class T>
-[[nodiscard]] inline Pack<T> square_root(Pack<T> a) {
-  using V = typename Pack<T>::Vector;
+template <class Real>
+[[nodiscard]] inline Pack<Real> square_root(Pack<Real> a) {
+  using V = typename Pack<Real>::Vector;
 #if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(Real) == 4)
     return (V)_mm512_maskz_sqrt_ps(detail::kAllLanes16, (__m512)a.v);
   else
     return (V)_mm512_maskz_sqrt_pd(detail::kAllLanes8, (__m512d)a.v);
 #elif defined(__FMA__)
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(Real) == 4)
     return (V)_mm256_sqrt_ps((__m256)a.v);
   else
     return (V)_mm256_sqrt_pd((__m256d)a.v);
 #else
   V root{};
-  for (int i = 0; i < kLanes<T>; ++i) root[i] = std::sqrt(a.v[i]);
+  for (int i = 0; i < kLanes<Real>; ++i) root[i] = std::sqrt(a.v[i]);
   return root;
 #endif
 }

@@ -64,10 +64,10 @@ template <class Words>
 }
 
 // Keys of up to a panel's rows, which lie along lanes; a lane of 64 bits holds 32 of them.
-template <class T>
+template <class Real>
 struct LaneKeys {
-  using Lane = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-  std::array<Lane, std::size_t(kPanelLanes<T>)> low{}, high{};
+  using Lane = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
+  std::array<Lane, std::size_t(kPanelLanes<Real>)> low{}, high{};
 
   void set(Index i, std::uint64_t key) {
     low[std::size_t(i)] = std::uint32_t(key);
@@ -79,32 +79,34 @@ struct LaneKeys {
 };
 
 // Drops places, a vector at a time: take next(), then apply it to as many numbers as stand there.
-template <class T>
+template <class Real>
 class Dropper {
-  using Bits = typename Pack<T>::Bits;
-  using Lane = typename LaneKeys<T>::Lane;
+  using Bits = typename Pack<Real>::Bits;
+  using Lane = typename LaneKeys<Real>::Lane;
   using Words = Pack<float>::Bits;  // in lanes of 64 bits the upper ones stay 0
 
  public:
   // Columns column, column + 1, ... of one row along the lanes.
   [[nodiscard]] static Dropper along_columns(double rate, std::uint64_t key, Index column) {
     Bits first{};
-    for (int i = 0; i < kLanes<T>; ++i) first[i] = std::uint32_t(key) + stride_of(column + i);
-    return {rate, Words(first), every_lane(std::uint32_t(key >> 32)), stride_of(kLanes<T>)};
+    for (int i = 0; i < kLanes<Real>; ++i) first[i] = std::uint32_t(key) + stride_of(column + i);
+    return {rate, Words(first), every_lane(std::uint32_t(key >> 32)), stride_of(kLanes<Real>)};
   }
   // One row per lane, those of vector `v` of the keys; column, column + 1, ... one after the other.
-  [[nodiscard]] static Dropper along_rows(double rate, const LaneKeys<T>& keys, int v, Index column) {
+  [[nodiscard]] static Dropper along_rows(double rate, const LaneKeys<Real>& keys, int v, Index column) {
     Words first, k1;
-    std::memcpy(&first, keys.low.data() + v * kLanes<T>, sizeof(first));
-    std::memcpy(&k1, keys.high.data() + v * kLanes<T>, sizeof(k1));
+    std::memcpy(&first, keys.low.data() + v * kLanes<Real>, sizeof(first));
+    std::memcpy(&k1, keys.high.data() + v * kLanes<Real>, sizeof(k1));
     return {rate, first + every_lane(stride_of(column)), k1, stride_of(1)};
   }
 
   void next() {
-    keep_ = typename Pack<T>::Mask(Bits(detail::column_bits(counter_, k1_)) < threshold_);
+    keep_ = typename Pack<Real>::Mask(Bits(detail::column_bits(counter_, k1_)) < threshold_);
     counter_ += step_;
   }
-  [[nodiscard]] Pack<T> operator()(Pack<T> x) const { return select(keep_, x * scale_, Pack<T>(T(0))); }
+  [[nodiscard]] Pack<Real> operator()(Pack<Real> x) const {
+    return select(keep_, x * scale_, Pack<Real>(Real(0)));
+  }
 
  private:
   Dropper(double rate, Words first, Words k1, std::uint32_t step)
@@ -112,7 +114,7 @@ class Dropper {
         k1_(k1),
         step_(every_lane(step)),
         threshold_(Lane(detail::keep_threshold(rate)) - Bits{}),
-        scale_(T(1.0 / (1.0 - rate))) {}
+        scale_(Real(1.0 / (1.0 - rate))) {}
   [[nodiscard]] static std::uint32_t stride_of(Index columns) {
     return std::uint32_t(columns) * detail::kColumnStride;
   }
@@ -120,8 +122,8 @@ class Dropper {
 
   Words counter_, k1_, step_;
   Bits threshold_;
-  Pack<T> scale_;
-  typename Pack<T>::Mask keep_{};
+  Pack<Real> scale_;
+  typename Pack<Real>::Mask keep_{};
 };
 
 }  // namespace heed::inline HEED_ABI

@@ -15,15 +15,15 @@
 namespace heed::inline HEED_ABI {
 
 // Up to this many queries these products are faster than a panel of one vector.
-template <class T>
-inline constexpr Index kNarrowRows = kLanes<T> >= 8 ? kLanes<T> / 4 : 1;
+template <class Real>
+inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? kLanes<Real> / 4 : 1;
 
 // `count` < W numbers, zeros behind.
-template <class T>
-[[nodiscard]] inline Pack<T> load_part(const T* from, Index count) {
-  T lanes[kLanes<T>] = {};
+template <class Real>
+[[nodiscard]] inline Pack<Real> load_part(const Real* from, Index count) {
+  Real lanes[kLanes<Real>] = {};
   std::copy(from, from + count, lanes);
-  return Pack<T>::load(lanes);
+  return Pack<Real>::load(lanes);
 }
 
 namespace detail {
@@ -32,39 +32,39 @@ namespace detail {
 inline constexpr Index kPrefetchBytes = 4096;
 
 // Numbers in a line of cache.
-template <class T>
-inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(T)), kLanes<T>);
+template <class Real>
+inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(Real)), kLanes<Real>);
 
 // Asks for the line kPrefetchBytes behind; it need not exist.
-template <class T>
-[[gnu::always_inline]] inline void prefetch_behind(const T* line) {
+template <class Real>
+[[gnu::always_inline]] inline void prefetch_behind(const Real* line) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) +
                                                    std::uintptr_t(kPrefetchBytes)));
 }
 
 // Dot products of `Keys` <= W rows with one query; lanes from Keys on hold 0.
-template <class T, int Keys>
-[[nodiscard]] inline Pack<T> dots_of_rows(const T* rows, Index stride, Index columns,
-                                          const T* query) {
-  constexpr Index W = kLanes<T>;
-  Pack<T> sums[W];
-  for (Index k = 0; k < W; ++k) sums[k] = T(0);
+template <class Real, int Keys>
+[[nodiscard]] inline Pack<Real> dots_of_rows(const Real* rows, Index stride, Index columns,
+                                             const Real* query) {
+  constexpr Index W = kLanes<Real>;
+  Pack<Real> sums[W];
+  for (Index k = 0; k < W; ++k) sums[k] = Real(0);
   Index c = 0;
   const auto step = [&](Index at) {
-    const Pack<T> q = Pack<T>::load(query + at);
+    const Pack<Real> q = Pack<Real>::load(query + at);
 #pragma GCC unroll 16
     for (Index k = 0; k < Keys; ++k)
-      sums[k] = mul_add(Pack<T>::load(rows + k * stride + at), q, sums[k]);
+      sums[k] = mul_add(Pack<Real>::load(rows + k * stride + at), q, sums[k]);
   };
-  for (; c + kLine<T> <= columns; c += kLine<T>) {
+  for (; c + kLine<Real> <= columns; c += kLine<Real>) {
 #pragma GCC unroll 16
     for (Index k = 0; k < Keys; ++k) prefetch_behind(rows + k * stride + c);
 #pragma GCC unroll 4
-    for (Index at = 0; at < kLine<T>; at += W) step(c + at);
+    for (Index at = 0; at < kLine<Real>; at += W) step(c + at);
   }
   for (; c + W <= columns; c += W) step(c);
   if (c < columns) {
-    const Pack<T> q = load_part(query + c, columns - c);
+    const Pack<Real> q = load_part(query + c, columns - c);
     for (Index k = 0; k < Keys; ++k)
       sums[k] = mul_add(load_part(rows + k * stride + c, columns - c), q, sums[k]);
   }
@@ -72,21 +72,21 @@ template <class T, int Keys>
 }
 
 // sums[v] += sum over keys of weights[key * weights_row] * rows[key][v * W ...]
-template <class T, int Vectors>
-inline void mix_vectors(const T* rows, Index stride, Index keys, const T* weights,
-                        Index weights_row, T* sums) {
-  constexpr Index W = kLanes<T>;
-  Pack<T> acc[Vectors];
+template <class Real, int Vectors>
+inline void mix_vectors(const Real* rows, Index stride, Index keys, const Real* weights,
+                        Index weights_row, Real* sums) {
+  constexpr Index W = kLanes<Real>;
+  Pack<Real> acc[Vectors];
 #pragma GCC unroll 8
-  for (int v = 0; v < Vectors; ++v) acc[v] = Pack<T>::load(sums + v * W);
+  for (int v = 0; v < Vectors; ++v) acc[v] = Pack<Real>::load(sums + v * W);
 #pragma GCC unroll 2
   for (Index j = 0; j < keys; ++j) {
-    const Pack<T> weight = weights[j * weights_row];
+    const Pack<Real> weight = weights[j * weights_row];
 #pragma GCC unroll 8
-    for (Index c = 0; c < Vectors * W; c += kLine<T>) prefetch_behind(rows + j * stride + c);
+    for (Index c = 0; c < Vectors * W; c += kLine<Real>) prefetch_behind(rows + j * stride + c);
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v)
-      acc[v] = mul_add(weight, Pack<T>::load(rows + j * stride + v * W), acc[v]);
+      acc[v] = mul_add(weight, Pack<Real>::load(rows + j * stride + v * W), acc[v]);
   }
 #pragma GCC unroll 8
   for (int v = 0; v < Vectors; ++v) acc[v].store(sums + v * W);
@@ -95,46 +95,46 @@ inline void mix_vectors(const T* rows, Index stride, Index keys, const T* weight
 }  // namespace detail
 
 // out[key] = rows[key] . query, 0 behind the last key: `out` has room for whole vectors.
-template <class T>
-void row_dots(const T* rows, Index stride, Index keys, Index columns, const T* query, T* out) {
-  constexpr Index W = kLanes<T>;
+template <class Real>
+void row_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* query, Real* out) {
+  constexpr Index W = kLanes<Real>;
   for (Index j = 0; j < keys; j += W) {
     const Index count = std::min(W, keys - j);
-    const T* block = rows + j * stride;
-    Pack<T> dots = T(0);
+    const Real* block = rows + j * stride;
+    Pack<Real> dots = Real(0);
     if (count == W)
-      dots = detail::dots_of_rows<T, int(W)>(block, stride, columns, query);
+      dots = detail::dots_of_rows<Real, int(W)>(block, stride, columns, query);
     else
       for (Index k = 0; k < count; ++k)
-        dots.v[k] = detail::dots_of_rows<T, 1>(block + k * stride, stride, columns, query).v[0];
+        dots.v[k] = detail::dots_of_rows<Real, 1>(block + k * stride, stride, columns, query).v[0];
     dots.store(out + j);
   }
 }
 
 // out[key][i] = rows[key] . queries[i] for i < query_rows; 0 in the lanes behind.
 // queries: dense rows of `columns` numbers; out: [keys][lanes]; row: room for keys in whole vectors.
-template <class T>
-void narrow_dots(const T* rows, Index stride, Index keys, Index columns, const T* queries,
-                 Index query_rows, T* out, Index lanes, T* row) {
+template <class Real>
+void narrow_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* queries,
+                 Index query_rows, Real* out, Index lanes, Real* row) {
   for (Index i = 0; i < query_rows; ++i) {
     row_dots(rows, stride, keys, columns, queries + i * columns, row);
     for (Index j = 0; j < keys; ++j) {
-      if (i == 0) std::fill(out + j * lanes, out + (j + 1) * lanes, T(0));
+      if (i == 0) std::fill(out + j * lanes, out + (j + 1) * lanes, Real(0));
       out[j * lanes + i] = row[j];
     }
   }
 }
 
 // out[column * out_step] += sum over keys of rows[key][column] * weights[key * weight_step]
-template <class T>
-void row_mix(const T* rows, Index stride, Index keys, Index columns, const T* weights,
-             Index weight_step, T* out, Index out_step) {
-  constexpr Index W = kLanes<T>;
+template <class Real>
+void row_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
+             Index weight_step, Real* out, Index out_step) {
+  constexpr Index W = kLanes<Real>;
   constexpr int kBlock = 8;
   Index c = 0;
   const auto block = [&]<int Vectors>() {
-    T sums[Vectors * W] = {};
-    detail::mix_vectors<T, Vectors>(rows + c, stride, keys, weights, weight_step, sums);
+    Real sums[Vectors * W] = {};
+    detail::mix_vectors<Real, Vectors>(rows + c, stride, keys, weights, weight_step, sums);
     for (Index n = 0; n < Vectors * W; ++n) out[(c + n) * out_step] += sums[n];
     c += Vectors * W;
   };
@@ -142,16 +142,16 @@ void row_mix(const T* rows, Index stride, Index keys, Index columns, const T* we
   if (c + 4 * W <= columns) block.template operator()<4>();
   while (c + W <= columns) block.template operator()<1>();
   for (; c < columns; ++c) {
-    T sum = T(0);
+    Real sum = Real(0);
     for (Index j = 0; j < keys; ++j) sum += weights[j * weight_step] * rows[j * stride + c];
     out[c * out_step] += sum;
   }
 }
 
 // The same for the columns i < query_rows of weights and out, both of `lanes` numbers per row.
-template <class T>
-void narrow_mix(const T* rows, Index stride, Index keys, Index columns, const T* weights,
-                Index query_rows, T* out, Index lanes) {
+template <class Real>
+void narrow_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
+                Index query_rows, Real* out, Index lanes) {
   for (Index i = 0; i < query_rows; ++i)
     row_mix(rows, stride, keys, columns, weights + i, lanes, out + i, lanes);
 }

@@ -32,7 +32,7 @@ namespace detail {
 
 // The compilers' vector types; spelled per scalar since GCC mistakes a dependent one for its scalar. A
 // vector aliases its own scalars and nothing else, so that loops keep sizes and pointers in registers.
-template <class T>
+template <class Real>
 struct Register;
 template <>
 struct Register<float> {
@@ -51,34 +51,34 @@ struct Register<double> {
 
 }  // namespace detail
 
-// W lanes of T.
-template <class T>
+// W lanes of Real.
+template <class Real>
 struct Pack {
-  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>, "heed packs float or double");
-  static constexpr int width = kRegisterBytes / int(sizeof(T));
-  using Vector = typename detail::Register<T>::Vector;
-  using Mask = typename detail::Register<T>::Mask;
-  using Bits = typename detail::Register<T>::Bits;
-  using Unaligned = typename detail::Register<T>::Unaligned;
+  static_assert(std::is_same_v<Real, float> || std::is_same_v<Real, double>, "heed packs float or double");
+  static constexpr int width = kRegisterBytes / int(sizeof(Real));
+  using Vector = typename detail::Register<Real>::Vector;
+  using Mask = typename detail::Register<Real>::Mask;
+  using Bits = typename detail::Register<Real>::Bits;
+  using Unaligned = typename detail::Register<Real>::Unaligned;
 
   Vector v;
 
   Pack() = default;
   Pack(Vector vector) : v(vector) {}
   // Every lane holds the same number.
-  Pack(T scalar) : v(scalar - Vector{}) {}
+  Pack(Real scalar) : v(scalar - Vector{}) {}
   template <class U>
-    requires(std::is_arithmetic_v<U> && !std::is_same_v<U, T>)
-  Pack(U scalar) : Pack(T(scalar)) {}
+    requires(std::is_arithmetic_v<U> && !std::is_same_v<U, Real>)
+  Pack(U scalar) : Pack(Real(scalar)) {}
 
-  [[nodiscard]] static Pack load(const T* p) { return Vector(*reinterpret_cast<const Unaligned*>(p)); }
-  void store(T* p) const { *reinterpret_cast<Unaligned*>(p) = v; }
+  [[nodiscard]] static Pack load(const Real* p) { return Vector(*reinterpret_cast<const Unaligned*>(p)); }
+  void store(Real* p) const { *reinterpret_cast<Unaligned*>(p) = v; }
   [[nodiscard]] static Pack iota() {
     Vector lanes;
-    for (int i = 0; i < width; ++i) lanes[i] = T(i);
+    for (int i = 0; i < width; ++i) lanes[i] = Real(i);
     return lanes;
   }
-  [[nodiscard]] T lane(int i) const { return v[i]; }
+  [[nodiscard]] Real lane(int i) const { return v[i]; }
 
   Pack& operator+=(Pack o) { v += o.v; return *this; }
   Pack& operator-=(Pack o) { v -= o.v; return *this; }
@@ -97,60 +97,60 @@ struct Pack {
   friend Mask operator!=(Pack a, Pack b) { return a.v != b.v; }
 };
 
-template <class T>
-inline constexpr int kLanes = Pack<T>::width;
+template <class Real>
+inline constexpr int kLanes = Pack<Real>::width;
 
 // A panel holds this many vectors of queries: 6 rows x 4 accumulators fill 32 registers, 6 x 2 fill 16.
 inline constexpr int kPanelVectors = kRegisters == 32 ? 4 : 2;
-template <class T>
-inline constexpr Index kPanelLanes = Index(kPanelVectors) * kLanes<T>;
+template <class Real>
+inline constexpr Index kPanelLanes = Index(kPanelVectors) * kLanes<Real>;
 
-template <class T>
-inline constexpr T kInfinity = std::numeric_limits<T>::infinity();
+template <class Real>
+inline constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 template <class P>
 struct IsPack : std::false_type {};
-template <class T>
-struct IsPack<Pack<T>> : std::true_type {};
+template <class Real>
+struct IsPack<Pack<Real>> : std::true_type {};
 
 // mask ? a : b, lane by lane; a NaN in the branch not taken has no effect.
-template <class T>
-[[nodiscard]] inline Pack<T> select(typename Pack<T>::Mask mask, Pack<T> a, Pack<T> b) {
-  return typename Pack<T>::Vector(mask ? a.v : b.v);
+template <class Real>
+[[nodiscard]] inline Pack<Real> select(typename Pack<Real>::Mask mask, Pack<Real> a, Pack<Real> b) {
+  return typename Pack<Real>::Vector(mask ? a.v : b.v);
 }
 
 // The larger lane; the second argument when either is a NaN.
-template <class T>
-[[nodiscard]] Pack<T> max(Pack<T> a, Pack<T> b);
+template <class Real>
+[[nodiscard]] Pack<Real> max(Pack<Real> a, Pack<Real> b);
 
 // The smaller lane; the second argument when either is a NaN.
-template <class T>
-[[nodiscard]] Pack<T> min(Pack<T> a, Pack<T> b);
+template <class Real>
+[[nodiscard]] Pack<Real> min(Pack<Real> a, Pack<Real> b);
 
 // a * b + c, rounded once where the hardware can. Spelled out, since whether a compiler fuses a plain
 // expression depends on -std and -ffp-contract.
 template <class Vector>
 [[nodiscard]] Vector fused_multiply_add(Vector a, Vector b, Vector c);
 
-template <class T>
-[[nodiscard]] inline Pack<T> mul_add(Pack<T> a, Pack<T> b, Pack<T> c) {
+template <class Real>
+[[nodiscard]] inline Pack<Real> mul_add(Pack<Real> a, Pack<Real> b, Pack<Real> c) {
   return fused_multiply_add(a.v, b.v, c.v);
 }
 
 // Lane by lane; NaN below 0.
-template <class T>
-[[nodiscard]] Pack<T> square_root(Pack<T> a);
+template <class Real>
+[[nodiscard]] Pack<Real> square_root(Pack<Real> a);
 
 // Is a lane of a comparison true?
 template <class Mask>
 [[nodiscard]] bool any_lane(Mask mask);
 
 // Lanes added pairwise in a fixed order.
-template <class T>
-[[nodiscard]] inline T sum_lanes(Pack<T> p) {
-  T lanes[kLanes<T>];
+template <class Real>
+[[nodiscard]] inline Real sum_lanes(Pack<Real> p) {
+  Real lanes[kLanes<Real>];
   p.store(lanes);
-  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+  for (int half = kLanes<Real> / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   return lanes[0];
 }

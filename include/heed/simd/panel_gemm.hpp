@@ -18,9 +18,9 @@ namespace heed::inline HEED_ABI {
 
 // The left operand: element (i, k) is data[i * row + k * depth]. It may come in segments of `period`
 // columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) * segment].
-template <class T>
+template <class Real>
 struct Broadcast {
-  const T* data;
+  const Real* data;
   Index row, depth;
   Index period = std::numeric_limits<Index>::max(), segment = 0;
   [[nodiscard]] Broadcast skip_rows(Index n) const {
@@ -32,17 +32,17 @@ enum class Store { overwrite, add, overwrite_and_max };
 
 namespace detail {
 
-template <class T, int Rows, int Vectors, Store S>
-[[gnu::always_inline]] inline void micro_kernel(Index depth, Broadcast<T> a, const T* b,
-                                                Index b_row, T* c, Index c_row, T* running_max) {
-  using Vector = typename Pack<T>::Vector;
-  constexpr int W = kLanes<T>;
+template <class Real, int Rows, int Vectors, Store S>
+[[gnu::always_inline]] inline void micro_kernel(Index depth, Broadcast<Real> a, const Real* b,
+                                                Index b_row, Real* c, Index c_row, Real* running_max) {
+  using Vector = typename Pack<Real>::Vector;
+  constexpr int W = kLanes<Real>;
   Vector acc[Rows][Vectors];
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v)
-      acc[i][v] = S == Store::add ? Pack<T>::load(c + i * c_row + v * W).v : Vector{};
+      acc[i][v] = S == Store::add ? Pack<Real>::load(c + i * c_row + v * W).v : Vector{};
 #pragma GCC unroll 1
   for (Index left = depth; left > 0; left -= a.period) {
     const Index count = std::min(left, a.period);
@@ -50,7 +50,7 @@ template <class T, int Rows, int Vectors, Store S>
     for (Index k = 0; k < count; ++k) {
       Vector row[Vectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) row[v] = Pack<T>::load(b + k * b_row + v * W).v;
+      for (int v = 0; v < Vectors; ++v) row[v] = Pack<Real>::load(b + k * b_row + v * W).v;
 #pragma GCC unroll 32
       for (int i = 0; i < Rows; ++i) {
         const Vector scalar = a.data[i * a.row + k * a.depth] - Vector{};
@@ -64,13 +64,13 @@ template <class T, int Rows, int Vectors, Store S>
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) Pack<T>(acc[i][v]).store(c + i * c_row + v * W);
+    for (int v = 0; v < Vectors; ++v) Pack<Real>(acc[i][v]).store(c + i * c_row + v * W);
   if constexpr (S == Store::overwrite_and_max) {
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
-      Pack<T> m = Pack<T>::load(running_max + v * W);
+      Pack<Real> m = Pack<Real>::load(running_max + v * W);
 #pragma GCC unroll 32
-      for (int i = 0; i < Rows; ++i) m = max(Pack<T>(acc[i][v]), m);
+      for (int i = 0; i < Rows; ++i) m = max(Pack<Real>(acc[i][v]), m);
       m.store(running_max + v * W);
     }
   }
@@ -80,12 +80,12 @@ template <class T, int Rows, int Vectors, Store S>
 template <int Vectors>
 inline constexpr int kMicroRows = Vectors >= 3 ? 6 : (kRegisters == 32 ? 12 : 6);
 
-template <class T, int Vectors, Store S>
-[[gnu::noinline]] void gemm_vectors(Index rows, Index depth, Broadcast<T> a, const T* b, Index b_row,
-                                    T* c, Index c_row, T* running_max) {
+template <class Real, int Vectors, Store S>
+[[gnu::noinline]] void gemm_vectors(Index rows, Index depth, Broadcast<Real> a, const Real* b, Index b_row,
+                                    Real* c, Index c_row, Real* running_max) {
   constexpr int R = kMicroRows<Vectors>;
   const auto run = [&]<int Rows>() {
-    micro_kernel<T, Rows, Vectors, S>(depth, a, b, b_row, c, c_row, running_max);
+    micro_kernel<Real, Rows, Vectors, S>(depth, a, b, b_row, c, c_row, running_max);
     a = a.skip_rows(Rows);
     c += Rows * c_row;
     rows -= Rows;
@@ -107,28 +107,28 @@ template <class T, int Vectors, Store S>
 
 // C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
 // largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
-template <Store S, class T>
-inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<T> a, const T* b, Index b_row,
-                       T* c, Index c_row, T* running_max = nullptr) {
+template <Store S, class Real>
+inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<Real> a, const Real* b, Index b_row,
+                       Real* c, Index c_row, Real* running_max = nullptr) {
   switch (vectors) {
-    case 1: return detail::gemm_vectors<T, 1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    case 2: return detail::gemm_vectors<T, 2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 1: return detail::gemm_vectors<Real, 1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 2: return detail::gemm_vectors<Real, 2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
     default: break;
   }
   if constexpr (kPanelVectors == 4) {
     if (vectors == 3)
-      return detail::gemm_vectors<T, 3, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    return detail::gemm_vectors<T, 4, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+      return detail::gemm_vectors<Real, 3, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    return detail::gemm_vectors<Real, 4, S>(rows, depth, a, b, b_row, c, c_row, running_max);
   }
 }
 
 // C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after
 // the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
 // readable up to the next multiple of W columns; C is touched in its own columns only.
-template <class T>
-void gemm_add(Index rows, Index depth, Index columns, Broadcast<T> a, const T* b, Index b_row, T* c,
+template <class Real>
+void gemm_add(Index rows, Index depth, Index columns, Broadcast<Real> a, const Real* b, Index b_row, Real* c,
               Index c_row) {
-  constexpr Index W = kLanes<T>;
+  constexpr Index W = kLanes<Real>;
   Index done = 0;
   while (columns - done >= W) {
     const int vectors = int(std::min<Index>((columns - done) / W, kPanelVectors));
@@ -137,7 +137,7 @@ void gemm_add(Index rows, Index depth, Index columns, Broadcast<T> a, const T* b
   }
   if (done == columns) return;
   constexpr Index block = 12;
-  T edge[block * W] = {};
+  Real edge[block * W] = {};
   for (Index r = 0; r < rows; r += block) {
     const Index n = std::min(block, rows - r);
     for (Index i = 0; i < n; ++i)

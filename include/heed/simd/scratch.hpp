@@ -10,7 +10,7 @@
 
 namespace heed::inline HEED_ABI {
 
-template <class T>
+template <class Real>
 class Scratch {
  public:
   static constexpr std::size_t alignment = 64;
@@ -19,8 +19,8 @@ class Scratch {
   Scratch() = default;
   // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
   explicit Scratch(Index count)
-      : memory_(static_cast<T*>(::operator new(std::size_t(padded(count)) * sizeof(T),
-                                               std::align_val_t(alignment)))),
+      : memory_(static_cast<Real*>(::operator new(std::size_t(padded(count)) * sizeof(Real),
+                                                  std::align_val_t(alignment)))),
         capacity_(padded(count)) {}
   Scratch(Scratch&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)), capacity_(other.capacity_), used_(other.used_) {}
@@ -33,7 +33,7 @@ class Scratch {
   ~Scratch() { ::operator delete(memory_, std::align_val_t(alignment)); }
 
   // The next `count` uninitialised elements, aligned to a cache line.
-  [[nodiscard]] T* take(Index count) {
+  [[nodiscard]] Real* take(Index count) {
     const Index at = used_;
     used_ += padded(count);
     if (!memory_) return nullptr;
@@ -47,17 +47,17 @@ class Scratch {
  private:
   // What take(count) consumes: whole cache lines.
   [[nodiscard]] static constexpr Index padded(Index count) {
-    constexpr Index line = Index(alignment / sizeof(T));
+    constexpr Index line = Index(alignment / sizeof(Real));
     return (count + line - 1) / line * line;
   }
-  T* memory_ = nullptr;  // <memory> would double the compile time of an op
+  Real* memory_ = nullptr;  // <memory> would double the compile time of an op
   Index capacity_ = 0, used_ = 0;
 };
 
 // Elements that `build(scratch)` takes.
-template <class T, class Build>
+template <class Real, class Build>
 [[nodiscard]] Index scratch_elements(Build&& build) {
-  Scratch<T> counter;
+  Scratch<Real> counter;
   (void)build(counter);
   return counter.used();
 }

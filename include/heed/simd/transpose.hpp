@@ -14,33 +14,33 @@ namespace heed::inline HEED_ABI {
 namespace detail {
 
 // One stage of the butterfly: swaps off-diagonal blocks of size Half.
-template <class T, int Half, int... L>
-inline void exchange(Pack<T>& a, Pack<T>& b, std::integer_sequence<int, L...>) {
-  constexpr int W = kLanes<T>;
+template <class Real, int Half, int... L>
+inline void exchange(Pack<Real>& a, Pack<Real>& b, std::integer_sequence<int, L...>) {
+  constexpr int W = kLanes<Real>;
   const auto low = __builtin_shufflevector(a.v, b.v, ((L & Half) ? W + L - Half : L)...);
   const auto high = __builtin_shufflevector(a.v, b.v, ((L & Half) ? W + L : L + Half)...);
-  a = Pack<T>(typename Pack<T>::Vector(low));
-  b = Pack<T>(typename Pack<T>::Vector(high));
+  a = Pack<Real>(typename Pack<Real>::Vector(low));
+  b = Pack<Real>(typename Pack<Real>::Vector(high));
 }
 
-template <class T, int Half>
-inline void transpose_stages(Pack<T>* rows) {
-  constexpr int W = kLanes<T>;
+template <class Real, int Half>
+inline void transpose_stages(Pack<Real>* rows) {
+  constexpr int W = kLanes<Real>;
   if constexpr (Half < W) {
 #pragma GCC unroll 16
     for (int i = 0; i < W; ++i)
       if (!(i & Half))
-        exchange<T, Half>(rows[i], rows[i + Half], std::make_integer_sequence<int, W>{});
-    transpose_stages<T, 2 * Half>(rows);
+        exchange<Real, Half>(rows[i], rows[i + Half], std::make_integer_sequence<int, W>{});
+    transpose_stages<Real, 2 * Half>(rows);
   }
 }
 
 // Lane k of the result is the sum of the lanes of packs[k]; the packs are used up.
-template <class T>
-[[nodiscard]] inline Pack<T> sums_of_lanes(Pack<T> (&packs)[std::size_t(kLanes<T>)]) {
-  transpose_stages<T, 1>(packs);
+template <class Real>
+[[nodiscard]] inline Pack<Real> sums_of_lanes(Pack<Real> (&packs)[std::size_t(kLanes<Real>)]) {
+  transpose_stages<Real, 1>(packs);
 #pragma GCC unroll 4
-  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+  for (int half = kLanes<Real> / 2; half > 0; half /= 2)
 #pragma GCC unroll 16
     for (int k = 0; k < half; ++k) packs[k] += packs[k + half];
   return packs[0];
@@ -48,14 +48,14 @@ template <class T>
 
 // destination[c][r] = source[r][c] * factor for one W x W block. Not inlined: the addresses of W rows,
 // hoisted out of a caller's loops, spill what they save.
-template <class T>
-[[gnu::noinline]] void transpose_block(const T* source, Index source_row, T* destination,
-                            Index destination_row, T factor) {
-  constexpr int W = kLanes<T>;
-  Pack<T> rows[W];
+template <class Real>
+[[gnu::noinline]] void transpose_block(const Real* source, Index source_row, Real* destination,
+                            Index destination_row, Real factor) {
+  constexpr int W = kLanes<Real>;
+  Pack<Real> rows[W];
 #pragma GCC unroll 16
-  for (int i = 0; i < W; ++i) rows[i] = Pack<T>::load(source + i * source_row) * Pack<T>(factor);
-  transpose_stages<T, 1>(rows);
+  for (int i = 0; i < W; ++i) rows[i] = Pack<Real>::load(source + i * source_row) * Pack<Real>(factor);
+  transpose_stages<Real, 1>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) rows[i].store(destination + i * destination_row);
 }
@@ -63,10 +63,10 @@ template <class T>
 }  // namespace detail
 
 // tile[c][r] = factor * source[r][c] for r < rows, 0 for rows <= r < lanes. lanes: multiple of W.
-template <class T>
-void pack_lanes(const T* source, Index source_row, Index rows, Index columns, T* tile, Index lanes,
-                T factor = T(1)) {
-  constexpr Index W = kLanes<T>;
+template <class Real>
+void pack_lanes(const Real* source, Index source_row, Index rows, Index columns, Real* tile, Index lanes,
+                Real factor = Real(1)) {
+  constexpr Index W = kLanes<Real>;
   const Index full_rows = rows / W * W, full_columns = columns / W * W;
   for (Index r = 0; r < full_rows; r += W) {
     for (Index c = 0; c < full_columns; c += W)
@@ -78,20 +78,20 @@ void pack_lanes(const T* source, Index source_row, Index rows, Index columns, T*
   if (full_rows == lanes) return;
   for (Index c = 0; c < columns; ++c) {
     for (Index r = full_rows; r < rows; ++r) tile[c * lanes + r] = factor * source[r * source_row + c];
-    for (Index r = rows; r < lanes; ++r) tile[c * lanes + r] = T(0);
+    for (Index r = rows; r < lanes; ++r) tile[c * lanes + r] = Real(0);
   }
 }
 
 // destination[r][c] = tile[c][r] for r < rows.
-template <class T>
-void unpack_lanes(const T* tile, Index lanes, Index rows, Index columns, T* destination,
+template <class Real>
+void unpack_lanes(const Real* tile, Index lanes, Index rows, Index columns, Real* destination,
                   Index destination_row) {
-  constexpr Index W = kLanes<T>;
+  constexpr Index W = kLanes<Real>;
   const Index full_rows = rows / W * W, full_columns = columns / W * W;
   for (Index c = 0; c < full_columns; c += W) {
     for (Index r = 0; r < full_rows; r += W)
       detail::transpose_block(tile + c * lanes + r, lanes, destination + r * destination_row + c,
-                              destination_row, T(1));
+                              destination_row, Real(1));
     for (Index r = full_rows; r < rows; ++r)
       for (Index i = c; i < c + W; ++i) destination[r * destination_row + i] = tile[i * lanes + r];
   }
@@ -100,19 +100,19 @@ void unpack_lanes(const T* tile, Index lanes, Index rows, Index columns, T* dest
 }
 
 // destination[r][c] += tile[c][r] for r < rows.
-template <class T>
-void add_unpacked_lanes(const T* tile, Index lanes, Index rows, Index columns, T* destination,
+template <class Real>
+void add_unpacked_lanes(const Real* tile, Index lanes, Index rows, Index columns, Real* destination,
                         Index destination_row) {
-  constexpr Index W = kLanes<T>;
-  T turned[W * W];
+  constexpr Index W = kLanes<Real>;
+  Real turned[W * W];
   for (Index r = 0; r < rows; r += W)
     for (Index c = 0; c < columns; c += W) {
       const Index width = std::min(W, columns - c), height = std::min(W, rows - r);
       unpack_lanes(tile + c * lanes + r, lanes, height, width, turned, W);
       for (Index i = 0; i < height; ++i) {
-        T* to = destination + (r + i) * destination_row + c;
+        Real* to = destination + (r + i) * destination_row + c;
         if (width == W)
-          (Pack<T>::load(to) + Pack<T>::load(turned + i * W)).store(to);
+          (Pack<Real>::load(to) + Pack<Real>::load(turned + i * W)).store(to);
         else
           for (Index k = 0; k < width; ++k) to[k] += turned[i * W + k];
       }
