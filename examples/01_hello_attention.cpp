@@ -25,7 +25,7 @@ int main() {
   Dar<float> op;
   op.score.strength = {0.1F, 0.2F, 0.3F, 0.4F};  // one per head
   const auto mask = causal<float>() & key_lengths<float>({128, 100});
-  const Inputs<float> in{view(query), view(key), view(value), {}};
+  const Inputs<float> in{view(query), view(key), view(value)};
   Saved<float> saved;  // what backward needs of forward
   forward(op, in, mask, view(out), &saved);
 
@@ -33,7 +33,7 @@ int main() {
   Dar<float> grad_op;
   backward(op, in, mask, saved, TensorView<const float>(view(out)),
            TensorView<const float>(view(grad_out)),
-           {view(grad_query), view(grad_key), view(grad_value), {}, {}}, &grad_op);
+           {view(grad_query), view(grad_key), view(grad_value)}, &grad_op);
 
   std::printf("out[0] = %.6f, dL/dstrength of head 0 = %.6f\n", double(out[0]),
               double(grad_op.score.strength[0]));

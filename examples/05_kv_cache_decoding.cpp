@@ -31,14 +31,14 @@ int main() {
   const Dar<float> op;
   std::vector<float> whole(query.size()), stepwise(query.size());
   forward(op, {tokens(query.data(), heads, 0, len), tokens(key.data(), kv_heads, 0, len),
-               tokens(value.data(), kv_heads, 0, len), {}},
+               tokens(value.data(), kv_heads, 0, len)},
           causal<float>(), tokens(whole.data(), heads, 0, len));
 
   KvCache<float> cache(batch, kv_heads, dim, dim);
   const auto last = causal<float>(Align::bottom_right);  // the last query stands at the last key
   for (Index from = 0, count = prompt; from < len; from += count, count = 1) {
     cache.append(tokens(key.data(), kv_heads, from, count), tokens(value.data(), kv_heads, from, count));
-    forward(op, {tokens(query.data(), heads, from, count), cache.keys(), cache.values(), {}}, last,
+    forward(op, {tokens(query.data(), heads, from, count), cache.keys(), cache.values()}, last,
             tokens(stepwise.data(), heads, from, count));
   }
 

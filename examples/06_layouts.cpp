@@ -32,7 +32,7 @@ Memory attend(View&& view) {
         for (Index t = 0; t < kLen; ++t)
           for (Index c = 0; c < kDim; ++c) view(part)(b, h, t, c) = number(part, b, h, t, c);
   Memory out(kCount);
-  forward(ScaledDot<float>{}, {view(0), view(1), view(2), {}}, causal<float>(),
+  forward(ScaledDot<float>{}, {view(0), view(1), view(2)}, causal<float>(),
           TensorView<float>(out.data(), kShape));
   return out;
 }

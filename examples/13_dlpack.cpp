@@ -44,7 +44,7 @@ int main() {
   const Shape shape{kBatch, kHeads, kLen, kDim};
   DlpackPtr<> out = to_dlpack(std::vector<float>(kBatch * kHeads * kLen * kDim), shape);
   const auto read = [](const ForeignTensor& tensor) { return view_dlpack<const float>(tensor.dl); };
-  forward(Dar<float>{}, {read(query), read(key), read(value), {}}, causal<float>(),
+  forward(Dar<float>{}, {read(query), read(key), read(value)}, causal<float>(),
           view_dlpack<float>(out->dl_tensor));
 
   DLManagedTensor* theirs = out.release();  // as a PyCapsule named "dltensor" would carry it

@@ -404,9 +404,9 @@ TEST_CASE("numbers are converted exactly or refused with their place") {
     return message_of<std::runtime_error>([&] { (void)file.values<decltype(type)>(name); });
   };
   CHECK(text(0.0F, "tenth") ==
-        "safetensors: tensor 'tenth' has 0.10000000000000001 at element 1, "
+        "safetensors: tensor 'tenth' has 0.1 at element 1, "
         "which F32 does not hold exactly");
-  CHECK(text(0.0F, "huge").find("9.9999999999999994e+38") != std::string::npos);
+  CHECK(text(0.0F, "huge").find("1e+39") != std::string::npos);
   CHECK(text(0.0F, "huge").find("F32 does not") != std::string::npos);
   CHECK(text(0.0F, "odd").find("16777217 at element 0, which F32") != std::string::npos);
   CHECK(text(0.0, "limit").find("9223372036854775807 at element 0, which F64") !=

@@ -25,14 +25,16 @@ void take_turns(Call<T>& call, std::uint64_t turn) {
 template <class T, Needs needs>
 void check_all_lengths() {
   std::uint64_t seed = 0;
-  for (const auto& [len_q, len_kv] : kLengths)
+  for (const auto& [len_q, len_kv] : kLengths) {
+    ++seed;
     for_calls<T, needs>(
         geometry(1, 2, 1, len_q, len_kv, 4, 4),
         [seed](const auto& runner, auto& call) {
           take_turns(call, seed);
           check_backward(runner, call);
         },
-        ++seed);
+        seed);
+  }
 }
 
 template <class T, Needs needs>

@@ -14,7 +14,7 @@ int main() {
   const auto view = [](const std::vector<float>& memory, const heed::Shape& shape) {
     return heed::TensorView<const float>(memory.data(), shape);
   };
-  heed::forward(heed::ScaledDot<float>{}, {view(query, queries), view(key, keys), view(value, keys), {}}, {},
+  heed::forward(heed::ScaledDot<float>{}, {view(query, queries), view(key, keys), view(value, keys)}, {},
                 heed::TensorView<float>(out.data(), queries));
   for (std::size_t i = 0; i < out.size(); ++i)
     if (std::abs(out[i] - value[i / 12 * 4 + i % 4]) > 1e-5F) return 1;

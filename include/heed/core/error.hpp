@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Errors as one sentence: require() and fail() put it together from its parts and throw.
+
 #include <heed/core/config.hpp>
 
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -21,8 +24,11 @@ void append(std::string& text, const Part& part) {
   } else if constexpr (std::is_same_v<Part, char> || !std::is_arithmetic_v<Part>) {
     text += part;
   } else if constexpr (std::is_floating_point_v<Part>) {
-    char digits[40];
-    std::snprintf(digits, sizeof digits, "%.17Lg", static_cast<long double>(part));
+    char digits[40];  // the fewest that are read back as the same number
+    for (int count = 1; count <= std::numeric_limits<Part>::max_digits10; ++count) {
+      std::snprintf(digits, sizeof digits, "%.*Lg", count, static_cast<long double>(part));
+      if (static_cast<Part>(std::strtold(digits, nullptr)) == part) break;
+    }
     text += digits;
   } else {
     text += std::to_string(part);

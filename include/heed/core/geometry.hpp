@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// The sizes of a call, shared by ops, engine and masks.
+
 #include <heed/core/view.hpp>
 
 namespace heed::inline HEED_ABI {

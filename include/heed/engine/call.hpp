@@ -20,14 +20,14 @@ namespace heed::inline HEED_ABI {
 // where the op asks for it: the intent, or the logits of a token-wise lambda.
 template <class Real>
 struct Inputs {
-  TensorView<const Real> query, key, value, extra;
+  TensorView<const Real> query, key, value, extra = {};
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
 // shape of the mask's bias.
 template <class Real>
 struct Gradients {
-  TensorView<Real> query, key, value, extra, bias;
+  TensorView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
 };
 
 struct Options {

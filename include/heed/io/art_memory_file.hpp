@@ -66,11 +66,9 @@ class ArtMemoryReader {
  private:
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    std::ostringstream text;
-    text.precision(17);
-    text << source_ << ": ";
-    (text << ... << parts);
-    throw std::runtime_error(text.str());
+    std::string text = source_ + ": ";
+    (detail::append(text, parts), ...);
+    throw std::runtime_error(text);
   }
 
   // At most 40 characters, whatever is not printable ASCII as '?'.

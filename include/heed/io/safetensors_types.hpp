@@ -4,7 +4,7 @@
 // What the safetensors reader and writer share: limits, dtypes and their C++ types, exact
 // conversion between those, and the wording of messages.
 
-#include <heed/core/config.hpp>
+#include <heed/core/error.hpp>
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,6 @@
 #include <initializer_list>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -79,11 +78,9 @@ inline constexpr std::size_t extents = 8;
 
 template <class... Parts>
 [[noreturn]] void refuse(const std::string& source, const Parts&... parts) {
-  std::ostringstream text;
-  text.precision(17);
-  text << source << ": ";
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
+  std::string text = source + ": ";
+  (heed::detail::append(text, parts), ...);
+  throw std::runtime_error(text);
 }
 
 template <class Real, class... Others>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// The mean cross-entropy of logits and targets, and its gradient.
+//
 //   loss = 1/n sum_t lse(x[t]) - x[t][target[t]]        over the n targets that are not ignored
 //   dx[t] = (softmax(x[t]) - onehot(target[t])) / n     0 where the target is ignored
 //

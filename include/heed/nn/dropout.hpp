@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Dropout of single numbers of a row.
+//
 //   y = keep ? x / (1 - rate) : 0      dx = keep ? dy / (1 - rate) : 0
 //
 // keep is a function of (seed, step, stream, row, column) alone: nothing is stored, backward draws

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// A learnt row for each token.
+//
 //   y[t] = W[ids[t]]        dW[ids[t]] += dy[t]
 //
 // Shapes    ids (tokens), y (tokens, width), weight (count, width).

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// A linear layer over rows of tokens.
+//
 //   y  = x W^T + b
 //   dx = dy W      dW += dy^T x      db += column sums of dy
 //

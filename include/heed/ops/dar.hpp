@@ -358,9 +358,9 @@ struct DarScore : DarOptions {
     d.key[1] = dw * pair.query[1];
     return lambda * share;
   }
-
 };
 
+// Adaptive resonance on top of softmax(scale q.k).
 template <class Real>
 using Dar = Attention<Real, DarScore<Real>, Softmax<Real>, Identity<Real>>;
 

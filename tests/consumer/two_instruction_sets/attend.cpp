@@ -11,7 +11,7 @@ std::vector<float> ATTEND(const std::vector<float>& x, std::ptrdiff_t heads, std
   const heed::Shape shape{1, heads, std::ptrdiff_t(x.size()) / (heads * dim), dim};
   std::vector<float> out(x.size());
   const heed::TensorView<const float> rows(x.data(), shape);
-  heed::forward(heed::Dar<float>{}, {rows, rows, rows, {}}, heed::causal<float>(),
+  heed::forward(heed::Dar<float>{}, {rows, rows, rows}, heed::causal<float>(),
                 heed::TensorView<float>(out.data(), shape));
   return out;
 }
