@@ -11,9 +11,10 @@
 
 int main() {
   using namespace heed;
-  const Index batch = 2, len = 128, heads = 4, dim = 32, count = batch * len * heads * dim;
+  const Index batch = 2, len = 128, heads = 4, dim = 32;
+  const std::size_t count = batch * len * heads * dim;
   std::vector<float> query(count), key(count), value(count), out(count), grad_out(count, 1.0F);
-  for (Index i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     query[i] = 0.01F * float(i % 97) - 0.5F;
     key[i] = 0.01F * float(i % 89) - 0.4F;
     value[i] = 0.01F * float(i % 83) + 0.1F;

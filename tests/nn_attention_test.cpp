@@ -220,8 +220,8 @@ TEMPLATE_TEST_CASE("No output of a causal layer depends on a later token or anot
   for (const bool causal : {true, false})
     for (auto& [name, layer, width_out] : all_layers<T>(causal)) {
       const auto report = heed::audit_causality(
-          [&, &layer = layer, &width = width_out](const std::vector<T>& tokens) {
-            return forward<T>(*layer, width, kBatch, {tokens.data(), kBatch * kLen, kWidth});
+          [&, &audited = layer, &width = width_out](const std::vector<T>& tokens) {
+            return forward<T>(*audited, width, kBatch, {tokens.data(), kBatch * kLen, kWidth});
           },
           x, kLen, options);
       INFO(name << ", causal " << causal << ": " << report.text());

@@ -395,7 +395,7 @@ TEST_CASE("memories learn the keys of a call afterwards, in batch and token orde
   // Four query heads on two key heads: neighbours learn the same keys.
   std::vector<ArtMemory<double>> grouped(4, ArtMemory<double>(options));
   learn_after_forward(grouped, TensorView<const double>(keys.data(), {1, 2, 2, 2}));
-  for (const std::size_t h : {0, 1, 2, 3})
+  for (std::size_t h = 0; h < 4; ++h)
     CHECK(grouped[h].prototypes()[2] == apart[h / 2].prototypes()[2]);
   CHECK(grouped[1].prototypes()[2] != grouped[2].prototypes()[2]);
 }
