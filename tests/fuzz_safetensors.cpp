@@ -66,7 +66,8 @@ void allow_refusal(const Call& call) {
 
 // Conversions may refuse, but neither crash nor change a number.
 inline void check_values(const Safetensors& file) {
-  for (const auto& [name, info] : file.tensors()) {
+  for (const auto& tensor : file.tensors()) {
+    const std::string& name = tensor.first;
     allow_refusal([&] {
       const std::vector<double> wide = file.values<double>(name);
       allow_refusal([&] {

@@ -137,7 +137,9 @@ std::vector<T> in_steps(nn::AttentionLayer<T>& layer, Index width_out, const nn:
 
 TEST_CASE("The gradients of every attention layer are those of its forward pass") {
   const bool causal = GENERATE(true, false);
-  for (auto& [name, layer, width_out] : all_layers<double>(causal)) {
+  for (auto& entry : all_layers<double>(causal)) {
+    auto& layer = entry.layer;
+    const Index width_out = entry.width_out;
     nn::Context<double> c;
     c.threads = 1;
     auto x = normals<double>(kBatch * kLen, kWidth, 1);
@@ -154,7 +156,7 @@ TEST_CASE("The gradients of every attention layer are those of its forward pass"
                       layer->backward(c, kBatch, std::as_const(x).view(), g.view(), dx.view());
                     },
                     {{"x", &x, &dx}});
-    INFO(name << ", causal " << causal << ": " << report.text());
+    INFO(entry.name << ", causal " << causal << ": " << report.text());
     CHECK(report.passed);
   }
 }
@@ -218,13 +220,14 @@ TEMPLATE_TEST_CASE("No output of a causal layer depends on a later token or anot
   heed::CausalityOptions options;
   options.batch = kBatch;
   for (const bool causal : {true, false})
-    for (auto& [name, layer, width_out] : all_layers<T>(causal)) {
+    for (auto& entry : all_layers<T>(causal)) {
       const auto report = heed::audit_causality(
-          [&, &audited = layer, &width = width_out](const std::vector<T>& tokens) {
-            return forward<T>(*audited, width, kBatch, {tokens.data(), kBatch * kLen, kWidth});
+          [&](const std::vector<T>& tokens) {
+            return forward<T>(*entry.layer, entry.width_out, kBatch,
+                              {tokens.data(), kBatch * kLen, kWidth});
           },
           x, kLen, options);
-      INFO(name << ", causal " << causal << ": " << report.text());
+      INFO(entry.name << ", causal " << causal << ": " << report.text());
       CHECK(report.causal == causal);
       CHECK(report.effective > 0);
     }
