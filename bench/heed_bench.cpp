@@ -16,18 +16,84 @@
 #include "suite/report.hpp"
 #include "suite/suite.hpp"
 
-#include <cstdio>
-#include <cstring>
+#include "../examples/program/program.hpp"
 
-#include <unistd.h>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <optional>
 
 namespace {
 
-[[nodiscard]] bool given(int argc, char** argv, const char* option) {
-  for (int i = 1; i < argc; ++i)
-    if (std::strncmp(argv[i], option, std::strlen(option)) == 0) return true;
-  return false;
-}
+constexpr const char* kHelp =
+    R"(Times the variants x cases x {forward, backward} x {float, double}, with peers, beside plain attention
+and the machine's peak, in turns. Each benchmark first compares a small call with its slow twin.
+Usage: heed_bench [OPTIONS]
+
+Options:
+  -h,--help                                Prints this help and ends
+  --version                                Prints the version and ends
+  --benchmark_filter=REGEX                 Benchmarks whose name CONTENDER/PASS/DTYPE/CASE holds a match
+                                           (default: the usual four cases in float)
+  --benchmark_list_tests={true|false}      Lists their names and ends (default false)
+  --benchmark_repetitions=N                Runs of each, from 1 on; mean, median and spread follow (default 1)
+  --benchmark_report_aggregates_only={true|false}
+                                           Mean, median and spread alone (default false)
+  --benchmark_enable_random_interleaving={true|false}
+                                           Repetitions in random order (default false)
+  --benchmark_format={console|json|csv}    What standard output has (default console: rows and tables)
+  --benchmark_out=FILE                     Writes the results into a file, too
+  --benchmark_out_format={json|csv}        Its format (default json)
+  --benchmark_color={auto|true|false}      Colours (default auto: on a terminal, unless NO_COLOR is set)
+  --benchmark_context=KEY=VALUE,...        Goes into the head of JSON
+Google Benchmark's other options hold as well. Each benchmark runs for 0.1 s at least.
+
+)";
+
+constexpr const char* kOutput =
+    "\nStandard output has the results, standard error the machine. bench/FORMATS.md describes names and\n"
+    "counters.\n";
+
+// The arguments of the command line, some of which are taken out of it.
+class Arguments {
+ public:
+  Arguments(int argc, char** argv) : words_(argv, argv + argc) {}
+
+  [[nodiscard]] bool has(const std::string& word) const {
+    return std::find(words_.begin() + 1, words_.end(), word) != words_.end();
+  }
+  // The value of the last --benchmark_NAME=VALUE.
+  [[nodiscard]] std::optional<std::string> value(const std::string& name) const {
+    std::optional<std::string> found;
+    const std::string begin = "--benchmark_" + name + "=";
+    for (const std::string& word : words_)
+      if (word.starts_with(begin)) found = word.substr(begin.size());
+    return found;
+  }
+  [[nodiscard]] bool names(const std::string& name) const {
+    return value(name) || has("--benchmark_" + name);
+  }
+  void remove(const std::string& name) {
+    std::erase_if(words_, [&](const std::string& word) { return word.starts_with("--benchmark_" + name + "="); });
+  }
+  void add(std::string word) { words_.push_back(std::move(word)); }
+
+  // Google Benchmark takes what it knows.
+  void initialize() {
+    std::vector<char*> pointers;
+    for (std::string& word : words_) pointers.push_back(word.data());
+    int count = int(pointers.size());
+    pointers.push_back(nullptr);
+    benchmark::Initialize(&count, pointers.data());
+    if (count > 1)
+      throw heed_program::UsageError(std::string("the argument ") + pointers[1] +
+                                     " is unknown or has no such value; --help lists the options");
+  }
+
+ private:
+  std::vector<std::string> words_;
+};
 
 [[nodiscard]] std::string usual_filter() {
   std::string filter = "/float/(";
@@ -36,20 +102,7 @@ namespace {
   return "--benchmark_filter=" + filter + ")/";
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-#if defined(__AVX512F__)
-  if (!__builtin_cpu_supports("avx512f")) {
-    std::fprintf(stderr, "heed_bench: built for AVX-512, which this processor does not have\n");
-    return 2;
-  }
-#elif defined(__AVX2__)
-  if (!__builtin_cpu_supports("avx2")) {
-    std::fprintf(stderr, "heed_bench: built for AVX2, which this processor does not have\n");
-    return 2;
-  }
-#endif
+void add_all() {
   heed_bench::add_float();
   heed_bench::add_double();
   heed_bench::add_eigen();
@@ -59,19 +112,96 @@ int main(int argc, char** argv) {
 #ifdef HEED_BENCH_TORCH
   heed_bench::add_torch();
 #endif
-  std::string filter = usual_filter();
-  std::vector<char*> arguments(argv, argv + argc);
-  if (!given(argc, argv, "--benchmark_filter") && !given(argc, argv, "--benchmark_list_tests"))
-    arguments.push_back(filter.data());
-  int count = int(arguments.size());
-  arguments.push_back(nullptr);
-  benchmark::Initialize(&count, arguments.data());
-  if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
-  // The library's own reporters for --benchmark_format=json or csv.
-  heed_bench::TableReporter tables(isatty(STDOUT_FILENO) != 0);
-  const std::size_t run =
-      given(argc, argv, "--benchmark_format") ? benchmark::RunSpecifiedBenchmarks()
-                                              : benchmark::RunSpecifiedBenchmarks(&tables);
+}
+
+void require_instruction_set() {
+#if defined(__AVX512F__)
+  if (!__builtin_cpu_supports("avx512f"))
+    throw std::runtime_error("compiled for AVX-512, which this processor does not have");
+#elif defined(__AVX2__)
+  if (!__builtin_cpu_supports("avx2"))
+    throw std::runtime_error("compiled for AVX2, which this processor does not have");
+#endif
+}
+
+// What Google Benchmark takes as something else, or ends the program for.
+void require_values(const Arguments& arguments) {
+  const auto one_of = [&](const char* name, const std::vector<std::string>& known) {
+    const auto value = arguments.value(name);
+    if (!value || std::find(known.begin(), known.end(), *value) != known.end()) return;
+    std::string words;
+    for (const std::string& word : known) words += (words.empty() ? "" : " or ") + word;
+    throw heed_program::UsageError("--benchmark_" + std::string(name) + " is \"" + *value + "\", it must be " +
+                                   words);
+  };
+  one_of("format", {"console", "json", "csv"});
+  one_of("out_format", {"json", "csv"});
+  if (const auto text = arguments.value("repetitions")) {
+    int count = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), count);
+    if (error != std::errc() || end != text->data() + text->size() || count < 1 || count > 1'000'000)
+      throw heed_program::UsageError("--benchmark_repetitions is \"" + *text +
+                                     "\", it must be a whole number from 1 to 1000000");
+  }
+  if (const auto out = arguments.value("out")) heed_program::require_output("--benchmark_out", *out);
+}
+
+[[nodiscard]] bool wants_colours(const Arguments& arguments) {
+  const std::string wish = arguments.value("color").value_or("auto");
+  return wish == "auto" ? heed_program::colours(STDOUT_FILENO) : wish == "true" || wish == "yes" || wish == "1";
+}
+
+[[nodiscard]] std::unique_ptr<benchmark::BenchmarkReporter> reporter_named(const std::string& format,
+                                                                          bool colours) {
+  if (format == "json") return std::make_unique<benchmark::JSONReporter>();
+  if (format == "console") return std::make_unique<heed_bench::TableReporter>(colours);
+// Google Benchmark warns that this reporter will go; there is no other.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return std::make_unique<benchmark::CSVReporter>();
+#pragma GCC diagnostic pop
+}
+
+int run_benchmarks(Arguments& arguments) {
+  require_values(arguments);
+  const auto shown =
+      reporter_named(arguments.value("format").value_or("console"), wants_colours(arguments));
+  const std::string out = arguments.value("out").value_or("");
+  const auto filed =
+      out.empty() ? nullptr : reporter_named(arguments.value("out_format").value_or("json"), false);
+  for (const char* own : {"out", "out_format", "format"}) arguments.remove(own);
+  if (!arguments.names("filter") && !arguments.names("list_tests")) arguments.add(usual_filter());
+  arguments.initialize();
+  add_all();
+  heed_bench::Results results(*shown, filed.get());
+  const std::size_t count = benchmark::RunSpecifiedBenchmarks(&results);
   benchmark::Shutdown();
-  return run > 0 ? 0 : 1;
+  std::cout.flush();
+  if (count == 0) return 2;
+  if (!out.empty() && !arguments.names("list_tests")) heed_program::write_output(out, results.file_text());
+  if (!std::cout) throw std::runtime_error("standard output cannot be written");
+  if (results.failed() > 0)
+    throw std::runtime_error(std::to_string(results.failed()) + " of " + std::to_string(count) +
+                             " benchmarks failed");
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  require_instruction_set();
+  Arguments arguments(argc, argv);
+  if (arguments.has("--help") || arguments.has("-h")) {
+    std::printf("%s%s%s", kHelp, heed_program::kExitCodes, kOutput);
+    return 0;
+  }
+  if (arguments.has("--version")) {
+    std::puts("heed_bench " HEED_VERSION);
+    return 0;
+  }
+  return run_benchmarks(arguments);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return heed_program::run("heed_bench", [&] { return run(argc, argv); });
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds and runs the comparison of all variants, from any directory:
 #   cmake -P cmake/compare.cmake [-- ARGUMENT...]      for the arguments: -- --help
+# Standard output has what heed_compare prints, standard error all else.
 cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
@@ -12,7 +13,7 @@ if(NOT configured)
 endif()
 
 heed_configure(${parts})
-heed_build(result --target heed_compare)
+heed_build_quietly(result --target heed_compare)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "building heed_compare failed; the reason stands above")
 endif()
@@ -22,5 +23,9 @@ heed_terminal(terminal)
 execute_process(COMMAND "${HEED_BUILD}/bin/heed_compare" ${arguments} RESULT_VARIABLE result
                 ${terminal})
 if(NOT result EQUAL 0)
+  # Without a way to hand on the exit code (before CMake 3.29) it is 1; the reason stands above.
+  if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.29 AND result MATCHES "^[0-9]+$")
+    cmake_language(EXIT ${result})
+  endif()
   message(FATAL_ERROR "heed_compare ended with: ${result}")
 endif()

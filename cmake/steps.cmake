@@ -124,6 +124,17 @@ function(heed_terminal out)
   set(${out} "${arguments}" PARENT_SCOPE)
 endfunction()
 
+# heed_build_quietly(out argument...): as heed_build, with standard output left to what runs next.
+function(heed_build_quietly out)
+  heed_job_count(jobs)
+  message(NOTICE "Building with ${jobs} jobs")
+  heed_terminal(terminal)
+  execute_process(COMMAND sh -c "exec \"$@\" >&2" sh "${CMAKE_COMMAND}" --build "${HEED_BUILD}"
+                          --parallel ${jobs} ${ARGN}
+                  RESULT_VARIABLE result ${terminal})
+  set(${out} "${result}" PARENT_SCOPE)
+endfunction()
+
 # heed_build(out argument...): builds; `out` is the exit code.
 function(heed_build out)
   heed_job_count(jobs)

@@ -2,8 +2,9 @@
 
 // heed_replay DIR: every golden case of a folder (golden/FORMAT.md), operators, layers and models, in
 // double and in float. One line per case with its worst errors; exit code 0 when none failed, 1 when
-// one did, 2 when the folder cannot be read.
+// one did or the output was lost, 2 when the folder cannot be read.
 
+#include "../examples/program/program.hpp"
 #include "replay/module.hpp"
 #include "replay/run.hpp"
 
@@ -61,26 +62,47 @@ bool replay(const std::filesystem::path& path) {
   return report.passed();
 }
 
-}  // namespace
+void print_help() {
+  std::printf("Replays every golden case (*.safetensors) of a folder in double and in float.\n"
+              "Usage: heed_replay [OPTIONS] DIR\n\nOptions:\n"
+              "  -h,--help   Prints this help and ends\n"
+              "  --version   Prints the version and ends\n\n"
+              "Standard output has a line per case, pass or FAIL with its worst errors, failures indented below,\n"
+              "and at last \"N passed, N failed\".\n\n%s",
+              heed_program::kExitCodes);
+}
 
-int main(int argc, char** argv) {
-  if (argc != 2 || std::string(argv[1]) == "--help") {
-    std::fprintf(stderr, "usage: heed_replay DIR   replays every *.safetensors of a folder\n");
-    return argc == 2 ? 0 : 2;
-  }
-  std::vector<std::filesystem::path> files;
-  try {
-    files = heed_test::golden_files(argv[1]);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "heed_replay: %s\n", error.what());
-    return 2;
-  }
-  if (files.empty()) {
-    std::fprintf(stderr, "heed_replay: %s holds no *.safetensors file\n", argv[1]);
-    return 2;
-  }
+int replay_folder(const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
+    throw heed_program::UsageError("DIR is \"" + folder + "\", it must be a folder that is there");
+  const auto files = heed_program::as_usage([&] { return heed_test::golden_files(folder); });
+  if (files.empty()) throw heed_program::UsageError(folder + " holds no *.safetensors file");
   int passed = 0, failed = 0;
   for (const auto& path : files) (replay(path) ? passed : failed) += 1;
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed == 0 ? 0 : 1;
+}
+
+int run(int argc, char** argv) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  if (word == "--help" || word == "-h") {
+    print_help();
+    return 0;
+  }
+  if (word == "--version") {
+    std::puts("heed_replay " HEED_VERSION);
+    return 0;
+  }
+  if (starts_with(word, "-"))
+    throw heed_program::UsageError("the option " + word + " is unknown; --help says more");
+  if (argc != 2)
+    throw heed_program::UsageError(std::to_string(argc - 1) + " folders were given, it must be one");
+  return replay_folder(word);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return heed_program::run("heed_replay", [&] { return run(argc, argv); });
 }

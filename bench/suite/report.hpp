@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The console's rows, and after them one table per pass and type: contenders by cases.
+// Where results go: the console's rows, and after them one table per pass and type, contenders by cases; and a
+// file beside what is shown.
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <iomanip>
+#include <iostream>
 #include <map>
 #include <sstream>
 #include <string>
@@ -89,6 +91,38 @@ class TableReporter : public benchmark::ConsoleReporter {
   }
 
   std::map<std::string, Table> tables_;
+};
+
+// What is shown, the text of a file beside it, and the number of benchmarks that failed.
+class Results : public benchmark::BenchmarkReporter {
+ public:
+  Results(benchmark::BenchmarkReporter& shown, benchmark::BenchmarkReporter* filed)
+      : shown_(shown), filed_(filed) {
+    if (filed_ == nullptr) return;
+    filed_->SetOutputStream(&text_);
+    filed_->SetErrorStream(&std::cerr);
+  }
+  bool ReportContext(const Context& context) override {
+    if (filed_ != nullptr && !filed_->ReportContext(context)) return false;
+    return shown_.ReportContext(context);
+  }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) failed_ += run.error_occurred;
+    shown_.ReportRuns(runs);
+    if (filed_ != nullptr) filed_->ReportRuns(runs);
+  }
+  void Finalize() override {
+    shown_.Finalize();
+    if (filed_ != nullptr) filed_->Finalize();
+  }
+  [[nodiscard]] int failed() const { return failed_; }
+  [[nodiscard]] std::string file_text() const { return text_.str(); }
+
+ private:
+  benchmark::BenchmarkReporter& shown_;
+  benchmark::BenchmarkReporter* filed_;
+  std::ostringstream text_;
+  int failed_ = 0;
 };
 
 }  // namespace heed_bench

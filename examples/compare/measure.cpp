@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 
 namespace compare {
 
@@ -191,6 +192,17 @@ Comparison run_comparison(const Settings& settings) {
   for (const Dtype dtype : settings.dtypes)
     compare_dtype(settings, dtype, text, comparison, progress);
   return comparison;
+}
+
+void require_gradients(const Comparison& comparison) {
+  for (const Record& r : comparison.records) {
+    if (r.gradient_error <= gradient_bound(r.dtype)) continue;
+    char text[160];
+    std::snprintf(text, sizeof text,
+                  "the gradient check of %s in %s failed: the error is %.2g, it must be at most %g",
+                  r.variant.c_str(), dtype_name(r.dtype), r.gradient_error, gradient_bound(r.dtype));
+    throw std::runtime_error(text);
+  }
 }
 
 std::vector<LengthTime> time_shorter_texts(const Settings& settings) {

@@ -32,6 +32,14 @@ struct Comparison {
 
 [[nodiscard]] Comparison run_comparison(const Settings& settings);
 
+// The largest gradient error that rounding explains: a hundred times what is seen. A wrong sign of a gradient
+// of that size is found.
+[[nodiscard]] constexpr double gradient_bound(Dtype dtype) {
+  return dtype == Dtype::float32 ? 1e-4 : 3e-6;
+}
+// Throws std::runtime_error if a gradient error is larger or not finite.
+void require_gradients(const Comparison& comparison);
+
 // Time of a pass at another length than settings.shape.len.
 struct LengthTime {
   std::string variant, pass;

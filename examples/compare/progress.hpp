@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <unistd.h>
+#include "../program/program.hpp"
 
 #include <chrono>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace compare {
 // standard error is a terminal. The line is gone when the object is.
 class Progress {
  public:
-  Progress() : terminal_(isatty(STDERR_FILENO) == 1) {}
+  Progress() : terminal_(heed_program::draws(STDERR_FILENO)) {}
   ~Progress() {
     if (drawn_) std::fputs("\r\033[K", stderr);
   }

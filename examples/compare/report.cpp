@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
-#include <heed/io/atomic_file.hpp>
-
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <sstream>
@@ -116,40 +115,26 @@ namespace {
   return quoted + "\"";
 }
 
+// Nothing for what is not finite, as null in JSON.
+[[nodiscard]] std::string csv_number(double x) { return std::isfinite(x) ? print("%.6g", x) : ""; }
+
 [[nodiscard]] std::string csv_line(const Settings& settings, const Record& r) {
   const heed::Shape& s = settings.shape;
   const std::string shape = print("%td,%td,%td,%td", s.batch, s.heads, s.len, s.dim);
-  return print("%s,%s,\"%s\",%s,%d,%s,%.6g,%.6g,%.6g,%.6g,%td,%.6g,%s\n", r.variant.c_str(),
-               dtype_name(r.dtype), shape.c_str(), settings.causal ? "true" : "false",
-               settings.threads, r.pass.c_str(), r.ms, r.gflops, r.peak_share, r.ratio_to_baseline,
-               r.scratch_bytes, r.gradient_error, csv_quoted(r.settings).c_str());
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  if (path == "-") {
-    std::fputs(text.c_str(), stdout);
-    return;
-  }
-  const std::span<const std::byte> piece = std::as_bytes(std::span(text));
-  heed::io::write_file_atomically(path, std::span(&piece, 1));
+  std::string line = print("%s,%s,\"%s\",%s,%d,%s,", r.variant.c_str(), dtype_name(r.dtype), shape.c_str(),
+                           settings.causal ? "true" : "false", settings.threads, r.pass.c_str());
+  for (const double x : {r.ms, r.gflops, r.peak_share, r.ratio_to_baseline}) line += csv_number(x) + ",";
+  return line + std::to_string(r.scratch_bytes) + "," + csv_number(r.gradient_error) + "," +
+         csv_quoted(r.settings) + "\n";
 }
 
 }  // namespace
 
-void require_writable(const std::string& path) {
-  const std::filesystem::path target(path);
-  const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
-  std::error_code ignored;
-  if (std::filesystem::exists(target, ignored) &&
-      !std::filesystem::is_regular_file(target, ignored))
-    throw UsageError(path + ": exists and is not a regular file; - stands for standard output");
-  if (!target.has_filename()) throw UsageError("\"" + path + "\" names no file to write");
-  try {
-    const heed::io::TemporaryFile attempt(folder, target);
-  } catch (const std::runtime_error& error) {
-    throw UsageError(error.what());
-  }
+void write_files(const Settings& settings, const std::string& json, const std::string& csv) {
+  const auto write = [](const std::string& path, const std::string& text) {
+    if (!path.empty()) heed_program::write_output(path, text);
+  };
+  heed_program::all_of({[&] { write(settings.json_file, json); }, [&] { write(settings.csv_file, csv); }});
 }
 
 std::string table_text(const Settings& settings, const Machine& machine,
@@ -166,6 +151,7 @@ std::string json_text(const Settings& settings, const Machine& machine,
   nlohmann::ordered_json records = nlohmann::ordered_json::array();
   for (const Record& record : comparison.records) records.push_back(record_json(settings, record));
   const nlohmann::ordered_json whole = {
+      {"format", kJsonFormat},
       {"machine",
        {{"name", machine.name},
         {"cores", machine.cores},
@@ -191,9 +177,7 @@ std::string csv_text(const Settings& settings, const Comparison& comparison) {
 void write_reports(const Settings& settings, const Machine& machine, const Comparison& comparison) {
   const bool data_on_stdout = settings.json_file == "-" || settings.csv_file == "-";
   std::fputs(table_text(settings, machine, comparison).c_str(), data_on_stdout ? stderr : stdout);
-  if (!settings.json_file.empty())
-    write_text(settings.json_file, json_text(settings, machine, comparison));
-  if (!settings.csv_file.empty()) write_text(settings.csv_file, csv_text(settings, comparison));
+  write_files(settings, json_text(settings, machine, comparison), csv_text(settings, comparison));
 }
 
 }  // namespace compare

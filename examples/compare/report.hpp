@@ -5,8 +5,11 @@
 
 namespace compare {
 
-// Throws UsageError unless a file can be written there; leaves nothing behind.
-void require_writable(const std::string& path);
+// The field "format" of both kinds of JSON (bench/FORMATS.md): goes up when a field changes or goes away.
+inline constexpr int kJsonFormat = 1;
+
+// To the files that the settings ask for.
+void write_files(const Settings&, const std::string& json, const std::string& csv);
 
 [[nodiscard]] std::string table_text(const Settings&, const Machine&, const Comparison&);
 [[nodiscard]] std::string json_text(const Settings&, const Machine&, const Comparison&);

@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "settings.hpp"
 
-#include "report.hpp"
 #include "runner.hpp"
 #include "training.hpp"
 
+#include "../program/options.hpp"
 #include "../report/page.hpp"
 
 #include <heed/core/parallel.hpp>
 
-#include <CLI/CLI.hpp>
-
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 
 namespace compare {
@@ -23,7 +20,11 @@ namespace {
 
 constexpr heed::Shape kShape{1, 4, 2048, 64};
 constexpr heed::Shape kQuickShape{1, 4, 512, 64};
-constexpr int kMaxThreads = 1024;
+
+constexpr const char* kOutput =
+    "\nThe gradient check compares with central differences: up to 3e-6 passes in double, 1e-4 in float.\n"
+    "Standard output has the table; standard error has a line of progress where it is a terminal.\n"
+    "bench/FORMATS.md describes the fields of --json and --csv and the files of --report.\n";
 
 // The words of the command line, not yet understood.
 struct Words {
@@ -41,12 +42,8 @@ struct Words {
   return items;
 }
 
-template <class Number>
-[[nodiscard]] bool read_number(const std::string& text, Number& number) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && stop == end && !text.empty();
-}
+using heed_program::detail::read_number;
+using heed_program::kMaxThreads;
 
 [[nodiscard]] std::string joined(const std::vector<std::string>& items) {
   std::string text;
@@ -127,6 +124,8 @@ void require_memory(const heed::Shape& shape) {
 
 void declare(CLI::App& app, Settings& settings, Words& words) {
   app.set_help_flag("--help,-h", "Prints this help and ends");
+  app.set_version_flag("--version", "heed_compare " HEED_VERSION, "Prints the version and ends");
+  app.footer(std::string(heed_program::kExitCodes) + kOutput);
   app.add_option(
          "--variants", words.variants,
          "Variants to compare, separated by commas (default: all): " + joined(variant_names()) +
@@ -138,7 +137,7 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
          "with --quick 1,4,512,64)")
       ->type_name("B,H,T,d");
   app.add_flag("--causal", settings.causal, "Hides later tokens from earlier ones");
-  app.add_option("--threads", words.threads, "Number of threads (default 0: OpenMP's own choice)")
+  app.add_option("--threads", words.threads, "Number of threads, at most 1024 (default 0: OpenMP's own choice)")
       ->type_name("N");
   app.add_option("--dtype", words.dtype, "float, double or both (default both)")->type_name("TYPE");
   app.add_flag("--quick", settings.quick,
@@ -149,15 +148,15 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
                  "Trains a small language model with each variant for so many steps, and compares "
                  "their losses on the part of the text that is held out")
       ->type_name("STEPS")
-      ->check(CLI::Range(Index(1), Index(1) << 32));
-  app.add_option("--seeds", settings.seeds, "Runs of each variant with --train (default 1)")
+      ->check(heed_program::whole(1, heed_program::kMaxSteps));
+  app.add_option("--seeds", settings.seeds, "Runs of each variant with --train, 1 to 1000 (default 1)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1000));
+      ->check(heed_program::whole(1, 1000));
   const auto add_size = [&](const char* name, Index& size, const char* text) {
     app.add_option(name, size, std::string(text) + " of the model that --train trains")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(Index(1), Index(1) << 20));
+        ->check(heed_program::whole(1, heed_program::kMaxSize));
   };
   add_size("--width", settings.model.width, "Width");
   add_size("--heads", settings.model.heads, "Heads");
@@ -167,27 +166,52 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--text", settings.text_file,
                  "File whose bytes are the tokens, repeated as often as needed (default: a text "
                  "inside the program)")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
   app.add_option("--then", settings.then_file,
                  "With --train: a second text that each model goes on with for as many steps; how much "
                  "of the first it forgets is told")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
   app.add_option("--json", settings.json_file,
                  "Writes machine and records as JSON; - is standard "
                  "output, and the table moves to standard error")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
   app.add_option("--csv", settings.csv_file, "Writes the records as CSV; - as for --json")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
   app.add_option("--report", settings.report_folder,
                  "Writes report.html, a page of pictures, and each picture as SVG into this folder")
-      ->type_name("FOLDER");
+      ->type_name("FOLDER")
+      ->check(heed_program::path_of("folder"));
+}
+
+// Options that say nothing about what is asked for.
+void note_unused(const CLI::App& app, bool trains) {
+  const std::vector<const char*> unused =
+      trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
+             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth", "--len", "--batch"};
+  for (const char* option : unused)
+    if (app.count(option) > 0)
+      std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option, trains ? "with" : "without");
 }
 
 void require_outputs(const Settings& settings) {
   if (!settings.json_file.empty() && settings.json_file == settings.csv_file)
     throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
-  for (const std::string& file : {settings.json_file, settings.csv_file})
-    if (!file.empty() && file != "-") require_writable(file);
+  const auto require = [](const char* option, const std::string& file) {
+    if (!file.empty() && file != "-") heed_program::require_output(option, file);
+  };
+  require("--json", settings.json_file);
+  require("--csv", settings.csv_file);
+  const auto whole = [](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
+  };
+  if (!settings.json_file.empty() && !settings.csv_file.empty() &&
+      whole(settings.json_file) == whole(settings.csv_file))
+    throw UsageError("--json \"" + settings.json_file + "\" and --csv \"" + settings.csv_file +
+                     "\" name one file");
   if (settings.report_folder.empty()) return;
   try {
     heed_report::prepare_folder(settings.report_folder);
@@ -213,13 +237,13 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
     std::fputs(app.help().c_str(), stdout);
     parsed.finished = true;
     return parsed;
+  } catch (const CLI::CallForVersion& version) {
+    std::puts(version.what());
+    parsed.finished = true;
+    return parsed;
   } catch (const CLI::ParseError& error) {
     throw UsageError(std::string(error.what()) + "; --help lists the options");
   }
-  for (const char* option : {"--text", "--then", "--json", "--csv", "--report"})
-    if (app.count(option) > 0 && app[option]->as<std::string>().empty())
-      throw UsageError(std::string(option) + " is \"\", it must name a " +
-                       (std::string(option) == "--report" ? "folder" : "file"));
   const std::vector<std::string> known = known_names(settings.train_steps > 0);
   settings.variants = app.count("--variants") > 0 ? read_variants(words.variants, known) : known;
   settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
@@ -230,7 +254,8 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   settings.seed = read_seed(words.seed);
   if (app.count("--then") > 0 && settings.train_steps == 0)
     throw UsageError("--then needs --train STEPS");
-  require_memory(settings.shape);
+  note_unused(app, settings.train_steps > 0);
+  if (settings.train_steps == 0) require_memory(settings.shape);
   require_outputs(settings);
   return parsed;
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "../program/program.hpp"
+
 #include <heed/core/view.hpp>
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,7 @@ namespace compare {
 
 using heed::Index;
 
-// What the user asked for cannot be done; the text is the whole sentence. Exit code 2.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+using heed_program::UsageError;
 
 enum class Dtype { float32, float64 };
 

@@ -58,14 +58,14 @@ void multiply(const double* x, const double* matrix, Index dim, double* out) {
 
 }  // namespace
 
-std::string read_text(const std::string& path) {
+std::string read_text(const std::string& path, const std::string& option) {
   std::vector<std::byte> bytes;
   try {
     bytes = heed::io::read_file(path);
   } catch (const std::runtime_error& error) {
-    throw UsageError(std::string("--text ") + error.what());
+    throw UsageError(option + " " + error.what());
   }
-  if (bytes.empty()) throw UsageError("--text " + path + ": the file is empty");
+  if (bytes.empty()) throw UsageError(option + " " + path + ": the file is empty");
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 

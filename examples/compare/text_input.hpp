@@ -23,7 +23,8 @@ using heed::Index;
 [[nodiscard]] const std::string& default_text();
 
 // The bytes of a file; throws UsageError when it cannot be read or is empty.
-[[nodiscard]] std::string read_text(const std::string& path);
+[[nodiscard]] std::string read_text(const std::string& path,
+                                    const std::string& option = "--text");
 
 class TextInput {
  public:

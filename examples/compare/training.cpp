@@ -2,7 +2,6 @@
 #include "training.hpp"
 
 #include "../lm/text_data.hpp"
-#include "../lm/text_file.hpp"
 #include "../lm/training.hpp"
 #include "progress.hpp"
 #include "text_input.hpp"
@@ -91,9 +90,8 @@ class Trainer {
  private:
   void open(const Settings& settings) {
     const std::string text =
-        settings.text_file.empty() ? default_text() : heed_lm::read_text_file(settings.text_file);
-    const std::string then =
-        settings.then_file.empty() ? "" : heed_lm::read_text_file(settings.then_file);
+        settings.text_file.empty() ? default_text() : read_text(settings.text_file);
+    const std::string then = settings.then_file.empty() ? "" : read_text(settings.then_file, "--then");
     const auto tokenizer = tokenizer_for(text + then);
     vocabulary_ = tokenizer->vocab_size();
     heed_lm::DataSettings data;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training_report.hpp"
 
+#include "report.hpp"
 #include "statistics.hpp"
 #include "training_pictures.hpp"
 
+#include <nlohmann/json.hpp>
+
+#include <cmath>
 #include <cstdio>
-#include <fstream>
 
 namespace compare {
 
@@ -65,53 +68,50 @@ class Table {
   std::FILE* to_;
 };
 
-[[nodiscard]] std::string numbers(const std::vector<double>& x) {
-  std::string text = "[";
-  for (const double v : x) text += format(&v == x.data() ? "%.17g" : ", %.17g", v);
-  return text + "]";
+[[nodiscard]] nlohmann::ordered_json json_of(const TrainedVariant& v) {
+  nlohmann::ordered_json json = {{"name", v.name},
+                                 {"parameters", v.parameters},
+                                 {"hidden", v.hidden},
+                                 {"losses", v.losses},
+                                 {"second_losses", v.second},
+                                 {"forgotten_losses", v.forgotten},
+                                 {"tokens_per_second", v.tokens_per_second},
+                                 {"measures", v.measures}};
+  if (v.second.empty()) json["second_losses"] = json["forgotten_losses"] = nullptr;
+  return json;
 }
 
-[[nodiscard]] std::string json_of(const TrainingComparison& c) {
-  std::string out = "{\"variants\": [";
-  for (const TrainedVariant& v : c.variants) {
-    out += &v == c.variants.data() ? "\n" : ",\n";
-    out += "  {\"name\": \"" + v.name + "\", " +
-           format("\"parameters\": %td, \"hidden\": %td, \"losses\": ", v.parameters, v.hidden) +
-           numbers(v.losses);
-    if (!v.second.empty())
-      out += ", \"second_losses\": " + numbers(v.second) + ", \"forgotten_losses\": " + numbers(v.forgotten);
-    out += format(", \"tokens_per_second\": %.6g, \"measures\": {", v.tokens_per_second);
-    bool first = true;
-    for (const auto& [name, value] : v.measures) {
-      out += (first ? "\"" : ", \"") + name + "\": " + format("%.9g", value);
-      first = false;
-    }
-    out += "}}";
-  }
-  return out + "\n]}\n";
+[[nodiscard]] std::string json_of(const Settings& settings, const TrainingComparison& c) {
+  const ModelSizes& m = settings.model;
+  nlohmann::ordered_json variants = nlohmann::ordered_json::array();
+  for (const TrainedVariant& v : c.variants) variants.push_back(json_of(v));
+  const nlohmann::ordered_json whole = {
+      {"format", kJsonFormat},
+      {"data", c.data},
+      {"model", {{"width", m.width}, {"heads", m.heads}, {"depth", m.depth}, {"len", m.len}}},
+      {"training",
+       {{"steps", settings.train_steps},
+        {"batch", m.batch},
+        {"seeds", settings.seeds},
+        {"seed", settings.seed},
+        {"threads", settings.threads}}},
+      {"variants", variants}};
+  return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-[[nodiscard]] std::string csv_of(const TrainingComparison& c) {
+// Nothing for what is not finite, as null in JSON.
+[[nodiscard]] std::string csv_number(double x) { return std::isfinite(x) ? format("%.17g", x) : ""; }
+
+[[nodiscard]] std::string csv_of(const Settings& settings, const TrainingComparison& c) {
   std::string out = "variant,parameters,hidden,seed,loss,second_loss,forgotten_loss,tokens_per_second\n";
   for (const TrainedVariant& v : c.variants)
     for (std::size_t i = 0; i < v.losses.size(); ++i) {
-      out += format("%s,%td,%td,%zu,%.17g,", v.name.c_str(), v.parameters, v.hidden, i + 1, v.losses[i]);
-      out += v.second.empty() ? "," : format("%.17g,%.17g", v.second[i], v.forgotten[i]);
+      out += format("%s,%td,%td,", v.name.c_str(), v.parameters, v.hidden);
+      out += std::to_string(settings.seed + i) + "," + csv_number(v.losses[i]) + ",";
+      out += v.second.empty() ? "," : csv_number(v.second[i]) + "," + csv_number(v.forgotten[i]);
       out += format(",%.6g\n", v.tokens_per_second);
     }
   return out;
-}
-
-void write_to(const std::string& file, const std::string& text) {
-  if (file.empty()) return;
-  if (file == "-") {
-    std::fputs(text.c_str(), stdout);
-    return;
-  }
-  std::ofstream out(file, std::ios::binary);
-  out << text;
-  out.flush();
-  if (!out) throw std::runtime_error(file + " cannot be written");
 }
 
 }  // namespace
@@ -121,10 +121,11 @@ void report_training(const Settings& settings) {
   const TrainingComparison comparison =
       compare_training(settings, [&](const std::string& data) { table.head(data); },
                        [&](const TrainedVariant& v) { table.row(v); });
-  write_to(settings.json_file, json_of(comparison));
-  write_to(settings.csv_file, csv_of(comparison));
-  if (!settings.report_folder.empty())
-    heed_report::write_page(settings.report_folder, training_page(settings, comparison));
+  heed_program::all_of(
+      {[&] { write_files(settings, json_of(settings, comparison), csv_of(settings, comparison)); }, [&] {
+         if (!settings.report_folder.empty())
+           heed_report::write_page(settings.report_folder, training_page(settings, comparison));
+       }});
 }
 
 }  // namespace compare

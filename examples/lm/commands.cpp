@@ -4,11 +4,12 @@
 #include "bpe_tokenizer.hpp"
 #include "run_report.hpp"
 
+#include "../program/program.hpp"
+
 #include <heed/compiled.hpp>
 #include <heed/models/weights_file.hpp>
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -21,6 +22,7 @@ namespace heed_lm {
 namespace {
 
 namespace nn = heed::nn;
+using heed_program::as_usage;
 
 std::atomic<bool> interrupted{false};
 
@@ -47,10 +49,11 @@ class InterruptGuard {
   return text;
 }
 
-// On a terminal one line that is drawn again ten times a second; else a line per interval.
+// A line per validation; on a terminal one more that is drawn again ten times a second.
 class TrainingLog {
  public:
-  explicit TrainingLog(Index every) : terminal_(isatty(STDERR_FILENO) == 1), every_(every) {}
+  TrainingLog() = default;
+  TrainingLog(const TrainingLog&) = delete;
   ~TrainingLog() { clear(); }
 
   void step(const Report& r) {
@@ -62,8 +65,6 @@ class TrainingLog {
       std::fflush(stderr);
       drawn_ = now;
       dirty_ = true;
-    } else if (!terminal_ && every_ > 0 && r.step % every_ == 0) {
-      line();
     }
   }
   void evaluation(Index step, double loss) {
@@ -75,29 +76,19 @@ class TrainingLog {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void line() const {
-    std::fprintf(stderr, "step %td/%td  loss %.4f  %.0f tokens/s  %s left\n", last_.step, last_.steps,
-                 last_.loss, last_.tokens_per_second, duration(last_.seconds_left).c_str());
-  }
   void clear() {
     if (dirty_) std::fputs("\r\033[K", stderr);
     dirty_ = false;
   }
-  bool terminal_, dirty_ = false;
-  Index every_;
+  bool terminal_ = heed_program::draws(STDERR_FILENO), dirty_ = false;
   Report last_;
   Clock::time_point drawn_;
 };
 
-void require_writable(const std::string& out) {
-  const std::filesystem::path folder = std::filesystem::absolute(out).parent_path();
-  heed::require(std::filesystem::is_directory(folder), "--out: there is no folder ", folder.string());
-}
-
 // Nothing without --report.
 [[nodiscard]] std::optional<RunReport> open_report(const TrainCommand& command) {
   if (command.report.empty()) return {};
-  return RunReport(command.report, "Training of a language model");
+  return as_usage([&] { return RunReport(command.report, "Training of a language model"); });
 }
 
 void describe(RunReport& report, const Run& run, const DataSource& data) {
@@ -139,6 +130,8 @@ struct Prepared {
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": it was trained on other data than this, or another part was held out");
+  heed::require(p.run.step < p.run.train.steps, command.resume, ": step ", p.run.step, " of ",
+                p.run.train.steps, " is done; --steps must be more to go on");
   p.run.data = p.data->fingerprint();
   return p;
 }
@@ -177,17 +170,19 @@ void print_reports(Model& model) {
 }  // namespace
 
 int run_train(TrainCommand command) {
+  const bool known = std::ranges::count(model_names(), command.model.variant) > 0;
+  heed::require(known, "--variant is ", command.model.variant, "; --help lists the variants");
   if (command.out.empty()) command.out = command.resume;
-  if (!command.out.empty()) require_writable(command.out);
-  std::optional<RunReport> report = open_report(command);
-  Prepared p = prepare(command);
+  Prepared p = as_usage([&] { return prepare(command); });
   Run& run = p.run;
+  if (!command.out.empty()) heed_program::require_output("--out", command.out);
+  std::optional<RunReport> report = open_report(command);
   if (report) describe(*report, run, *p.data);
   std::printf("%s, %td parameters; %s\n", run.config.variant.c_str(), nn::count_weights<float>(*run.model),
               p.data->description().c_str());
   std::fflush(stdout);
   const InterruptGuard guard;
-  TrainingLog log(command.evaluate_every);
+  TrainingLog log;
   Watch watch;
   watch.evaluate_every = command.evaluate_every;
   watch.save_every = command.save_every;
@@ -205,18 +200,19 @@ int run_train(TrainCommand command) {
   if (!command.out.empty()) watch.on_save = [&] { save_run(run, command.out); };
   train(run, *p.data, command.threads, watch);
   if (report) report->write();
-  if (interrupted)
+  if (interrupted && run.step < run.train.steps)
     std::printf("stopped after step %td of %td%s\n", run.step, run.train.steps,
                 command.out.empty() ? "; nothing was saved" : ("; --resume " + command.out +
                                                                " goes on from here").c_str());
-  return 0;
+  return report && report->failed() ? 1 : 0;
 }
 
 int run_eval(const EvalCommand& command) {
-  const Run run = open_run(command.checkpoint, command.data.vocab, command.data.merges);
+  const Run run =
+      as_usage([&] { return open_run(command.checkpoint, command.data.vocab, command.data.merges); });
   DataSettings settings = command.data;
   settings.len = run.config.len;
-  const auto data = open_data(settings, *run.tokenizer);
+  const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
   nn::Context<float> context;
   context.threads = command.threads;
   const double loss = evaluate(*run.model, context, *data, command.batch);
@@ -230,29 +226,29 @@ int run_eval(const EvalCommand& command) {
 
 int run_generate(const GenerateCommand& command) {
   require_sampling(command.sampling);
-  const Run run = open_run(command.checkpoint, command.vocab, command.merges);
+  const Run run = as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
   Sampling sampling = command.sampling;
   sampling.window = run.config.len;
   const std::vector<Index> prompt = run.tokenizer->encode(command.prompt);
+  heed::require(!prompt.empty(), "--prompt is \"\", it must hold a token at least");
   nn::Context<float> context;
   context.threads = command.threads;
   StreamDecoder decoder(*run.tokenizer);
   const auto say = [](const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    return std::fflush(stdout) == 0;
   };
-  say(command.prompt);
+  (void)say(command.prompt);
   generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
     if (id == run.tokenizer->end_of_text()) return false;
-    say(decoder.push(id));
-    return true;
+    return say(decoder.push(id));
   });
-  say(decoder.finish() + "\n");
+  (void)say(decoder.finish() + "\n");
   return 0;
 }
 
 int run_info(const std::string& path) {
-  const auto file = heed::io::Safetensors::read(path);
+  const auto file = as_usage([&] { return heed::io::Safetensors::read(path); });
   for (const auto& [key, value] : file.metadata())
     std::printf("%s: %.300s%s\n", key.c_str(), value.c_str(), value.size() > 300 ? " ..." : "");
   std::optional<nn::GptOptions> gpt2;

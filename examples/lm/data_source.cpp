@@ -125,6 +125,22 @@ void require_one_source(const DataSettings& s) {
   heed::require(s.task.empty() || s.task == "parens", "--task is ", s.task, ", it must be parens");
 }
 
+[[nodiscard]] std::string read_some_text(const std::string& path) {
+  std::string text = read_text_file(path);
+  heed::require(!text.empty(), "--text ", path, ": the file is empty");
+  return text;
+}
+
+// What is wrong with a text is said with its name.
+template <class F>
+auto about_text(const std::string& path, const char* advice, F&& f) {
+  try {
+    return f();
+  } catch (const std::invalid_argument& error) {
+    heed::fail("--text ", path, ": ", error.what(), advice);
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
@@ -137,7 +153,9 @@ std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   if (name == "characters") {
     heed::require(!s.text.empty(), "--tokenizer characters takes its alphabet from --text");
-    return std::make_unique<CharacterTokenizer>(alphabet_of(read_text_file(s.text)));
+    const std::string text = read_some_text(s.text);
+    return about_text(s.text, "; --tokenizer bytes reads any file",
+                      [&] { return std::make_unique<CharacterTokenizer>(alphabet_of(text)); });
   }
   heed::require(name == "gpt2", "--tokenizer is ", name, ", it must be bytes, characters or gpt2");
   heed::require(!s.vocab.empty(), "--tokenizer gpt2 needs --vocab and --merges");
@@ -149,7 +167,8 @@ std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& to
   if (!s.task.empty()) return std::make_unique<ParenthesesSource>(s);
   if (!s.instructions.empty())
     return std::make_unique<InstructionSource>(read_instructions(s.instructions), tokenizer, s);
-  return make_text_source(tokenizer.encode(read_text_file(s.text)), s);
+  const std::string text = read_some_text(s.text);
+  return about_text(s.text, "", [&] { return make_text_source(tokenizer.encode(text), s); });
 }
 
 std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens, const DataSettings& settings) {

@@ -21,6 +21,7 @@ class RunReport {
 
   // Training goes on without the page if it cannot be written; standard error is told so once.
   void write();
+  [[nodiscard]] bool failed() const { return failed_; }
 
  private:
   [[nodiscard]] heed_report::Page page() const;

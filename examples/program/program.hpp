@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What heed's programs have in common: exit codes, standard streams, terminals, and files that are written.
+
+#include <heed/io/atomic_file.hpp>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <initializer_list>
+#include <new>
+#include <string>
+
+namespace heed_program {
+
+// Options or input that cannot be used; the text is the whole sentence. Exit code 2.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The end of each --help.
+inline constexpr const char* kExitCodes =
+    "Exit codes:\n"
+    "  0  done\n"
+    "  1  a check failed, or the work could not be finished (memory, disk, numbers that are not finite)\n"
+    "  2  options or input that cannot be used; one sentence on standard error says which\n";
+
+// Runs f, during which whatever cannot be read is the user's mistake.
+template <class F>
+auto as_usage(F&& f) {
+  try {
+    return f();
+  } catch (const std::runtime_error& error) {
+    throw UsageError(error.what());
+  }
+}
+
+// May escape sequences be written there?
+[[nodiscard]] inline bool draws(int descriptor) {
+  const char* terminal = std::getenv("TERM");
+  return isatty(descriptor) == 1 && terminal != nullptr && *terminal != '\0' &&
+         std::string(terminal) != "dumb";
+}
+[[nodiscard]] inline bool colours(int descriptor) {
+  const char* none = std::getenv("NO_COLOR");
+  return draws(descriptor) && (none == nullptr || *none == '\0');
+}
+
+// Throws UsageError unless `path`, the value of `option`, can be written; leaves nothing behind.
+inline void require_output(const std::string& option, const std::string& path) {
+  const std::filesystem::path target(path);
+  const std::string begin = option + " " + path + ": ";
+  if (!target.has_filename()) throw UsageError(option + " is \"" + path + "\", it must name a file");
+  struct stat old {}, stream {};
+  if (::stat(path.c_str(), &old) == 0) {
+    if (!S_ISREG(old.st_mode)) throw UsageError(begin + "exists and is not a regular file");
+    for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO})
+      if (::fstat(descriptor, &stream) == 0 && stream.st_dev == old.st_dev && stream.st_ino == old.st_ino)
+        throw UsageError(begin + "standard output or standard error is written there");
+  }
+  try {
+    const heed::io::TemporaryFile attempt(target.has_parent_path() ? target.parent_path() : ".", target);
+  } catch (const std::runtime_error& error) {
+    throw UsageError(option + " " + error.what());
+  }
+}
+
+// "-" is standard output. Throws std::runtime_error; an old file then stays as it was.
+inline void write_output(const std::string& path, const std::string& text) {
+  if (path == "-") {
+    std::fputs(text.c_str(), stdout);
+    return;
+  }
+  const std::span<const std::byte> piece = std::as_bytes(std::span(text));
+  heed::io::write_file_atomically(path, std::span(&piece, 1));
+}
+
+// Takes every step, whichever fail; then throws std::runtime_error with what each failure says.
+inline void all_of(std::initializer_list<std::function<void()>> steps) {
+  std::string failures;
+  for (const auto& step : steps) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
+    }
+  }
+  if (!failures.empty()) throw std::runtime_error(failures);
+}
+
+namespace detail {
+
+// A file that is opened must not take the number of a stream that was closed: what is printed would go there.
+inline void occupy_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(descriptor, F_GETFD) < 0)
+      (void)::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+inline int complain(const char* name, const char* text, int code) {
+  std::fprintf(stderr, "%s: %s\n", name, text);
+  return code;
+}
+
+inline int run_body(const char* name, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const UsageError& error) {
+    return complain(name, error.what(), 2);
+  } catch (const std::invalid_argument& error) {
+    return complain(name, error.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return complain(name, "there is not enough memory", 1);
+  } catch (const std::length_error&) {
+    return complain(name, "there is not enough memory", 1);
+  } catch (const std::exception& error) {
+    return complain(name, error.what(), 1);
+  }
+}
+
+}  // namespace detail
+
+// The exit code of a program of that name whose work is `body`, which returns its own.
+[[nodiscard]] inline int run(const char* name, const std::function<int()>& body) {
+  detail::occupy_standard_streams();
+  const int code = detail::run_body(name, body);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    return detail::complain(name, "standard output cannot be written", code == 0 ? 1 : code);
+  return code;
+}
+
+}  // namespace heed_program
