@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Writes heed as a single header:
-#   cmake -DINCLUDE=include -DDOOR=heed/attention.hpp -DOUT=heed.hpp -P cmake/amalgamate.cmake
+#   cmake -DINCLUDE=include "-DDOORS=heed/attention.hpp;heed/check/op_check.hpp" -DOUT=heed.hpp -P cmake/amalgamate.cmake
 # Each of heed's headers appears once, where it is first included; other headers stay includes. Text is cut
 # at the includes and never becomes a list, so that brackets and semicolons are safe.
 cmake_minimum_required(VERSION 3.22)
@@ -36,5 +36,8 @@ function(heed_emit header)
   set(text "${text}" PARENT_SCOPE)
 endfunction()
 
-heed_emit("${DOOR}")
-file(WRITE "${OUT}" "// SPDX-License-Identifier: Apache-2.0\n// heed as one header, generated from ${DOOR}.\n#pragma once\n${text}")
+foreach(door IN LISTS DOORS)
+  heed_emit("${door}")
+endforeach()
+list(JOIN DOORS ", " doors)
+file(WRITE "${OUT}" "// SPDX-License-Identifier: Apache-2.0\n// heed as one header, generated from ${doors}.\n#pragma once\n${text}")

@@ -96,6 +96,12 @@ const Refusal kInputRefusals[] = {
        a.in.key = moved(a.in.key, {2, 2, 7, 0});
      },
      {"query", "dim_qk 0", "at least 1"}},
+    {"no value", [](Args& a) { a.in.value = {}; }, {"value was not given"}},
+    {"a scale that is no number", [](Args& a) { a.options.scale = std::nan(""); }, {"scale is nan"}},
+    {"a scale that floats do not hold", [](Args& a) { a.options.scale = 1e300; }, {"scale is 1e+300"}},
+    {"a slope that is no number",
+     [](Args& a) { a.mask = heed::alibi<float>({0.5f, 0.25f, std::nanf(""), 1.0f}); },
+     {"slope nan for head 2"}},
     {"dim_v 0", [](Args& a) { a.in.value = moved(a.in.value, {2, 2, 7, 0}); },
      {"value", "dim_v 0", "at least 1"}},
     {"a negative extent", [](Args& a) { a.in.key = moved(a.in.key, {2, 2, -7, 3}); },
@@ -162,6 +168,13 @@ const Refusal kForwardRefusals[] = {
     {"no output", [](Args& a) { a.out = {}; }, {"out", "(0,0,0,0)", "(2,4,5,6)"}},
     {"an output of null", [](Args& a) { a.out = {nullptr, {2, 4, 5, 6}}; },
      {"out", "null", "(2,4,5,6)"}},
+    {"an output whose rows overlap", [](Args& a) { a.out = {a.out.data(), {2, 4, 5, 6}, {120, 30, 4}}; },
+     {"out has a stride of 4", "6 numbers"}},
+    {"an output with one place for both batches",
+     [](Args& a) { a.out = {a.out.data(), {2, 4, 5, 6}, {0, 30, 6}}; }, {"out has a stride of 0"}},
+    {"an output over the bias",
+     [](Args& a) { a.mask = heed::bias<float>(ConstView(a.out.data(), {1, 1, 5, 7})); },
+     {"out overlaps bias"}},
     {"an output over the query",
      [](Args& a) { a.in.query = {a.out.data() + 10, {2, 4, 5, 3}}; }, {"out overlaps query"}},
     {"an output over the key", [](Args& a) { a.in.key = {a.out.data() + 239, {2, 2, 7, 3}}; },
@@ -189,6 +202,9 @@ const Refusal kBackwardRefusals[] = {
      [](Args& a) { a.grads.extra = {a.dv.view().data(), {2, 2, 7, 6}}; }, {"grad_extra"}},
     {"a gradient of a bias that is not there",
      [](Args& a) { a.grads.bias = {a.dv.view().data(), {1, 1, 5, 7}}; }, {"grad_bias"}},
+    {"a gradient whose heads share a place",
+     [](Args& a) { a.grads.query = {a.dq.view().data(), {2, 4, 5, 3}, {60, 0, 3}}; },
+     {"grad_query has a stride of 0", "3 numbers"}},
     {"a gradient over an input",
      [](Args& a) { a.grads.key = {const_cast<float*>(a.in.key.data()), {2, 2, 7, 3}}; },
      {"grad_key overlaps key"}},
@@ -310,6 +326,7 @@ TEST_CASE("masks refuse to hold two of a kind and parts that make no sense", "[d
     check_words(message_of([&] { (void)(mask & mask); }), {"both sides of &"});
   check_words(message_of([] { (void)heed::soft_cap<float>(0.0f); }), {"soft_cap", "0", "positive"});
   check_words(message_of([] { (void)heed::soft_cap<float>(-2.0f); }), {"soft_cap", "-2"});
+  check_words(message_of([] { (void)heed::soft_cap<float>(INFINITY); }), {"soft_cap", "inf", "finite"});
   check_words(message_of([] { (void)heed::window<float>(-2, 1); }), {"window", "-2"});
   check_words(message_of([] { (void)heed::window<float>(1, -3); }), {"window", "-3"});
 }

@@ -146,6 +146,11 @@ TEST_CASE("a cache and the doors say what does not fit", "[kv_cache]") {
         "KvCache::append: value has len 2, key has 3");
   CHECK(cache.len() == 0);
   cache.append(key.view(), key.view());
+  CHECK(message([&] { cache.append(cache.keys(), cache.values()); }) ==
+        "KvCache::append: key is a view of this cache, which append changes; copy its rows first");
+  CHECK(message([&] { cache.append(key.view(), cache.values()); }).find("value is a view of this") !=
+        std::string::npos);
+  CHECK(cache.len() == 3);
   CHECK(message([&] { cache.truncate(4); }) ==
         "KvCache::truncate: len is 4, the cache holds 3 tokens");
 

@@ -62,6 +62,18 @@ struct ByHand {
   }
 };
 
+// Right wherever query and key differ.
+template <class T>
+struct Laplace {
+  Param<T> rate = T(0.5);
+  static constexpr auto parameters = std::tuple{named("rate", &Laplace::rate)};
+  using Features = SquaredNorms;
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return -p[0] * math::sqrt(squared_distance(pair));
+  }
+};
+
 constexpr Geometry kSizes{2, 4, 4, 2, 37, 41, 9, 5};  // four heads
 
 template <class T>
@@ -78,7 +90,7 @@ TEST_CASE("A score of one's own agrees with the slow twin and its gradient in do
   const OpReport report = check_op(everything<double>(), sizes, {.max_entries_per_tensor = 12});
   INFO(report.text());
   CHECK(report.passed());
-  CHECK(report.cases.size() == 8);
+  CHECK(report.cases.size() == 9);
 }
 
 TEST_CASE("In float it gives what it gives in double, in tiles of any size", "[own]") {
@@ -130,7 +142,7 @@ TEST_CASE("check_op passes scores with and without a derivative, and tells what 
   const OpReport per_head = check_op(angle);
   INFO(per_head.text());
   CHECK(per_head.passed());
-  CHECK(per_head.cases.size() == 8);
+  CHECK(per_head.cases.size() == 9);
 
   OwnAttention<ByHand, double> by_hand;
   CHECK(check_op(by_hand).passed());
@@ -141,6 +153,15 @@ TEST_CASE("check_op passes scores with and without a derivative, and tells what 
   CHECK(wrong.cases[0].second.worst.tensor == "dp");
   CHECK(wrong.cases[1].second.passed);  // forward is right
   CHECK(wrong.cases[2].second.worst.tensor == "score.factor");
+}
+
+TEST_CASE("check_op finds gradients that are not finite where query and key are the same", "[own]") {
+  const OpReport report = check_op(OwnAttention<Laplace, float>{});
+  INFO(report.text());
+  CHECK_FALSE(report.passed());
+  for (const auto& [name, found] : report.cases) CHECK(found.passed == (name != "finite"));
+  CHECK(report.cases.back().second.worst.tensor == "query");
+  CHECK(report.text().ends_with("FAILED\n"));
 }
 
 TEST_CASE("Directions that a value does not depend on stay 0 beside infinity and NaN", "[own]") {

@@ -10,13 +10,17 @@
 //   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op
 //   gradients   backward() against central differences of the twin, for inputs, bias and parameters
 //   score_vjp   where the score has one: against dual numbers, on random pairs
+//   finite      outputs and gradients where query and key are the same rows, and some are zero, in the op's own
+//               scalar
 //
-// All in double, whatever the op's scalar. Formulas with a jump must not have one near the random inputs.
+// The others in double, whatever the op's scalar. Formulas with a jump must not have one near the random inputs.
 // Errors  those of forward(). Cost: seconds at the default sizes.
 
 #include <heed/check/op_call.hpp>
 #include <heed/check/op_gradcheck.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -32,10 +36,11 @@ struct OpReport {
       if (!report.passed) return false;
     return true;
   }
-  // A line per case.
+  // A line per case, and the verdict.
   [[nodiscard]] std::string text() const {
     std::ostringstream lines;
     for (const auto& [name, report] : cases) lines << name << ": " << report.text() << "\n";
+    lines << (passed() ? "passed\n" : "FAILED\n");
     return lines.str();
   }
 };
@@ -132,6 +137,34 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
   report.cases.emplace_back("gradients, " + name, check_gradient_on<double>(loss, tensors, mine, options));
 }
 
+// Query rows that equal their keys, the first of them zero: are outputs and gradients finite?
+template <class Op>
+void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
+  using Real = typename Op::Scalar;
+  OpCall<Op> call(op, g, {});
+  const Index rows = std::min(g.len_q, g.len_kv), dim = g.dim_qk, readers = g.query_heads / g.kv_heads;
+  for (Index unit = 0; unit < g.batch * g.query_heads; ++unit)
+    for (Index t = 0; t < rows; ++t) {
+      Real* query = call.query.data() + (unit * g.len_q + t) * dim;
+      Real* key = call.key.data() + (unit / readers * g.len_kv + t) * dim;
+      if (t == 0) std::fill(key, key + dim, Real(0));
+      std::copy(key, key + dim, query);
+    }
+  call.forward();
+  call.backward();
+  GradientReport finite;
+  const auto look = [&](const char* name, const std::vector<Real>& numbers) {
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      if (!std::isfinite(numbers[i])) note(finite, {name, Index(i), double(numbers[i]), 0}, 0, 4);
+    ++finite.checked;
+  };
+  look("out", call.out);
+  look("query", call.grad_query);
+  look("key", call.grad_key);
+  look("value", call.grad_value);
+  report.cases.emplace_back("finite", finite);
+}
+
 }  // namespace detail
 
 // At most `options.max_entries_per_tensor` entries of each gradient, spread evenly; 0 checks all.
@@ -153,6 +186,7 @@ template <AttentionOp Op>
     OpCall<Exact> call(exact, g, mask);
     detail::check_call(call, name, options, report);
   }
+  detail::check_meeting_rows(op, g, report);
   return report;
 }
 

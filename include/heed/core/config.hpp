@@ -2,7 +2,8 @@
 #pragma once
 
 // Translation units compiled for different instruction sets must not share inline functions: the
-// linker would keep one of them at random. HEED_ABI names the instruction set in every symbol.
+// linker would keep one of them at random; nor must those with threads and those without. HEED_ABI names
+// the class of instruction set, and OpenMP, in every symbol.
 #include <cstddef>
 
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ && !defined(HEED_ALLOW_FINITE_MATH)
@@ -10,17 +11,23 @@
 #endif
 
 #if defined(__AVX512F__)
-#define HEED_ABI v0_1_avx512
+#define HEED_ISA v0_1_avx512
 #elif defined(__AVX2__) && defined(__FMA__)
-#define HEED_ABI v0_1_avx2
+#define HEED_ISA v0_1_avx2
 #elif defined(__AVX__)
-#define HEED_ABI v0_1_avx
+#define HEED_ISA v0_1_avx
 #elif defined(__SSE2__)
-#define HEED_ABI v0_1_sse2
+#define HEED_ISA v0_1_sse2
 #elif defined(__aarch64__)
-#define HEED_ABI v0_1_neon
+#define HEED_ISA v0_1_neon
 #else
-#define HEED_ABI v0_1_generic
+#define HEED_ISA v0_1_generic
+#endif
+
+#if defined(_OPENMP)
+#define HEED_ABI HEED_ISA::inline openmp
+#else
+#define HEED_ABI HEED_ISA::inline serial
 #endif
 
 namespace heed::inline HEED_ABI {

@@ -39,7 +39,7 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
   for (const Named& a : named) {
     if (!a.view.given()) continue;
     require(a.like.given(), where, ": ", a.name, " was given, the call has no such input");
-    require_shape(a.view, a.like.shape(), a.name, where);
+    require_output(a.view, a.like.shape(), a.name, where);
     for (const auto& [view, name] :
          {std::pair{in.query, "query"}, {in.key, "key"}, {in.value, "value"}, {in.extra, "extra"},
           {mask.bias(), "bias"}, {out, "out"}, {grad_out, "grad_out"}})

@@ -8,9 +8,13 @@
 #include <heed/plug/check.hpp>
 #include <heed/simd/keep_bits.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace heed::inline HEED_ABI {
@@ -113,6 +117,26 @@ void require_shape(const TensorView<Real>& view, const Shape& wanted, const char
           wanted);
 }
 
+// What is written: every number has a place of its own.
+template <class Real>
+void require_output(const TensorView<Real>& view, const Shape& wanted, const char* name,
+                    const std::string& where) {
+  require_shape(view, wanted, name, where);
+  if (!view.has_elements()) return;
+  const Shape& s = view.shape();
+  const Strides& strides = view.strides();
+  std::array<std::pair<Index, Index>, 3> steps{
+      {{strides.batch, s.batch}, {strides.head, s.heads}, {strides.row, s.len}}};
+  std::sort(steps.begin(), steps.end());
+  Index taken = s.dim;
+  for (const auto& [stride, count] : steps) {
+    if (count == 1) continue;
+    require(stride >= taken, where, ": ", name, " has a stride of ", stride, " where ", taken,
+            " numbers lie side by side; rows that are written must not overlap");
+    taken = (count - 1) * stride + taken;
+  }
+}
+
 template <class A, class B>
 void require_apart(const TensorView<A>& out, const TensorView<B>& input, const char* out_name,
                    const char* input_name, const std::string& where) {
@@ -133,6 +157,8 @@ template <class Op, class Real>
   require_pages(in.key, "key", where);
   require_pages(in.value, "value", where);
   const Shape &q = in.query.shape(), &k = in.key.shape(), &v = in.value.shape();
+  for (const auto& [view, name] : {std::pair{&in.query, "query"}, {&in.key, "key"}, {&in.value, "value"}})
+    require(view->given(), where, ": ", name, " was not given");
   require(k.dim == q.dim, where, ": key has dim_qk ", k.dim, ", query has ", q.dim);
   require(q.dim > 0, where, ": query has dim_qk 0; it must be at least 1");
   require(v.dim > 0, where, ": value has dim_v 0; it must be at least 1");
@@ -165,7 +191,12 @@ template <class Op, class Real>
 
 template <class Op>
 [[nodiscard]] double scale_of(const Op& op, const Geometry& g, const Options& options) {
-  if (options.scale) return *options.scale;
+  if (options.scale) {
+    const double largest = std::numeric_limits<typename Op::Scalar>::max();
+    require(std::abs(*options.scale) <= largest, "Options: scale is ", *options.scale,
+            ", its size must be at most ", largest);
+    return *options.scale;
+  }
   const Index width = g.heads > 0 ? op.normaliser.source(g, 0, 0).width : g.dim_qk;
   return 1.0 / std::sqrt(double(width));
 }

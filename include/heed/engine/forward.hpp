@@ -337,11 +337,13 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   using Worker = ForwardWorker<Op, Real>;
   const std::string where = door_name("heed::forward", options.name);
   const Geometry g = geometry_of(op, in, where);
-  require_shape(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
   require_apart(out, in.query, "out", "query", where);
   require_apart(out, in.key, "out", "key", where);
   require_apart(out, in.value, "out", "value", where);
   require_apart(out, in.extra, "out", "extra", where);
+  require_apart(out, mask.bias, "out", "bias", where);
+  require_apart(out, mask.allowed, "out", "the boolean mask", where);
   const BoundMask<Real> bound(mask, g, where.c_str());
   if (heads_fold(op, g, mask, bound, options.dropout))
     return forward(op, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},

@@ -100,6 +100,12 @@ class KvCache {
             rows.shape(), ", the cache holds (", own.batch, ",", own.heads, ",n,", own.dim, ")");
     require(!rows.has_elements() || rows.page_rows() > 0 || rows.data() != nullptr,
             "KvCache::append: ", name, " has a null pointer and shape ", rows.shape());
+    const auto own_page = [&](const std::vector<Real*>& pages) {
+      return std::any_of(pages.begin(), pages.end(),
+                         [&](const Real* page) { return rows.page(0).data() == page; });
+    };
+    require(rows.page_rows() == 0 || rows.pages() == 0 || !(own_page(key_pages_) || own_page(value_pages_)),
+            "KvCache::append: ", name, " is a view of this cache, which append changes; copy its rows first");
   }
   void copy(const TensorView<const Real>& from, const std::vector<Real*>& pages, const Shape& own) {
     const TensorView<Real> to = TensorView<Real>::paged(

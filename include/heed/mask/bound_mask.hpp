@@ -8,6 +8,7 @@
 #include <heed/mask/mask.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -37,6 +38,9 @@ class BoundMask {
     check_documents(where);
     require(mask.slopes.empty() || Index(mask.slopes.size()) == g.heads, where, ": alibi has ",
             mask.slopes.size(), " slopes, there are ", g.heads, " heads");
+    for (std::size_t h = 0; h < mask.slopes.size(); ++h)
+      require(std::isfinite(mask.slopes[h]), where, ": alibi has slope ", mask.slopes[h], " for head ", h,
+              ", it must be finite");
   }
 
   [[nodiscard]] bool has_bias() const { return mask_.bias.given(); }

@@ -13,6 +13,7 @@
 
 #include <heed/core/view.hpp>
 
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -133,7 +134,8 @@ template <class Real>
 // scale * q.k is replaced by cap * tanh(scale * q.k / cap).
 template <class Real>
 [[nodiscard]] Mask<Real> soft_cap(Real cap) {
-  require(cap > Real(0), "soft_cap: cap is ", cap, ", it must be positive");
+  require(cap > Real(0) && cap <= std::numeric_limits<Real>::max(), "soft_cap: cap is ", cap,
+          ", it must be positive and finite");
   Mask<Real> mask;
   mask.soft_cap = cap;
   return mask;

@@ -128,10 +128,11 @@ template <class S>
 [[nodiscard, gnu::always_inline]] inline S cosine(const Pair<S, 1, 1>& pair) {
   return pair.dot * pair.query[0] * pair.key[0];
 }
-// |q - k|^2, of a pair with SquaredNorms.
+// |q - k|^2, of a pair with SquaredNorms; at least 0, where rounding would go below. Its square root has no
+// finite derivative at q = k: add a small number first.
 template <class S>
 [[nodiscard, gnu::always_inline]] inline S squared_distance(const Pair<S, 1, 1>& pair) {
-  return pair.query[0] + pair.key[0] - (pair.dot + pair.dot);
+  return math::maximum(S(pair.query[0] + pair.key[0] - (pair.dot + pair.dot)), S(0));
 }
 // |i - j|
 template <class S, int Q, int K>
@@ -158,6 +159,15 @@ template <class Formula>
   else
     return std::tuple<>{};
 }
+
+// Has the formula a member called score_vjp, whatever its signature? If so, the name is ambiguous here.
+struct AnyScoreVjp {
+  int score_vjp;
+};
+template <class Formula>
+struct BothScoreVjps : Formula, AnyScoreVjp {};
+template <class Formula>
+inline constexpr bool names_score_vjp = !requires { &BothScoreVjps<Formula>::score_vjp; };
 
 template <class Member>
 inline constexpr bool is_param = false;
@@ -189,6 +199,8 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
     });
   }
   void validate(const Geometry& g, const char* where) const {
+    static_assert(!detail::names_score_vjp<Formula<Real>> || HasScoreVjp<OwnScore, Real>,
+                  "score_vjp must be callable as score_vjp(pair, p, g, d, dp); see heed/plug/score.hpp");
     each([&](const auto& named) {
       const auto& member = this->*named.member;
       if constexpr (detail::is_param<std::remove_cvref_t<decltype(member)>>) {
