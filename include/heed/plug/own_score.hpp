@@ -28,6 +28,10 @@
 //   other members in `parameters`      numbers that are no Param are options: not learnt and not in p, but
 //                                      validated, and kept where the op is converted to another scalar
 //
+// A member that `parameters` does not name is not learnt, and has its default value where the op is converted, as
+// by check_op(). There are no tables: buckets of distances are a Param each with math::select, whose backward cost
+// grows with their number, or a bias mask, which has a gradient.
+//
 // Positions count from 0 in query and key alike: a formula that reads them and decodes with a cache needs
 // the position of the first query as an option.
 //
