@@ -41,6 +41,7 @@
 
 #include <heed/plug/row_norm.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/derivative.hpp>
 #include <heed/plug/lane_dual.hpp>
 
 #include <cmath>
