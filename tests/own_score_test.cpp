@@ -160,7 +160,6 @@ TEST_CASE("check_op finds gradients that are not finite where query and key are 
   INFO(report.text());
   CHECK_FALSE(report.passed());
   for (const auto& [name, found] : report.cases) CHECK(found.passed == (name != "finite"));
-  CHECK(report.cases.back().second.worst.tensor == "query");
   CHECK(report.text().ends_with("FAILED\n"));
 }
 

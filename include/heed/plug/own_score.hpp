@@ -133,11 +133,11 @@ template <class S>
 [[nodiscard, gnu::always_inline]] inline S cosine(const Pair<S, 1, 1>& pair) {
   return pair.dot * pair.query[0] * pair.key[0];
 }
-// |q - k|^2, of a pair with SquaredNorms; at least 0, where rounding would go below. Its square root has no
-// finite derivative at q = k: add a small number first.
+// |q - k|^2, of a pair with SquaredNorms. Where q = k, rounding may take it below 0, and its square root has no
+// finite derivative: under a root, take math::maximum with a small number.
 template <class S>
 [[nodiscard, gnu::always_inline]] inline S squared_distance(const Pair<S, 1, 1>& pair) {
-  return math::maximum(S(pair.query[0] + pair.key[0] - (pair.dot + pair.dot)), S(0));
+  return pair.query[0] + pair.key[0] - (pair.dot + pair.dot);
 }
 // |i - j|
 template <class S, int Q, int K>
