@@ -3,6 +3,8 @@
 include("${CMAKE_CURRENT_LIST_DIR}/packages.cmake")
 get_filename_component(HEED_SOURCE "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 set(HEED_BUILD "${HEED_SOURCE}/build")
+# In front of a command: what it prints goes to standard error.
+set(HEED_TO_STDERR sh -c "exec \"$@\" >&2" sh)
 
 # Sets `out` to the arguments after `--`.
 function(heed_forwarded_arguments out)
@@ -80,7 +82,7 @@ function(heed_configure)
   heed_choose_generator(generator)
   message(NOTICE "Configuring ${HEED_BUILD}")
   execute_process(
-    COMMAND "${CMAKE_COMMAND}" --log-level=NOTICE -S "${HEED_SOURCE}" -B "${HEED_BUILD}"
+    COMMAND ${HEED_TO_STDERR} "${CMAKE_COMMAND}" --log-level=NOTICE -S "${HEED_SOURCE}" -B "${HEED_BUILD}"
             ${generator} -DCMAKE_BUILD_TYPE=Release -DHEED_NATIVE=ON -DHEED_SANITIZE= ${ARGN}
     RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
@@ -124,23 +126,17 @@ function(heed_terminal out)
   set(${out} "${arguments}" PARENT_SCOPE)
 endfunction()
 
-# heed_build_quietly(out argument...): as heed_build, with standard output left to what runs next.
-function(heed_build_quietly out)
-  heed_job_count(jobs)
-  message(NOTICE "Building with ${jobs} jobs")
-  heed_terminal(terminal)
-  execute_process(COMMAND sh -c "exec \"$@\" >&2" sh "${CMAKE_COMMAND}" --build "${HEED_BUILD}"
-                          --parallel ${jobs} ${ARGN}
-                  RESULT_VARIABLE result ${terminal})
-  set(${out} "${result}" PARENT_SCOPE)
-endfunction()
-
-# heed_build(out argument...): builds; `out` is the exit code.
+# heed_build(out argument...): builds; `out` is the exit code. What the build prints goes to standard error
+# where HEED_BUILD_QUIETLY is set: standard output is left to what runs next.
 function(heed_build out)
   heed_job_count(jobs)
   message(NOTICE "Building with ${jobs} jobs")
   heed_terminal(terminal)
-  execute_process(COMMAND "${CMAKE_COMMAND}" --build "${HEED_BUILD}" --parallel ${jobs} ${ARGN}
+  set(launcher "")
+  if(HEED_BUILD_QUIETLY)
+    set(launcher ${HEED_TO_STDERR})
+  endif()
+  execute_process(COMMAND ${launcher} "${CMAKE_COMMAND}" --build "${HEED_BUILD}" --parallel ${jobs} ${ARGN}
                   RESULT_VARIABLE result ${terminal})
   set(${out} "${result}" PARENT_SCOPE)
 endfunction()
