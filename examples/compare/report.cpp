@@ -1,30 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
+#include "print.hpp"
+
 #include <nlohmann/json.hpp>
 
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <sstream>
 
 namespace compare {
 
 namespace {
-
-// printf into a string.
-[[nodiscard]] __attribute__((format(printf, 1, 2))) std::string print(const char* format, ...) {
-  std::va_list arguments, again;
-  va_start(arguments, format);
-  va_copy(again, arguments);
-  const int length = std::vsnprintf(nullptr, 0, format, arguments);
-  va_end(arguments);
-  std::string text(std::size_t(length) + 1, '\0');
-  std::vsnprintf(text.data(), text.size(), format, again);
-  va_end(again);
-  text.pop_back();
-  return text;
-}
 
 [[nodiscard]] std::string header_text(const Settings& settings, const Machine& machine,
                                       const Comparison& comparison) {
@@ -115,16 +102,13 @@ namespace {
   return quoted + "\"";
 }
 
-// Nothing for what is not finite, as null in JSON.
-[[nodiscard]] std::string csv_number(double x) { return std::isfinite(x) ? print("%.6g", x) : ""; }
-
 [[nodiscard]] std::string csv_line(const Settings& settings, const Record& r) {
   const heed::Shape& s = settings.shape;
   const std::string shape = print("%td,%td,%td,%td", s.batch, s.heads, s.len, s.dim);
   std::string line = print("%s,%s,\"%s\",%s,%d,%s,", r.variant.c_str(), dtype_name(r.dtype), shape.c_str(),
                            settings.causal ? "true" : "false", settings.threads, r.pass.c_str());
-  for (const double x : {r.ms, r.gflops, r.peak_share, r.ratio_to_baseline}) line += csv_number(x) + ",";
-  return line + std::to_string(r.scratch_bytes) + "," + csv_number(r.gradient_error) + "," +
+  for (const double x : {r.ms, r.gflops, r.peak_share, r.ratio_to_baseline}) line += csv_number(x, 6) + ",";
+  return line + std::to_string(r.scratch_bytes) + "," + csv_number(r.gradient_error, 6) + "," +
          csv_quoted(r.settings) + "\n";
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training_report.hpp"
 
+#include "print.hpp"
 #include "report.hpp"
 #include "statistics.hpp"
 #include "training_pictures.hpp"
@@ -14,13 +15,6 @@ namespace compare {
 
 namespace {
 
-template <class... Args>
-[[nodiscard]] std::string format(const char* pattern, Args... args) {
-  char text[512];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
-}
-
 // The table, a line at a time.
 class Table {
  public:
@@ -31,21 +25,21 @@ class Table {
   void head(const std::string& data) const {
     const ModelSizes& m = settings_.model;
     put(data + "\n" +
-        format("width %td, %td heads, %td blocks, %td tokens, batch %td, %td steps, %d seeds, %d threads; loss "
-               "in nats per token, its spread over seeds\n\n",
-               m.width, m.heads, m.depth, m.len, m.batch, settings_.train_steps, settings_.seeds,
-               settings_.threads) +
-        format("%-18s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
-        (forgets() ? format("%-17s  %-17s ", "second text", "first text then") : "") +
-        format("%8s\n", "tokens/s"));
+        print("width %td, %td heads, %td blocks, %td tokens, batch %td, %td steps, %d seeds, %d threads; loss "
+              "in nats per token, its spread over seeds\n\n",
+              m.width, m.heads, m.depth, m.len, m.batch, settings_.train_steps, settings_.seeds,
+              settings_.threads) +
+        print("%-18s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
+        (forgets() ? print("%-17s  %-17s ", "second text", "first text then") : "") +
+        print("%8s\n", "tokens/s"));
   }
   void row(const TrainedVariant& v) const {
-    std::string text = format("%-18s %10td %6td  ", v.name.c_str(), v.parameters, v.hidden) + loss(v.losses);
+    std::string text = print("%-18s %10td %6td  ", v.name.c_str(), v.parameters, v.hidden) + loss(v.losses);
     if (forgets()) text += loss(v.second) + " " + loss(v.forgotten);
-    text += format("%8.0f\n", v.tokens_per_second);
+    text += print("%8.0f\n", v.tokens_per_second);
     std::string line;
     for (const auto& [name, value] : v.measures) {
-      const std::string part = format("%s %.3g", name.c_str(), value);
+      const std::string part = print("%s %.3g", name.c_str(), value);
       if (!line.empty() && line.size() + part.size() > 90) {
         text += "    " + line + "\n";
         line.clear();
@@ -58,7 +52,7 @@ class Table {
  private:
   [[nodiscard]] bool forgets() const { return !settings_.then_file.empty(); }
   [[nodiscard]] static std::string loss(const std::vector<double>& losses) {
-    return format("%.4f +- %.4f  ", mean_of(losses), spread_of(losses));
+    return print("%.4f +- %.4f  ", mean_of(losses), spread_of(losses));
   }
   void put(const std::string& text) const {
     std::fputs(text.c_str(), to_);
@@ -99,17 +93,14 @@ class Table {
   return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-// Nothing for what is not finite, as null in JSON.
-[[nodiscard]] std::string csv_number(double x) { return std::isfinite(x) ? format("%.17g", x) : ""; }
-
 [[nodiscard]] std::string csv_of(const Settings& settings, const TrainingComparison& c) {
   std::string out = "variant,parameters,hidden,seed,loss,second_loss,forgotten_loss,tokens_per_second\n";
   for (const TrainedVariant& v : c.variants)
     for (std::size_t i = 0; i < v.losses.size(); ++i) {
-      out += format("%s,%td,%td,", v.name.c_str(), v.parameters, v.hidden);
-      out += std::to_string(settings.seed + i) + "," + csv_number(v.losses[i]) + ",";
-      out += v.second.empty() ? "," : csv_number(v.second[i]) + "," + csv_number(v.forgotten[i]);
-      out += format(",%.6g\n", v.tokens_per_second);
+      out += print("%s,%td,%td,", v.name.c_str(), v.parameters, v.hidden);
+      out += std::to_string(settings.seed + i) + "," + csv_number(v.losses[i], 17) + ",";
+      out += v.second.empty() ? "," : csv_number(v.second[i], 17) + "," + csv_number(v.forgotten[i], 17);
+      out += print(",%.6g\n", v.tokens_per_second);
     }
   return out;
 }
