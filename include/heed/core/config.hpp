@@ -6,8 +6,12 @@
 // the class of instruction set, and OpenMP, in every symbol.
 #include <cstddef>
 
-#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ && !defined(HEED_ALLOW_FINITE_MATH)
-#error "heed relies on NaN and infinity: build without -ffast-math, or define HEED_ALLOW_FINITE_MATH"
+// Hidden pairs are marked by -infinity, rounding and the order of additions are part of every promise.
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "heed relies on NaN and infinity: build without -ffast-math, -Ofast and -ffinite-math-only"
+#endif
+#if defined(__ASSOCIATIVE_MATH__)
+#error "heed relies on the order of operations: build without -funsafe-math-optimizations and -fassociative-math"
 #endif
 
 #if defined(__AVX512F__)

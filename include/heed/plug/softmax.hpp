@@ -162,8 +162,7 @@ struct Softmax {
   }
 
   [[nodiscard]] static P ceiling(P x) {
-    const Real magic = detail::FloatLayout<Real>::round_magic;
-    const P rounded = (x + magic) - magic;
+    const P rounded = detail::integer_of(P(x + detail::FloatLayout<Real>::round_magic));
     return select(rounded < x, rounded + Real(1), rounded);
   }
 };

@@ -37,6 +37,17 @@ struct FloatLayout<double> {
   static constexpr double log2e_tail = 2.0355273740931033e-17;
 };
 
+// n of rounded = x + round_magic, the integer nearest to x. Flags that let compilers reassociate would fold
+// (x + c) - c to x; config.hpp refuses them where a macro tells of them, which clang does not have.
+template <class Real>
+[[nodiscard, gnu::always_inline]] inline Pack<Real> integer_of(Pack<Real> rounded) {
+#if defined(__clang__)
+#pragma clang fp reassociate(off)
+#endif
+  const typename Pack<Real>::Vector magic = Pack<Real>(FloatLayout<Real>::round_magic).v;
+  return typename Pack<Real>::Vector(rounded.v - magic);
+}
+
 // q(f) of 2^f = 1 + f q(f), |f| <= 1/2.
 [[nodiscard]] inline Pack<float> exp2_tail(Pack<float> f) {
   using P = Pack<float>;
@@ -83,7 +94,7 @@ template <class Real>
   using L = FloatLayout<Real>;
   const Pack<Real> log2e = Real(kLog2e);
   const Pack<Real> rounded = mul_add(x, log2e, Pack<Real>(L::round_magic));
-  const Pack<Real> n = rounded - L::round_magic;
+  const Pack<Real> n = integer_of(rounded);
   const Pack<Real> f = mul_add(x, Pack<Real>(L::log2e_tail), mul_add(x, log2e, -n));
   return scale_by_power(f, rounded);
 }
@@ -96,7 +107,7 @@ template <class Real>
   using L = detail::FloatLayout<Real>;
   x = max(Pack<Real>(-L::bias), x);  // this operand order lets a NaN through
   const Pack<Real> rounded = x + L::round_magic;
-  return detail::scale_by_power(x - (rounded - L::round_magic), rounded);
+  return detail::scale_by_power(x - detail::integer_of(rounded), rounded);
 }
 
 namespace math {
@@ -127,7 +138,7 @@ template <class Real>
 [[nodiscard]] inline Pack<Real> falling_sigmoid(Pack<Real> x, Lookup) {
   // log2(e) in one part: what that errs by in e^x, e^x (1 + e^x)^-2 makes small again.
   const Pack<Real> y = x * Real(kLog2e), rounded = y + heed::detail::FloatLayout<Real>::round_magic;
-  const Pack<Real> f = y - (rounded - heed::detail::FloatLayout<Real>::round_magic);
+  const Pack<Real> f = y - heed::detail::integer_of(rounded);
   return Real(1) / (Real(1) + heed::detail::scale_by_power(f, rounded));
 }
 
