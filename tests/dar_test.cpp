@@ -815,7 +815,8 @@ struct GoldenDar {
     bias = tensor("bias");
     const Align align = text("align") == "br" ? Align::bottom_right : Align::top_left;
     mask = window<double>(number("left"), number("right"), align);
-    for (const double length : tensor("lengths")) mask.key_lengths.push_back(Index(length));
+    const std::vector<double> lengths = tensor("lengths");
+    if (!lengths.empty()) mask.key_lengths.emplace(lengths.begin(), lengths.end());
     allowed = tensor("mask");
     if (!allowed.empty()) read_allowed();
     if (!bias.empty()) mask.bias = {bias.data(), shape_of("bias")};
@@ -1013,7 +1014,7 @@ TEST_CASE("The resonance map and its statistics equal plain loops over the visib
     bias[0] = -kInfinity<double>;
     Mask<double> mask = which % 3 == 0 ? Mask<double>{} : causal<double>(Align::bottom_right);
     if (which % 4 == 1) mask.bias = {bias.data(), {1, 1, 1, at.g.len_kv}};
-    if (which % 4 == 2) mask.key_lengths = {0, at.g.len_kv};
+    if (which % 4 == 2) mask.key_lengths = std::vector<Index>{0, at.g.len_kv};
     ++which;
 
     const Shape shape{2, 4, at.g.len_q, at.g.len_kv};

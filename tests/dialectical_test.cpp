@@ -439,7 +439,7 @@ TEST_CASE("dialectical: a row that sees no key has tension 1/2 and still recurse
   auto op = random_op(4, 5);
   op.readout.halt_eps = 0.0;
   auto problem = random_problem(2, 1, 1, 6, 4);
-  problem.mask.key_lengths = {0, 6};
+  problem.mask.key_lengths = std::vector<Index>{0, 6};
   const auto got = run(op, problem, 1, numbers(48, 9));
   for (std::size_t i = 0; i < 6; ++i) {
     CHECK(got.tension[i] == 0.5);

@@ -150,8 +150,10 @@ class GoldenCase {
     heed::Mask<T> mask;
     const Index left = integer("left"), right = integer("right");
     if (left >= 0 || right >= 0) mask.bands.push_back({left, right, align(), 0});
-    if (has("lengths"))
-      for (const double length : tensor("lengths")) mask.key_lengths.push_back(Index(length));
+    if (has("lengths")) {
+      const std::vector<double> lengths = tensor("lengths");
+      mask.key_lengths.emplace(lengths.begin(), lengths.end());
+    }
     if (has("mask")) mask.allowed = {allowed(), shape("mask")};
     if (!bias_values.empty()) mask.bias = {bias_values.data(), shape("bias")};
     return mask;

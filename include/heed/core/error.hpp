@@ -50,11 +50,11 @@ void require(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);
 }
 
-// a * b for extents; throws when the product does not fit an Index.
+// a * b for extents and strides; throws when the product does not fit an Index.
 [[nodiscard]] inline Index checked_product(Index a, Index b, const char* what) {
-  if (a != 0 && b > std::numeric_limits<Index>::max() / a)
-    fail(what, ": ", a, " x ", b, " overflows a 64-bit index");
-  return a * b;
+  Index product;
+  if (__builtin_mul_overflow(a, b, &product)) fail(what, ": ", a, " x ", b, " overflows a 64-bit index");
+  return product;
 }
 
 }  // namespace heed::inline HEED_ABI

@@ -13,6 +13,7 @@ struct Geometry {
   Index batch = 0, heads = 0, query_heads = 0, kv_heads = 0;
   Index len_q = 0, len_kv = 0;
   Index dim_qk = 0, dim_v = 0;
+  bool operator==(const Geometry&) const = default;
 
   [[nodiscard]] Index group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   [[nodiscard]] Index kv_head(Index head) const { return head / group(); }

@@ -30,8 +30,12 @@ namespace heed::inline HEED_ABI {
 #endif
 }
 
-// Runs body(worker) once on each of `workers` threads. The first exception stops nothing but is
-// rethrown after all workers have returned; bodies that wait for each other must not throw between.
+// Thrown where a worker waits for others of which one has failed.
+struct Abandoned {};
+
+// Runs body(worker) once on each of `workers` threads. The first exception stops nothing but is rethrown
+// after all workers have returned. A worker that others wait for at Turnstiles abandons these on its way
+// out; the Abandoned that the others then throw is no exception of its own.
 template <class Body>
 void run_workers(int workers, Body&& body) {
   if (workers <= 1) {
@@ -45,6 +49,7 @@ void run_workers(int workers, Body&& body) {
   {
     try {
       body(omp_get_thread_num());
+    } catch (const Abandoned&) {
     } catch (...) {
       const std::lock_guard lock(guard);
       if (!error) error = std::current_exception();
@@ -73,7 +78,8 @@ class Dispenser {
 
 // A row of gates, each passed by the same sequence of visitors 0, 1, 2, ... Visitor r of a gate
 // enters after visitor r - 1 has passed: additions behind a gate happen in one fixed order, whatever
-// the number of threads. Free of deadlock as long as visitors are started in order.
+// the number of threads. Free of deadlock as long as visitors are started in order, and a visitor that
+// cannot come any more calls abandon().
 class Turnstiles {
  public:
   explicit Turnstiles(Index gates)
@@ -81,15 +87,22 @@ class Turnstiles {
     for (Index g = 0; g < gates; ++g) passed_[std::size_t(g)].store(0, std::memory_order_relaxed);
   }
 
+  // Throws Abandoned where the visitors before will not come.
   void wait(Index gate, Index rank) const {
     const auto& passed = passed_[std::size_t(gate)];
-    for (int spins = 0; passed.load(std::memory_order_acquire) != rank; ++spins)
-      if (spins > 64) std::this_thread::yield();
+    for (int spins = 0; passed.load(std::memory_order_acquire) != rank; ++spins) {
+      if (spins <= 64) continue;
+      if (abandoned_.load(std::memory_order_relaxed)) throw Abandoned{};
+      std::this_thread::yield();
+    }
   }
   void pass(Index gate) { passed_[std::size_t(gate)].fetch_add(1, std::memory_order_release); }
+  // Nobody waits from now on.
+  void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
  private:
   std::unique_ptr<std::atomic<Index>[]> passed_;
+  std::atomic<bool> abandoned_{false};
 };
 
 // body(i) for i in [0, count), handed out in order; body must not wait for other iterations.

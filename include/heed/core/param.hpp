@@ -20,16 +20,12 @@ class Param {
   Param(std::initializer_list<Real> per_head) : shape_{Index(per_head.size())}, values_(per_head) {}
   Param(std::vector<Index> shape, std::vector<Real> values)
       : shape_(std::move(shape)), values_(std::move(values)) {
-    Index count = 1;
-    for (const Index extent : shape_) count = checked_product(count, extent, "Param");
+    const Index count = count_of(shape_);
     require(count == size(), "Param: the shape holds ", count, " values, ", size(), " were given");
   }
   // Zeros of the given shape.
-  explicit Param(std::vector<Index> shape) : shape_(std::move(shape)) {
-    Index count = 1;
-    for (const Index extent : shape_) count = checked_product(count, extent, "Param");
-    values_.assign(std::size_t(count), Real(0));
-  }
+  explicit Param(std::vector<Index> shape)
+      : shape_(std::move(shape)), values_(std::size_t(count_of(shape_)), Real(0)) {}
 
   [[nodiscard]] const std::vector<Index>& shape() const { return shape_; }
   [[nodiscard]] Index extent(Index axis) const { return shape_.at(std::size_t(axis)); }
@@ -55,6 +51,14 @@ class Param {
   }
 
  private:
+  [[nodiscard]] static Index count_of(const std::vector<Index>& shape) {
+    Index count = 1;
+    for (const Index extent : shape) {
+      require(extent >= 0, "Param: an extent is ", extent, ", it must not be negative");
+      count = checked_product(count, extent, "Param");
+    }
+    return count;
+  }
   std::vector<Index> shape_;
   std::vector<Real> values_;
 };

@@ -43,6 +43,12 @@ struct Strides {
   Index batch = 0, head = 0, row = 0;
 };
 
+// Of (batch, heads, len, dim) memory without gaps; throws where a stride does not fit an Index.
+[[nodiscard]] inline Strides dense_strides(const Shape& s) {
+  const Index head = checked_product(s.len, s.dim, "TensorView: len x dim");
+  return {checked_product(s.heads, head, "TensorView: heads x len x dim"), head, s.dim};
+}
+
 namespace detail {
 
 template <class E>
@@ -83,10 +89,8 @@ class TensorView {
   TensorView(Element* data, const Shape& shape, const Strides& strides)
       : data_(data), shape_(shape), strides_(strides) {}
 
-  // Dense (batch, heads, len, dim) memory.
-  TensorView(Element* data, const Shape& shape)
-      : TensorView(data, shape,
-                   {shape.heads * shape.len * shape.dim, shape.len * shape.dim, shape.dim}) {}
+  // Dense (batch, heads, len, dim) memory. Throws where its size does not fit an Index.
+  TensorView(Element* data, const Shape& shape) : TensorView(data, shape, dense_strides(shape)) {}
 
   // Rows spread over pages of `page_rows` rows each: row t of head (b, h) lies in pages[t / page_rows],
   // at strides within the page. The table must outlive the view. forward() reads key and value so.
@@ -179,10 +183,25 @@ class TensorView {
     return {pages_[p], shape, strides_};
   }
 
-  // Element offset of the last element; views with elements in one piece only.
-  [[nodiscard]] Index last_offset() const {
-    return (shape_.batch - 1) * strides_.batch + (shape_.heads - 1) * strides_.head +
-           (shape_.len - 1) * strides_.row + shape_.dim - 1;
+  // Element offsets of the first and the last element in memory; strides may be negative. Views with elements
+  // in one piece only. Throws where an offset, in bytes, does not fit an Index.
+  struct Span {
+    Index first = 0, last = 0;
+  };
+  [[nodiscard]] Span span() const {
+    Span span{0, shape_.dim - 1};
+    const auto reach = [&span](Index extent, Index stride) {
+      const Index far = checked_product(extent - 1, stride, "TensorView: extent x stride");
+      Index& end = far < 0 ? span.first : span.last;
+      if (__builtin_add_overflow(end, far, &end))
+        fail("TensorView: extent ", extent, " at stride ", stride, " reaches beyond a 64-bit index");
+    };
+    reach(shape_.batch, strides_.batch);
+    reach(shape_.heads, strides_.head);
+    reach(page_rows_ > 0 && page_rows_ < shape_.len ? page_rows_ : shape_.len, strides_.row);
+    for (const Index offset : {span.first, span.last})
+      (void)checked_product(offset, Index(sizeof(Element)), "TensorView: offset in bytes");
+    return span;
   }
 
  private:
@@ -199,7 +218,8 @@ class TensorView {
 // View of (batch, len, heads, dim) memory, the layout of most projections.
 template <class Element>
 [[nodiscard]] TensorView<Element> view_bthd(Element* data, Index batch, Index len, Index heads, Index dim) {
-  return {data, {batch, heads, len, dim}, {len * heads * dim, dim, heads * dim}};
+  const Index row = checked_product(heads, dim, "view_bthd: heads x dim");
+  return {data, {batch, heads, len, dim}, {checked_product(len, row, "view_bthd: len x heads x dim"), dim, row}};
 }
 
 // View of part `part` of a packed projection (batch, len, parts * heads * dim): QKV has 3 parts, QKVI
@@ -208,8 +228,11 @@ template <class Element>
 [[nodiscard]] TensorView<Element> view_packed(Element* data, Index batch, Index len, Index heads, Index dim,
                                            Index parts, Index part) {
   require(part >= 0 && part < parts, "view_packed: part ", part, " of ", parts, " parts");
-  const Index row = parts * heads * dim;
-  return {data + part * heads * dim, {batch, heads, len, dim}, {len * row, dim, row}};
+  const Index width = checked_product(heads, dim, "view_packed: heads x dim");
+  const Index row = checked_product(parts, width, "view_packed: parts x heads x dim");
+  return {data ? data + part * width : data,
+          {batch, heads, len, dim},
+          {checked_product(len, row, "view_packed: len x parts x heads x dim"), dim, row}};
 }
 
 // Do two views touch a common byte? Judged by the address ranges they span, except that views of one
@@ -223,10 +246,11 @@ template <class A, class B>
         if (may_overlap(a.page(p), b.page(r))) return true;
     return false;
   }
-  const auto first = [](const auto& v) { return reinterpret_cast<std::uintptr_t>(v.data()); };
-  const auto last = [](const auto& v) {
-    return reinterpret_cast<std::uintptr_t>(v.data() + v.last_offset()) + sizeof(*v.data()) - 1;
+  const auto address = [](const auto& v, Index offset) {
+    return reinterpret_cast<std::uintptr_t>(v.data()) + std::uintptr_t(offset) * sizeof(*v.data());
   };
+  const auto first = [&](const auto& v) { return address(v, v.span().first); };
+  const auto last = [&](const auto& v) { return address(v, v.span().last) + sizeof(*v.data()) - 1; };
   if (last(a) < first(b) || last(b) < first(a)) return false;
   if (sizeof(A) != sizeof(B)) return true;
   // Parts of a packed tensor: every element of a view lies in columns [0, width) of a common row.

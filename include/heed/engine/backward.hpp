@@ -26,6 +26,7 @@ struct BackwardPanel {
   PanelGradients<Op, Real> gradients;
   LaneTile<Real> dmixed;     // [dim_v][lanes]: dL/dmixed
   SoftmaxState<Real> state;  // of streaming normalisers, as forward left it
+  bool any_spoilt = false;   // has a lane of it no finite score?
   Real* delta;               // [lanes]: rowsum(dmixed o mixed)
   const Real* extra = nullptr;
   LaneTile<Real> weights, dscores;  // [tile][lanes], of streaming normalisers
@@ -39,8 +40,8 @@ struct BackwardPanel {
         state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    weights = {work.weights + index * tile * lanes, tile, lanes};
-    dscores = {work.dscores + index * tile * lanes, tile, lanes};
+    weights = {piece_at(work.weights, index * tile * lanes), tile, lanes};
+    dscores = {piece_at(work.dscores, index * tile * lanes), tile, lanes};
   }
   BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
 };
@@ -98,7 +99,10 @@ class BackwardWorker {
       s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
-    for_active([&](My& my) { my.gradients.finish(own_, dtable_); });
+    for_active([&](My& my) {
+      my.gradients.finish(own_, dtable_);
+      if (!s_.sums_queries) my.gradients.write_query_gradients();
+    });
     commit(visit.head, unit);
   }
 
@@ -139,6 +143,11 @@ class BackwardWorker {
     my.gradients.take_output_gradient(my.dmixed);
   }
 
+  // Is lane i of a streaming panel a row whose visible scores are all -infinity or NaN, and so all NaN?
+  [[nodiscard]] static bool spoilt(const SoftmaxState<Real>& state, Index i) {
+    return std::isnan(state.sum[i]) && state.reference[i] == -kInfinity<Real>;
+  }
+
   void load_state(My& my) {
     const Index rows = c_.geometry.query_rows(), count = my.panel.place.rows;
     const Real* from = s_.saved.state.data() + my.panel.first_row();
@@ -146,6 +155,8 @@ class BackwardWorker {
     std::copy(from, from + count, my.state.shift);
     std::copy(from + rows, from + rows + count, my.state.reference);
     std::copy(from + 2 * rows, from + 2 * rows + count, my.state.sum);
+    my.any_spoilt = false;
+    for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my.state, i);
   }
 
   // Takes all panels to these keys. True where one product over all their queries may add to dK, and one to
@@ -191,6 +202,9 @@ class BackwardWorker {
     score_tile(my, 0, seen, tile.dots[0], tile.weights, top_);
     weight_gradients(my, seen.at, tile.dscores[0]);
     softmax_vjp(my, seen.at.key, tile.weights, tile.dscores[0]);
+    for (Index i = 0; my.any_spoilt && i < seen.at.rows; ++i)
+      if (spoilt(my.state, i))
+        for (const auto& rows : {tile.weights, tile.dscores[0]}) my.panel.spoil(rows, i, seen.at.key);
     return tile;
   }
 
@@ -274,6 +288,20 @@ class BackwardWorker {
       for_parts(c_.plan, t, c_.geometry.len_kv, panel.shared, weigh);
     c_.op.normaliser.vjp(block, own_.normaliser);
     panel.dropout.drop(block.weights, panel.seen.begin);
+    for (Index i = 0; i < panel.place.rows; ++i)
+      if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
+  }
+  // Gradients of a row that forward has found to be NaN, and of what it has read.
+  void spoil_row(const My& my, const RowBlock<Real>& block, Index i) {
+    const Real nan = std::numeric_limits<Real>::quiet_NaN();
+    for (const auto& rows : block.dscores)
+      if (rows.data) my.panel.spoil(rows, i, my.panel.seen.begin);
+    my.panel.spoil(block.weights, i, my.panel.seen.begin);
+    if (block.dextra) block.dextra[i] = nan;
+    own_.normaliser.visit([&](const char*, auto& param) {
+      for (Index n = 0; n < param.size(); ++n)
+        if (param.size() != c_.geometry.heads || n == block.head) param[n] = nan;
+    });
   }
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
   [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
@@ -288,9 +316,10 @@ class BackwardWorker {
     return tile;
   }
 
-  // Adds the parameter gradients of the group to the call's, in the order of the units.
+  // Adds what the group leaves for sums over all heads to the call's, in the order of the units.
   void commit(Index head, Index unit) {
     s_.commits.wait(0, unit);
+    if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
     std::size_t at = 0;
     own_.visit([&](const char*, auto& param) {
       for (Index i = 0; i < param.size(); ++i) s_.dparams[at++] += double(param[i]);

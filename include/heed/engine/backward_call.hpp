@@ -23,7 +23,7 @@ void set_zero(const TensorView<Real>& view, int threads) {
 }
 
 template <class Real>
-void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const BoundMask<Real>& mask,
+void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const Mask<Real>& mask,
                      const TensorView<const Real>& out, const TensorView<const Real>& grad_out,
                      const std::string& where) {
   struct Named {
@@ -35,15 +35,16 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
                          {grads.key, "grad_key", in.key},
                          {grads.value, "grad_value", in.value},
                          {grads.extra, "grad_extra", in.extra},
-                         {grads.bias, "grad_bias", mask.bias()}};
+                         {grads.bias, "grad_bias", mask.bias}};
   for (const Named& a : named) {
     if (!a.view.given()) continue;
     require(a.like.given(), where, ": ", a.name, " was given, the call has no such input");
     require_output(a.view, a.like.shape(), a.name, where);
     for (const auto& [view, name] :
          {std::pair{in.query, "query"}, {in.key, "key"}, {in.value, "value"}, {in.extra, "extra"},
-          {mask.bias(), "bias"}, {out, "out"}, {grad_out, "grad_out"}})
+          {mask.bias, "bias"}, {out, "out"}, {grad_out, "grad_out"}})
       require_apart(a.view, view, a.name, name, where);
+    require_apart(a.view, mask.allowed, a.name, "the boolean mask", where);
     for (const Named& b : named)
       if (&a < &b) require_apart(a.view, b.view, a.name, b.name, where);
   }
@@ -51,8 +52,11 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
 
 // Are these the rows that forward saves for such a call?
 template <class Op, class Real>
-void check_saved(const Saved<Real>& saved, const Geometry& g, const std::string& where) {
+void check_saved(const Saved<Real>& saved, const CallStamp& call, const std::string& where) {
   using Normaliser = typename Op::NormaliserType;
+  const Geometry& g = call.geometry;
+  const std::string difference = saved.stamp.difference(call);
+  require(difference.empty(), where, ": saved ", difference);
   const auto check = [&](const std::vector<Real>& numbers, Index wanted, const char* what) {
     require(Index(numbers.size()) == wanted, where, ": saved holds ", numbers.size(), " ", what,
             ", the call needs ", wanted, "; it must come from forward() of the same op and inputs");
@@ -77,11 +81,11 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
   require_shape(out, out_shape, "out", where);
   require_shape(grad_out, out_shape, "grad_out", where);
-  check_gradients(grads, in, bound, out, grad_out, where);
-  check_saved<Op>(saved, g, where);
+  check_gradients(grads, in, mask, out, grad_out, where);
+  check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout), where);
 
   KeySide<Op, Real> keys(op, g, in.key);
-  const CallContext<Op, Real> c{op, g, bound, in, plan_call<Real>(op, g, options, 0, true),
+  const CallContext<Op, Real> c{op, g, bound, in, plan_call<Real>(op, g, bound, options, 0, true),
                                 Real(scale_of(op, g, options)), keys, options.dropout};
   BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
@@ -90,9 +94,8 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   keys.build(workers);
   for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
+  if (shared.sums_queries) set_zero(grads.query, workers);
   if (units > 0) {
-    // All scratch is allocated before the first panel: a worker that failed later would keep others
-    // waiting at its turnstiles.
     std::vector<Scratch<Real>> scratch;
     std::vector<std::unique_ptr<Worker>> ready;
     for (int w = 0; w < workers; ++w) {
@@ -101,8 +104,13 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
     }
     Dispenser dispenser(units);
     run_workers(workers, [&](int w) {
-      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-        ready[std::size_t(w)]->run(unit);
+      try {
+        for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
+          ready[std::size_t(w)]->run(unit);
+      } catch (...) {
+        shared.abandon();
+        throw;
+      }
     });
     if (grads.key.given())
       keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);

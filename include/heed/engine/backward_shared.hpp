@@ -42,6 +42,7 @@ struct BackwardShared {
   TensorView<const Real> out, grad_out;
   Gradients<Real> grads;
   VisitingOrder order;
+  bool sums_queries;            // is the gradient of query a sum over heads or maps?
   Turnstiles tiles;             // [family][tile]
   Turnstiles commits;           // one gate, in unit order
   std::vector<Real> dfeatures;     // laid out by KeySide::row()
@@ -56,6 +57,7 @@ struct BackwardShared {
         grad_out(grad_o),
         grads(to),
         order(visiting_order(c, to.bias.given())),
+        sums_queries(!reads_each_query_once(c.op.normaliser, c.geometry, Op::ReadoutType::uses_query)),
         tiles(order.families() * c.plan.tiles),
         commits(1) {
     const SideNeeds<Op>& needs = c.keys.needs();
@@ -66,6 +68,12 @@ struct BackwardShared {
     Index parameters = 0;
     for_each_param(c.op, [&](const char*, const auto& param) { parameters += param.size(); });
     zeros(dparams, parameters);
+  }
+
+  // For a worker that throws: the others must not wait for it.
+  void abandon() {
+    tiles.abandon();
+    commits.abandon();
   }
 
   [[nodiscard]] Index bytes() const {
@@ -90,12 +98,16 @@ struct BackwardShared {
   }
 
  private:
-  // Heads share rows where they read one key-value head, or where one row of bias serves them all.
+  // Heads share rows where they read one key-value head, or where one row of bias serves them all. Where a
+  // head may read any key-value head, all count as readers of one.
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const Shape& shape = c.mask.bias().shape();
-    return {g.batch, g.heads, c.groups_of(1), bias && shape.batch == 1 ? g.batch : Index(1),
-            bias && shape.heads == 1 ? g.heads : std::max<Index>(1, g.group())};
+    const bool all_heads = (bias && shape.heads == 1) || !reads_keys_by_group(c.op.normaliser, g);
+    const Index one_batch = 1, one_head = 1;  // a call without batches or heads has no family at all
+    return {g.batch, g.heads, c.groups_of(1),
+            std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),
+            std::max(one_head, all_heads ? g.heads : g.group())};
   }
 };
 

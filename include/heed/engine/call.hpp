@@ -3,6 +3,7 @@
 
 // The doors' types, and the one place where arguments are checked.
 
+#include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
@@ -14,6 +15,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,37 @@ struct Options {
   Dropout dropout = {};
 };
 
+// Which call it was: what backward() must share with the forward() that it follows.
+struct CallStamp {
+  std::string_view op;  // its type; empty before a call has succeeded
+  Geometry geometry;
+  double scale = 0;
+  Dropout dropout;
+  unsigned mask = 0;  // kinds of its parts, a bit each
+
+  template <class Op, class Real>
+  [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
+                                    const Dropout& dropout) {
+    unsigned kinds = 0, bit = 1;
+    for (const bool given : {!mask.bands.empty(), mask.key_lengths.has_value(), mask.allowed.given(),
+                             mask.bias.given(), mask.query_documents.has_value(), mask.slopes.has_value(),
+                             mask.soft_cap != Real(0)}) {
+      kinds |= given ? bit : 0;
+      bit <<= 1;
+    }
+    return {type_name<Op>(), g, scale, dropout, kinds};
+  }
+
+  // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
+  [[nodiscard]] std::string difference(const CallStamp& other) const;
+
+ private:
+  template <class Op>
+  [[nodiscard]] static std::string_view type_name() {
+    return __PRETTY_FUNCTION__;
+  }
+};
+
 // What backward needs of forward, and what forward can report. Filled when a pointer to one is given.
 template <class Real>
 struct Saved {
@@ -66,6 +99,8 @@ struct Saved {
   std::vector<std::string> diagnostic_names;
   // Result of the survey of readouts that look at all rows first.
   int global = 0;
+  // Of the call that filled it; set when that succeeds.
+  CallStamp stamp;
 
   // The rows of one diagnostic; throws std::invalid_argument for a name that the op does not report.
   [[nodiscard]] const std::vector<Real>& diagnostic(const std::string& name) const {
@@ -74,6 +109,31 @@ struct Saved {
     fail("Saved::diagnostic: the op reports no ", name);
   }
 };
+
+inline std::string CallStamp::difference(const CallStamp& other) const {
+  std::string text;
+  const auto unless_same = [&text](bool same, const auto&... parts) {
+    if (same || !text.empty()) return;
+    (detail::append(text, parts), ...);
+  };
+  const auto shapes = [](const Geometry& g) {
+    return Shape{g.batch, g.query_heads, g.len_q, g.dim_qk}.text() + " and " +
+           Shape{g.batch, g.kv_heads, g.len_kv, g.dim_v}.text();
+  };
+  unless_same(!op.empty(), "holds nothing: no forward() has filled it, or the last one threw");
+  unless_same(op == other.op, "is of a call of another op");
+  unless_same(geometry == other.geometry, "is of a call with query and value of shapes ", shapes(geometry),
+              ", these are ", shapes(other.geometry));
+  unless_same(scale == other.scale, "is of a call with scale ", scale, ", this one has ", other.scale);
+  unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ", dropout.seed,
+              ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
+  const char* names[] = {"bands", "key lengths", "a boolean mask", "a bias", "documents", "slopes", "a soft cap"};
+  for (unsigned i = 0; i < std::size(names); ++i)
+    unless_same((mask >> i & 1) == (other.mask >> i & 1), "is of a call ",
+                (mask >> i & 1) != 0 ? "with " : "without ", names[i], ", this one is ",
+                (mask >> i & 1) != 0 ? "without" : "with");
+  return text;
+}
 
 namespace detail {
 
@@ -88,6 +148,7 @@ void require_view(const TensorView<Real>& view, const char* name, const std::str
           " has shape ", s, ", extents must not be negative");
   (void)element_count(s, (where + ": " + name).c_str());
   if (!view.has_elements()) return;
+  (void)view.span();  // throws where an offset does not fit
   for (Index p = 0; p < view.pages(); ++p) {
     const Real* data = view.page(p).data();
     require(data != nullptr, where, ": ", name, " has a null pointer and shape ", s);
@@ -174,6 +235,7 @@ template <class Op, class Real>
           " heads cannot share ", k.heads, " kv_heads evenly");
   Geometry g{q.batch, heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim};
   op.validate(g, where.c_str());
+  require_sources(op.normaliser, g, where);
   const Index extra = op.extra_dim(g);
   if (extra > 0) {
     require(in.extra.given(), where, ": the op needs the input ", op.readout.extra_name(),

@@ -27,8 +27,15 @@ struct Door {
 
 }  // namespace detail
 
-// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. A row
-// that sees no key mixes to 0, with lse -infinity. `saved` receives what backward() needs.
+// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. `saved`
+// receives what backward() needs; after an exception it is of no use.
+//
+// A row that sees no key mixes to 0, with lse -infinity. Of what a mask hides nothing reaches a row, be it NaN
+// or infinite. Of visible pairs
+//   a score of -infinity has weight 0 beside a larger one, and is no part of the gradients of the scores;
+//   where all scores of a row are -infinity, or one is NaN or +infinity, the row of out and its lse are NaN, and
+//   so are the gradients of its query, of the keys and values that it sees, and of the parameters that it used;
+//   a value that is NaN or infinite shows in out, also at weight 0: 0 times infinity is NaN.
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
 template <AttentionOp Op>
 void forward(const Op& op, const Inputs<typename Op::Scalar>& in,

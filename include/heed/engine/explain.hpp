@@ -113,6 +113,13 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
             : "");
   if (!Score::plain && !HasScoreVjp<Score, Pack<Real>>)
     say("the score has no score_vjp: backward differentiates it by dual numbers");
+  const auto percent = [](double share) { return std::to_string(int(100 * share + 0.5)) + " %"; };
+  if (c.plan.wide_tile > 0)
+    say("tiles are ", c.plan.tile, " keys wide: the mask hides blocks, such tiles compute ", percent(c.plan.share),
+        " of the pairs, ", c.plan.wide_tile, " keys would compute ", percent(c.plan.wide_share));
+  else if (c.mask.has_allowed() && c.plan.share > 0.9)
+    say("the boolean mask hides hardly a whole block of ", c.plan.tile, " keys by ", c.plan.lanes,
+        " queries: hidden pairs are computed, too");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
   if (c.mask.soft_cap() != Real(0)) say("a soft cap takes a tanh per pair");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
@@ -138,6 +145,7 @@ template <AttentionOp Op>
   using Real = typename Op::Scalar;
   const bool back = pass == Pass::backward;
   op.validate(g, "heed::explain");
+  detail::require_sources(op.normaliser, g, "heed::explain");
   const BoundMask<Real> bound(mask, g, "heed::explain");
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
     Explanation folded =
@@ -146,7 +154,7 @@ template <AttentionOp Op>
     return folded;
   }
   KeySide<Op, Real> keys(op, g, {});
-  const CallContext<Op, Real> c{op, g, bound, {}, detail::plan_call<Real>(op, g, options, 0, back),
+  const CallContext<Op, Real> c{op, g, bound, {}, detail::plan_call<Real>(op, g, bound, options, 0, back),
                                 Real(scale_of(op, g, options)), keys, options.dropout};
   Explanation e;
   e.instruction_set = detail::instruction_set();

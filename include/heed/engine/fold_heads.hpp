@@ -11,24 +11,40 @@
 
 namespace heed::inline HEED_ABI::detail {
 
-// Not where a parameter, a table or an ALiBi slope belongs to a head, or a window hides the first keys; nor
-// with dropout, which is drawn by head and query.
-template <class Op, class Real>
-[[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<Real>& mask,
-                              const BoundMask<Real>& bound, const Dropout& dropout) {
-  bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads &&
-               !Op::ScoreType::has_table && !Op::ReadoutType::uses_own_rows && mask.slopes.empty() &&
-               dropout.rate == 0;
-  if (!folds) return false;
-  for_each_param(op, [&](const char*, const auto& param) { folds = folds && param.size() <= 1; });
-  for (Index b = 0; b < g.batch; ++b) folds = folds && bound.keys_of(b, 0).begin == 0;
-  return folds;
-}
-
 [[nodiscard]] inline Geometry fold_heads(Geometry g) {
   g.len_q = g.group();
   g.heads = g.query_heads = g.kv_heads;
   return g;
+}
+
+// Does every map read the same columns of the same rows, folded or not?
+template <class Normaliser>
+[[nodiscard]] bool sources_fold(const Normaliser& normaliser, const Geometry& g) {
+  const Geometry folded = fold_heads(g);
+  bool same = true;
+  for_each_source(normaliser, g, [&](Index h, int map, const Source& s) {
+    const Index kv = g.kv_head(h);
+    const Source f = normaliser.source(folded, kv, map);
+    same = same && s.query_head == h && s.kv_head == kv && f.query_head == kv && f.kv_head == kv &&
+           s.query_column == f.query_column && s.key_column == f.key_column && s.width == f.width;
+  });
+  return same;
+}
+
+// Where every part of the op promises to read no place, and what has a value per head has one for all. Not under
+// a window that hides the first keys; nor with ALiBi's slopes or dropout, which belong to heads.
+template <class Op, class Real>
+[[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<Real>& mask,
+                              const BoundMask<Real>& bound, const Dropout& dropout) {
+  if constexpr (!place_free<typename Op::ScoreType> || !place_free<typename Op::NormaliserType> ||
+                !place_free<typename Op::ReadoutType>)
+    return false;
+  bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads && !mask.slopes &&
+               dropout.rate == 0 && sources_fold(op.normaliser, g);
+  if (!folds) return false;
+  for_each_param(op, [&](const char*, const auto& param) { folds = folds && param.size() <= 1; });
+  for (Index b = 0; b < g.batch; ++b) folds = folds && bound.keys_of(b, 0).begin == 0;
+  return folds;
 }
 
 // The heads of `view` as rows; a view that serves all heads stays.
@@ -45,12 +61,14 @@ template <class U>
 template <class Real>
 [[nodiscard]] Mask<Real> fold_heads(Mask<Real> mask, const BoundMask<Real>& bound, const Geometry& g) {
   mask.bands.clear();
-  mask.key_lengths.clear();
-  for (Index b = 0; b < g.batch; ++b) mask.key_lengths.push_back(bound.keys_of(b, 0).end);
+  std::vector<Index> lengths;
+  for (Index b = 0; b < g.batch; ++b) lengths.push_back(bound.keys_of(b, 0).end);
+  mask.key_lengths = std::move(lengths);
   mask.allowed = fold_heads(mask.allowed, g);
   mask.bias = fold_heads(mask.bias, g);
+  if (!mask.query_documents) return mask;
   std::vector<Index> documents;
-  for (const Index document : mask.query_documents)
+  for (const Index document : *mask.query_documents)
     documents.insert(documents.end(), std::size_t(g.group()), document);
   mask.query_documents = std::move(documents);
   return mask;

@@ -103,6 +103,7 @@ class ForwardWorker {
 
  private:
   using My = ForwardPanel<Op, Real>;
+  static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
   [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
   // The panels of a key-value head's readers, head by head, in groups.
@@ -139,6 +140,8 @@ class ForwardWorker {
     for_tiles([&](My& my, const SeenTile& tile) { mix_streaming(my, tile); },
               [](My&, const SeenTile&) {});
     for (My& my : active()) {
+      for (Index i = 0; i < my.panel.place.rows; ++i)
+        if (my.state.sum[i] == Real(0) && my.panel.sees_any(i)) my.state.sum[i] = kNan;
       for (int v = 0; v < c_.plan.vectors; ++v) {
         const Pack<Real> factor = Normaliser::factor(my.state, v);
         for (Index col = 0; col < my.out.rows; ++col)
@@ -220,8 +223,19 @@ class ForwardWorker {
           mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
         },
         [](My&, const SeenTile&) {});
-    if (saved_)
-      for (My& my : active()) save_rows(my);
+    for (My& my : active()) {
+      for (Index i = 0; i < my.panel.place.rows; ++i)
+        if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
+      if (saved_) save_rows(my);
+    }
+  }
+
+  // All that query i of the panel has given is NaN: all visible scores of a map are -infinity or NaN.
+  void spoil_row(My& my, Index i) {
+    for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
+    for (int m = 0; m < kMaps; ++m)
+      if (my.panel.rows.max[m][i] == -kInfinity<Real>) my.panel.rows.lse[m][i] = kNan;
+    for (int d = 0; d < Normaliser::diagnostics; ++d) my.panel.rows.diagnostics[d * c_.plan.lanes + i] = kNan;
   }
 
   // out += V^T weights over one tile; `weigh` turns what it holds into those weights.
@@ -331,26 +345,14 @@ void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
   }
 }
 
-template <class Op>
-void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
+// A checked call. The folded heads of one query come here as a call of their own.
+template <class Op, class Real>
+void run_forward(const Op& op, const Geometry& g, const Inputs<Real>& in, const BoundMask<Real>& mask,
+                 const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
   using Worker = ForwardWorker<Op, Real>;
-  const std::string where = door_name("heed::forward", options.name);
-  const Geometry g = geometry_of(op, in, where);
-  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
-  require_apart(out, in.query, "out", "query", where);
-  require_apart(out, in.key, "out", "key", where);
-  require_apart(out, in.value, "out", "value", where);
-  require_apart(out, in.extra, "out", "extra", where);
-  require_apart(out, mask.bias, "out", "bias", where);
-  require_apart(out, mask.allowed, "out", "the boolean mask", where);
-  const BoundMask<Real> bound(mask, g, where.c_str());
-  if (heads_fold(op, g, mask, bound, options.dropout))
-    return forward(op, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
-                   fold_heads(mask, bound, g), fold_heads(out, g), saved, options);
   KeySide<Op, Real> keys(op, g, in.key);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
-  const CallContext<Op, Real> c{op, g, bound, in, plan_call<Real>(op, g, options, pages, false),
+  const CallContext<Op, Real> c{op, g, mask, in, plan_call<Real>(op, g, mask, options, pages, false),
                                 Real(scale_of(op, g, options)), keys, options.dropout};
   if (saved) prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
@@ -393,6 +395,31 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
       worker.read(target->global);
     });
   });
+}
+
+template <class Op>
+void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
+  const std::string where = door_name("heed::forward", options.name);
+  if (saved) saved->stamp = {};
+  const Geometry g = geometry_of(op, in, where);
+  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_apart(out, in.query, "out", "query", where);
+  require_apart(out, in.key, "out", "key", where);
+  require_apart(out, in.value, "out", "value", where);
+  require_apart(out, in.extra, "out", "extra", where);
+  require_apart(out, mask.bias, "out", "bias", where);
+  require_apart(out, mask.allowed, "out", "the boolean mask", where);
+  const BoundMask<Real> bound(mask, g, where.c_str());
+  if (heads_fold(op, g, mask, bound, options.dropout)) {
+    const Geometry folded = fold_heads(g);
+    const Mask<Real> folded_mask = fold_heads(mask, bound, g);
+    run_forward<Op, Real>(op, folded, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
+                          BoundMask<Real>(folded_mask, folded, where.c_str()), fold_heads(out, g), saved, options);
+  } else {
+    run_forward<Op, Real>(op, g, in, bound, out, saved, options);
+  }
+  if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout);
 }
 
 }  // namespace detail

@@ -10,6 +10,7 @@
 #include <heed/core/parallel.hpp>
 #include <heed/engine/call.hpp>
 #include <heed/engine/guard.hpp>
+#include <heed/engine/sources.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/transpose.hpp>
 
@@ -22,12 +23,13 @@ struct SideNeeds {
   static constexpr int maps = Op::NormaliserType::maps;
   static constexpr bool any = Score::query_features > 0 || Score::key_features > 0 ||
                               Score::has_projection || Score::has_table;
-  // Do the keys' side values depend on the query head that reads them?
-  static constexpr bool per_query_head = maps > 1 || Score::has_table;
 
   Index rank = 0, table_rows = 0;
+  // Do the keys' side values depend on the query head that reads them?
+  bool per_query_head;
 
-  explicit SideNeeds(const Op& op) {
+  SideNeeds(const Op& op, const Geometry& g)
+      : per_query_head(maps > 1 || Score::has_table || !detail::reads_keys_by_group(op.normaliser, g)) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
     if constexpr (Score::has_table) table_rows = op.score.table_size();
@@ -105,7 +107,7 @@ class KeySide {
   static constexpr int kFeatures = Score::key_features;
 
   KeySide(const Op& op, const Geometry& g, const TensorView<const Real>& key)
-      : op_(op), g_(g), key_(key), needs_(op) {
+      : op_(op), g_(g), key_(key), needs_(op, g) {
     if constexpr (Needs::any) {
       const Index rows = g.batch * heads() * Needs::maps * g.len_kv;
       features_.resize(std::size_t(rows * kFeatures));
@@ -167,10 +169,10 @@ class KeySide {
     if constexpr (kFeatures > 0 || Score::has_projection)
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
-        const Index readers = Needs::per_query_head ? g_.group() : 1;
-        for (Index r = 0; r < readers; ++r)
+        for (Index side = 0; side < heads(); ++side)
           for (int map = 0; map < Needs::maps; ++map)
-            chain_head(b, kv * g_.group() + r, map, dfeatures, dprojected, grad_key);
+            if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
+              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key);
       });
   }
 
@@ -181,14 +183,14 @@ class KeySide {
   [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
     return row(b, h, map, 0) * kFeatures + i * g_.len_kv + j;
   }
-  [[nodiscard]] Index heads() const { return Needs::per_query_head ? g_.heads : g_.kv_heads; }
-  [[nodiscard]] Index side_head(Index h) const { return Needs::per_query_head ? h : g_.kv_head(h); }
+  [[nodiscard]] Index heads() const { return needs_.per_query_head ? g_.heads : g_.kv_heads; }
+  [[nodiscard]] Index side_head(Index h) const { return needs_.per_query_head ? h : g_.kv_head(h); }
   [[nodiscard]] Real* table_data(Index h) {
     return tables_.data() + h * needs_.table_rows * g_.dim_qk;
   }
   // A query head that reads side head hf.
   [[nodiscard]] Index reader(Index hf) const {
-    return Needs::per_query_head ? hf : hf * g_.group();
+    return needs_.per_query_head ? hf : hf * g_.group();
   }
   [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
     return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);

@@ -91,14 +91,20 @@ struct RowScratch {
       diagnostics = scratch.take(Normaliser::diagnostics * lanes);
     }
   }
+  // After all scores: has lane i no number in one of its maps?
+  [[nodiscard]] bool saw_nothing(Index i) const {
+    bool nothing = false;
+    for (int m = 0; m < Normaliser::maps; ++m) nothing = nothing || max[m][i] == -kInfinity<Real>;
+    return nothing;
+  }
 };
 
 // The plan of a call; in backward a row normaliser keeps the gradients of a row's weights, too.
 template <class Real, class Op>
-[[nodiscard]] Plan plan_call(const Op& op, const Geometry& g, const Options& options,
-                             Index page_rows, bool backward) {
+[[nodiscard]] Plan plan_call(const Op& op, const Geometry& g, const BoundMask<Real>& mask,
+                             const Options& options, Index page_rows, bool backward) {
   const Index rows = RowScratch<Op, Real>::tiles(op, backward);
-  return make_plan<Real>(g, options, rows > 0 && backward ? rows + 1 : rows, page_rows, backward);
+  return make_plan<Real>(g, mask, options, rows > 0 && backward ? rows + 1 : rows, page_rows, backward);
 }
 
 struct SeenTile {
@@ -190,6 +196,18 @@ class Panel {
     if (seen_tile.kind == TileKind::full && at.rows < c_.plan.lanes)
       seen_tile.kind = TileKind::partial;
     return seen_tile;
+  }
+
+  // A hidden pair and a visible one of score -infinity both weigh nothing, so that what a row has seen of either
+  // cannot be told from its sum. If lane i has seen no finite score, is that since it sees none at all?
+  [[nodiscard]] bool sees_any(Index i) const {
+    return c_.mask.sees_any(place.batch, place.head, place.query + i);
+  }
+  // NaN in lane i of a tile from `key` on, where the pair is visible.
+  void spoil(const LaneTile<Real>& tile, Index i, Index key) const {
+    for (Index j = 0; j < tile.rows; ++j)
+      if (c_.mask.visible(place.batch, place.head, place.query + i, key + j))
+        tile.row(j)[i] = std::numeric_limits<Real>::quiet_NaN();
   }
 
   // marks: -infinity where a pair of the tile is hidden, else 0.

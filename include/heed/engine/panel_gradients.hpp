@@ -15,7 +15,7 @@ namespace heed::inline HEED_ABI::detail {
 // side for sums over all their queries.
 template <class Op, class Real>
 struct TileScratch {
-  Real *weights, *dscores;  // [group][tile][lanes]
+  Real *weights, *dscores;  // [group][tile][lanes], of streaming normalisers
   Real *q, *dout;           // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
   LaneTile<Real> marks, projected, dprojected;
   Real* projected_rows;  // finite copy of the panel's projected rows
@@ -67,12 +67,12 @@ class PanelGradients {
     };
     for (Map& map : maps_) {
       map.grad = QueryGrad<Op, Real>::take(c, scratch);
-      map.q_memory = &map == maps_.data() ? work.q + index * lanes * whole_vectors<Real>(g.dim_qk)
+      map.q_memory = &map == maps_.data() ? piece_at(work.q, index * lanes * whole_vectors<Real>(g.dim_qk))
                                           : take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
     }
-    dout_memory_ = work.dout + index * lanes * whole_vectors<Real>(g.dim_v);
+    dout_memory_ = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
     dout_clean_memory_ = take_rows(g.dim_v);
     dextra_ = take(c.op.extra_dim(g));
     dquery_ = take(PanelReadout<Op, Real>::query_dim(g));
@@ -162,20 +162,35 @@ class PanelGradients {
     }
   }
 
-  // After the last tile: gradients of the panel's rows; adds those of the score's parameters to
+  // After the last tile: gradients of the panel's rows but for query; adds those of the score's parameters to
   // `parameters` and those of its table to `table`.
   void finish(Op& parameters, Real* table) {
     for (int m = 0; m < kMaps; ++m) finish_map(m, parameters);
     if constexpr (Score::has_table) add_table(table);
     const TilePlace& place = panel_.place;
-    if (s_.grads.query.given() && dquery_.rows > 0)
-      add_unpacked_lanes(dquery_.data, dquery_.lanes, place.rows, dquery_.rows,
-                         s_.grads.query.row(place.batch, place.head, place.query),
-                         s_.grads.query.strides().row);
     if (s_.grads.extra.given() && dextra_.rows > 0)
       unpack_lanes(dextra_.data, dextra_.lanes, place.rows, dextra_.rows,
                    s_.grads.extra.row(place.batch, place.head, place.query),
                    s_.grads.extra.strides().row);
+  }
+
+  // After finish(): the gradient of query, which is added to rows that others add to where `sums_queries`.
+  void write_query_gradients() const {
+    if (!s_.grads.query.given()) return;
+    const TilePlace& place = panel_.place;
+    const Index stride = s_.grads.query.strides().row;
+    for (int m = 0; m < kMaps; ++m) {
+      const LaneTile<Real>& dq = maps_[std::size_t(m)].grad.dq;
+      const Source& source = panel_.query[std::size_t(m)].source();
+      Real* to = s_.grads.query.row(place.batch, source.query_head, place.query) + source.query_column;
+      if (s_.sums_queries)
+        add_unpacked_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
+      else
+        unpack_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
+    }
+    if (dquery_.rows > 0)
+      add_unpacked_lanes(dquery_.data, dquery_.lanes, place.rows, dquery_.rows,
+                         s_.grads.query.row(place.batch, place.head, place.query), stride);
   }
 
  private:
@@ -306,12 +321,6 @@ class PanelGradients {
         if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
         grad.dq.store(col, v, g);
       }
-    const Source& source = side.source();
-    if (s_.grads.query.given())
-      unpack_lanes(grad.dq.data, grad.dq.lanes, place.rows, grad.dq.rows,
-                   s_.grads.query.row(place.batch, source.query_head, place.query) +
-                       source.query_column,
-                   s_.grads.query.strides().row);
     double scalars[Score::scalars + 1];
     for (int i = 0; i < Score::scalars; ++i)
       scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);

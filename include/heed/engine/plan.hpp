@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tile sizes, scratch and workers of a call: a function of the shapes, so that results never depend on
+// Tile sizes, scratch and workers of a call: a function of shapes and mask, so that results never depend on
 // the number of threads.
 
 #include <heed/core/parallel.hpp>
 #include <heed/engine/call.hpp>
+#include <heed/engine/tile_choice.hpp>
 
 namespace heed::inline HEED_ABI {
 
@@ -25,6 +26,8 @@ struct Plan {
   Index tiles = 0;              // tiles of a whole row
   Index group = 1;              // panels that a worker takes through the tiles together
   Index panels = 0;             // panels per head
+  Index wide_tile = 0;          // keys per tile, had not the mask asked for fewer; 0 where it has not
+  double share = 0, wide_share = 0;  // of all pairs, that either computes; 0 where nobody looked
 
   [[nodiscard]] Index span_keys(bool streams, Index len_kv) const {
     return streams ? std::min(tile, len_kv) : len_kv;
@@ -57,8 +60,8 @@ template <class Real>
 // row_tiles: scratch tiles [len_kv][lanes] that a row normaliser keeps; 0 for streaming ones.
 // page_rows: what tiles must divide, 0 for memory in one piece.
 template <class Real>
-[[nodiscard]] Plan make_plan(const Geometry& g, const Options& options, Index row_tiles,
-                             Index page_rows, bool backward) {
+[[nodiscard]] Plan make_plan(const Geometry& g, const BoundMask<Real>& mask, const Options& options,
+                             Index row_tiles, Index page_rows, bool backward) {
   require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
           "Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
           kPanelVectors, "]");
@@ -80,9 +83,22 @@ template <class Real>
   }
   if (page_rows > 0 && plan.vectors == 3) plan.vectors = 2;  // tiles of three fill no page
   plan.lanes = plan.vectors * kLanes<Real>;
-  const Index wanted =
-      options.key_tile > 0 ? options.key_tile : detail::natural_tile<Real>(g, plan.lanes, backward);
-  plan.tile = std::max<Index>(1, (wanted + plan.lanes / 2) / plan.lanes) * plan.lanes;
+  const auto whole_panels = [&](Index keys) {
+    return std::max<Index>(1, (keys + plan.lanes / 2) / plan.lanes) * plan.lanes;
+  };
+  // No tile is wider than the row, nor a page.
+  const Index longest = (g.len_kv / plan.lanes + 1) * plan.lanes;
+  const Index most = page_rows > 0 ? page_rows : longest;
+  if (options.key_tile > 0) {
+    plan.tile = whole_panels(std::min(options.key_tile, most));
+  } else {
+    const Index natural = whole_panels(detail::natural_tile<Real>(g, plan.lanes, backward));
+    const detail::TileChoice choice = detail::choose_key_tile(mask, g, plan.lanes, std::min(natural, most));
+    plan.tile = whole_panels(choice.keys);
+    plan.share = choice.share;
+    plan.wide_share = choice.wide_share;
+    if (choice.keys < std::min(natural, most)) plan.wide_tile = std::min(natural, most);
+  }
   if (page_rows > 0)
     while (page_rows % plan.tile != 0) plan.tile -= plan.lanes;
   plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;

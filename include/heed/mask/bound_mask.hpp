@@ -27,40 +27,46 @@ class BoundMask {
   // Throws std::invalid_argument when a part does not fit the sizes. `where` starts its sentences.
   BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
     for (const Band& band : mask.bands) {
-      const Index shift = band.offset + shift_of(band.align);
-      if (band.left >= 0) from_ = std::max(from_, shift - band.left);
-      if (band.right >= 0) to_ = std::min(to_, shift + band.right);
+      const Index shift = shift_of(band.align);
+      if (band.left >= 0) from_ = std::max(from_, bound_at(band.offset, -band.left, shift));
+      if (band.right >= 0) to_ = std::min(to_, bound_at(band.offset, band.right, shift));
     }
+    hides_all_ = from_ > to_;
     slope_shift_ = shift_of(mask.slope_align);
+    require(mask.soft_cap >= Real(0) && mask.soft_cap <= std::numeric_limits<Real>::max(), where,
+            ": soft_cap is ", mask.soft_cap, ", it must be positive and finite, or 0 for none");
     check_lengths(where);
     check_broadcast(mask.allowed, "boolean mask", where);
     check_broadcast(mask.bias, "bias", where);
     check_documents(where);
-    require(mask.slopes.empty() || Index(mask.slopes.size()) == g.heads, where, ": alibi has ",
-            mask.slopes.size(), " slopes, there are ", g.heads, " heads");
-    for (std::size_t h = 0; h < mask.slopes.size(); ++h)
-      require(std::isfinite(mask.slopes[h]), where, ": alibi has slope ", mask.slopes[h], " for head ", h,
+    if (!mask.slopes) return;
+    const std::vector<Real>& slopes = *mask.slopes;
+    require(Index(slopes.size()) == g.heads, where, ": alibi has ", slopes.size(), " slopes, there are ",
+            g.heads, " heads");
+    for (std::size_t h = 0; h < slopes.size(); ++h)
+      require(std::isfinite(slopes[h]), where, ": alibi has slope ", slopes[h], " for head ", h,
               ", it must be finite");
   }
 
   [[nodiscard]] bool has_bias() const { return mask_.bias.given(); }
-  [[nodiscard]] bool has_slopes() const { return !mask_.slopes.empty(); }
+  [[nodiscard]] bool has_slopes() const { return mask_.slopes.has_value(); }
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
-  [[nodiscard]] bool has_documents() const { return !mask_.query_documents.empty(); }
-  [[nodiscard]] Real slope(Index h) const { return mask_.slopes[std::size_t(h)]; }
+  [[nodiscard]] bool has_documents() const { return mask_.query_documents.has_value(); }
+  [[nodiscard]] Real slope(Index h) const { return (*mask_.slopes)[std::size_t(h)]; }
   [[nodiscard]] Index slope_shift() const { return slope_shift_; }
   [[nodiscard]] Real soft_cap() const { return mask_.soft_cap; }
   [[nodiscard]] const TensorView<const Real>& bias() const { return mask_.bias; }
   [[nodiscard]] Index query_document(Index b, Index i) const {
-    return mask_.query_documents[std::size_t(b * g_.len_q + i)];
+    return (*mask_.query_documents)[std::size_t(b * g_.len_q + i)];
   }
   [[nodiscard]] Index key_document(Index b, Index j) const {
-    return mask_.key_documents[std::size_t(b * g_.len_kv + j)];
+    return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
   // Keys of batch b that a band and the key length leave to query i.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
-    const Index length = mask_.key_lengths.empty() ? g_.len_kv : mask_.key_lengths[std::size_t(b)];
+    if (hides_all_) return {};
+    const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
     return {std::clamp<Index>(i + from_, 0, length), std::clamp<Index>(i + to_ + 1, 0, length)};
   }
   // Keys that some query in [first, first + rows) may see.
@@ -94,6 +100,15 @@ class BoundMask {
            (!has_bias() || bias_row(b, h, i)[j] != -std::numeric_limits<Real>::infinity());
   }
 
+  // Does query i see any key?
+  [[nodiscard]] bool sees_any(Index b, Index h, Index i) const {
+    const KeyRange keys = keys_of(b, i);
+    if (!has_allowed() && !has_documents() && !has_bias()) return keys.size() > 0;
+    for (Index j = keys.begin; j < keys.end; ++j)
+      if (visible(b, h, i, j)) return true;
+    return false;
+  }
+
   // Kind of the tile of queries [first, first + rows) and keys [key, key + count), the bias aside:
   // a bias of -infinity is found when it is added.
   [[nodiscard]] TileKind classify(Index b, Index h, Index first, Index rows, Index key,
@@ -113,6 +128,12 @@ class BoundMask {
   [[nodiscard]] Index shift_of(Align align) const {
     return align == Align::bottom_right ? g_.len_kv - g_.len_q : 0;
   }
+  // offset + side + shift, at most kUnbounded in size: exact wherever a position can tell the difference.
+  [[nodiscard]] static Index bound_at(Index offset, Index side, Index shift) {
+    Index sum;
+    if (__builtin_add_overflow(offset, side, &sum)) sum = side > 0 ? 2 * kUnbounded : -2 * kUnbounded;
+    return std::clamp(std::clamp(sum, -2 * kUnbounded, 2 * kUnbounded) + shift, -kUnbounded, kUnbounded);
+  }
 
   [[nodiscard]] TileKind band_kind(Index b, Index first, Index rows, Index key, Index count) const {
     const KeyRange top = keys_of(b, first), bottom = keys_of(b, first + rows - 1);
@@ -123,8 +144,8 @@ class BoundMask {
 
   [[nodiscard]] TileKind document_kind(Index b, Index first, Index rows, Index key,
                                        Index count) const {
-    const Index* q = mask_.query_documents.data() + b * g_.len_q + first;
-    const Index* k = mask_.key_documents.data() + b * g_.len_kv + key;
+    const Index* q = mask_.query_documents->data() + b * g_.len_q + first;
+    const Index* k = mask_.key_documents->data() + b * g_.len_kv + key;
     const auto [q_min, q_max] = std::minmax_element(q, q + rows);
     const auto [k_min, k_max] = std::minmax_element(k, k + count);
     if (*q_max < *k_min || *k_max < *q_min) return TileKind::empty;
@@ -145,10 +166,10 @@ class BoundMask {
   }
 
   void check_lengths(const char* where) const {
-    if (mask_.key_lengths.empty()) return;
-    require(Index(mask_.key_lengths.size()) == g_.batch, where, ": key_lengths has ",
-            mask_.key_lengths.size(), " entries, the batch is ", g_.batch);
-    for (const Index length : mask_.key_lengths)
+    if (!mask_.key_lengths) return;
+    require(Index(mask_.key_lengths->size()) == g_.batch, where, ": key_lengths has ",
+            mask_.key_lengths->size(), " entries, the batch is ", g_.batch);
+    for (const Index length : *mask_.key_lengths)
       require(length >= 0 && length <= g_.len_kv, where, ": a key length is ", length,
               ", it must lie in [0, ", g_.len_kv, "]");
   }
@@ -167,19 +188,21 @@ class BoundMask {
   }
 
   void check_documents(const char* where) const {
-    if (mask_.query_documents.empty() && mask_.key_documents.empty()) return;
-    require(Index(mask_.query_documents.size()) == g_.batch * g_.len_q, where, ": documents has ",
-            mask_.query_documents.size(), " query ids, there are ", g_.batch * g_.len_q,
-            " (batch x len_q)");
-    require(Index(mask_.key_documents.size()) == g_.batch * g_.len_kv, where, ": documents has ",
-            mask_.key_documents.size(), " key ids, there are ", g_.batch * g_.len_kv,
-            " (batch x len_kv)");
+    if (!mask_.query_documents && !mask_.key_documents) return;
+    const auto check = [&](const std::optional<std::vector<Index>>& ids, Index count, const char* of) {
+      require(ids.has_value(), where, ": documents has no ", of, " ids, but those of the other side");
+      require(Index(ids->size()) == count, where, ": documents has ", ids->size(), " ", of, " ids, there are ",
+              count, " (batch x length)");
+    };
+    check(mask_.query_documents, g_.batch * g_.len_q, "query");
+    check(mask_.key_documents, g_.batch * g_.len_kv, "key");
   }
 
   const Mask<Real>& mask_;
   Geometry g_;
   // Band: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
+  bool hides_all_ = false;  // bands that leave no key to any query
   Index slope_shift_ = 0;
 };
 

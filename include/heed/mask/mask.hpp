@@ -32,31 +32,32 @@ struct Band {
 template <class Real>
 struct Mask {
   std::vector<Band> bands;
-  // Number of visible keys per batch; empty: all.
-  std::vector<Index> key_lengths;
+  // Number of visible keys per batch; not given: all.
+  std::optional<std::vector<Index>> key_lengths;
   // (batch or 1, heads or 1, len_q or 1, len_kv): true where visible.
   TensorView<const bool> allowed;
   // (batch or 1, heads or 1, len_q or 1, len_kv): added to the score; -infinity hides.
   TensorView<const Real> bias;
-  // One id per (batch, query) and (batch, key); pairs of different ids are hidden.
-  std::vector<Index> query_documents, key_documents;
+  // One id per (batch, query) and (batch, key); pairs of different ids are hidden. Given both or none.
+  std::optional<std::vector<Index>> query_documents, key_documents;
   // ALiBi: one slope per head.
-  std::vector<Real> slopes;
+  std::optional<std::vector<Real>> slopes;
   Align slope_align = Align::top_left;
   // Soft cap c: scale * q.k becomes c tanh(scale * q.k / c); 0 for none.
   Real soft_cap = Real(0);
 
   [[nodiscard]] friend Mask operator&(Mask a, const Mask& b) {
     a.bands.insert(a.bands.end(), b.bands.begin(), b.bands.end());
-    join(a.key_lengths, b.key_lengths, !a.key_lengths.empty(), !b.key_lengths.empty(),
-         "key_lengths");
+    const auto join_given = [](auto& to, const auto& from, const char* what) {
+      join(to, from, to.has_value(), from.has_value(), what);
+    };
+    join_given(a.key_lengths, b.key_lengths, "key_lengths");
     join(a.allowed, b.allowed, a.allowed.given(), b.allowed.given(), "a boolean mask");
     join(a.bias, b.bias, a.bias.given(), b.bias.given(), "bias");
-    join(a.query_documents, b.query_documents, !a.query_documents.empty(),
-         !b.query_documents.empty(), "documents");
-    if (!b.key_documents.empty()) a.key_documents = b.key_documents;
-    join(a.slopes, b.slopes, !a.slopes.empty(), !b.slopes.empty(), "alibi");
-    if (!b.slopes.empty()) a.slope_align = b.slope_align;
+    join_given(a.query_documents, b.query_documents, "documents");
+    join_given(a.key_documents, b.key_documents, "documents");
+    join_given(a.slopes, b.slopes, "alibi");
+    if (b.slopes) a.slope_align = b.slope_align;
     join(a.soft_cap, b.soft_cap, a.soft_cap != Real(0), b.soft_cap != Real(0), "soft_cap");
     return a;
   }

@@ -64,6 +64,7 @@ class Matrix {
 
   // Memory grows and never shrinks; contents are undefined afterwards. Throws std::bad_alloc.
   void resize(Index rows, Index columns) {
+    require(rows >= 0 && columns >= 0, "Matrix: ", rows, " x ", columns, ", neither may be negative");
     const Index count = checked_product(rows, columns, "Matrix");
     if (count > capacity_) {
       memory_ = Scratch<Real>(count);

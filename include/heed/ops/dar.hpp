@@ -50,6 +50,7 @@ struct DarScore : DarOptions {
   static constexpr int query_features = 2, key_features = 2;
   template <class U>
   using rebind = DarScore<U>;
+  using PlaceFree = DarScore;
   template <class S>
   using PairType = PairOf<DarScore, S>;
   template <class S>

@@ -21,6 +21,7 @@
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
 //   Options                       its options, one struct that does not depend on the scalar
+//   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/place_free.hpp)
 //   static constexpr bool uses_extra
 //   visit(f)                      f("name", Param<Real>&) for each parameter
 //   validate_lambda(geometry, where)
@@ -103,6 +104,7 @@ struct GivenLambda : DifferenceOptions {
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = GivenLambda<U>;
+  using PlaceFree = GivenLambda;
 
   Param<Real> lambda = Real(0.05);
 
@@ -142,6 +144,7 @@ struct ReparameterisedLambda : ReparameterisedOptions {
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = ReparameterisedLambda<U>;
+  using PlaceFree = ReparameterisedLambda;
   using Wide = std::conditional_t<std::is_same_v<Real, float>, double, Real>;
 
   Param<Real> lambda_q1, lambda_k1, lambda_q2, lambda_k2;
@@ -202,6 +205,7 @@ struct TokenLambda : TokenLambdaOptions {
   static constexpr bool uses_extra = true;
   template <class U>
   using rebind = TokenLambda<U>;
+  using PlaceFree = TokenLambda;
 
   template <class F>
   void visit(F&&) {}

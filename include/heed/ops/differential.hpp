@@ -46,6 +46,7 @@ struct Difference : Lambda {
   static constexpr int maps = 2, diagnostics = 0;
   template <class U>
   using rebind = Difference<U, typename Lambda::template rebind<U>>;
+  using PlaceFree = std::conditional_t<place_free<Lambda>, Difference, void>;
   using P = Pack<Real>;
 
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }

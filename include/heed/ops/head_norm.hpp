@@ -38,6 +38,7 @@ struct HeadNorm : PlainReadout, HeadNormOptions {
   using Options = HeadNormOptions;
   template <class U>
   using rebind = HeadNorm<U>;
+  using PlaceFree = HeadNorm;
   using P = Pack<Real>;
 
   Param<Real> weight;  // (dim_v), or empty

@@ -38,6 +38,7 @@ struct IntentGate : detail::GateReadout<Real> {
   static constexpr bool uses_extra = true;
   template <class U>
   using rebind = IntentGate<U>;
+  using PlaceFree = IntentGate;
 
   [[nodiscard]] static const char* extra_name() { return "intent"; }
   [[nodiscard]] Index extra_dim(const Geometry& g) const { return this->gate_dim(g); }

@@ -47,6 +47,7 @@ struct ResonantFlow : ResonantFlowOptions {
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = ResonantFlow<U>;
+  using PlaceFree = ResonantFlow;
 
   Param<Real> eta = Real(0.5);  // scalar or per head
 

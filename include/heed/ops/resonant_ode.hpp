@@ -40,6 +40,7 @@ struct ResonantScore : NoSideValues {
   static constexpr int key_features = 1;
   template <class U>
   using rebind = ResonantScore<U>;
+  using PlaceFree = ResonantScore;
 
   Param<Real> rho = Real(0.2);  // scalar or per head
 

@@ -10,8 +10,9 @@
 //   static constexpr int maps              score maps per output head (1 or 2)
 //   static constexpr int diagnostics       numbers per row that it reports; diagnostic_name(i)
 //   static constexpr bool uses_extra       reads the op's extra input, one number per row
-//   visit(f), validate(geometry, where)    as in plug/score.hpp
-//   source(geometry, h, map) -> Source     which head and columns feed map `map` of output head h
+//   visit(f), validate(geometry, where), PlaceFree        as in plug/score.hpp
+//   source(geometry, h, map) -> Source     which head and columns feed map `map` of output head h; heads and
+//                                          maps may read the same ones, their gradients are then summed
 //   query_heads(heads) -> Index            heads that the query tensor must have
 //   work_tiles(backward) -> Index          scratch tiles of the size of one map that it needs
 //   forward(block)                         block.scores[0] becomes the weights of the row
@@ -30,6 +31,7 @@
 
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
+#include <heed/plug/place_free.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/exp.hpp>
 

@@ -111,6 +111,7 @@ struct Identity : PlainReadout {
   static constexpr bool identity = true;
   template <class U>
   using rebind = Identity<U>;
+  using PlaceFree = Identity;
 
   void forward(const ReadoutPanel<Real>&) const {}
   void vjp(const ReadoutPanel<Real>& panel, Identity&) const {

@@ -13,6 +13,7 @@
 //   static constexpr bool has_projection   pair.projected is (q P).(k P) where projection() is given
 //   static constexpr bool has_table        pair.table is q . table_row(category of the key)
 //   visit(f)                               f("name", Param<Real>&) for each parameter, same order always
+//   using PlaceFree                        optional: reads no position, no head (plug/place_free.hpp)
 //   validate(geometry, where)              throws std::invalid_argument with one clear sentence
 //   scalar(i, h) -> Real                   value of p[i] for head h
 //   chain_scalars(h, dp, grad)             adds the gradients of scalar 0..scalars-1 to `grad`, an
@@ -34,6 +35,7 @@
 
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
+#include <heed/plug/place_free.hpp>
 #include <heed/plug/tile.hpp>
 
 #include <array>
@@ -79,6 +81,7 @@ struct DotScore : NoSideValues {
   static constexpr int scalars = 0;
   template <class U>
   using rebind = DotScore<U>;
+  using PlaceFree = DotScore;
 
   template <class F>
   void visit(F&&) {}

@@ -57,6 +57,7 @@ struct Softmax {
   static constexpr bool uses_extra = false;
   template <class U>
   using rebind = Softmax<U>;
+  using PlaceFree = Softmax;
   using P = Pack<Real>;
 
   template <class F>

@@ -28,6 +28,7 @@ namespace heed::inline HEED_ABI {
 struct Dropout {
   double rate = 0;         // in [0, 1): the share that becomes 0; the others are divided by 1 - rate
   std::uint64_t seed = 0;  // the same one drops the same pairs
+  bool operator==(const Dropout&) const = default;
 
   [[nodiscard]] bool valid() const { return rate >= 0 && rate < 1; }
   // Keys of the rows of a head: number i is that of query i.

@@ -5,6 +5,7 @@
 
 #include <heed/core/error.hpp>
 
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -35,6 +36,7 @@ class Scratch {
   // The next `count` uninitialised elements, aligned to a cache line.
   [[nodiscard]] Real* take(Index count) {
     const Index at = used_;
+    if (count > kMost - used_) throw std::bad_alloc();  // no memory holds that many
     used_ += padded(count);
     if (!memory_) return nullptr;
     if (used_ > capacity_) throw std::logic_error("Scratch: more taken than was sized");
@@ -45,6 +47,7 @@ class Scratch {
   [[nodiscard]] Index used() const { return used_; }
 
  private:
+  static constexpr Index kMost = std::numeric_limits<Index>::max() / Index(sizeof(Real)) - Index(alignment);
   // What take(count) consumes: whole cache lines.
   [[nodiscard]] static constexpr Index padded(Index count) {
     constexpr Index line = Index(alignment / sizeof(Real));
@@ -53,6 +56,12 @@ class Scratch {
   Real* memory_ = nullptr;  // <memory> would double the compile time of an op
   Index capacity_ = 0, used_ = 0;
 };
+
+// The piece at `offset` of what a Scratch gave; null stays null where it counts.
+template <class Real>
+[[nodiscard]] Real* piece_at(Real* memory, Index offset) {
+  return memory ? memory + offset : nullptr;
+}
 
 // Elements that `build(scratch)` takes.
 template <class Real, class Build>

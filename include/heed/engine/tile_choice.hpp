@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How wide tiles of keys should be under a mask that hides pairs in blocks: a tile is skipped where it is hidden as
+// a whole, and wide ones straddle more blocks.
+
+#include <heed/mask/bound_mask.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace heed::inline HEED_ABI::detail {
+
+struct TileChoice {
+  Index keys = 0;         // per tile
+  double share = 0;       // of all pairs, that such tiles compute; 0 where there was nothing to look at
+  double wide_share = 0;  // the same of tiles of the width that was offered
+};
+
+// Which of the blocks of kTileBlock keys some query of a panel sees.
+inline constexpr Index kTileBlock = 64;
+template <class Real>
+[[nodiscard]] std::vector<char> seen_blocks(const BoundMask<Real>& mask, const Geometry& g, Index b, Index h,
+                                            Index first, Index rows) {
+  std::vector<char> seen;
+  for (Index j = 0; j < g.len_kv; j += kTileBlock)
+    seen.push_back(mask.classify(b, h, first, rows, j, std::min(kTileBlock, g.len_kv - j)) != TileKind::empty);
+  return seen;
+}
+
+// Keys in those tiles of `tile` keys that hold a seen block.
+[[nodiscard]] inline double computed_keys(const std::vector<char>& seen, Index tile) {
+  const std::ptrdiff_t step = tile / kTileBlock;
+  double keys = 0;
+  for (auto from = seen.begin(); from < seen.end();) {
+    const auto to = seen.end() - from > step ? from + step : seen.end();
+    if (std::find(from, to, char(1)) != to) keys += double((to - from) * kTileBlock);
+    from = to;
+  }
+  return keys;
+}
+
+// `wide` keys per tile, or the half, the quarter ... of them that saves a tenth of the work; at least kTileBlock,
+// a multiple of `lanes`. A function of shapes and mask, of which it looks at a few panels of `lanes` queries.
+template <class Real>
+[[nodiscard]] TileChoice choose_key_tile(const BoundMask<Real>& mask, const Geometry& g, Index lanes, Index wide) {
+  constexpr Index kLooks = 16;
+  constexpr double kTileCost = 16;  // of a tile by itself, in keys
+  TileChoice best{wide, 0, 0};
+  const Index panels = (g.len_q + lanes - 1) / lanes, all = g.batch * g.heads * panels;
+  if (all == 0 || g.len_kv <= kTileBlock || !(mask.has_allowed() || mask.has_documents())) return best;
+  std::vector<std::vector<char>> looks;
+  for (Index i = 0; i < std::min(kLooks, all); ++i) {
+    const Index unit = i * all / std::min(kLooks, all), first = unit % panels * lanes;
+    looks.push_back(seen_blocks(mask, g, unit / panels / g.heads, unit / panels % g.heads, first,
+                                std::min(lanes, g.len_q - first)));
+  }
+  const auto share = [&](Index tile) {
+    double keys = 0;
+    for (const auto& seen : looks) keys += computed_keys(seen, tile);
+    return keys / double(Index(looks.size()) * Index(looks[0].size()) * kTileBlock);
+  };
+  const auto cost = [&](Index tile, double computed) { return computed * (1 + kTileCost / double(tile)); };
+  best.share = best.wide_share = share((wide + kTileBlock - 1) / kTileBlock * kTileBlock);
+  double least = 0.9 * cost(wide, best.share);
+  for (Index tile = 256; tile >= std::max(kTileBlock, lanes); tile /= 2) {
+    const double computed = share(tile);
+    if (tile >= wide || cost(tile, computed) >= least) continue;
+    least = cost(tile, computed);
+    best.keys = tile;
+    best.share = computed;
+  }
+  return best;
+}
+
+}  // namespace heed::inline HEED_ABI::detail
