@@ -27,6 +27,9 @@ TEST_CASE("float gradients of shared keys and values are sums over the heads of 
           "[conformance]") {
   check_groups<float, kNeeds>();
 }
+TEST_CASE("gradients of one query of grouped heads agree with the tape under every mask", "[conformance]") {
+  check_one_query<float, kNeeds>();
+}
 TEST_CASE("float gradients go to any outer strides and any aligned address", "[conformance]") {
   check_layouts<float, kNeeds>();
 }

@@ -28,6 +28,9 @@ TEST_CASE("gradients of shared keys and values are sums over the heads of a grou
           "[conformance]") {
   check_groups<double, kNeeds>();
 }
+TEST_CASE("gradients of one query of grouped heads agree with the tape under every mask", "[conformance]") {
+  check_one_query<double, kNeeds>();
+}
 TEST_CASE("gradients go to any outer strides and any aligned address", "[conformance]") {
   check_layouts<double, kNeeds>();
 }

@@ -12,8 +12,9 @@ constexpr Needs kNeeds{.twin = true, .naive = true};
 
 // f(runner, call) for every variant that can run on `g`.
 template <class T, class F>
-void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense) {
-  for (const Runner<T>& runner : all_runners<T, kNeeds>(g)) {
+void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense,
+               bool per_head = true) {
+  for (const Runner<T>& runner : all_runners<T, kNeeds>(g, per_head)) {
     Call<T> call = random_call<T>(runner.geometry, runner.extra_dim, seed, layout);
     f(runner, call);
   }
@@ -84,15 +85,15 @@ TEMPLATE_TEST_CASE("forward agrees with the slow twin under every mask", "[confo
 TEMPLATE_TEST_CASE("one query of grouped heads agrees with the slow twin under every mask and layout",
                    "[conformance]", float, double) {
   for (const MaskCase<TestType>& mask : mask_cases<TestType>())
-    for (const Layout layout : {Layout::dense, Layout::bthd})
+    for (const bool per_head : {false, true})
       for_calls<TestType>(
           geometry(2, 6, 2, 1, 40, 8, 8),
           [&](const auto& runner, auto& call) {
-            INFO("mask: " << mask.name);
+            INFO("mask: " << mask.name << (per_head ? ", a parameter per head" : ""));
             call.mask = mask.make(call.geometry);
             check_forward_in_tiles(runner, call);
           },
-          2, layout);
+          2, per_head ? Layout::bthd : Layout::dense, per_head);
 }
 
 TEMPLATE_TEST_CASE("the scale may be any number, 0 and negative ones included", "[conformance]", float,

@@ -9,8 +9,9 @@ namespace heed_test {
 
 // f(runner, call) for every variant that can run on `g`.
 template <class T, Needs needs, class F>
-void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense) {
-  for (const Runner<T>& runner : all_runners<T, needs>(g)) {
+void for_calls(const Geometry& g, F&& f, std::uint64_t seed = 1, Layout layout = Layout::dense,
+               bool per_head = true) {
+  for (const Runner<T>& runner : all_runners<T, needs>(g, per_head)) {
     Call<T> call = random_call<T>(runner.geometry, runner.extra_dim, seed, layout);
     f(runner, call);
   }
@@ -63,6 +64,23 @@ void check_groups() {
       take_turns(call, std::uint64_t(kv_heads));
       check_backward(runner, call);
     });
+}
+
+// As in decoding: forward may have computed the heads of a group as rows of one head, backward does not.
+template <class T, Needs needs>
+void check_one_query() {
+  std::uint64_t turn = 0;
+  for (const MaskCase<T>& mask : mask_cases<T>())
+    for (const bool per_head : {false, true})
+      for_calls<T, needs>(
+          geometry(2, 6, 2, 1, 35, 4, 4),
+          [&](const auto& runner, auto& call) {
+            INFO("mask: " << mask.name << (per_head ? ", a parameter per head" : ""));
+            call.mask = mask.make(call.geometry);
+            take_turns(call, ++turn);
+            check_backward(runner, call);
+          },
+          2, Layout::dense, per_head);
 }
 
 template <class T, Needs needs>

@@ -238,13 +238,21 @@ template <class T>
 
 }  // namespace detail
 
-// The variants, and modes of them that the list leaves at their defaults.
+// The variants, and modes of them that the list leaves at their defaults. Parameters have a value per head, or
+// one for all: heads that differ in nothing may be computed as rows of one.
 template <class T, Needs needs = Needs{}>
-[[nodiscard]] std::vector<Runner<T>> all_runners(const Geometry& g) {
-  std::vector<Runner<T>> all = runners<T, needs>(g);
+[[nodiscard]] std::vector<Runner<T>> all_runners(const Geometry& g, bool per_head = true) {
+  std::vector<Runner<T>> all = runners<T, needs>(g, per_head);
   const auto add = [&]<class Op>(const char* name, Op op) {
-    all.push_back(make_runner<T, needs>(heed::Variant<Op>{name, "", g, std::move(op)}));
+    all.push_back(make_runner<T, needs>(heed::Variant<Op>{name, "", g, std::move(op)}, per_head));
   };
+  for (const auto& [name, pairing] :
+       {std::pair{"differential-apart", heed::HeadPairing::halves_apart},
+        {"differential-repeated", heed::HeadPairing::halves_repeated_keys}}) {
+    heed::Differential<T> op;
+    op.normaliser.pairing = pairing;
+    if (g.dim_qk % 2 == 0) add(name, op);
+  }
   heed::Dar<T> low_rank;
   low_rank.score.basis = detail::reflected_basis<T>(g.dim_qk, (g.dim_qk + 1) / 2);
   add("dar-low-rank", low_rank);

@@ -184,15 +184,17 @@ class BackwardWorker {
   void add_together(const VisitingOrder::Visit& visit, Index t) {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
     const TilePlace& at = panels_[0].seen.at;
-    const Index lanes = c_.plan.lanes, kv = c_.geometry.kv_head(at.head);
-    const auto add = [&](const Real* weights, const Real* rows, Index columns, const TensorView<Real>& to) {
+    const Source& source = panels_[0].panel.query[0].source();
+    const Index lanes = c_.plan.lanes;
+    const auto add = [&](const Real* weights, const Real* rows, Index columns, const TensorView<Real>& to,
+                         Index kv_head, Index column) {
       if (!to.given()) return;
       gemm_add(at.keys, active_ * lanes, columns,
                Broadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
-               whole_vectors<Real>(columns), to.row(at.batch, kv, at.key), to.strides().row);
+               whole_vectors<Real>(columns), to.row(at.batch, kv_head, at.key) + column, to.strides().row);
     };
-    add(work_.dscores, work_.q, c_.geometry.dim_qk, s_.grads.key);
-    add(work_.weights, work_.dout, c_.geometry.dim_v, s_.grads.value);
+    add(work_.dscores, work_.q, source.width, s_.grads.key, source.kv_head, source.key_column);
+    add(work_.weights, work_.dout, c_.geometry.dim_v, s_.grads.value, c_.geometry.kv_head(at.head), 0);
   }
 
   [[nodiscard]] WeighedTile weigh_tile(My& my, const SeenTile& seen) {

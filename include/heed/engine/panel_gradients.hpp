@@ -58,7 +58,7 @@ class PanelGradients {
   // index: of the panel in its group.
   PanelGradients(const Context& c, BackwardShared<Op, Real>& shared, const Panel<Op, Real>& panel,
                  const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
-      : c_(c), s_(shared), panel_(panel), work_(work) {
+      : c_(c), s_(shared), panel_(panel), work_(work), index_(index) {
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
@@ -67,8 +67,7 @@ class PanelGradients {
     };
     for (Map& map : maps_) {
       map.grad = QueryGrad<Op, Real>::take(c, scratch);
-      map.q_memory = &map == maps_.data() ? piece_at(work.q, index * lanes * whole_vectors<Real>(g.dim_qk))
-                                          : take_rows(g.dim_qk);
+      map.q_memory = &map == maps_.data() ? nullptr : take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
     }
@@ -233,6 +232,8 @@ class PanelGradients {
     const auto& side = panel_.query[std::size_t(m)];
     const Index width = side.source().width, rows = panel_.place.rows;
     map.grad.clear(width);
+    // Those of map 0 stand beside those of the other panels of the group.
+    if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
     map.q = padded_copy({side.query_rows(), rows, width, c_.in.query.strides().row}, row_factor(),
                         map.q_memory);
     finite_ = finite_ && all_finite(map.q);
@@ -353,6 +354,7 @@ class PanelGradients {
   BackwardShared<Op, Real>& s_;
   const Panel<Op, Real>& panel_;
   const TileScratch<Op, Real>& work_;
+  Index index_;
   std::array<Map, kMaps> maps_;
   LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
   Rows<Real> dout_, dout_clean_;
