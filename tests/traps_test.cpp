@@ -114,16 +114,32 @@ TEST_CASE("a resonance strength of 100 gives numbers", "[traps]") {
 }
 
 TEST_CASE("a huge hidden key does not take the maximum's place", "[traps]") {
-  for_calls(geometry(1, 2, 1, 33, 33, 4, 4), [](const auto& runner, auto& call) {
-    if (runner.reads_own_rows) return;  // its gate sees the key
-    call.mask = owned(heed::key_lengths<float>({29}));
-    const auto clean = forward(runner, call);
-    for (const float huge : {1e18f, 1e30f, 3e38f}) {
-      for (Index j = 29; j < 33; ++j)
-        for (Index c = 0; c < call.key.shape().dim; ++c) call.key(0, 0, j, c) = huge;
-      CHECK(same_bits(forward(runner, call).out.dense(), clean.out.dense()));
-    }
-  });
+  // Keys from 29 on are hidden pair by pair, in tiles that hold visible ones, so that they are scored. (Key lengths
+  // would cut them off before.)
+  const auto early = [](Index, Index, Index, Index j) { return j < 29; };
+  const std::pair<const char*, OwnedMask<float>> masks[] = {
+      {"boolean", boolean_mask<float>({1, 1, 33, 33}, early)},
+      {"boolean per key", boolean_mask<float>({1, 1, 1, 33}, early)},
+      {"causal", owned(heed::causal<float>())},
+      {"documents", owned(heed::documents<float>(std::vector<Index>(33, 1), [] {
+         std::vector<Index> keys(33, 1);
+         std::fill(keys.begin() + 29, keys.end(), 2);
+         return keys;
+       }()))}};
+  for (const auto& [name, mask] : masks)
+    for_calls(geometry(1, 2, 1, 33, 33, 4, 4), [&](const auto& runner, auto& call) {
+      if (runner.reads_own_rows) return;  // its gate sees the key
+      INFO("mask: " << name);
+      call.mask = mask;
+      const auto clean = forward(runner, call);
+      for (const float huge : {1e18f, 1e30f, 3e38f, kInf}) {
+        for (Index j = 29; j < 33; ++j)
+          for (Index c = 0; c < call.key.shape().dim; ++c) call.key(0, 0, j, c) = huge;
+        const auto result = forward(runner, call);
+        for (Index h = 0; h < 2; ++h)  // under the causal mask the last rows see those keys
+          for (Index i = 0; i < 29; ++i) CHECK(same_bits(row(result.out, 0, h, i), row(clean.out, 0, h, i)));
+      }
+    });
 }
 
 TEST_CASE("the first step of the resonant flow is the softmax of eta times the drive", "[traps]") {
@@ -250,22 +266,31 @@ TEST_CASE("tiles that a bias of -infinity hides leave -infinity minus -infinity 
 }
 
 TEST_CASE("an infinite logit of a hidden pair is never multiplied by 0", "[traps]") {
-  // Hidden keys of 3e38 give infinite logits, and infinite minus infinite ones.
-  for_calls(geometry(1, 2, 1, 20, 33, 4, 4), [](const auto& runner, auto& call) {
-    call.mask = owned(heed::key_lengths<float>({18}) & heed::soft_cap<float>(5.0f));
-    const auto clean = forward(runner, call);
-    const Named clean_grads = backward(runner, call, clean);
-    for (Index j = 18; j < 33; ++j)
-      for (Index c = 0; c < call.key.shape().dim; ++c) {
-        call.key(0, 0, j, c) = c % 2 == 0 ? 3e38f : kInf;
-        if (c < 4) call.value(0, 0, j, c) = kInf;
-      }
-    const auto result = forward(runner, call);
-    CHECK(same_bits(result.out.dense(), clean.out.dense()));
-    const Named grads = backward(runner, call, result);
-    for (std::size_t t = 0; t < grads.size(); ++t) {
-      INFO("gradient of " << grads[t].name);
-      CHECK(same_bits(grads[t].values, clean_grads[t].values));
-    }
-  });
+  // Hidden keys of 3e38 give infinite logits, and infinite minus infinite ones. Every query's panel scores them, but
+  // for those that the causal mask leaves out with their whole tile.
+  const auto early = [](Index, Index, Index, Index j) { return j < 20; };
+  const std::pair<const char*, OwnedMask<float>> masks[] = {
+      {"boolean", boolean_mask<float>({1, 1, 20, 33}, early)},
+      {"boolean per key", boolean_mask<float>({1, 1, 1, 33}, early)},
+      {"causal", owned(heed::causal<float>())}};
+  for (const auto& [name, mask] : masks)
+    for (const bool capped : {true, false})
+      for_calls(geometry(1, 2, 1, 20, 33, 4, 4), [&](const auto& runner, auto& call) {
+        INFO("mask: " << name << (capped ? ", soft cap" : ""));
+        call.mask = capped ? mask & owned(heed::soft_cap<float>(5.0f)) : mask;
+        const auto clean = forward(runner, call);
+        const Named clean_grads = backward(runner, call, clean);
+        for (Index j = 20; j < 33; ++j)
+          for (Index c = 0; c < call.key.shape().dim; ++c) {
+            call.key(0, 0, j, c) = c % 2 == 0 ? 3e38f : kInf;
+            if (c < 4) call.value(0, 0, j, c) = kInf;
+          }
+        const auto result = forward(runner, call);
+        CHECK(same_bits(result.out.dense(), clean.out.dense()));
+        const Named grads = backward(runner, call, result);
+        for (std::size_t t = 0; t < grads.size(); ++t) {
+          INFO("gradient of " << grads[t].name);
+          CHECK(same_bits(grads[t].values, clean_grads[t].values));
+        }
+      });
 }

@@ -60,6 +60,8 @@ struct LagrangeFlow {
       });
   }
 
+  // x, but NaN for a row whose drives are not all finite.
+  [[nodiscard]] P or_nan(P x) const { return select(mean == mean, x, mean); }
   // D_j - mean D of a visible entry.
   [[nodiscard]] P deviation(P d) const { return (d - top) - mean; }
   [[nodiscard]] P weight(P d, Real w) const {
@@ -79,9 +81,8 @@ inline void resonant_lagrange_forward(const RowBlock<Real>& block, int v, const 
     largest = max(largest, math::absolute(deviation));
     flow.drive.store(j, flow.weight(d, Real(gain.w)));
   }
-  const P lse = select(flow.share == P(Real(0)), P(-kInfinity<Real>), P(Real(0)));
-  const P residual = largest * Real(std::abs(gain.last_step));
-  report(block, v, lse, select(flow.mean == flow.mean, residual, flow.mean));
+  const P lse = select(flow.share == P(Real(0)), P(-kInfinity<Real>), flow.or_nan(P(Real(0))));
+  report(block, v, lse, flow.or_nan(largest * Real(std::abs(gain.last_step))));
 }
 
 // Returns the lane-wise gradient of eta.
@@ -95,11 +96,12 @@ template <class Real>
   const P mean = flow.share * sum_over_keys<Real>(flow.keys, [&](Index j) {
     return select(is_hidden(flow.drive.load(j)), P(Real(0)), dweights.load(j));
   });
+  const P slope = flow.or_nan(Real(gain.w));
   const P dot = sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j);
     const P x = select(is_hidden(d), P(Real(0)), dweights.load(j) - mean);
     weights.store(j, flow.weight(d, Real(gain.w)));  // may lie where dweights lies
-    dscores.store(j, x * Real(gain.w));
+    dscores.store(j, select(is_hidden(d), P(Real(0)), x * slope));
     return select(is_hidden(d), P(Real(0)), x * flow.deviation(d));
   });
   return dot * Real(gain.slope);
