@@ -118,18 +118,23 @@ struct DarScore : DarOptions {
   [[nodiscard]] S cosine(const PairType<S>& pair) const {
     return angle_dot(pair) * pair.query[0] * pair.key[0];
   }
+  // c'_ij, which the gate compares with rho
+  template <class S>
+  [[nodiscard]] S gate_input(const PairType<S>& pair) const {
+    return resonance_gate().input(cosine<S>(pair));
+  }
   // r_ij
   template <class S>
   [[nodiscard]] S resonance(const PairType<S>& pair, const Scalars<S>& p) const {
-    const ResonanceGate form = resonance_gate();
-    return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
+    return resonance_gate().value(gate_input<S>(pair), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // What reports say of a pair.
+  // What reports say of a pair: r, and 1 where c' crosses the vigilance (ops/dar_gate.hpp), else 0.
   static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
   [[nodiscard]] std::array<double, 2> measure(const PairType<double>& pair,
                                               const Scalars<double>& p) const {
-    return {resonance<double>(pair, p), cosine<double>(pair) > p[1] ? 1.0 : 0.0};
+    return {resonance<double>(pair, p),
+            ResonanceGate::crosses(gate_input<double>(pair), p[1]) ? 1.0 : 0.0};
   }
 
   template <class S>

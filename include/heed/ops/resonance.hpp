@@ -9,7 +9,8 @@
 //
 // Shapes   query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk),
 //          map (batch, heads, len_q, len_kv)
-// Bounds   c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares with rho.
+// Bounds   c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares with rho. For the
+//          static gate, and no other, the pairs that cross are those of r > 1/2 (ops/dar_gate.hpp).
 //          The statistics have the same bits for any number of threads.
 // Errors   std::invalid_argument on sizes that do not fit.
 // Source   "Attention with Differentiable Adaptive Resonance", section 9.
@@ -142,7 +143,6 @@ class ResonanceBlock {
       score_.key_features_of(k_.row(v), key_features[v].data());
     ScalarsOf<DarScore<Real>, P> p;
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = score_.scalar(int(i), h);
-    const ResonanceGate gate = score_.resonance_gate();
     for (int v = 0; v < kPanelVectors; ++v) {
       PairOf<DarScore<Real>, P> pair;
       score_.query_features_of(q_.row(v), pair.query.data());
@@ -151,7 +151,7 @@ class ResonanceBlock {
         for (std::size_t f = 0; f < 2; ++f) pair.key[f] = features[f].lane(int(r % kLanes<Real>));
         pair.dot = dots_.load(r, v);
         if (rank() > 0) pair.projected = projected_dots_.load(r, v);
-        input_.store(r, v, gate.input(score_.cosine(pair)));
+        input_.store(r, v, score_.gate_input(pair));
         resonance_.store(r, v, score_.resonance(pair, p));
       }
     }
@@ -285,7 +285,7 @@ template <ResonantOp Op, class Real = typename Op::Scalar>
         block.run(b, h, first, [&](const auto& tile) {
           tile.for_each_visible(bound, [&](Index, Index, Real r, Real input) {
             sums.resonance += double(r);
-            sums.crossings += input > rho;
+            sums.crossings += ResonanceGate::crosses(input, rho);
             ++sums.pairs;
           });
         });
