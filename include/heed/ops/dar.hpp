@@ -26,10 +26,13 @@
 //           ZeroNorm::safe takes the cosine of a zero row for the constant 0, gradient 0.
 // Ranges    that serve: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
 //           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
+// Learning  keep_in_range() (core/interval.hpp) after a step: sharpness stays positive; of a converged gate,
+//           feedback shrinks until contraction() < 1.
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2 to 7 and 11. Differs in
 //           hiding fully masked rows and in computing dlambda at lambda = 0.
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
+#include <heed/core/interval.hpp>
 #include <heed/ops/dar_features.hpp>
 #include <heed/ops/dar_gate.hpp>
 #include <heed/plug/attention.hpp>
@@ -65,6 +68,23 @@ struct DarScore : DarOptions {
     f("sharpness", sharpness);
     f("feedback", feedback);
   }
+  template <class F>
+  void visit_ranges(F&& f) {
+    f("strength", strength, Interval{});
+    f("vigilance", vigilance, Interval{});
+    f("sharpness", sharpness, positive_numbers());
+    f("feedback", feedback, Interval{});
+  }
+  // Feedback that takes contraction() of the converged gate to 1 or beyond shrinks to kLargestSlope.
+  void keep_jointly() {
+    if (!converged || !(contraction() >= 1.0)) return;
+    for (Index h = 0; h < std::max(sharpness.size(), feedback.size()); ++h) {
+      const double slope = double(sharpness.head(h)) * resonance_gate().steepness();
+      Real& beta = feedback.head(h);
+      if (slope * std::abs(double(beta)) >= 1.0)
+        beta = Real(std::copysign(kLargestSlope / slope, double(beta)));
+    }
+  }
   // What is not learnable, and yet must be converted with the rest.
   template <class F>
   void visit_fixed(F&& f) {
@@ -87,15 +107,7 @@ struct DarScore : DarOptions {
   }
 
   void validate(const Geometry& g, const char* where) const {
-    const_cast<DarScore*>(this)->visit([&](const char* name, const Param<Real>& p) {
-      require_per_head(p, g.heads, where, name);
-      for (Index i = 0; i < p.size(); ++i)
-        require(std::isfinite(plain_value(p[i])), where, ": ", name, " is ", plain_value(p[i]),
-                ", it must be finite");
-    });
-    for (Index i = 0; i < sharpness.size(); ++i)
-      require(plain_value(sharpness[i]) > 0.0, where, ": sharpness is ", plain_value(sharpness[i]),
-              ", it must be positive");
+    require_ranges(*this, g.heads, where);
     require(iterations >= 0, where, ": iterations is ", iterations, ", it must be at least 0");
     require(eps >= kSmallestEps && eps <= std::numeric_limits<double>::max(), where, ": eps is ",
             eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
@@ -306,6 +318,8 @@ struct DarScore : DarOptions {
   }
 
  private:
+  // Where a learnt gate that has left its bound goes on: 1/(1 - slope) is 64.
+  static constexpr double kLargestSlope = 1.0 - 1.0 / 64;
   // 1/eps must be finite in float as well.
   static constexpr double kSmallestEps = 1e-37;
 

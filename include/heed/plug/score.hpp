@@ -14,6 +14,7 @@
 //   static constexpr bool has_table        pair.table is q . table_row(category of the key)
 //   visit(f)                               f("name", Param<Real>&) for each parameter, same order always
 //   validate(geometry, where)              throws std::invalid_argument with one clear sentence
+//   visit_ranges(f), keep_jointly()        if parameters have bounds (core/interval.hpp)
 //   scalar(i, h) -> Real                   value of p[i] for head h
 //   chain_scalars(h, dp, grad)             adds the gradients of scalar 0..scalars-1 to `grad`, an
 //                                          object of the score's own type
