@@ -20,7 +20,8 @@
 //           per head; learnable. basis = P (dim_qk, rank): orthonormal columns, fixed. d = dim_qk.
 // Bounds    |score - logit| <= |lambda|; equal when lambda = 0 (a logit -0 may become +0), while
 //           dlambda is still exact. c does not change when q or k is scaled (up to eps), or when
-//           both are rotated. Finite rows of any size have a finite score if their logit is finite.
+//           both are rotated. Finite rows of any size have a finite score if their logit is finite,
+//           even where their dot product is not (low rank: if scale (q P).(k P) is finite, too).
 // Zeros     x/(|x| + eps) has the derivative I/eps at x = 0: gradients of a zero row reach 1/eps.
 //           That is ZeroNorm::regularised, and what automatic differentiation gives.
 //           ZeroNorm::safe takes the cosine of a zero row for the constant 0, gradient 0.
@@ -91,6 +92,9 @@ struct DarScore : DarOptions {
     f("projection", basis);
   }
   [[nodiscard]] const Param<Real>& projection() const { return basis; }
+
+  // The cosine multiplies its dot product by n before all else.
+  [[nodiscard]] static constexpr bool dot_is_normed() { return true; }
 
   [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
 
@@ -371,7 +375,11 @@ struct DarScore : DarOptions {
   [[nodiscard]] S adaptive_vjp(const PairType<S>& pair, const S& gr, const S& lambda,
                                PairType<S>& d, S& dlambda) const {
     const S w = weight(pair), inverse = math::constant<S>(1) / (math::constant<S>(1) + w);
-    const S share = w * inverse, dw = gr * lambda * inverse * inverse;
+    const S share = w * inverse, zero = math::constant<S>(0);
+    const auto value = math::value_of(w);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    const auto large = value >= math::constant<Value>(kLargestWeight);  // w stands still
+    const S dw = math::select(large, zero, S(gr * lambda * inverse * inverse));
     dlambda += gr * share;
     d.query[1] = dw * pair.key[1];
     d.key[1] = dw * pair.query[1];

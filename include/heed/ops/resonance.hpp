@@ -9,7 +9,7 @@
 //
 // Shapes   query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk),
 //          map (batch, heads, len_q, len_kv)
-// Bounds   c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares with rho. For the
+// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares with rho. For the
 //          static gate, and no other, the pairs that cross are those of r > 1/2 (ops/dar_gate.hpp).
 //          The statistics have the same bits for any number of threads.
 // Errors   std::invalid_argument on sizes that do not fit.
@@ -77,6 +77,7 @@ class ResonanceBlock {
   void run(Index b, Index h, Index first, Visit&& visit) {
     const Index rows = std::min(kQueries, g_.len_q - first);
     load(q_, query_, b, h, first, rows);
+    normalise_queries();
     const KeyRange keys = mask_.keys_of_rows(b, first, rows);
     for (Index j = keys.begin; j < keys.end; j += kKeys) {
       const Index count = std::min(kKeys, keys.end - j);
@@ -129,6 +130,17 @@ class ResonanceBlock {
                                    tiles.x.data, kQueries, tiles.projected.data, kQueries);
   }
 
+  // The rows that enter the cosine are multiplied by their n here: the dot products of large ones may overflow.
+  void normalise_queries() {
+    const LaneTile<Real>& rows = rank() > 0 ? q_.projected : q_.x;
+    for (int v = 0; v < kPanelVectors; ++v) {
+      std::array<P, 2>& features = query_features_[v];
+      score_.query_features_of(q_.row(v), features.data());
+      for (Index c = 0; c < rows.rows; ++c) rows.store(c, v, rows.load(c, v) * features[0]);
+      features[0] = P(Real(1));
+    }
+  }
+
   // r and c' of the first `count` keys in k_ against the queries in q_, head h.
   void fill_tile(Index h, Index count) {
     panel_gemm<Store::overwrite>(count, g_.dim_qk, kPanelVectors,
@@ -145,7 +157,7 @@ class ResonanceBlock {
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = score_.scalar(int(i), h);
     for (int v = 0; v < kPanelVectors; ++v) {
       PairOf<DarScore<Real>, P> pair;
-      score_.query_features_of(q_.row(v), pair.query.data());
+      pair.query = query_features_[v];
       for (Index r = 0; r < count; ++r) {
         const auto& features = key_features[r / kLanes<Real>];
         for (std::size_t f = 0; f < 2; ++f) pair.key[f] = features[f].lane(int(r % kLanes<Real>));
@@ -164,6 +176,7 @@ class ResonanceBlock {
   Scratch<Real> scratch_;
   RowTiles q_, k_;
   LaneTile<Real> dots_, projected_dots_, resonance_, input_;
+  std::array<P, 2> query_features_[kPanelVectors];  // n is in the rows, and here 1
 };
 
 // The sizes of a call; throws when they do not fit.

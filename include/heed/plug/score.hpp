@@ -22,6 +22,9 @@
 //   score_vjp(pair, p, g, d, dp)           d.<field> = g * dscore/dfield for every field of `d`, which
 //                                          arrives zeroed; dp[i] += g * dscore/dp[i]. May be left out:
 //                                          dual numbers then differentiate score().
+//   dot_is_normed() -> bool                may be left out: true promises that the score reads pair.dot and
+//                                          pair.projected only times pair.query[0], and that these products are
+//                                          what stays in range: the factors may then come with another size
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows
