@@ -45,7 +45,8 @@ struct CallContext {
 
   // Does the score read dot products only times query feature 0 (dot_is_normed() in plug/score.hpp)? Then what a
   // pair calls dot is the scaled one, projected products are scaled likewise, the feature has the inverse of the
-  // factor, and neither overflows where their product does not. dscores stand for dL/d(scaled dot), and rows and dQ carry the factor.
+  // factor, and neither overflows where their product does not. dscores stand for dL/d(scaled dot), and rows and
+  // dQ carry the factor.
   [[nodiscard]] bool factor_in_feature() const {
     if constexpr (requires { op.score.dot_is_normed(); })
       return op.score.dot_is_normed();

@@ -48,8 +48,8 @@ struct ScoreChain {
   Real* key_lanes;  // scratch [key_features][keys][W]: gradients of key features, lanes not yet summed
   int key_gradients = Score::key_features;  // those that the score's form has
 
-  // dscores becomes dL/d(q.k), over CallContext::row_factor(); dprojected is filled where a projection is in use. Hidden pairs (`marks`
-  // is -infinity there; may be empty) contribute nothing.
+  // dscores becomes dL/d(q.k), over CallContext::row_factor(); dprojected is filled where a projection is in use.
+  // Hidden pairs (`marks` is -infinity there; may be empty) contribute nothing.
   void run(const TilePlace& place, const LaneTile<Real>& dots, const LaneTile<Real>& projected,
            const LaneTile<Real>& dscores, const LaneTile<Real>& dprojected, const LaneTile<Real>& marks) {
     with_score_form(c.op.score, [&](const auto& form) {

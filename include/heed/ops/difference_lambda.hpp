@@ -12,6 +12,8 @@
 //   TokenLambda            lambda_i = sigmoid(x_i)
 //                          dlambda_i/dx_i = lambda_i (1 - lambda_i)
 //
+// Learning keep_in_range() (core/interval.hpp) after a step keeps lq1.lk1 and lq2.lk2 to a third of the largest
+//          exponent of the scalar: 29 in float
 // Symbols  w width of one map; depth of the layer, from 1; x the op's extra input, one number per
 //          query and output head
 // Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer,
@@ -158,8 +160,8 @@ struct ReparameterisedLambda : ReparameterisedOptions {
     f("lambda_q2", lambda_q2);
     f("lambda_k2", lambda_k2);
   }
-  // Where an exponent lq.lk passes a third of the largest that lambda bears, both vectors shrink: a finite lambda,
-  // with room for what it multiplies.
+  // Where an exponent lq.lk passes a third of the largest that the scalar bears, both vectors shrink: lambda stays
+  // finite, with room for what it multiplies.
   void keep_jointly() {
     keep_exponent(lambda_q1, lambda_k1);
     keep_exponent(lambda_q2, lambda_k2);

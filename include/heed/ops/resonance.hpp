@@ -9,8 +9,9 @@
 //
 // Shapes   query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk),
 //          map (batch, heads, len_q, len_kv)
-// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares with rho. For the
-//          static gate, and no other, the pairs that cross are those of r > 1/2 (ops/dar_gate.hpp).
+// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number
+//          that the gate compares with rho. For the static gate, and no other, the pairs that cross
+//          are those of r > 1/2 (ops/dar_gate.hpp).
 //          The statistics have the same bits for any number of threads.
 // Errors   std::invalid_argument on sizes that do not fit.
 // Source   "Attention with Differentiable Adaptive Resonance", section 9.
