@@ -48,7 +48,8 @@ struct Interval {
   return range;
 }
 
-inline void require_within(double value, const Interval& range, const char* where, const char* name) {
+inline void require_within(double value, const Interval& range, const char* where,
+                           const char* name) {
   require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
   require(range.contains(value), where, ": ", name, " is ", value, ", ", range.rule);
 }
@@ -57,11 +58,12 @@ inline void require_within(double value, const Interval& range, const char* wher
 // of its interval.
 template <class Part>
 void require_ranges(const Part& part, Index heads, const char* where) {
-  const_cast<Part&>(part).visit_ranges([&](const char* name, const auto& param, const Interval& range) {
+  const auto check = [&](const char* name, const auto& param, const Interval& range) {
     require_per_head(param, heads, where, name);
     for (Index i = 0; i < param.size(); ++i)
       require_within(double(math::value_of(param[i])), range, where, name);
-  });
+  };
+  const_cast<Part&>(part).visit_ranges(check);
 }
 
 // Brings the parameters of a part of an op back to where they may lie; nothing for a part without bounds.

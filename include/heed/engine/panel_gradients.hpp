@@ -183,7 +183,7 @@ class PanelGradients {
   struct Map {
     QueryGrad<Op, Real> grad;
     Real *q_memory, *clean_memory;
-    Real* projected;        // the rows times the score's projection and CallContext::projected_factor()
+    Real* projected;        // the rows times the score's projection, times projected_factor()
     Rows<Real> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
   };
 
