@@ -1084,6 +1084,33 @@ TEST_CASE("Resonance statistics have the same bits for any threads, and ignore h
   for (const float r : map) REQUIRE((r >= 0.0F && r <= 1.0F));
 }
 
+TEST_CASE("Resonance of rows whose dot products overflow is that of the same rows in ordinary size") {
+  for (const Index rank : {Index(0), kRank})
+    for (const float size : {0x1p-20F, 0x1p13F, 0x1p64F, 0x1p100F}) {
+      MapCase at(2, 2, 40, 37, kDim, 5);
+      std::vector<float> q(at.q.begin(), at.q.end()), k(at.k.begin(), at.k.end());
+      Dar<float> op;
+      op.score.vigilance = 0.1F;
+      op.score.eps = 1e-30;
+      if (rank > 0) op.score.basis = random_basis(kDim, rank).cast<float>();
+      const auto run = [&] {
+        std::vector<float> map(std::size_t(2 * 2 * 40 * 37), 7.0F);
+        resonance_map(op, at.view(q, 2, 40), at.view(k, 2, 37),
+                      TensorView<float>(map.data(), {2, 2, 40, 37}));
+        return map;
+      };
+      const auto expected = run();
+      const auto crossing = resonance_statistics(op, at.view(q, 2, 40), at.view(k, 2, 37)).crossing;
+      for (float& x : q) x *= size;
+      for (float& x : k) x *= size;
+      const auto got = run();
+      INFO("size " << size << ", rank " << rank);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        REQUIRE(double(got[i]) == Approx(double(expected[i])).margin(3e-6));
+      CHECK(resonance_statistics(op, at.view(q, 2, 40), at.view(k, 2, 37)).crossing == crossing);
+    }
+}
+
 TEST_CASE("A map of no rows is no work, and sizes that do not fit are refused") {
   Dar<double> op;
   std::vector<double> memory(1000);

@@ -9,6 +9,7 @@
 #include <heed/nn/attention_layers.hpp>
 #include <heed/nn/attention_measures.hpp>
 #include <heed/ops/prototype.hpp>
+#include <heed/ops/resonance.hpp>
 
 #include <map>
 
@@ -63,6 +64,61 @@ TEST_CASE("DAR's crossings and mean resonance are those of its visible pairs") {
   CHECK(crossings < pairs);
   CHECK(found.at("vigilance_crossings") == Approx(crossings / pairs).epsilon(1e-12));
   CHECK(found.at("mean_resonance") == Approx(resonance / pairs).epsilon(1e-6));
+}
+
+TEST_CASE("Crossings are those of the gate's own input, for every gate and whoever counts them") {
+  using heed::GateKind;
+  for (const GateKind gate :
+       {GateKind::logistic, GateKind::centred, GateKind::tanh, GateKind::piecewise_linear})
+    for (const int iterations : {1, 3}) {
+      heed::Dar<double> op;
+      op.score.gate = gate;
+      op.score.iterations = iterations;
+      op.score.vigilance = 0.3;
+      auto layer = nn::dar_attention<double>(kWidth, kHeads, op);
+      shake<double>(layer);
+      const auto found = measures_after_forward(layer, normals<double>(kBatch * kLen, kWidth, 1));
+
+      const auto in = layer.inputs(kBatch);
+      double crossings = 0, open = 0, pairs = 0;
+      for (Index b = 0; b < kBatch; ++b)
+        for (Index h = 0; h < kHeads; ++h)
+          for (Index i = 0; i < kLen; ++i)
+            for (Index j = 0; j <= i; ++j, ++pairs) {
+              double qk = 0, qq = 0, kk = 0;
+              for (Index c = 0; c < kDim; ++c) {
+                const double q = in.query(b, h, i, c), k = in.key(b, h, j, c);
+                qk += q * k;
+                qq += q * q;
+                kk += k * k;
+              }
+              const double cosine = qk / std::sqrt(qq * kk);
+              const double input = gate == GateKind::centred ? (cosine + 1) / 2 : cosine;
+              crossings += input > 0.3;
+              double r = 0;
+              for (int t = 0; t < iterations; ++t) {
+                const double y = 8 * (input + 0.5 * r - 0.3);
+                r = gate == GateKind::tanh               ? (1 + std::tanh(y)) / 2
+                    : gate == GateKind::piecewise_linear ? std::min(1.0, std::max(0.0, y + 0.5))
+                                                         : 1 / (1 + std::exp(-y));
+              }
+              open += r > 0.5;
+            }
+      INFO("gate " << int(gate) << ", iterations " << iterations);
+      CHECK(crossings > 0);
+      CHECK(crossings < pairs);
+      CHECK(found.at("vigilance_crossings") == Approx(crossings / pairs).epsilon(1e-12));
+      const auto statistics =
+          heed::resonance_statistics(layer.stage.op, in.query, in.key, heed::causal<double>());
+      double mean = 0;
+      for (const double share : statistics.crossing) mean += share / double(kHeads);
+      CHECK(mean == Approx(crossings / pairs).epsilon(1e-12));
+      // Feedback opens gates whose input lies below the vigilance.
+      if (iterations == 1)
+        CHECK(open == crossings);
+      else
+        CHECK(open > crossings);
+    }
 }
 
 TEST_CASE("An intent that q, k and v could have given has distance 0, one across them 1") {

@@ -408,6 +408,107 @@ TEST_CASE("the equilibrium is exact for every eta, length and size of the drive"
   std::printf("equilibrium: largest error %.2g, largest residual %.2g\n", worst, worst_residual);
 }
 
+// ---- the equilibrium where 1 - kappa a rounds to 0 ----------------------------------------------
+
+namespace {
+
+using Long = long double;
+
+// Weights and gradients of one row at equilibrium, in long double by contractions: a <- softmax(kappa a + z)
+// and h <- J (X + kappa h), J y_j = a_j sum_k a_k (y_j - y_k), both with at most half of the error left a round.
+struct LongEquilibrium {
+  std::vector<Long> a, h;  // dL/dD = eta h
+  Long deta = 0;
+
+  LongEquilibrium(const Row& drives, const Row& x, Long eta) : a(drives.size(), 0), h(drives.size(), 0) {
+    const Long kappa = 1 - eta;
+    const std::size_t n = drives.size();
+    const auto top = std::size_t(std::max_element(drives.begin(), drives.end()) - drives.begin());
+    for (int round = 0; round < 200; ++round) {
+      std::vector<Long> p(n);
+      Long sum = 0;
+      for (std::size_t j = 0; j < n; ++j)
+        sum += p[j] = std::exp(kappa * (a[j] - a[top]) + eta * (Long(drives[j]) - Long(drives[top])));
+      for (std::size_t j = 0; j < n; ++j) a[j] = p[j] / sum;
+    }
+    for (int round = 0; round < 200; ++round) {
+      std::vector<Long> next(n, 0);
+      for (std::size_t j = 0; j < n; ++j)
+        for (std::size_t k = 0; k < n; ++k)
+          next[j] += a[j] * a[k] * (Long(x[j]) - Long(x[k]) + kappa * (h[j] - h[k]));
+      h = next;
+    }
+    for (std::size_t j = 0; j < n; ++j)
+      deta += ((Long(drives[j]) - Long(drives[top])) - (a[j] - a[top])) * h[j];
+  }
+};
+
+// Rows of `keys` drives whose largest leads by `lead` in units of 1/eta, the others close together. A weight's
+// relative error grows with its exponent.
+template <class T>
+void check_long_equilibrium(double eta, Index keys, double lead, double tolerance) {
+  INFO("eta " << eta << ", " << keys << " keys, lead " << lead);
+  const double rate = double(T(eta));
+  Rows drives = random_rows(3, keys, 1 / rate, unsigned(keys)), x = random_rows(3, keys, 1, 7);
+  for (auto& row : drives) {
+    row[std::size_t(keys / 2)] = *std::max_element(row.begin(), row.end()) + lead / rate;
+    for (double& d : row) d = double(T(d));
+  }
+  for (auto& row : x)
+    for (double& g : row) g = double(T(g));
+  const auto flow = flow_of<T>(FlowMode::equilibrium, eta);
+  const auto got = run(flow, drives, x);
+  Long deta = 0, deta_size = 0;
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    const LongEquilibrium exact(drives[i], x[i], rate);
+    Long size = 0, sum = 0;
+    for (const Long h : exact.h) size = std::max(size, std::abs(h));
+    for (std::size_t j = 0; j < drives[i].size(); ++j) {
+      const double h = got.dscores[i][j] / rate;
+      CHECK(std::abs(got.weights_again[i][j] - double(exact.a[j])) <= tolerance);
+      CHECK(std::abs(h - double(exact.h[j])) <= 8 * (1 + lead) * tolerance * double(size));
+      sum += h;
+    }
+    CHECK(std::abs(double(sum)) <= 8 * (1 + lead) * tolerance * double(size));
+    deta += exact.deta;
+    for (std::size_t j = 0; j < drives[i].size(); ++j)
+      deta_size += std::abs(exact.h[j]) * (1 + (1 + lead) / rate);
+  }
+  CHECK(std::abs(got.deta - double(deta)) <= 8 * (1 + lead) * tolerance * double(deta_size));
+}
+
+}  // namespace
+
+TEST_CASE("the equilibrium of a row that sees one key has gradient 0 for every eta, however small") {
+  for (const double eta : {1e-44, 1e-38, 1e-20, 1e-9, 1e-7, 1e-3, 0.5, 2.9}) {
+    INFO("eta " << eta);
+    const auto check = [](const auto& got) {
+      CHECK(distance(got.weights_again, {{1}, {1}}) <= 1e-7);
+      CHECK(got.dscores == Rows{{0}, {0}});
+      CHECK(got.deta == 0);
+    };
+    check(run(flow_of<float>(FlowMode::equilibrium, eta), {{0.7}, {-3}}, {{1.3}, {-0.1}}));
+    check(run(flow_of<double>(FlowMode::equilibrium, eta), {{0.7}, {-3}}, {{1.3}, {-0.1}}));
+    // The same row with hidden keys beside it.
+    const auto beside = run(flow_of<float>(FlowMode::equilibrium, eta), {{-kInf, 0.7, -kInf}},
+                            {{kNan, 1.3, kNan}});
+    CHECK(distance(beside.weights_again, {{0, 1, 0}}) <= 1e-7);
+    CHECK(beside.dscores == Rows{{0, 0, 0}});
+    CHECK(beside.deta == 0);
+  }
+}
+
+TEST_CASE("the equilibrium's gradients equal those of long double from flat to one-hot rows, for every eta") {
+  for (const Index keys : {2, 3, 17})
+    for (const double lead : {0.0, 0.01, 1.0, 3.0, 10.0, 16.0, 30.0, 60.0}) {
+      for (const double eta : {1e-30, 1e-9, 1e-7, 1e-4, 0.5, 1.0, 2.5})
+        if (eta * std::exp(-lead) > 1e-34)  // or else eta h vanishes
+          check_long_equilibrium<float>(eta, keys, lead, 1e-6);
+      for (const double eta : {1e-200, 1e-20, 1e-16, 1e-9, 0.5, 1.0, 2.5})
+        check_long_equilibrium<double>(eta, keys, lead, 2e-15);
+    }
+}
+
 TEST_CASE("many steps of the flow tend to its equilibrium, and their gradients too") {
   const Rows drives = random_rows(4, 6, 1.5, 21), dweights = random_rows(4, 6, 1, 22);
   for (const double eta : {0.2, 0.5, 1.6, 2.2})

@@ -8,6 +8,9 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/simd/instructions.hpp>
 
+#include <cmath>
+#include <type_traits>
+
 namespace heed::inline HEED_ABI {
 
 // What all panels of a call read.
@@ -23,9 +26,48 @@ struct CallContext {
   Dropout dropout = {};
 
   using Score = typename Op::ScoreType;
-  // Transposed queries carry the scale, and a pair's raw dot product is recovered by its inverse; a scale
-  // of 0 has none and multiplies the logit instead.
-  [[nodiscard]] Real query_factor() const { return scale != Real(0) ? scale : Real(1); }
+  // Transposed queries carry this factor: the scale, so that a scaled dot product is a logit. A score or a soft
+  // cap may also ask for what the scale has taken away. For them a factor that its inverse, or rows of any
+  // ordinary size, would overflow or vanish with stays at the next bound, and logit_factor() is the rest, 0 for a
+  // scale of 0.
+  [[nodiscard]] Real query_factor() const {
+    constexpr Real least = std::is_same_v<Real, float> ? Real(0x1p-60) : Real(0x1p-400);
+    const Real size = std::abs(scale);
+    if (plain() || (size >= least && size <= 1 / least)) return scale;
+    return std::copysign(size < least ? least : 1 / least, scale);
+  }
+  // A logit, before its soft cap, over the scaled dot product.
+  [[nodiscard]] Real logit_factor() const { return scale / query_factor(); }
+  // Are scaled dot products logits as they are?
+  [[nodiscard]] bool dots_are_logits() const {
+    return scale == query_factor() && mask.soft_cap() == Real(0);
+  }
+
+  // Does the score read dot products only times query feature 0 (dot_is_normed() in plug/score.hpp)? Then what a
+  // pair calls dot is the scaled one, projected products are scaled likewise, the feature has the inverse of the
+  // factor, and neither overflows where their product does not. dscores stand for dL/d(scaled dot), and rows and
+  // dQ carry the factor.
+  [[nodiscard]] bool factor_in_feature() const {
+    if constexpr (requires { op.score.dot_is_normed(); })
+      return op.score.dot_is_normed();
+    else
+      return false;
+  }
+  // From scaled dot products to what pairs call dot, and from query feature 0 to what they have of it.
+  [[nodiscard]] Real dot_factor() const {
+    return factor_in_feature() ? Real(1) : 1 / query_factor();
+  }
+  [[nodiscard]] Real feature_factor() const {
+    return factor_in_feature() ? 1 / query_factor() : Real(1);
+  }
+  // Of projected queries.
+  [[nodiscard]] Real projected_factor() const {
+    return factor_in_feature() ? query_factor() : Real(1);
+  }
+  // The part of the scale that dscores do not have in backward.
+  [[nodiscard]] Real row_factor() const {
+    return plain() || factor_in_feature() ? query_factor() : Real(1);
+  }
   // Groups that the panels of `heads` heads fill.
   [[nodiscard]] Index groups_of(Index heads) const {
     return (heads * plan.panels + plan.group - 1) / plan.group;

@@ -3,10 +3,14 @@
 
 // What a score reads of query-key pairs, a vector of them at a time: queries along the lanes (LanePairs), or
 // keys (RowPairs). Values of their own, so that a loop over keys keeps what is constant in registers.
-// Scaled: the call has a scale other than 0 and no soft cap.
+// Scaled: scaled dot products are logits (CallContext::dots_are_logits).
 
 #include <heed/engine/context.hpp>
 #include <heed/engine/mask_tile.hpp>
+
+#include <algorithm>
+#include <array>
+#include <limits>
 
 namespace heed::inline HEED_ABI {
 
@@ -18,21 +22,32 @@ namespace detail {
 // From scaled dot products to a pair's dot and logit.
 template <class Op, class Real, bool Scaled>
 struct Logits {
-  Real inverse, keep, cap;
+  Real dot, keep, cap, inverse_cap;
   explicit Logits(const CallContext<Op, Real>& c)
-      : inverse(Real(1) / c.query_factor()),
-        keep(c.scale == Real(0) ? Real(0) : Real(1)),
-        cap(c.mask.soft_cap()) {}
+      : dot(c.dot_factor()),
+        keep(c.logit_factor()),
+        cap(c.mask.soft_cap()),
+        inverse_cap(std::min(Real(1) / cap, std::numeric_limits<Real>::max())) {}
   [[gnu::always_inline]] void set(Pack<Real> scaled_dot,
                                   PairOf<typename Op::ScoreType, Pack<Real>>& pair) const {
     pair.logit = scaled_dot;
-    pair.dot = scaled_dot * inverse;
+    pair.dot = scaled_dot * dot;
     if constexpr (!Scaled) {
       pair.logit = pair.logit * keep;
-      if (cap != Real(0)) pair.logit = cap * math::tanh(pair.logit * (Real(1) / cap));
+      if (cap != Real(0)) pair.logit = cap * math::tanh(pair.logit * inverse_cap);
     }
   }
 };
+
+// Query features as pairs have them.
+template <class Op, class Real, std::size_t n>
+void move_factor(const CallContext<Op, Real>& c, std::array<Pack<Real>, n>& query) {
+  if constexpr (requires { c.op.score.dot_is_normed(); }) {
+    constexpr Real largest = std::numeric_limits<Real>::max();
+    // Of a row of zeros it may overflow, and 0 times infinity is none.
+    query[0] = max(Pack<Real>(-largest), min(Pack<Real>(largest), query[0] * c.feature_factor()));
+  }
+}
 
 // Features and position of the first key of a tile.
 template <class Op, class Real>
@@ -63,6 +78,7 @@ class LanePairs {
         table_(side.side().table),
         query_position_(Pack<Real>::iota() + Real(place.query + v * kLanes<Real>)) {
     for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = side.features().load(Index(i), v);
+    detail::move_factor(side.context(), query_);
   }
 
   // Key j of the tile.
@@ -107,6 +123,7 @@ class RowPairs {
         query_position_(Real(place.query + lane)) {
     for (std::size_t i = 0; i < query_.size(); ++i)
       query_[i] = Pack<Real>(side.features().row(Index(i))[lane]);
+    detail::move_factor(side.context(), query_);
   }
 
   // Keys j ... j + W - 1 of the tile; those behind the last one have side values of 0.

@@ -197,7 +197,7 @@ class PanelGradients {
   struct Map {
     QueryGrad<Op, Real> grad;
     Real *q_memory, *clean_memory;
-    Real* projected;        // the rows times the score's projection
+    Real* projected;        // the rows times the score's projection, times projected_factor()
     Rows<Real> q, clean;    // the panel's rows, times the row factor; without non-finite numbers
   };
 
@@ -213,8 +213,8 @@ class PanelGradients {
     return work_.marks;
   }
 
-  // In the plain case dscores stand for dL/d(scale q.k), and rows and dQ carry the scale.
-  [[nodiscard]] Real row_factor() const { return c_.plain() ? c_.scale : Real(1); }
+  // Where dscores stand for dL/d(factor q.k), rows and dQ carry the factor.
+  [[nodiscard]] Real row_factor() const { return c_.row_factor(); }
   void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
 
   // Padded row-major copy, times a factor; zeros behind the last row.
@@ -241,7 +241,7 @@ class PanelGradients {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;
       std::fill(map.projected, map.projected + rows * whole_vectors<Real>(rank), Real(0));
-      unpack_lanes(side.side().projected.data, c_.plan.lanes, rows, rank, map.projected,
+      unpack_lanes(side.projected().data, c_.plan.lanes, rows, rank, map.projected,
                    whole_vectors<Real>(rank));
     }
   }
@@ -337,6 +337,8 @@ class PanelGradients {
         df[i] = grad.features.load(i, v);
       }
       const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
+      for (Index r = 0; r < grad.side.projected.rows; ++r)
+        grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
       c_.op.score.query_features_vjp(side.side().row(v), f, df, grad.side.grad(v));
       grad.side.clear_lanes(idle, v);
     }

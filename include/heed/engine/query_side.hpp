@@ -28,6 +28,7 @@ class QuerySide {
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
       side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+    projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
   }
 
   // Reads the rows of a panel: queries [first, first + rows) of output head h.
@@ -52,9 +53,12 @@ class QuerySide {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
       side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
+      for (int v = 0; v < c_.plan.vectors; ++v)
+        for (Index r = 0; r < projected_.rows; ++r)
+          projected_.store(r, v, side_.projected.load(r, v) * c_.projected_factor());
       if (rows <= kNarrowRows<Real>)
-        unpack_lanes(side_.projected.data, lanes, rows, side_.projected.rows, narrow_projected_,
-                     side_.projected.rows);
+        unpack_lanes(projected_.data, lanes, rows, projected_.rows, narrow_projected_,
+                     projected_.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         Pack<Real> f[kQueryFeatures + 1];
         c_.op.score.query_features_of(side_.row(v), f);
@@ -68,6 +72,8 @@ class QuerySide {
   [[nodiscard]] const Source& source() const { return source_; }
   [[nodiscard]] const SideTiles<Real>& side() const { return side_; }
   [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
+  // Projected rows times CallContext::projected_factor().
+  [[nodiscard]] const LaneTile<Real>& projected() const { return projected_; }
   [[nodiscard]] const Real* query_rows() const {
     return c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column;
   }
@@ -97,18 +103,18 @@ class QuerySide {
   // Projected dot products; nothing without a projection.
   void projected_dots(const TilePlace& place, const LaneTile<Real>& out) const {
     if constexpr (Score::has_projection) {
-      if (side_.projected.rows == 0) return;
+      if (projected_.rows == 0) return;
       const Rows<Real> k = projected_keys(place.key, place.keys);
       panel_gemm<Store::overwrite>(k.count, k.columns, c_.plan.vectors,
-                                   Broadcast<Real>{k.data, k.stride, 1}, side_.projected.data,
-                                   side_.projected.lanes, out.data, out.lanes);
+                                   Broadcast<Real>{k.data, k.stride, 1}, projected_.data,
+                                   projected_.lanes, out.data, out.lanes);
     }
   }
 
   // body.operator()<Scaled>() for this call's scale and soft cap.
   template <class Body>
   void with_pairs(Body&& body) const {
-    if (c_.scale != Real(0) && c_.mask.soft_cap() == Real(0))
+    if (c_.dots_are_logits())
       body.template operator()<true>();
     else
       body.template operator()<false>();
@@ -214,7 +220,7 @@ class QuerySide {
   Source source_;
   ScalarsOf<Score, Real> scalars_{};
   LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
-  LaneTile<Real> features_;
+  LaneTile<Real> features_, projected_;
   // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots of a row.
   Real *narrow_, *narrow_projected_, *dots_row_;
   SideTiles<Real> side_;

@@ -13,7 +13,7 @@ namespace heed::inline HEED_ABI {
 template <class Op, class Real>
 struct QueryGrad {
   using Score = typename Op::ScoreType;
-  LaneTile<Real> dq;        // [width][lanes]: of the rows, times the engine's query factor
+  LaneTile<Real> dq;        // [width][lanes]: of the rows, over CallContext::row_factor()
   LaneTile<Real> features;  // [query_features][lanes]
   LaneTile<Real> scalars;   // [scalars][lanes]
   SideTiles<Real> side;     // of the rows (through side values), projected rows and table
@@ -48,8 +48,8 @@ struct ScoreChain {
   Real* key_lanes;  // scratch [key_features][keys][W]: gradients of key features, lanes not yet summed
   int key_gradients = Score::key_features;  // those that the score's form has
 
-  // dscores becomes dL/d(q.k); dprojected is filled where a projection is in use. Hidden pairs (`marks`
-  // is -infinity there; may be empty) contribute nothing.
+  // dscores becomes dL/d(q.k), over CallContext::row_factor(); dprojected is filled where a projection is in use.
+  // Hidden pairs (`marks` is -infinity there; may be empty) contribute nothing.
   void run(const TilePlace& place, const LaneTile<Real>& dots, const LaneTile<Real>& projected,
            const LaneTile<Real>& dscores, const LaneTile<Real>& dprojected, const LaneTile<Real>& marks) {
     with_score_form(c.op.score, [&](const auto& form) {
@@ -131,7 +131,7 @@ struct ScoreChain {
     HeldForm<Form> form = of_op;
     const TilePlace place = at;
     const auto p = query.scalars();
-    const P cap = c.mask.soft_cap(), scale = c.scale;
+    const P cap = c.mask.soft_cap(), logit_part = c.scale / c.row_factor();
     Sums<Form> total;
     const LanePairs<Op, Real, Scaled> pairs(query, place, v, projected);
     for (Index j = 0; j < place.keys; ++j) {
@@ -157,7 +157,7 @@ struct ScoreChain {
       } else {
         run_back(total);
       }
-      dscores.store(j, v, mul_add(d.logit, scale, d.dot));
+      dscores.store(j, v, mul_add(d.logit, logit_part, d.dot));
       keep_key_side<key_gradients_of<Form>()>(place, j, v, d, dprojected, pair);
     }
     add_sums(form, total, pairs.query(), p, v);
@@ -195,6 +195,7 @@ struct ScoreChain {
       dquery = total.query;
       dp = total.scalars;
     }
+    if constexpr (requires { c.op.score.dot_is_normed(); }) dquery[0] *= c.feature_factor();
     for (std::size_t i = 0; i < dp.size(); ++i) grad.scalars.add(Index(i), v, dp[i]);
     for (std::size_t i = 0; i < dquery.size(); ++i) grad.features.add(Index(i), v, dquery[i]);
   }

@@ -3,8 +3,8 @@
 
 // Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run
 // time. Every variant gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has
-// one, c_proj with bias; and learns its op's parameters, but those of a converged gate. Beside them stand
-// layers that are no variant by themselves: controls, and variants with more than an op.
+// one, c_proj with bias; and learns its op's parameters, which keep_in_range() keeps inside of their bounds.
+// Beside them stand layers that are no variant by themselves: controls, and variants with more than an op.
 
 #include <heed/nn/attention_layers.hpp>
 #include <heed/nn/prototype_attention.hpp>
@@ -117,11 +117,7 @@ template <class Real>
         options.heads = variant.geometry;
         Op op = variant.op;
         if constexpr (std::is_same_v<Op, DifferentialV1<Real>>) detail::set_depth(op, layer + 1);
-        auto made_layer = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<Real>());
-        // What it learns might leave the bound below which the fixed point is one.
-        if constexpr (std::is_same_v<Op, Dar<Real>>)
-          made_layer->stage.learns = !made_layer->stage.op.score.converged;
-        made = std::move(made_layer);
+        made = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<Real>());
       },
       prototypes, seed + std::uint64_t(layer));
   for (const std::string& extra : extra_attention_names()) known += ", " + extra;

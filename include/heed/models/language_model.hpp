@@ -122,6 +122,9 @@ class LanguageModel {
     if (norm_) visit_part<Real>(options_.norm, *norm_, f);
     if (head_) visit_part<Real>(options_.head, *head_, f);
   }
+  void keep_in_range() {
+    for (TransformerBlock<Real>& block : blocks_) block.keep_in_range();
+  }
   void visit_state(const StateVisitor<Real>& f) {
     for (std::size_t n = 0; n < blocks_.size(); ++n) visit_state_of<Real>(block_name(n), blocks_[n], f);
   }

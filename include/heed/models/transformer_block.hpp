@@ -111,6 +111,7 @@ class TransformerBlock {
     visit_part<Real>(names_.norm2, norm2_, f);
     visit_part<Real>(names_.mlp, mlp_, f);
   }
+  void keep_in_range() { attention_->keep_in_range(); }
   void visit_state(const StateVisitor<Real>& f) { visit_state_of<Real>(names_.attention, *attention_, f); }
 
  private:

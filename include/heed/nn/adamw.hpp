@@ -7,6 +7,8 @@
 //   m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
 //   p -= lr / (1 - b1^t)  m / (sqrt(v / (1 - b2^t)) + eps)
 //
+// and then the layer brings back weights that have left their range, where it has keep_in_range().
+//
 // Symbols   lr learning_rate, wd weight_decay, b1 beta1, b2 beta2, eps epsilon.
 // Errors    an option out of range, a weight seen twice or of another size than its state or its
 //           gradient; before anything is changed.
@@ -88,6 +90,7 @@ class AdamW {
     const int workers = int(std::min<Index>(resolve_threads(c.threads), worth));
     parallel_for(Index(pieces.size()), workers,
                  [&](Index i) { update(numbers, pieces[std::size_t(i)]); });
+    nn::keep_in_range(layer);
     ++steps_;
   }
 

@@ -40,6 +40,8 @@ class AttentionLayer {
   virtual void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                         const MatrixView<const Real>& dy, const MatrixView<Real>& dx) = 0;
   virtual void visit(const Visitor<Real>& f) = 0;
+  // Brings weights that a step of an optimiser has carried out of their range back inside; AdamW calls it.
+  virtual void keep_in_range() {}
   // What training changes beside the weights; a resumed run needs it as well.
   virtual void visit_state(const StateVisitor<Real>&) {}
 
@@ -89,6 +91,11 @@ class OpStage {
       for_pairs(op, grad_, [&](const char* name, Param<Real>& value, Param<Real>& grad) {
         f(name, value, grad);
       });
+  }
+  // Learnt parameters only: those that are constants are the caller's, and forward() refuses them out of range.
+  void keep_in_range() {
+    if constexpr (requires { op.keep_in_range(); })
+      if (learns) op.keep_in_range();
   }
   // Does no row depend on a later one?
   [[nodiscard]] bool is_causal() const {

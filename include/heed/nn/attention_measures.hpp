@@ -6,7 +6,8 @@
 //
 //   all                what the op reports per row (ProjectedAttention::diagnostics), and the share of rows
 //                      that used 1, 2, ... steps
-//   pair measures      what the score says of visible pairs, Score::measure(): resonance, crossings
+//   pair measures      what the score says of visible pairs, Score::measure(): resonance, and the share whose
+//                      gate input crosses the vigilance (ops/dar_gate.hpp)
 //   lambda             of a difference, over heads and rows
 //   mean_gate          of a gated readout, in (0, 1)
 //   intent_distance    |W_I - P W_I| / |W_I|, P the projection onto the rows of W_Q, W_K and W_V of the same

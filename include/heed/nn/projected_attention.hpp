@@ -175,6 +175,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     if (out_) visit_part<Real>(options_.names.out, *out_, f);
   }
 
+  void keep_in_range() override { stage.keep_in_range(); }
+
   // Not where later tokens are seen, nor where the readout reads key and value of its own row.
   [[nodiscard]] bool can_step() const override {
     return stage.is_causal() && !Op::ReadoutType::uses_own_rows;

@@ -85,6 +85,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
       if (&value != &score().W) f(name, value, grad);
     });
   }
+  void keep_in_range() override { projected.keep_in_range(); }
   void visit_state(const StateVisitor<Real>& f) override {
     f("memory.prototypes", prototypes_);
     f("memory.counts", counts_);

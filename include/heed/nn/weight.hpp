@@ -44,6 +44,13 @@ template <class Real, class Layer>
 void clear_gradients(Layer& layer) {
   layer.visit(Visitor<Real>([](const std::string&, Param<Real>&, Param<Real>& grad) { grad.set_zero(); }));
 }
+// After a step of an optimiser: brings weights that have a range back into it, in layers and models that have a
+// member of this name. AdamW calls it; an optimiser of your own does so, too. A model of your own that holds
+// attention layers has a keep_in_range() that calls theirs, as its visit() calls theirs.
+template <class Layer>
+void keep_in_range(Layer& layer) {
+  if constexpr (requires { layer.keep_in_range(); }) layer.keep_in_range();
+}
 template <class Real, class Layer>
 [[nodiscard]] Index count_weights(Layer& layer) {
   Index count = 0;

@@ -20,16 +20,20 @@
 //           per head; learnable. basis = P (dim_qk, rank): orthonormal columns, fixed. d = dim_qk.
 // Bounds    |score - logit| <= |lambda|; equal when lambda = 0 (a logit -0 may become +0), while
 //           dlambda is still exact. c does not change when q or k is scaled (up to eps), or when
-//           both are rotated. Finite rows of any size have a finite score if their logit is finite.
+//           both are rotated. Finite rows of any size have a finite score if their logit is finite,
+//           even where their dot product is not (low rank: if scale (q P).(k P) is finite, too).
 // Zeros     x/(|x| + eps) has the derivative I/eps at x = 0: gradients of a zero row reach 1/eps.
 //           That is ZeroNorm::regularised, and what automatic differentiation gives.
 //           ZeroNorm::safe takes the cosine of a zero row for the constant 0, gradient 0.
 // Ranges    that serve: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
 //           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
+// Learning  keep_in_range() (core/interval.hpp) after a step: sharpness stays positive; of a converged gate,
+//           feedback shrinks until contraction() < 1.
 // Source    "Attention with Differentiable Adaptive Resonance", sections 2 to 7 and 11. Differs in
 //           hiding fully masked rows and in computing dlambda at lambda = 0.
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
+#include <heed/core/interval.hpp>
 #include <heed/ops/dar_features.hpp>
 #include <heed/ops/dar_gate.hpp>
 #include <heed/plug/attention.hpp>
@@ -66,12 +70,32 @@ struct DarScore : DarOptions {
     f("sharpness", sharpness);
     f("feedback", feedback);
   }
+  template <class F>
+  void visit_ranges(F&& f) {
+    f("strength", strength, Interval{});
+    f("vigilance", vigilance, Interval{});
+    f("sharpness", sharpness, positive_numbers());
+    f("feedback", feedback, Interval{});
+  }
+  // Feedback that takes contraction() of the converged gate to 1 or beyond shrinks to kLargestSlope.
+  void keep_jointly() {
+    if (!converged || !(contraction() >= 1.0)) return;
+    for (Index h = 0; h < std::max(sharpness.size(), feedback.size()); ++h) {
+      const double slope = double(sharpness.head(h)) * resonance_gate().steepness();
+      Real& beta = feedback.head(h);
+      if (slope * std::abs(double(beta)) >= 1.0)
+        beta = Real(std::copysign(kLargestSlope / slope, double(beta)));
+    }
+  }
   // What is not learnable, and yet must be converted with the rest.
   template <class F>
   void visit_fixed(F&& f) {
     f("projection", basis);
   }
   [[nodiscard]] const Param<Real>& projection() const { return basis; }
+
+  // The cosine multiplies its dot product by n before all else.
+  [[nodiscard]] static constexpr bool dot_is_normed() { return true; }
 
   [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
 
@@ -88,15 +112,7 @@ struct DarScore : DarOptions {
   }
 
   void validate(const Geometry& g, const char* where) const {
-    const_cast<DarScore*>(this)->visit([&](const char* name, const Param<Real>& p) {
-      require_per_head(p, g.heads, where, name);
-      for (Index i = 0; i < p.size(); ++i)
-        require(std::isfinite(plain_value(p[i])), where, ": ", name, " is ", plain_value(p[i]),
-                ", it must be finite");
-    });
-    for (Index i = 0; i < sharpness.size(); ++i)
-      require(plain_value(sharpness[i]) > 0.0, where, ": sharpness is ", plain_value(sharpness[i]),
-              ", it must be positive");
+    require_ranges(*this, g.heads, where);
     require(iterations >= 0, where, ": iterations is ", iterations, ", it must be at least 0");
     require(eps >= kSmallestEps && eps <= std::numeric_limits<double>::max(), where, ": eps is ",
             eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
@@ -119,18 +135,23 @@ struct DarScore : DarOptions {
   [[nodiscard]] S cosine(const PairType<S>& pair) const {
     return angle_dot(pair) * pair.query[0] * pair.key[0];
   }
+  // c'_ij, which the gate compares with rho
+  template <class S>
+  [[nodiscard]] S gate_input(const PairType<S>& pair) const {
+    return resonance_gate().input(cosine<S>(pair));
+  }
   // r_ij
   template <class S>
   [[nodiscard]] S resonance(const PairType<S>& pair, const Scalars<S>& p) const {
-    const ResonanceGate form = resonance_gate();
-    return form.value(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
+    return resonance_gate().value(gate_input<S>(pair), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // What reports say of a pair.
+  // What reports say of a pair: r, and 1 where c' crosses the vigilance (ops/dar_gate.hpp), else 0.
   static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
   [[nodiscard]] std::array<double, 2> measure(const PairType<double>& pair,
                                               const Scalars<double>& p) const {
-    return {resonance<double>(pair, p), cosine<double>(pair) > p[1] ? 1.0 : 0.0};
+    return {resonance<double>(pair, p),
+            ResonanceGate::crosses(gate_input<double>(pair), p[1]) ? 1.0 : 0.0};
   }
 
   template <class S>
@@ -302,6 +323,8 @@ struct DarScore : DarOptions {
   }
 
  private:
+  // Where a learnt gate that has left its bound goes on: 1/(1 - slope) is 64.
+  static constexpr double kLargestSlope = 1.0 - 1.0 / 64;
   // 1/eps must be finite in float as well.
   static constexpr double kSmallestEps = 1e-37;
 
@@ -353,7 +376,11 @@ struct DarScore : DarOptions {
   [[nodiscard]] S adaptive_vjp(const PairType<S>& pair, const S& gr, const S& lambda,
                                PairType<S>& d, S& dlambda) const {
     const S w = weight(pair), inverse = math::constant<S>(1) / (math::constant<S>(1) + w);
-    const S share = w * inverse, dw = gr * lambda * inverse * inverse;
+    const S share = w * inverse, zero = math::constant<S>(0);
+    const auto value = math::value_of(w);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    const auto large = value >= math::constant<Value>(kLargestWeight);  // w stands still
+    const S dw = math::select(large, zero, S(gr * lambda * inverse * inverse));
     dlambda += gr * share;
     d.query[1] = dw * pair.key[1];
     d.key[1] = dw * pair.query[1];

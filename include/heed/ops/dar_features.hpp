@@ -50,15 +50,15 @@ struct DarFeatures {
     const S dangle = -(df[0] * f[0] * f[0]);
     const S dfull = options.adaptive ? S(df[1] * math::constant<S>(factor)) : math::constant<S>(0);
     if (!low_rank) {
-      const S along = over_norm(S(dangle + dfull), norm);
-      for (Index c = 0; c < row.dim(); ++c) add.add_x(c, along * row.x(c));
+      const S along = dangle + dfull;
+      for (Index c = 0; c < row.dim(); ++c) add.add_x(c, along * over_norm(row.x(c), norm));
       return;
     }
-    const S along = over_norm(dangle, norm);
-    for (Index c = 0; c < row.rank(); ++c) add.add_projected(c, along * row.projected(c));
+    for (Index c = 0; c < row.rank(); ++c)
+      add.add_projected(c, dangle * over_norm(row.projected(c), norm));
     if (!options.adaptive) return;
-    const S full = over_norm(dfull, full_norm<S>(row));
-    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, full * row.x(c));
+    const S full = full_norm<S>(row);
+    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, dfull * over_norm(row.x(c), full));
   }
 
  private:

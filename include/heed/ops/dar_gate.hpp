@@ -21,6 +21,8 @@
 //
 //   (dr/dc', dr/dalpha, dr/dbeta) = (alpha, y, alpha r) s / (1 - alpha beta s)
 //
+// Crossing  c' > rho: the gate's own input exceeds the vigilance, y > 0 at r = 0. For the static gate, of every
+//           kind, that is r > 1/2; with feedback, positive or negative, it is not.
 // Bounds    r in [0, 1]. Below slope bound 1 the fixed point is unique, the unrolled gate tends to
 //           it, and 1 - alpha beta s > 0; the converged gate is for that case only.
 // Accuracy  converged: a few ulp, divided by 1 - alpha beta s.
@@ -66,6 +68,12 @@ struct ResonanceGate {
   [[nodiscard]] S input(const S& cosine) const {
     if (kind != GateKind::centred) return cosine;
     return (cosine + math::constant<S>(1)) * math::constant<S>(0.5);
+  }
+
+  // Does an input c' cross the vigilance? What all reports of crossings count.
+  template <class S>
+  [[nodiscard]] static auto crosses(const S& input, const S& vigilance) {
+    return input > vigilance;
   }
 
   // r at input c'.

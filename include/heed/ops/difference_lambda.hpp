@@ -12,6 +12,8 @@
 //   TokenLambda            lambda_i = sigmoid(x_i)
 //                          dlambda_i/dx_i = lambda_i (1 - lambda_i)
 //
+// Learning keep_in_range() (core/interval.hpp) after a step keeps lq1.lk1 and lq2.lk2 to a third of the largest
+//          exponent of the scalar: 29 in float
 // Symbols  w width of one map; depth of the layer, from 1; x the op's extra input, one number per
 //          query and output head
 // Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer,
@@ -25,14 +27,17 @@
 //   static constexpr bool uses_extra
 //   visit(f)                      f("name", Param<Real>&) for each parameter
 //   validate_lambda(geometry, where)
+//   visit_ranges(f), keep_jointly()      if parameters have bounds (core/interval.hpp)
 //   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
 //   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
 //   lambda_slope<S>(extra)               with uses_extra: dlambda/dextra
 
+#include <heed/core/interval.hpp>
 #include <heed/core/scalar.hpp>
 #include <heed/plug/normaliser.hpp>
 
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 namespace heed::inline HEED_ABI {
@@ -112,10 +117,12 @@ struct GivenLambda : DifferenceOptions {
   void visit(F&& f) {
     f("lambda", lambda);
   }
+  template <class F>
+  void visit_ranges(F&& f) {
+    f("lambda", lambda, Interval{});
+  }
   void validate_lambda(const Geometry& g, const char* where) const {
-    require_per_head(lambda, g.heads, where, "lambda");
-    for (Index i = 0; i < lambda.size(); ++i)
-      detail::require_finite_lambda(lambda[i], where, "lambda");
+    require_ranges(*this, g.heads, where);
   }
   template <class S>
   [[nodiscard]] S lambda_of(Index head, const S&) const {
@@ -156,6 +163,12 @@ struct ReparameterisedLambda : ReparameterisedOptions {
     f("lambda_q2", lambda_q2);
     f("lambda_k2", lambda_k2);
   }
+  // Where an exponent lq.lk passes a third of the largest that the scalar bears, both vectors shrink: lambda stays
+  // finite, with room for what it multiplies.
+  void keep_jointly() {
+    keep_exponent(lambda_q1, lambda_k1);
+    keep_exponent(lambda_q2, lambda_k2);
+  }
   void validate_lambda(const Geometry& g, const char* where) const {
     const Index w = map_width(g);
     const auto check = [&](const Param<Real>& p, const char* name) {
@@ -183,6 +196,16 @@ struct ReparameterisedLambda : ReparameterisedOptions {
   [[nodiscard]] static Wide exp_dot(const Param<Real>& a, const Param<Real>& b) {
     return math::exp(math::dot_product(
         a.size(), [&](Index c) { return Wide(a[c]); }, [&](Index c) { return Wide(b[c]); }));
+  }
+  static void keep_exponent(Param<Real>& a, Param<Real>& b) {
+    const double largest = std::log(double(std::numeric_limits<Real>::max())) / 3;
+    double exponent = 0;
+    for (Index c = 0; c < a.size(); ++c) exponent += double(a[c]) * double(b[c]);
+    if (!(exponent > largest) || !std::isfinite(exponent)) return;
+    // A little below, so that rounding of the vectors does not bring it up again.
+    const double shrink = std::sqrt(largest / exponent) * (1 - 1e-6);
+    for (Param<Real>* vector : {&a, &b})
+      for (Index c = 0; c < vector->size(); ++c) (*vector)[c] = Real(double((*vector)[c]) * shrink);
   }
   static void chain_exp_dot(const Param<Real>& a, const Param<Real>& b, double g, Param<Real>& da,
                             Param<Real>& db) {

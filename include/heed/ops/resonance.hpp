@@ -9,7 +9,9 @@
 //
 // Shapes   query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk),
 //          map (batch, heads, len_q, len_kv)
-// Bounds   c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares with rho.
+// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number
+//          that the gate compares with rho. For the static gate, and no other, the pairs that cross
+//          are those of r > 1/2 (ops/dar_gate.hpp).
 //          The statistics have the same bits for any number of threads.
 // Errors   std::invalid_argument on sizes that do not fit.
 // Source   "Attention with Differentiable Adaptive Resonance", section 9.
@@ -76,6 +78,7 @@ class ResonanceBlock {
   void run(Index b, Index h, Index first, Visit&& visit) {
     const Index rows = std::min(kQueries, g_.len_q - first);
     load(q_, query_, b, h, first, rows);
+    normalise_queries();
     const KeyRange keys = mask_.keys_of_rows(b, first, rows);
     for (Index j = keys.begin; j < keys.end; j += kKeys) {
       const Index count = std::min(kKeys, keys.end - j);
@@ -128,6 +131,17 @@ class ResonanceBlock {
                                    tiles.x.data, kQueries, tiles.projected.data, kQueries);
   }
 
+  // The rows that enter the cosine are multiplied by their n here: the dot products of large ones may overflow.
+  void normalise_queries() {
+    const LaneTile<Real>& rows = rank() > 0 ? q_.projected : q_.x;
+    for (int v = 0; v < kPanelVectors; ++v) {
+      std::array<P, 2>& features = query_features_[v];
+      score_.query_features_of(q_.row(v), features.data());
+      for (Index c = 0; c < rows.rows; ++c) rows.store(c, v, rows.load(c, v) * features[0]);
+      features[0] = P(Real(1));
+    }
+  }
+
   // r and c' of the first `count` keys in k_ against the queries in q_, head h.
   void fill_tile(Index h, Index count) {
     panel_gemm<Store::overwrite>(count, g_.dim_qk, kPanelVectors,
@@ -142,16 +156,15 @@ class ResonanceBlock {
       score_.key_features_of(k_.row(v), key_features[v].data());
     ScalarsOf<DarScore<Real>, P> p;
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = score_.scalar(int(i), h);
-    const ResonanceGate gate = score_.resonance_gate();
     for (int v = 0; v < kPanelVectors; ++v) {
       PairOf<DarScore<Real>, P> pair;
-      score_.query_features_of(q_.row(v), pair.query.data());
+      pair.query = query_features_[v];
       for (Index r = 0; r < count; ++r) {
         const auto& features = key_features[r / kLanes<Real>];
         for (std::size_t f = 0; f < 2; ++f) pair.key[f] = features[f].lane(int(r % kLanes<Real>));
         pair.dot = dots_.load(r, v);
         if (rank() > 0) pair.projected = projected_dots_.load(r, v);
-        input_.store(r, v, gate.input(score_.cosine(pair)));
+        input_.store(r, v, score_.gate_input(pair));
         resonance_.store(r, v, score_.resonance(pair, p));
       }
     }
@@ -164,6 +177,7 @@ class ResonanceBlock {
   Scratch<Real> scratch_;
   RowTiles q_, k_;
   LaneTile<Real> dots_, projected_dots_, resonance_, input_;
+  std::array<P, 2> query_features_[kPanelVectors];  // n is in the rows, and here 1
 };
 
 // The sizes of a call; throws when they do not fit.
@@ -285,7 +299,7 @@ template <ResonantOp Op, class Real = typename Op::Scalar>
         block.run(b, h, first, [&](const auto& tile) {
           tile.for_each_visible(bound, [&](Index, Index, Real r, Real input) {
             sums.resonance += double(r);
-            sums.crossings += input > rho;
+            sums.crossings += ResonanceGate::crosses(input, rho);
             ++sums.pairs;
           });
         });

@@ -15,12 +15,15 @@
 // Bounds       a softmax step multiplies the distance of two rows by at most contraction() =
 //              |kappa| / 2: below 1 the fixed point is unique and the steps tend to it. A flow of n
 //              steps is defined and differentiable for every finite eta.
+//              A learnt eta stays between 0 and 3 (equilibrium), 0 and 2 (lagrange_equilibrium) by
+//              keep_in_range() (core/interval.hpp) after a step.
 //              A row that sees no key has weights 0, lse -infinity, residual 0, gradient 0.
 // Diagnostics  residual: max_j |a_n - a_(n-1)|; at equilibrium, by how much one more step moves a.
 // lse          log-sum-exp of the last softmax argument, kappa a_(n-1) + eta D, for the D given;
 //              for n = 1 of eta D alone (a_0 is constant in a row and cancels). A row constant c
 //              that D lacks is missing in it as eta c.
 
+#include <heed/core/interval.hpp>
 #include <heed/ops/resonant_equilibrium.hpp>
 #include <heed/ops/resonant_lagrange.hpp>
 #include <heed/ops/resonant_steps.hpp>
@@ -55,6 +58,10 @@ struct ResonantFlow : ResonantFlowOptions {
   void visit(F&& f) {
     f("eta", eta);
   }
+  template <class F>
+  void visit_ranges(F&& f) {
+    f("eta", eta, rates());
+  }
   [[nodiscard]] static const char* diagnostic_name(int) { return "residual"; }
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
   [[nodiscard]] Index query_heads(Index heads) const { return heads; }
@@ -66,8 +73,7 @@ struct ResonantFlow : ResonantFlowOptions {
     require(steps >= 1, where, ": steps is ", steps, ", it must be at least 1");
     require(tolerance >= 0 && std::isfinite(tolerance), where, ": tolerance is ", tolerance,
             ", it must be at least 0 and finite");
-    require_per_head(eta, g.heads, where, "eta");
-    for (Index i = 0; i < eta.size(); ++i) validate_rate(double(math::value_of(eta[i])), where);
+    require_ranges(*this, g.heads, where);
   }
 
   // |1 - eta| / 2, the largest of all heads.
@@ -156,12 +162,13 @@ struct ResonantFlow : ResonantFlowOptions {
   }
 
  private:
-  void validate_rate(double rate, const char* where) const {
-    require(std::isfinite(rate), where, ": eta is ", rate, ", it must be finite");
-    require(mode != FlowMode::equilibrium || (rate > 0 && rate < 3), where, ": eta is ", rate,
-            ", it must lie between 0 and 3 for the equilibrium to be unique and reached");
-    require(mode != FlowMode::lagrange_equilibrium || (rate > 0 && rate < 2), where, ": eta is ",
-            rate, ", it must lie between 0 and 2 for the Lagrange flow to settle");
+  // Where eta may lie.
+  [[nodiscard]] Interval rates() const {
+    if (mode == FlowMode::equilibrium)
+      return {0, 3, "it must lie between 0 and 3 for the equilibrium to be unique and reached"};
+    if (mode == FlowMode::lagrange_equilibrium)
+      return {0, 2, "it must lie between 0 and 2 for the Lagrange flow to settle"};
+    return {};
   }
 
   // With eta = 1 a step forgets where it came from: the second repeats the first.

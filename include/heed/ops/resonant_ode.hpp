@@ -48,12 +48,12 @@ struct ResonantScore : NoSideValues {
   void visit(F&& f) {
     f("rho", rho);
   }
+  template <class F>
+  void visit_ranges(F&& f) {
+    f("rho", rho, Interval{});
+  }
   void validate(const Geometry& g, const char* where) const {
-    require_per_head(rho, g.heads, where, "rho");
-    for (Index i = 0; i < rho.size(); ++i) {
-      const double value = double(math::value_of(rho[i]));
-      require(std::isfinite(value), where, ": rho is ", value, ", it must be finite");
-    }
+    require_ranges(*this, g.heads, where);
   }
 
   [[nodiscard]] Real scalar(int, Index h) const { return rho.head(h); }

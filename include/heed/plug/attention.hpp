@@ -9,6 +9,7 @@
 //
 // The gradient of an op's parameters is an object of the op's own type.
 
+#include <heed/core/interval.hpp>
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
 #include <heed/plug/score.hpp>
@@ -48,6 +49,14 @@ struct Attention {
     score.validate(g, where);
     normaliser.validate(g, where);
     readout.validate(g, where);
+  }
+
+  // Brings parameters that a step of an optimiser has carried out of their range back inside
+  // (core/interval.hpp): validate() accepts them again. Others stay as they are.
+  void keep_in_range() {
+    heed::keep_in_range(score);
+    heed::keep_in_range(normaliser);
+    heed::keep_in_range(readout);
   }
 
   static constexpr bool uses_extra = Normaliser::uses_extra || Readout::uses_extra;

@@ -41,6 +41,7 @@
 //         what a parameter does not reach, costs nothing (plug/lane_dual.hpp).
 // Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range.
 
+#include <heed/core/interval.hpp>
 #include <heed/plug/row_norm.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
@@ -53,8 +54,18 @@
 
 namespace heed::inline HEED_ABI {
 
-// Where a parameter or option may lie; never NaN or infinite.
+// Where a parameter or option may lie; never NaN or infinite. Parameters that are learnt come back into it after
+// each step of an optimiser (core/interval.hpp).
 enum class Range { finite, not_negative, positive };
+
+[[nodiscard]] inline Interval interval_of(Range range) {
+  if (range == Range::positive) return positive_numbers();
+  if (range == Range::finite) return {};
+  Interval interval = positive_numbers();
+  interval.rule = "it must not be negative";
+  interval.with_low = true;
+  return interval;
+}
 
 template <class Owner, class Member>
 struct Named {
@@ -182,11 +193,7 @@ template <class Real>
 inline constexpr bool is_param<Param<Real>> = true;
 
 inline void require_range(double value, Range range, const char* where, const char* name) {
-  require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
-  require(range != Range::positive || value > 0, where, ": ", name, " is ", value,
-          ", it must be positive");
-  require(range != Range::not_negative || value >= 0, where, ": ", name, " is ", value,
-          ", it must not be negative");
+  require_within(value, interval_of(range), where, name);
 }
 
 }  // namespace detail
@@ -206,18 +213,22 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
         f(named.name, this->*named.member);
     });
   }
+  // f("name", Param<Real>&, Interval), likewise.
+  template <class F>
+  void visit_ranges(F&& f) {
+    each([&](const auto& named) {
+      if constexpr (detail::is_param<typename std::remove_cvref_t<decltype(named)>::Type>)
+        f(named.name, this->*named.member, interval_of(named.range));
+    });
+  }
   void validate(const Geometry& g, const char* where) const {
     static_assert(!detail::names_score_vjp<Formula<Real>> || HasScoreVjp<OwnScore, Real>,
                   "score_vjp must be callable as score_vjp(pair, p, g, d, dp); see heed/plug/score.hpp");
+    require_ranges(*this, g.heads, where);
     each([&](const auto& named) {
       const auto& member = this->*named.member;
-      if constexpr (detail::is_param<std::remove_cvref_t<decltype(member)>>) {
-        require_per_head(member, g.heads, where, named.name);
-        for (Index i = 0; i < member.size(); ++i)
-          detail::require_range(double(math::value_of(member[i])), named.range, where, named.name);
-      } else {
+      if constexpr (!detail::is_param<std::remove_cvref_t<decltype(member)>>)
         detail::require_range(double(member), named.range, where, named.name);
-      }
     });
   }
   // The options of the same formula over another scalar.

@@ -15,6 +15,7 @@
 //   visit(f)                               f("name", Param<Real>&) for each parameter, same order always
 //   using PlaceFree                        optional: reads no position, no head (plug/place_free.hpp)
 //   validate(geometry, where)              throws std::invalid_argument with one clear sentence
+//   visit_ranges(f), keep_jointly()        if parameters have bounds (core/interval.hpp)
 //   scalar(i, h) -> Real                   value of p[i] for head h
 //   chain_scalars(h, dp, grad)             adds the gradients of scalar 0..scalars-1 to `grad`, an
 //                                          object of the score's own type
@@ -22,6 +23,9 @@
 //   score_vjp(pair, p, g, d, dp)           d.<field> = g * dscore/dfield for every field of `d`, which
 //                                          arrives zeroed; dp[i] += g * dscore/dp[i]. May be left out:
 //                                          dual numbers then differentiate score().
+//   dot_is_normed() -> bool                may be left out: true promises that the score reads pair.dot and
+//                                          pair.projected only times pair.query[0], and that these products are
+//                                          what stays in range: the factors may then come with another size
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows
