@@ -50,8 +50,8 @@ class ArtMemoryReader {
     const Index count = integer("count");
     if (count < 0 || count > options.capacity)
       refuse("count ", count, " is outside [0, ", options.capacity, "], the capacity");
-    if (options.capacity > max_values / options.dim)
-      refuse("capacity ", options.capacity, " x dim ", options.dim, " is more than the limit of ",
+    if (options.capacity > max_values / (options.dim + 2))
+      refuse("capacity ", options.capacity, " x (dim ", options.dim, " + 2) is more than the limit of ",
              max_values, " values");
     require_prototypes(count, options.dim);
     try {
@@ -66,9 +66,7 @@ class ArtMemoryReader {
  private:
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    std::string text = source_ + ": ";
-    (detail::append(text, parts), ...);
-    throw std::runtime_error(text);
+    throw std::runtime_error(sentence(source_, ": ", parts...));
   }
 
   // At most 40 characters, whatever is not printable ASCII as '?'.
@@ -164,7 +162,7 @@ void save_art_memory(const std::filesystem::path& path, const ArtMemory<Real>& m
 }
 
 // The memory of a file that was read already; `source` begins the messages. A few bytes can claim
-// any capacity: capacity * dim beyond max_values is refused before it is allocated.
+// any capacity: capacity * (dim + 2), what a memory allocates, is refused beyond max_values.
 template <class Real>
 [[nodiscard]] ArtMemory<Real> read_art_memory(const io::Safetensors& file, const std::string& source,
                                               Index max_values = Index(1) << 28) {

@@ -30,8 +30,8 @@ namespace heed::inline HEED_ABI::io {
 
 // `code` is the errno of the failed call.
 [[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what, int code) {
-  throw std::runtime_error(path.string() + ": " + what + " (" +
-                           std::generic_category().message(code) + ")");
+  throw std::runtime_error(heed::detail::sentence(path.string(), ": ", what, " (",
+                                                  std::generic_category().message(code), ")"));
 }
 
 // Owns one descriptor; every message names `reported`, the path that the caller asked for, which

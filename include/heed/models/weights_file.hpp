@@ -28,10 +28,7 @@ namespace detail {
 
 template <class... Parts>
 [[noreturn]] void fail_load(const std::filesystem::path& path, const Parts&... parts) {
-  std::ostringstream text;
-  text << path.string() << ": ";
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
+  throw std::runtime_error(heed::detail::sentence(path.string(), ": ", parts...));
 }
 
 // The numbers of a tensor that must be there in this shape, in any floating type.
