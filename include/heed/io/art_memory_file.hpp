@@ -17,8 +17,6 @@
 #include <charconv>
 #include <filesystem>
 #include <limits>
-#include <locale>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -26,14 +24,14 @@ namespace heed::inline HEED_ABI {
 
 namespace detail {
 
-// Independent of the global locale.
+// Independent of the locale. No stream, which swallows std::bad_alloc and leaves half a number.
 template <class Real>
 [[nodiscard]] std::string round_trip_text(Real value) {
-  std::ostringstream text;
-  text.imbue(std::locale::classic());
-  text.precision(std::numeric_limits<Real>::max_digits10);
-  text << value;
-  return text.str();
+  char digits[40];
+  const auto [end, error] = std::to_chars(digits, digits + sizeof digits, value, std::chars_format::general,
+                                          std::numeric_limits<Real>::max_digits10);
+  require(error == std::errc(), "round_trip_text: the number has more than ", sizeof digits, " characters");
+  return {digits, end};
 }
 
 // Reads the fields of one file; every fault is a std::runtime_error with the file's name.
@@ -98,11 +96,11 @@ class ArtMemoryReader {
   }
 
   [[nodiscard]] Real number(const std::string& key) const {
-    std::istringstream digits(text(key));
-    digits.imbue(std::locale::classic());
+    const std::string& digits = text(key);
     Real value = 0;
-    if (!(digits >> std::noskipws >> value) || !digits.eof())
-      refuse(key, " is ", shown(text(key)), ", it must be a number");
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc() || end != digits.data() + digits.size())
+      refuse(key, " is ", shown(digits), ", it must be a number");
     return value;
   }
 

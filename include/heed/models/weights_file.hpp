@@ -79,7 +79,7 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
   detail::visit_stored<Real>(layer, [&](const std::string& name, Param<Real>& value) {
     found.emplace_back(&value, detail::tensor_of<Real>(file, path, prefix + name, value.shape()));
   });
-  for (auto& [param, numbers] : found) *param = Param<Real>(param->shape(), std::move(numbers));
+  for (const auto& [param, numbers] : found) std::copy(numbers.begin(), numbers.end(), param->data());  // cannot throw
 }
 
 // A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
@@ -122,7 +122,7 @@ class Gpt2File {
     for (const auto& [name, info] : file_.tensors())
       if (!used.contains(name) && !masks_.contains(name) && !(options_.tied && name == kHead))
         detail::fail_load(path_, "the model has no place for the tensor ", name);
-    for (auto& [param, numbers] : found) *param = Param<Real>(param->shape(), std::move(numbers));
+    for (const auto& [param, numbers] : found) std::copy(numbers.begin(), numbers.end(), param->data());
   }
 
  private:
