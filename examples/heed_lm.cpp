@@ -17,7 +17,7 @@ using heed_program::number;
 using heed_program::path_of;
 using heed_program::whole;
 
-constexpr double kAny = 1e30;
+constexpr double kAny = heed_program::kMaxReal;
 
 // Adds options to one command, each with the name of its value, its range and its default.
 class Options {

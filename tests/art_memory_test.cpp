@@ -794,8 +794,10 @@ TEST_CASE("A file with any field missing or wrong is refused in a sentence that 
   CHECK(holds(with([](Fields& f) { f.metadata["count"] = "4"; }), "count 4 is outside [0, 3]"));
   CHECK(holds(with([](Fields& f) { f.metadata["count"] = "2"; }), "shape (1,2)"));
   CHECK(holds(with([](Fields& f) { f.metadata["dim"] = "1"; }), "shape (1,2)"));
-  CHECK(holds(with([](Fields& f) { f.metadata["capacity"] = "501"; }), "limit of 1000"));
-  CHECK(with([](Fields& f) { f.metadata["capacity"] = "500"; }).empty());
+  // A memory of capacity prototypes of dim 2 holds capacity x (2 + 2) numbers: a scale and a norm for each.
+  CHECK(holds(with([](Fields& f) { f.metadata["capacity"] = "251"; }),
+              "capacity 251 x (dim 2 + 2) is more than the limit of 1000 values"));
+  CHECK(with([](Fields& f) { f.metadata["capacity"] = "250"; }).empty());
   CHECK(holds(with([](Fields& f) { f.metadata["capacity"] = "99999999999999999999"; }),
               "must be an integer"));
   CHECK(holds(with([](Fields& f) { f.metadata["vigilance"] = "1.5"; }), "vigilance 1.5"));

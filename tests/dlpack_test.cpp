@@ -10,6 +10,7 @@
 #include <heed/io/dlpack.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -160,6 +161,12 @@ TEST_CASE("a DLPack tensor on a device is refused in one sentence", "[dlpack]") 
         "heed::view_dlpack: query is on device type 2" + end);
   CHECK(refusal([](DLTensor& t) { t.device.device_type = kDLCUDAManaged; }) ==
         "heed::view_dlpack: query is on device type 13" + end);
+  // A number that no enumerator of this dlpack.h has, as a newer producer may send; the sanitizer of enums sees
+  // whether it is loaded as one.
+  CHECK(refusal([](DLTensor& t) {
+          const std::int32_t newer = 99;
+          std::memcpy(&t.device.device_type, &newer, sizeof newer);
+        }) == "heed::view_dlpack: query is on device type 99" + end);
 }
 
 TEST_CASE("a DLPack tensor of a wrong shape is refused in one sentence", "[dlpack]") {
@@ -172,6 +179,21 @@ TEST_CASE("a DLPack tensor of a wrong shape is refused in one sentence", "[dlpac
   const auto most = std::numeric_limits<std::int64_t>::max();
   CHECK(refusal_of_axes({most, 3, 5, 4}, {}) ==
         "heed::view_dlpack: query: 9223372036854775807 x 3 overflows a 64-bit index");
+}
+
+TEST_CASE("extents and strides of a DLPack tensor that overflow are refused in one sentence", "[dlpack]") {
+  const auto most = std::numeric_limits<std::int64_t>::max();
+  const std::string beyond = "overflows a 64-bit index";
+  CHECK(refusal_of_axes({0, most, 3, 4}, {}) == "heed::view_dlpack: query: 9223372036854775807 x 3 " + beyond);
+  CHECK(refusal_of_axes({0, most, 2, 1}, {1, 1, 1, 1}) ==
+        "heed::view_dlpack: query: 9223372036854775807 x 2 " + beyond);
+  CHECK(refusal_of_axes({0, most, 1, 1}, {}) == "nothing was thrown");
+  CHECK(refusal_of_axes({2, 1, 5, 4}, {most / 4, 20, 4, 1}) ==
+        "heed::view_dlpack: query has stride 2305843009213693951 along batch of extent 2, its last element lies "
+        "beyond 9223372036854775807 bytes");
+  CHECK(refusal_of_axes({most, 1, 1, 1}, {2, 1, 1, 1}).find("stride 2 along batch") != std::string::npos);
+  CHECK(refusal([](DLTensor& t) { t.byte_offset = ~std::uint64_t{0} - 3; })
+            .find("has byte_offset 18446744073709551612 and 480 bytes, beyond") != std::string::npos);
 }
 
 TEST_CASE("a DLPack tensor without memory, or at an odd address, is refused in one sentence", "[dlpack]") {
@@ -259,6 +281,19 @@ TEST_CASE("a refused export lets go of its owner and says why", "[dlpack]") {
   CHECK(message_of([&] { (void)to_dlpack(paged, owner); }) ==
         "heed::to_dlpack: view has pages of 16 rows, it must lie in one piece");
   CHECK(owner.use_count() == 1);
+}
+
+TEST_CASE("an export of negative extents, or of too many, is refused in one sentence", "[dlpack]") {
+  float number = 0;
+  const auto of = [&](const Shape& shape) {
+    return message_of([&] { (void)to_dlpack(TensorView<float>(&number, shape, {1, 1, 1})); });
+  };
+  CHECK(of({-2, 3, 5, 4}) == "heed::to_dlpack: view has shape (-2,3,5,4), extents must not be negative");
+  CHECK(of({0, 1, -1, 4}) == "heed::to_dlpack: view has shape (0,1,-1,4), extents must not be negative");
+  const Index most = std::numeric_limits<Index>::max();
+  CHECK(of({0, most, 2, 4}) == "heed::to_dlpack: view: 9223372036854775807 x 2 overflows a 64-bit index");
+  CHECK(message_of([] { (void)to_dlpack(std::vector<float>(6), {-1, -1, 2, 3}); }) ==
+        "heed::to_dlpack: values has shape (-1,-1,2,3), extents must not be negative");
 }
 
 TEST_CASE("an export without elements has no data", "[dlpack]") {

@@ -174,3 +174,73 @@ TEST_CASE("a cache and the doors say what does not fit", "[kv_cache]") {
           heed::forward(op, {key.view(), own, key.view(), {}}, heed::Mask<float>{}, out.view());
         }) == "heed::forward: out overlaps key");
 }
+
+TEST_CASE("a cache that was moved from is empty, and can be used again", "[kv_cache]") {
+  Tensor<float> key({1, 2, 3, 4}), value({1, 2, 3, 5}), query({1, 2, 3, 4}), out({1, 2, 3, 5});
+  key.randomise(1);
+  value.randomise(2);
+  query.randomise(3);
+  const auto check_empty = [&](const heed::KvCache<float>& cache) {
+    CHECK(cache.len() == 0);
+    CHECK(cache.capacity() == 0);
+    CHECK(cache.keys().shape() == Shape{1, 2, 0, 4});
+    CHECK(cache.values().shape() == Shape{1, 2, 0, 5});
+    heed::forward(heed::ScaledDot<float>{}, {query.view(), cache.keys(), cache.values(), {}}, heed::Mask<float>{},
+                  out.view());
+    CHECK(largest(out.dense<double>()) == 0);  // no key, no output
+  };
+  heed::KvCache<float> from(1, 2, 4, 5, kPage<float>);
+  from.append(key.view(), value.view());
+  const float* row = from.keys().row(0, 1, 2);
+  heed::KvCache<float> built(std::move(from));
+  check_empty(from);
+  CHECK(built.len() == 3);
+  CHECK(built.keys().row(0, 1, 2) == row);
+
+  heed::KvCache<float> assigned(1, 2, 4, 5, 2 * kPage<float>);
+  assigned.append(key.view(), value.view());
+  assigned = std::move(built);
+  check_empty(built);
+  CHECK(assigned.keys().row(0, 1, 2) == row);
+  auto& same = assigned;
+  assigned = std::move(same);
+  CHECK(assigned.len() == 3);
+  CHECK(assigned.keys().row(0, 1, 2) == row);
+
+  from.append(key.view(), value.view());
+  CHECK(from.len() == 3);
+  CHECK(from.keys()(0, 1, 2, 3) == key(0, 1, 2, 3));
+}
+
+TEST_CASE("a cache of no batch, no heads, no columns or no new tokens works, and sizes that overflow are refused",
+          "[kv_cache]") {
+  for (const Shape shape : {Shape{0, 2, 3, 4}, Shape{1, 0, 3, 4}, Shape{1, 2, 3, 0}, Shape{1, 2, 0, 4}}) {
+    heed::KvCache<float> cache(shape.batch, shape.heads, shape.dim, shape.dim);
+    const heed::TensorView<const float> none(nullptr, shape);
+    cache.append(none, none);
+    CHECK(cache.len() == shape.len);
+    CHECK(cache.keys().shape() == shape);
+    cache.truncate(0);
+    CHECK(cache.values().shape() == Shape{shape.batch, shape.heads, 0, shape.dim});
+  }
+  const Index most = std::numeric_limits<Index>::max();
+  const auto message = [](auto&& action) {
+    try {
+      action();
+    } catch (const std::invalid_argument& e) {
+      return std::string(e.what());
+    } catch (const std::bad_alloc&) {
+      return std::string("no memory");
+    }
+    return std::string("nothing was refused");
+  };
+  CHECK(message([&] { heed::KvCache<float>(1, 1, most / 512, most / 512); })
+            .find("KvCache: a page of ") == 0);
+  heed::KvCache<float> cache(0, 1, 4, 4);
+  const heed::TensorView<const float> three(nullptr, {0, 1, 3, 4}), huge(nullptr, {0, 1, most, 4}, {0, 0, 0});
+  cache.append(three, three);
+  CHECK(message([&] { cache.append(huge, huge); }) ==
+        "KvCache::append: 9223372036854775807 tokens after 3 overflow a 64-bit index");
+  CHECK(message([&] { cache.reserve(most); }) == "no memory");
+  CHECK(cache.len() == 3);
+}

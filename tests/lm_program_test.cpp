@@ -6,6 +6,9 @@
 #include "temporary.hpp"
 
 #include <heed/io/atomic_file.hpp>
+#include <heed/io/safetensors.hpp>
+
+#include <nlohmann/json.hpp>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -192,6 +195,102 @@ TEST_CASE("A bad file is refused in one sentence with exit code 2, and nothing i
   refuses({"train", "--text", text, "--vocab", vocab, "--merges", merges}, "", "vocab.json");
   refuses({"train", "--text", text, "--vocab", broken, "--merges", merges}, "", "broken.json");
   refuses({"train", "--text", text, "--gpt2", good}, good, "no GPT-2");
+}
+
+TEST_CASE("Files whose numbers cannot be believed end every command with one sentence and exit code 2") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good"),
+                    bad = folder.file("bad"), vocab = folder.write("vocab.json", R"({"a": 0, "b": 1})"),
+                    merges = folder.write("merges.txt", "#version: 0.2\n");
+  run(training(text, good, 2));
+  const auto refused = [&](const Arguments& arguments, const std::string& holds) {
+    Program program(arguments);
+    const int code = program.finish();
+    const std::string& said = program.output();
+    INFO(said);
+    CHECK(code == 2);
+    CHECK(said.rfind("heed_lm: ", 0) == 0);
+    CHECK(said.find(bad) != std::string::npos);
+    CHECK(said.find(holds) != std::string::npos);
+    CHECK(said.find('\n') == said.size() - 1);
+    CHECK(said.find('\x1b') == std::string::npos);
+  };
+  const auto every_command = [&](const std::string& holds) {
+    refused({"train", "--resume", bad, "--text", text}, holds);
+    refused({"eval", bad, "--text", text}, holds);
+    refused({"generate", bad, "--prompt", "line"}, holds);
+  };
+  // The good checkpoint with another number in its settings.
+  const auto settings = [&](const std::string& key, const std::string& field, const nlohmann::json& value) {
+    const auto file = heed::io::Safetensors::read(good);
+    heed::io::SafetensorsWriter writer;
+    for (const auto& [name, words] : file.metadata()) {
+      nlohmann::json stored = name == key ? nlohmann::json::parse(words) : nlohmann::json();
+      if (name == key) stored[field] = value;
+      writer.set_metadata(name, name == key ? stored.dump() : words);
+    }
+    for (const auto& [name, info] : file.tensors()) writer.add_bytes(name, info.dtype, info.shape, file.bytes(name));
+    writer.write(bad);
+  };
+  settings("training", "batch", std::int64_t(1) << 62);
+  every_command(": its training config has batch = 4611686018427387904, it must lie in [1, 1048576]");
+  settings("training", "clip", -1);
+  every_command(": its training config has clip = -1, it must lie in [0, 1e+30]");
+  settings("model", "width", -16);
+  every_command(": its model config cannot be used: width is -16, it must be at least 1");
+  settings("model", "depth", 100'000'000);
+  every_command(": its model config cannot be used: depth is 100000000, it must be at most 1048576");
+  settings("model", "width", 65'536);
+  every_command(": its model config has width = 65536, for which the model needs embed.weight");
+  settings("model", "vocabulary", std::int64_t(1) << 40);
+  every_command(": its model config has vocabulary = 1099511627776, its tokenizer has ");
+  settings("model", "variant", std::string("s\0\x1b[2J", 6));
+  every_command("variant: s\\x00\\x1B[2J is no variant");
+
+  // A terabyte without a byte on the disk: nothing, a checkpoint, and a header that claims it all.
+  const auto stretch = [&] { fs::resize_file(bad, std::uintmax_t(1) << 40); };
+  folder.write("bad", "");
+  stretch();
+  every_command(": the header does not start with '{'");
+  refused({"info", bad}, ": the header does not start with '{'");
+  refused({"train", "--text", bad, "--out", folder.file("out")}, ": the file has 1099511627776 bytes, this machine");
+  refused({"train", "--text", text, "--vocab", bad, "--merges", merges}, ": the file has 1099511627776 bytes, this");
+  refused({"train", "--instructions", bad}, ": the file has 1099511627776 bytes, this machine's memory ");
+  fs::copy_file(good, bad, fs::copy_options::overwrite_existing);
+  stretch();
+  every_command(": the tensors end at byte ");
+  refused({"info", bad}, ": the tensors end at byte ");
+
+  // A GPT-2 that heed cannot take is said to be one by its tensors.
+  const auto gpt2 = [&](std::vector<heed::Index> words, std::vector<heed::Index> positions) {
+    heed::io::SafetensorsWriter writer;
+    const auto add = [&](const std::string& name, const std::vector<heed::Index>& shape) {
+      std::size_t count = 1;
+      for (const heed::Index extent : shape) count *= std::size_t(extent);
+      writer.add(name, shape, std::vector<float>(count));
+    };
+    add("wte.weight", words);
+    add("wpe.weight", positions);
+    add("h.0.ln_1.weight", {words[1]});
+    writer.write(bad);
+  };
+  gpt2({2, 100}, {4, 100});
+  refused({"info", bad}, ": its width is 100, no multiple of 64");
+  gpt2({2, 64}, {0, 64});
+  refused({"info", bad}, ": wpe.weight has the shape (0 x 64), it holds no number");
+  refused({"train", "--gpt2", bad, "--text", text, "--tokenizer", "bytes"}, ": wpe.weight has the shape (0 x 64)");
+}
+
+TEST_CASE("What info prints of a file steers no terminal") {
+  const Folder folder;
+  heed::io::SafetensorsWriter writer;
+  writer.set_metadata("k\x1b[2J", std::string("v\0w\x1b", 4));
+  writer.add("weight\x1b]0;", {1}, std::vector<float>{1});
+  writer.write(folder.path / "m");
+  Program program({"info", folder.file("m")});
+  CHECK(program.finish() == 0);
+  CHECK(program.output() == "k\\x1B[2J: v\\x00w\\x1B\nF32  weight\\x1B]0;" + std::string(32, ' ') +
+                                "(1)\n1 parameters\n");
 }
 
 TEST_CASE("A page of pictures is there after training, and a folder that cannot be made is refused at once") {

@@ -385,6 +385,21 @@ TEST_CASE("a bad list of merges is named in one sentence") {
         "merges.txt line 2: \"#version:\" is not in the vocabulary of 265 tokens");
 }
 
+TEST_CASE("control bytes of a bad file are spelled out, and the sentence goes on behind a NUL") {
+  const ScratchFile merges("merges.txt", joined(kMerges, "\n")), vocab("vocab.json", R"({"a\u001b\u0000b": 0})");
+  CHECK(message_of([&] { (void)read_bpe_tokenizer(vocab.path(), merges.path()); }) ==
+        vocab.path() + ": the token \"a\\x1B\\x00b\" with id 0 has a character that stands for no byte");
+  CHECK(message_of([&] { (void)tokenizer_of(tiny_tokens(), {std::string("\x1b[2J\0", 5) + "\xC2\x9B"}); }) ==
+        "merges.txt line 1: \"\\x1B[2J\\x00\\xC2\\x9B\" is no pair of tokens with one space between");
+  const std::string umlauts(39, 'u'), cut = umlauts + "\xC3\xA4 and more";
+  CHECK(message_of([&] { (void)tokenizer_of(tiny_tokens(), {cut}); }).find('"' + umlauts + "...\"") !=
+        std::string::npos);
+  CHECK(message_of([] { (void)tokenizer_from(R"({"tokenizer": "wo\u0007rds"})"); }).find("\"wo\\x07rds\" is unknown") !=
+        std::string::npos);
+  CHECK(message_of([] { (void)tokenizer_from("\"" + std::string(1 << 20, 'x')); }).size() < 400);
+  CHECK(message_of([] { (void)parse_instructions("{\"instruction\": \"\x1b\"}", "a\nb"); }).find("a\\x0Ab line 1: ") == 0);
+}
+
 TEST_CASE("a file that is not there is named") {
   const ScratchFile vocab("vocab.json", json_of(tiny_tokens()));
   const std::string none = vocab.path() + ".none";

@@ -7,6 +7,7 @@
 
 #include <heed/compiled.hpp>
 #include <heed/io/atomic_file.hpp>
+#include <heed/io/safetensors.hpp>
 
 #include <unistd.h>
 
@@ -168,6 +169,169 @@ TEST_CASE("A checkpoint that cannot be read is refused in one sentence that begi
   refuses(replaced("\\\"width\\\":16", "\\\"width\\\":{}"), "its model config cannot be read");
   refuses(replaced("\\\"clip\\\"", "\\\"clap\\\""), "its training config has the field \"clap\"");
   CHECK(message_of([&] { (void)load_run(folder.path / "none"); }).find("none") != std::string::npos);
+}
+
+namespace {
+
+// A checkpoint with a change, as another file.
+struct Changed {
+  std::filesystem::path from, to;
+
+  // set(json) changes the settings stored under `key`.
+  template <class Set>
+  void settings(const std::string& key, const Set& set) const {
+    const auto file = heed::io::Safetensors::read(from);
+    nlohmann::json stored = nlohmann::json::parse(file.metadata().at(key));
+    set(stored);
+    text(key, stored.dump());
+  }
+  void text(const std::string& key, const std::string& value) const {
+    write([&](auto& writer) { writer.set_metadata(key, value); });
+  }
+  template <class Add>
+  void write(const Add& add, const std::string& without = "") const {
+    const auto file = heed::io::Safetensors::read(from);
+    heed::io::SafetensorsWriter writer;
+    for (const auto& [name, words] : file.metadata()) writer.set_metadata(name, words);
+    for (const auto& [name, info] : file.tensors())
+      if (name != without) writer.add_bytes(name, info.dtype, info.shape, file.bytes(name));
+    add(writer);
+    writer.write(to);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Every number of a checkpoint is checked against what the file holds") {
+  const heed_test::TemporaryFolder folder;
+  const Changed changed{folder.path / "run.safetensors", folder.path / "other.safetensors"};
+  Run run = new_run(2, "prototype");
+  train_on(run, 1);
+  save_run(run, changed.from);
+  const auto said = [&] {
+    const std::string text = message_of([&] { (void)load_run(changed.to); }), start = changed.to.string() + ": ";
+    INFO(text);
+    CHECK(text.rfind(start, 0) == 0);
+    CHECK(text.find('\n') == std::string::npos);
+    return text.substr(std::min(start.size(), text.size()));
+  };
+  const auto with = [&](const char* key, const char* field, const nlohmann::json& value) {
+    changed.settings(key, [&](nlohmann::json& stored) {
+      REQUIRE(stored.contains(field));
+      stored[field] = value;
+    });
+    return said();
+  };
+  const auto model = [&](const char* field, const nlohmann::json& value) { return with("model", field, value); };
+  const auto training = [&](const char* field, const nlohmann::json& value) {
+    return with("training", field, value);
+  };
+  const std::string own = "its model config ", unusable = own + "cannot be used: ";
+  const Index vocabulary = run.config.vocabulary;
+  const std::string words = std::to_string(vocabulary);
+
+  // Numbers that the program itself never writes.
+  CHECK(training("batch", Index(1) << 62) ==
+        "its training config has batch = 4611686018427387904, it must lie in [1, 1048576]");
+  CHECK(training("batch", 0) == "its training config has batch = 0, it must lie in [1, 1048576]");
+  CHECK(training("batch", ~std::uint64_t(0)) ==
+        "its training config has batch = 18446744073709551615, which would be read as -1");
+  CHECK(training("steps", -1) == "its training config has steps = -1, it must lie in [1, 4294967296]");
+  CHECK(training("steps", 1) == "metadata step is 2, it must lie in [0, 1], the steps of its training config");
+  CHECK(training("warmup", -1) == "its training config has warmup = -1, it must lie in [0, 4294967296]");
+  CHECK(training("clip", -1) == "its training config has clip = -1, it must lie in [0, 1e+30]");
+  CHECK(training("learning_rate", -0.5) ==
+        "its training config has learning_rate = -0.5, it must lie in [0, 1e+30]");
+  CHECK(training("learning_rate", 1e300) ==
+        "its training config has learning_rate = 1e+300, it must lie in [0, 1e+30]");
+  CHECK(training("weight_decay", -1e-9) ==
+        "its training config has weight_decay = -1e-09, it must lie in [0, 1e+30]");
+  CHECK(training("seed", -1) == "its training config has seed = -1, which would be read as 18446744073709551615");
+  CHECK(model("seed", -1) == own + "has seed = -1, which would be read as 18446744073709551615");
+  CHECK(model("width", -16) == unusable + "width is -16, it must be at least 1");
+  CHECK(model("heads", 0) == unusable + "heads is 0, it must be at least 1");
+  CHECK(model("heads", 3) == unusable + "width is 16, it must be a multiple of heads, 3");
+  CHECK(model("prototypes", -1) == unusable + "prototypes is -1, it must be at least 1");
+  CHECK(model("hidden", -1) == unusable + "hidden is -1, it must be at least 0");
+  CHECK(model("depth", 100'000'000) == unusable + "depth is 100000000, it must be at most 1048576");
+  CHECK(model("dropout", 1) == unusable + "dropout is 1, it must lie in [0, 1)");
+  CHECK(model("attention_dropout", -0.1) == unusable + "attention_dropout is -0.1, it must lie in [0, 1)");
+  CHECK(model("causal", false).find("causal is false for prototype") != std::string::npos);
+  CHECK(model("variant", "sdpo").find(unusable + "variant: sdpo is no variant") == 0);
+  CHECK(model("variant", std::string(1 << 20, 'x')).size() < 1000);
+  CHECK(model("activation", "relu6").find(own + "cannot be used: ") == 0);
+
+  // Numbers that the file's tensors do not bear out; 1 TB and more if they were believed.
+  CHECK(model("vocabulary", Index(1) << 40) ==
+        own + "has vocabulary = 1099511627776, its tokenizer has " + words + " tokens");
+  CHECK(model("width", 65'536) == own + "has width = 65536, for which the model needs embed.weight in the shape (" +
+                                      words + " x 65536); it has (" + words + " x 16)");
+  CHECK(model("depth", 1000) == own + "has depth = 1000, the file has 2 blocks");
+  CHECK(model("depth", 1) == own + "has depth = 1, the file has 2 blocks");
+  CHECK(model("len", 1 << 20) ==
+        own + "has len = 1048576, for which the model needs pos_emb.weight in the shape (1048576 x 16); it has (24 x 16)");
+  CHECK(model("hidden", 1 << 20) == own + "has hidden = 1048576, for which the model needs blocks.0.mlp.0.weight in "
+                                          "the shape (1048576 x 16); it has (64 x 16)");
+  CHECK(model("prototypes", 1 << 20).find("and prototypes = 1048576, which needs ") != std::string::npos);
+  CHECK(model("tied", false).find("there is no tensor lm_head.weight") == 0);
+  CHECK(model("variant", "sdpa-latent").find("the model has no place for the tensor 'adamw.first.") == 0);
+
+  // A table of one row: the blocks alone would take 200 GB.
+  changed.settings("model", [](nlohmann::json& stored) { stored["width"] = 65'536; });
+  const Changed again{changed.to, changed.to};
+  again.write([&](auto& writer) {
+    writer.add("embed.weight", {vocabulary, 65'536}, std::vector<float>(std::size_t(vocabulary * 65'536)));
+  }, "embed.weight");
+  again.write([](auto& writer) { writer.add("pos_emb.weight", {24, 65'536}, std::vector<float>(24 * 65'536)); },
+              "pos_emb.weight");
+  CHECK(said().find("which needs ") != std::string::npos);
+
+  changed.text("step", "4611686018427387904");
+  CHECK(said() == "metadata step is 4611686018427387904, it must lie in [0, 2], the steps of its training config");
+  changed.text("step", "-1");
+  CHECK(said() == "metadata step is -1, it must lie in [0, 2], the steps of its training config");
+  changed.text("data", "-1");
+  CHECK(said() == "metadata data is \"-1\", it must be a whole number");
+  changed.text("tokenizer", "{\"tokenizer\": 3}");
+  CHECK(said().find("tokenizer_from: the state is damaged") == 0);
+  changed.text("model", std::string(1 << 20, '['));
+  CHECK(said().find("its model config cannot be read") == 0);
+  changed.text("model", "\"" + std::string(1 << 20, 'x'));
+  CHECK(said().size() < 400);
+  changed.text("version", std::string("2\0\x1b[2J", 6));
+  CHECK(said() == "its version is '2??[2J', this program reads 1");
+  changed.write([](auto& writer) { writer.add("blocks.0.extra\x1b", {1}, std::vector<float>{1}); });
+  CHECK(said() == "the model has no place for the tensor 'blocks.0.extra?'");
+  changed.write([](auto& writer) { writer.add("more", {1}, std::vector<float>{1}); });
+  CHECK(said() == "the model has no place for the tensor 'more'");
+  changed.write([](auto&) {});
+  (void)load_run(changed.to);
+}
+
+TEST_CASE("What a model needs at the least is told without making it, within a factor of 16") {
+  for (const std::string& name : model_names())
+    for (const Index scale : {1, 3}) {
+      ModelConfig config;
+      config.variant = name;
+      config.vocabulary = 7;
+      config.width = 16 * scale;
+      config.heads = 2;
+      config.depth = 4 - scale;
+      config.len = 5;
+      config.hidden = scale == 1 ? 0 : 64;
+      config.prototypes = 20;
+      for (const bool tied : {true, false}) {
+        config.tied = tied;
+        Model model = make_model(config);
+        double numbers = 0;
+        const auto add = [&](const std::string&, heed::Param<float>& p, auto&...) { numbers += double(p.size()); };
+        model.visit(nn::Visitor<float>(add));
+        model.visit_state(nn::StateVisitor<float>(add));
+        INFO(name << ", width " << config.width << ": " << least_numbers(config) << " of " << numbers);
+        CHECK(least_numbers(config) <= numbers);
+        CHECK(16 * least_numbers(config) >= numbers);
+      }
+    }
 }
 
 TEST_CASE("Settings keep the default of a field that their JSON does not have") {

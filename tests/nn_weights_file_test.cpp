@@ -350,6 +350,72 @@ TEST_CASE("A GPT-2 that does not fit is refused in one sentence and changes noth
   CHECK(same_bits(all_weights<float>(model), all_weights<float>(direct)));
 }
 
+TEST_CASE("Every tensor of a GPT-2 file is used or named in the refusal, the saved masks aside") {
+  TemporaryFile file;
+  Model direct = gpt(gpt2_options(1));
+  shake<float>(direct);
+  const std::string prefix = GENERATE("", "transformer.");
+  const Tensors right = gpt2_of(direct, prefix);
+  const heed::Param<float> vector(std::vector<Index>{kWidth}), mask(std::vector<Index>{1, 1, kMaxLen, kMaxLen});
+  const auto load = [&](const std::map<std::string, heed::Param<float>>& more) {
+    Tensors tensors = right;
+    for (const auto& [name, tensor] : more) tensors[name] = tensor;
+    write(tensors, file.path());
+    return complaint(file.path(), [&] {
+      Model model = gpt(nn::Gpt2File(file.path()).options());
+      nn::Gpt2File(file.path()).fill(model);
+    });
+  };
+  const std::string begins = "a GPT-2 of 1 block has no place for the tensor ";
+  CHECK(load({}) == "no error");
+  CHECK(load({{prefix + "h.0.attn.masked_bias", mask}}) == "no error");
+  CHECK(load({{prefix + "h.5.ln_1.weight", vector}}) == begins + prefix + "h.5.ln_1.weight");
+  CHECK(load({{prefix + "h.5.attn.bias", mask}}) == begins + prefix + "h.5.attn.bias");
+  CHECK(load({{"score.weight", vector}}) == begins + "score.weight");
+  CHECK(load({{prefix + "h.0.attn.rotary", vector}}) == begins + prefix + "h.0.attn.rotary");
+  CHECK(load({{"adapter\x1b[2J", vector}}) == begins + "adapter\\x1B[2J");
+  CHECK(load({{"lm_head.weight", vector}}) ==
+        "lm_head.weight has the shape (128), the model needs (13 x 128)");
+
+  // A model without a place for a tensor is not filled without it.
+  write(right, file.path());
+  Model latent = nn::make_gpt<float>(gpt2_options(1), [&](Index) {
+    return std::make_unique<nn::ProjectedAttention<heed::ScaledDot<float>>>(
+        nn::latent_attention<float>(kWidth, 2, 32));
+  });
+  const std::vector<float> before = all_weights<float>(latent);
+  CHECK(complaint(file.path(), [&] { nn::Gpt2File(file.path()).fill(latent); }) ==
+        "the model has no place for the tensor " + prefix + "h.0.attn.c_attn.bias");
+  CHECK(same_bits(all_weights<float>(latent), before));
+}
+
+TEST_CASE("A GPT-2 of sizes that its file does not hold is refused before memory is taken") {
+  TemporaryFile file;
+  Model direct = gpt(gpt2_options(1));
+  const Tensors right = gpt2_of(direct, "");
+  const auto sizes = [&](const std::string& name, std::vector<Index> shape) {
+    Tensors tensors = right;
+    tensors[name] = heed::Param<float>(std::move(shape));
+    write(tensors, file.path());
+    return complaint(file.path(), [&] { (void)nn::Gpt2File(file.path()).options(); });
+  };
+  // 2^20 columns would be blocks of 13 TB.
+  CHECK(sizes("wte.weight", {1, Index(1) << 20}) ==
+        "h.0.attn.c_attn.bias has the shape (384), the model needs (3145728)");
+  CHECK(sizes("h.0.mlp.c_fc.weight", {kWidth, 1 << 16}) ==
+        "h.0.mlp.c_fc.bias has the shape (40), the model needs (65536)");
+  CHECK(sizes("wpe.weight", {0, kWidth}) == "wpe.weight has the shape (0 x 128), it holds no number");
+  CHECK(sizes("wte.weight", {0, kWidth}) == "wte.weight has the shape (0 x 128), it holds no number");
+  CHECK(sizes("h.0.mlp.c_fc.weight", {kWidth, 0}) ==
+        "h.0.mlp.c_fc.weight has the shape (128 x 0), it holds no number");
+  write(right, file.path());
+  CHECK(complaint(file.path(), [&] {
+          (void)nn::Gpt2File(file.path(), [&](const nn::GptOptions& o) {
+            heed::io::refuse(file.path().string(), "vocabulary ", o.vocabulary);
+          });
+        }) == "vocabulary 13");
+}
+
 TEST_CASE("The sizes of a GPT-2 are read from tensors that must be there") {
   TemporaryFile file;
   Model direct = gpt(gpt2_options(1));

@@ -594,6 +594,70 @@ TEST_CASE("a full disk, a failed sync and a failed read are errors with the syst
         "/tmp: not a regular file");
 }
 
+TEST_CASE("a sparse file of a terabyte is refused by its header, before memory for it is taken") {
+  const Folder folder;
+  const fs::path path = folder.path / "m.safetensors";
+  const auto spread = [&](const Bytes& head) {
+    const std::span<const std::byte> piece(head);
+    heed::io::write_file_atomically(path, {&piece, 1});
+    fs::resize_file(path, std::uintmax_t{1} << 40);
+  };
+  const auto said = [&](const auto& call) {
+    const std::string text = message_of<std::runtime_error>(call), start = path.string() + ": ";
+    CHECK(text.starts_with(start));
+    return text.substr(std::min(text.size(), start.size()));
+  };
+  const auto read = [&] { return said([&] { (void)Safetensors::read(path); }); };
+  spread({});
+  CHECK(read() == "the header does not start with '{'");
+  spread(mixed_writer().bytes());
+  CHECK(read().find(" of 10995116") != std::string::npos);
+  CHECK(read().find("the tensors end at byte ") == 0);
+  const std::string rest = std::to_string((std::size_t{1} << 40) - 8 - 128);
+  std::string header = "{" + entry("a", "U8", rest, "0," + rest) + "}";
+  header.resize(128, ' ');
+  spread(file_of(header));
+  CHECK(read().find("the file has 1099511627776 bytes, this machine's memory ") == 0);
+  CHECK(said([&] { (void)heed::io::read_file(path); }).find("the file has 1099511627776 bytes, this") == 0);
+  // What it says of itself can be looked at all the same.
+  CHECK(heed::io::SafetensorsIndex::read(path).info("a").shape == std::vector<Index>{Index(std::stoll(rest))});
+}
+
+TEST_CASE("a file can be refused by its header, before its tensors are read") {
+  const Folder folder;
+  const fs::path path = folder.path / "m.safetensors";
+  write_version(path, 7, 10);
+  std::string version;
+  const Safetensors file = Safetensors::read(path, [&](const heed::io::SafetensorsIndex& head) {
+    version = head.metadata().at("version") + " " + std::to_string(head.info("x").shape[0]);
+  });
+  CHECK(version == "7 10");
+  CHECK(file.values<int>("x") == std::vector<int>(10, 7));
+  CHECK(message_of<std::runtime_error>([&] {
+          (void)Safetensors::read(path, [](const auto&) { throw std::runtime_error("not this one"); });
+        }) == "not this one");
+}
+
+TEST_CASE("an error made of foreign bytes is whole and printable") {
+  const auto said = [](const std::string& bytes) {
+    return message_of<std::invalid_argument>([&] { heed::fail("the name is '", bytes, "', it must be short"); });
+  };
+  const auto whole = [](const std::string& name) { return "the name is '" + name + "', it must be short"; };
+  CHECK(said(std::string("a\0b", 3)) == whole("a\\x00b"));
+  CHECK(said("\x1b]0;title\a\n\r\x7f") == whole("\\x1B]0;title\\x07\\x0A\\x0D\\x7F"));
+  CHECK(said("\xC2\x9B" "2J") == whole("\\xC2\\x9B2J"));                            // CSI of 8 bits
+  CHECK(said("\xC2\xA0 \xC3\xA4 \xE2\x82\xAC \xF0\x9F\x8C\x8A") ==
+        whole("\xC2\xA0 \xC3\xA4 \xE2\x82\xAC \xF0\x9F\x8C\x8A"));
+  CHECK(said("\x80 \xC0\xAF \xED\xA0\x80 \xF4\x90\x80\x80 \xE2\x82") ==
+        whole("\\x80 \\xC0\\xAF \\xED\\xA0\\x80 \\xF4\\x90\\x80\\x80 \\xE2\\x82"));
+  CHECK(heed::printable(heed::printable("\x01\\")) == heed::printable("\x01\\"));
+  const fs::path none = std::string("/no/such\n\x1b[31m");
+  CHECK(message_of<std::runtime_error>([&] { (void)heed::io::read_file(none); }) ==
+        "/no/such\\x0A\\x1B[31m: cannot open the file (No such file or directory)");
+  const auto file = file_of("{" + entry("\\u0000\\u001b[2J\xC2\x9B", "F31", "1", "0,4") + "}", 4);
+  CHECK(refusal(file) == "safetensors: tensor '?" "?[2J?" "?' has the unknown dtype 'F31'");
+}
+
 TEST_CASE("a write that fails halfway leaves the old file and no temporary one") {
   const Folder folder;
   const fs::path path = folder.path / "m.safetensors";

@@ -27,8 +27,9 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
 
 // For messages.
 [[nodiscard]] std::string in_quotes(const std::string& token) {
-  constexpr std::size_t longest = 40;
+  std::size_t longest = 40;
   if (token.size() <= longest) return '"' + token + '"';
+  while (longest > 0 && (static_cast<unsigned char>(token[longest]) & 0xC0U) == 0x80U) --longest;
   return '"' + token.substr(0, longest) + "...\"";
 }
 

@@ -248,17 +248,18 @@ int run_generate(const GenerateCommand& command) {
 }
 
 int run_info(const std::string& path) {
-  const auto file = as_usage([&] { return heed::io::Safetensors::read(path); });
+  using heed::printable;
+  const auto file = as_usage([&] { return heed::io::SafetensorsIndex::read(path); });
   for (const auto& [key, value] : file.metadata())
-    std::printf("%s: %.300s%s\n", key.c_str(), value.c_str(), value.size() > 300 ? " ..." : "");
+    std::printf("%s: %s%s\n", printable(key).c_str(), printable(value.substr(0, 300)).c_str(),
+                value.size() > 300 ? " ..." : "");
   std::optional<nn::GptOptions> gpt2;
-  if (nn::Gpt2File::is_gpt2(file)) gpt2 = nn::Gpt2File(path).options();
+  if (nn::Gpt2File::is_gpt2(file)) gpt2 = as_usage([&] { return nn::Gpt2File(path).options(); });
   Index total = 0;
   for (const auto& [name, info] : file.tensors()) {
-    Index count = 1;
-    for (const Index extent : info.shape) count *= extent;
-    if (is_parameter(name, gpt2)) total += count;
-    std::printf("%-4s %-44s %s\n", info.dtype.c_str(), name.c_str(),
+    if (is_parameter(name, gpt2))
+      total += Index((info.end - info.begin) / heed::io::dtype_width(info.dtype));
+    std::printf("%-4s %-44s %s\n", info.dtype.c_str(), printable(name).c_str(),
                 nn::detail::shape_text(info.shape).c_str());
   }
   std::printf("%td parameters\n", total);

@@ -31,15 +31,20 @@ template <class S>
     S::for_each_field(settings, [&](const char* name, auto& value) {
       known.insert(name);
       if (!object.contains(name)) return;
-      object.at(name).get_to(value);
-      heed::require(nlohmann::json(value) == object.at(name), what, " has ", name, " = ",
-                    object.at(name).dump(), ", which would be read as ", nlohmann::json(value).dump());
+      const nlohmann::json& stored = object.at(name);
+      stored.get_to(value);
+      // Equal as JSON are also -1 and 2^64 - 1.
+      const nlohmann::json taken(value);
+      const bool same = taken == stored && (!stored.is_number_integer() || !taken.is_number_integer() ||
+                                            taken.dump() == stored.dump());
+      heed::require(same, what, " has ", name, " = ", stored.dump(), ", which would be read as ", taken.dump());
     });
     for (const auto& [name, value] : object.items())
-      heed::require(known.contains(name), what, " has the field \"", name,
-                    "\", which this program does not know");
+      heed::require(known.contains(name), what, " has the field \"",
+                    name.size() > 80 ? name.substr(0, 80) + "..." : name, "\", which this program does not know");
   } catch (const nlohmann::json::exception& error) {
-    heed::fail(what, " cannot be read (", error.what(), ")");
+    const std::string words = error.what();  // may quote the whole text
+    heed::fail(what, " cannot be read (", words.size() > 200 ? words.substr(0, 200) + "..." : words, ")");
   }
   return settings;
 }

@@ -55,6 +55,12 @@ struct ModelConfig {
 [[nodiscard]] std::vector<std::string> model_names();
 [[nodiscard]] bool has_own_frame(const std::string& variant);
 
+// Throws std::invalid_argument unless each setting can be used; makes nothing.
+void require_usable(const ModelConfig& config);
+// Numbers (weights, and what layers keep beside them) that a model of usable settings has at the least, without
+// making it: within a factor of 16 of what it has.
+[[nodiscard]] double least_numbers(const ModelConfig& config);
+
 // With its first weights.
 [[nodiscard]] Model make_model(const ModelConfig& config);
 

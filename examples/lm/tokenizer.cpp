@@ -121,10 +121,11 @@ std::unique_ptr<Tokenizer> tokenizer_from(const std::string& state) {
           json.at("tokens").get<std::vector<std::string>>(),
           merges_from_lines(json.at("merges").get<std::vector<std::string>>(), kTokenizerState),
           kTokenizerState);
-    heed::fail("tokenizer_from: the tokenizer \"", name,
+    heed::fail("tokenizer_from: the tokenizer \"", name.size() > 80 ? name.substr(0, 80) + "..." : name,
                "\" is unknown; known are bytes, characters, gpt2");
   } catch (const nlohmann::json::exception& error) {
-    heed::fail("tokenizer_from: the state is damaged: ", error.what());
+    const std::string words = error.what();  // may quote the whole state
+    heed::fail("tokenizer_from: the state is damaged: ", words.size() > 200 ? words.substr(0, 200) + "..." : words);
   }
 }
 

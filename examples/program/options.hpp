@@ -4,6 +4,8 @@
 // Values of options, checked while they are still text: what CLI11 converts itself takes NaN for any number
 // and -1 for 2^64 - 1.
 
+#include "limits.hpp"
+
 #include <CLI/CLI.hpp>
 
 #include <charconv>
@@ -58,8 +60,5 @@ template <class Number>
   return CLI::Validator(
       [=](std::string& text) { return text.empty() ? "\"\" names no " + what : std::string(); }, "");
 }
-
-inline constexpr int kMaxThreads = 1024;
-inline constexpr std::int64_t kMaxSize = std::int64_t(1) << 20, kMaxSteps = std::int64_t(1) << 32;
 
 }  // namespace heed_program

@@ -21,7 +21,7 @@ namespace heed_program {
 
 // Options or input that cannot be used; the text is the whole sentence. Exit code 2.
 struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit UsageError(const std::string& sentence) : std::runtime_error(heed::printable(sentence)) {}
 };
 
 // The end of each --help.

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Errors as one sentence: require() and fail() put it together from its parts and throw.
+// Errors as one sentence: require() and fail() put it together from its parts and throw. Parts may be bytes of
+// a foreign file: whatever is no printable character is spelled out, so that the sentence is whole (what() ends
+// at a NUL) and steers no terminal.
 
 #include <heed/core/config.hpp>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 namespace heed::inline HEED_ABI {
@@ -35,14 +39,62 @@ void append(std::string& text, const Part& part) {
   }
 }
 
+// Bytes of the character in front; 0 where there is none of valid UTF-8, or a control character (C0, C1, DEL).
+[[nodiscard]] inline std::size_t printable_bytes(std::string_view text) {
+  const auto within = [&](std::size_t i, unsigned low, unsigned high) {
+    if (i >= text.size()) return false;
+    const unsigned byte = static_cast<unsigned char>(text[i]);
+    return low <= byte && byte <= high;
+  };
+  const auto follows = [&](std::size_t i) { return within(i, 0x80, 0xBF); };
+  if (within(0, 0x20, 0x7E)) return 1;
+  if (within(0, 0xC2, 0xDF)) return within(1, within(0, 0xC2, 0xC2) ? 0xA0 : 0x80, 0xBF) ? 2 : 0;
+  // Not longer than need be, no surrogates, nothing beyond U+10FFFF.
+  if (within(0, 0xE0, 0xEF)) {
+    const unsigned low = within(0, 0xE0, 0xE0) ? 0xA0 : 0x80, high = within(0, 0xED, 0xED) ? 0x9F : 0xBF;
+    return within(1, low, high) && follows(2) ? 3 : 0;
+  }
+  const unsigned low = within(0, 0xF0, 0xF0) ? 0x90 : 0x80, high = within(0, 0xF4, 0xF4) ? 0x8F : 0xBF;
+  return within(0, 0xF0, 0xF4) && within(1, low, high) && follows(2) && follows(3) ? 4 : 0;
+}
+
+}  // namespace detail
+
+// The text with every byte that belongs to no printable character of UTF-8 spelled as \x1B.
+[[nodiscard]] inline std::string printable(std::string_view text) {
+  constexpr const char* digits = "0123456789ABCDEF";
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t bytes = detail::printable_bytes(text);
+    if (bytes > 0) {
+      result += text.substr(0, bytes);
+    } else {
+      const unsigned byte = static_cast<unsigned char>(text[0]);
+      result += "\\x";
+      result += digits[byte >> 4];
+      result += digits[byte & 0xFU];
+    }
+    text.remove_prefix(bytes > 0 ? bytes : 1);
+  }
+  return result;
+}
+
+namespace detail {
+
+// What an error says: all parts joined.
+template <class... Parts>
+[[nodiscard]] std::string sentence(const Parts&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return printable(text);
+}
+
 }  // namespace detail
 
 // Throws std::invalid_argument with all parts joined: `fail("forward(dar): key has dim ", 48)`.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::string text;
-  (detail::append(text, parts), ...);
-  throw std::invalid_argument(text);
+  throw std::invalid_argument(detail::sentence(parts...));
 }
 
 template <class... Parts>

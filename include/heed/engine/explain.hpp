@@ -31,6 +31,7 @@ struct Explanation {
 
   [[nodiscard]] std::string text() const {
     std::ostringstream out;
+    out.exceptions(std::ios::badbit);  // else it swallows std::bad_alloc, and half of the text
     out << instruction_set << "; panels of " << lanes << " queries, " << group
         << " to a group, tiles of " << key_tile << " keys: " << full_tiles << " whole, "
         << partial_tiles << " masked, " << skipped_tiles << " skipped\n"
@@ -93,6 +94,7 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
   const Geometry& g = c.geometry;
   const auto say = [&e](auto&&... parts) {
     std::ostringstream out;
+    out.exceptions(std::ios::badbit);
     (out << ... << parts);
     e.remarks.push_back(out.str());
   };

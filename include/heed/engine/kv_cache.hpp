@@ -13,7 +13,10 @@
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
 namespace heed::inline HEED_ABI {
@@ -34,8 +37,32 @@ class KvCache {
             "; none may be negative");
     require(page_rows > 0 && page_rows % kPanelLanes<Real> == 0, "KvCache: page_rows is ", page_rows,
             ", it must be a positive multiple of ", kPanelLanes<Real>);
-    (void)page_numbers(key_shape_);
-    (void)page_numbers(value_shape_);
+    const Index keys = page_numbers(key_shape_), values = page_numbers(value_shape_);
+    require(values <= std::numeric_limits<Index>::max() / Index(sizeof(Real)) - keys, "KvCache: a page of ", keys,
+            " numbers of keys and ", values, " of values exceeds the address space");
+  }
+
+  // What is left of a cache that was moved from is an empty cache of its shape.
+  KvCache(KvCache&& other) noexcept
+      : key_shape_(other.key_shape_),
+        value_shape_(other.value_shape_),
+        page_rows_(other.page_rows_),
+        pages_(std::move(other.pages_)),
+        key_pages_(std::move(other.key_pages_)),
+        value_pages_(std::move(other.value_pages_)) {
+    other.key_shape_.len = other.value_shape_.len = 0;
+    for (auto* pages : {&other.key_pages_, &other.value_pages_}) pages->clear();
+    other.pages_.clear();
+  }
+  KvCache& operator=(KvCache&& other) noexcept {
+    KvCache taken(std::move(other));
+    std::swap(key_shape_, taken.key_shape_);
+    std::swap(value_shape_, taken.value_shape_);
+    std::swap(page_rows_, taken.page_rows_);
+    pages_.swap(taken.pages_);
+    key_pages_.swap(taken.key_pages_);
+    value_pages_.swap(taken.value_pages_);
+    return *this;
   }
 
   // Tokens held, and tokens for which there is room.
@@ -44,13 +71,19 @@ class KvCache {
 
   // Room for `len` tokens. Throws std::bad_alloc; the cache is then as it was.
   void reserve(Index len) {
-    while (capacity() < len) {
-      key_pages_.reserve(pages_.size() + 1);
-      value_pages_.reserve(pages_.size() + 1);
-      const Index keys = page_numbers(key_shape_);
-      pages_.push_back(std::make_unique<Real[]>(std::size_t(keys + page_numbers(value_shape_))));
-      key_pages_.push_back(pages_.back().get());
-      value_pages_.push_back(pages_.back().get() + keys);
+    if (len <= capacity()) return;
+    const Index keys = page_numbers(key_shape_), values = page_numbers(value_shape_);
+    const auto count = std::size_t((len - capacity() - 1) / page_rows_ + 1);
+    std::vector<std::unique_ptr<Real[]>> added;
+    make_room(added, count);
+    while (added.size() < count) added.push_back(std::make_unique<Real[]>(std::size_t(keys + values)));
+    make_room(pages_, count);
+    make_room(key_pages_, count);
+    make_room(value_pages_, count);
+    for (std::unique_ptr<Real[]>& page : added) {  // throws no more
+      key_pages_.push_back(page.get());
+      value_pages_.push_back(page.get() + keys);
+      pages_.push_back(std::move(page));
     }
   }
 
@@ -64,6 +97,8 @@ class KvCache {
     require(value.shape().len == key.shape().len, "KvCache::append: value has len ",
             value.shape().len, ", key has ", key.shape().len);
     const Index count = key.shape().len;
+    require(count <= std::numeric_limits<Index>::max() - len(), "KvCache::append: ", count, " tokens after ",
+            len(), " overflow a 64-bit index");
     reserve(len() + count);
     copy(key, key_pages_, key_shape_);
     copy(value, value_pages_, value_shape_);
@@ -82,6 +117,14 @@ class KvCache {
   [[nodiscard]] TensorView<const Real> values() const { return view(value_pages_, value_shape_); }
 
  private:
+  // Room for `count` more, at least doubled: vectors that grow one by one are copied seldom.
+  template <class T>
+  static void make_room(std::vector<T>& all, std::size_t count) {
+    const std::size_t needed = all.size() + count;
+    if (needed <= all.capacity()) return;
+    if (needed > all.max_size()) throw std::bad_alloc();
+    all.reserve(std::max(needed, std::min(2 * all.capacity(), all.max_size())));
+  }
   // A page is (batch, kv_heads, page_rows, dim).
   [[nodiscard]] Strides strides(const Shape& shape) const {
     return {shape.heads * page_rows_ * shape.dim, page_rows_ * shape.dim, shape.dim};

@@ -17,8 +17,6 @@
 #include <charconv>
 #include <filesystem>
 #include <limits>
-#include <locale>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -26,14 +24,14 @@ namespace heed::inline HEED_ABI {
 
 namespace detail {
 
-// Independent of the global locale.
+// Independent of the locale. No stream, which swallows std::bad_alloc and leaves half a number.
 template <class Real>
 [[nodiscard]] std::string round_trip_text(Real value) {
-  std::ostringstream text;
-  text.imbue(std::locale::classic());
-  text.precision(std::numeric_limits<Real>::max_digits10);
-  text << value;
-  return text.str();
+  char digits[40];
+  const auto [end, error] = std::to_chars(digits, digits + sizeof digits, value, std::chars_format::general,
+                                          std::numeric_limits<Real>::max_digits10);
+  require(error == std::errc(), "round_trip_text: the number has more than ", sizeof digits, " characters");
+  return {digits, end};
 }
 
 // Reads the fields of one file; every fault is a std::runtime_error with the file's name.
@@ -50,8 +48,8 @@ class ArtMemoryReader {
     const Index count = integer("count");
     if (count < 0 || count > options.capacity)
       refuse("count ", count, " is outside [0, ", options.capacity, "], the capacity");
-    if (options.capacity > max_values / options.dim)
-      refuse("capacity ", options.capacity, " x dim ", options.dim, " is more than the limit of ",
+    if (options.capacity > max_values / (options.dim + 2))
+      refuse("capacity ", options.capacity, " x (dim ", options.dim, " + 2) is more than the limit of ",
              max_values, " values");
     require_prototypes(count, options.dim);
     try {
@@ -66,9 +64,7 @@ class ArtMemoryReader {
  private:
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    std::string text = source_ + ": ";
-    (detail::append(text, parts), ...);
-    throw std::runtime_error(text);
+    throw std::runtime_error(sentence(source_, ": ", parts...));
   }
 
   // At most 40 characters, whatever is not printable ASCII as '?'.
@@ -100,11 +96,11 @@ class ArtMemoryReader {
   }
 
   [[nodiscard]] Real number(const std::string& key) const {
-    std::istringstream digits(text(key));
-    digits.imbue(std::locale::classic());
+    const std::string& digits = text(key);
     Real value = 0;
-    if (!(digits >> std::noskipws >> value) || !digits.eof())
-      refuse(key, " is ", shown(text(key)), ", it must be a number");
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc() || end != digits.data() + digits.size())
+      refuse(key, " is ", shown(digits), ", it must be a number");
     return value;
   }
 
@@ -164,7 +160,7 @@ void save_art_memory(const std::filesystem::path& path, const ArtMemory<Real>& m
 }
 
 // The memory of a file that was read already; `source` begins the messages. A few bytes can claim
-// any capacity: capacity * dim beyond max_values is refused before it is allocated.
+// any capacity: capacity * (dim + 2), what a memory allocates, is refused beyond max_values.
 template <class Real>
 [[nodiscard]] ArtMemory<Real> read_art_memory(const io::Safetensors& file, const std::string& source,
                                               Index max_values = Index(1) << 28) {

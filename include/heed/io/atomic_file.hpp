@@ -30,8 +30,8 @@ namespace heed::inline HEED_ABI::io {
 
 // `code` is the errno of the failed call.
 [[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what, int code) {
-  throw std::runtime_error(path.string() + ": " + what + " (" +
-                           std::generic_category().message(code) + ")");
+  throw std::runtime_error(heed::detail::sentence(path.string(), ": ", what, " (",
+                                                  std::generic_category().message(code), ")"));
 }
 
 // Owns one descriptor; every message names `reported`, the path that the caller asked for, which
@@ -98,17 +98,51 @@ class File {
   const std::filesystem::path& reported_;
 };
 
+// A regular file that is read from its first byte to its last. `path` must outlive it.
+class InputFile {
+ public:
+  // O_NONBLOCK: a named pipe is refused instead of waiting for a writer.
+  explicit InputFile(const std::filesystem::path& path)
+      : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path, "cannot open the file") {
+    const struct stat status = file_.status();
+    if (!S_ISREG(status.st_mode))
+      throw std::runtime_error(heed::detail::sentence(path.string(), ": not a regular file"));
+    size_ = static_cast<std::size_t>(status.st_size);
+  }
+
+  // Bytes of the whole file, as it was when it was opened.
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+  // Throws unless this machine's memory is as large as the file: a sparse one may claim any size.
+  void require_memory() const {
+    const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGE_SIZE);
+    if (pages <= 0 || page <= 0) return;  // unknown
+    if (size_ / static_cast<std::size_t>(page) >= static_cast<std::size_t>(pages))
+      throw std::runtime_error(heed::detail::sentence(path_.string(), ": the file has ", size_, " bytes, this machine's memory ",
+                                                      static_cast<std::size_t>(pages) * static_cast<std::size_t>(page)));
+  }
+
+  // Fills `bytes` with those that follow.
+  void read(std::span<std::byte> bytes) {
+    const std::size_t got = file_.read_all(bytes);
+    done_ += got;
+    if (got != bytes.size())
+      throw std::runtime_error(heed::detail::sentence(path_.string(), ": shrank while it was read, ", done_, " of ",
+                                                      size_, " bytes are left"));
+  }
+
+ private:
+  const std::filesystem::path& path_;
+  File file_;
+  std::size_t size_ = 0, done_ = 0;
+};
+
 // The whole of a regular file.
 [[nodiscard]] inline std::vector<std::byte> read_file(const std::filesystem::path& path) {
-  // O_NONBLOCK: a named pipe is refused below instead of waiting for a writer.
-  File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path, "cannot open the file");
-  const struct stat status = file.status();
-  if (!S_ISREG(status.st_mode)) throw std::runtime_error(path.string() + ": not a regular file");
-  std::vector<std::byte> bytes(static_cast<std::size_t>(status.st_size));
-  const std::size_t done = file.read_all(bytes);
-  if (done != bytes.size())
-    throw std::runtime_error(path.string() + ": shrank while it was read, " + std::to_string(done) +
-                             " of " + std::to_string(bytes.size()) + " bytes are left");
+  InputFile file(path);
+  file.require_memory();
+  std::vector<std::byte> bytes(file.size());
+  file.read(bytes);
   return bytes;
 }
 
@@ -163,7 +197,7 @@ inline void write_file_atomically(const std::filesystem::path& target,
   struct stat old {};
   const bool exists = ::stat(target.c_str(), &old) == 0;
   if (exists && !S_ISREG(old.st_mode))
-    throw std::runtime_error(target.string() + ": exists and is not a regular file");
+    throw std::runtime_error(heed::detail::sentence(target.string(), ": exists and is not a regular file"));
 
   File folder_handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC), target,
                      "cannot open its folder");

@@ -19,10 +19,13 @@
 
 #include <dlpack/dlpack.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -67,10 +70,19 @@ struct DlpackAxes {
 
   [[nodiscard]] Shape shape() const { return {extents[0], extents[1], extents[2], extents[3]}; }
 
-  // Of row-major memory without gaps.
+  // Throws unless no extent is negative and the product of all that are not 0, which strides are made of, is an
+  // Index.
+  void require_extents(const std::string& who) const {
+    Index product = 1;
+    for (const Index extent : extents) {
+      require(extent >= 0, who, " has shape ", shape(), ", extents must not be negative");
+      if (extent > 0) product = checked_product(product, extent, who.c_str());
+    }
+  }
+  // Of row-major memory without gaps; extents are those that require_extents() takes.
   void set_dense_strides() {
     strides[3] = 1;
-    for (std::size_t a = 3; a > 0; --a) strides[a - 1] = strides[a] * extents[a];
+    for (std::size_t a = 3; a > 0; --a) strides[a - 1] = strides[a] * std::max<Index>(1, extents[a]);
   }
 };
 
@@ -83,16 +95,18 @@ struct DlpackAxes {
     axes.extents[a] = Index(tensor.shape[a - first]);
     if (tensor.strides != nullptr) axes.strides[a] = Index(tensor.strides[a - first]);
   }
-  for (const Index extent : axes.extents)
-    require(extent >= 0, who, " has shape ", axes.shape(), ", extents must not be negative");
-  (void)element_count(axes.shape(), who.c_str());
+  axes.require_extents(who);
   if (tensor.strides == nullptr) axes.set_dense_strides();
   return axes;
 }
 
 // Strides that are never used may be anything: along axes of extent 1, and of a tensor without elements.
-inline void require_dlpack_strides(const DlpackAxes& axes, bool writes, const std::string& who) {
-  if (element_count(axes.shape(), who.c_str()) == 0) return;
+// Returns the bytes from the first element to the end of the last.
+inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes, bool writes,
+                                    const std::string& who) {
+  constexpr Index most = std::numeric_limits<Index>::max();
+  if (element_count(axes.shape(), who.c_str()) == 0) return 0;
+  Index span = 1;
   for (std::size_t a = 0; a < 4; ++a) {
     const Index extent = axes.extents[a], stride = axes.strides[a];
     if (extent <= 1) continue;
@@ -101,13 +115,21 @@ inline void require_dlpack_strides(const DlpackAxes& axes, bool writes, const st
             ", it must not be negative");
     require(stride > 0 || !writes, who, " has stride 0 along ", DlpackAxes::names[a], " of extent ",
             extent, ", it can be viewed as const only");
+    require(stride <= (most / element_bytes - span) / (extent - 1), who, " has stride ", stride, " along ",
+            DlpackAxes::names[a], " of extent ", extent, ", its last element lies beyond ", most, " bytes");
+    span += stride * (extent - 1);
   }
+  return span * element_bytes;
 }
 
 template <class Real>
-[[nodiscard]] Real* dlpack_data(const DLTensor& tensor, const Shape& shape, const std::string& who) {
-  if (element_count(shape, who.c_str()) == 0) return nullptr;
+[[nodiscard]] Real* dlpack_data(const DLTensor& tensor, const Shape& shape, Index bytes,
+                               const std::string& who) {
+  if (bytes == 0) return nullptr;
   require(tensor.data != nullptr, who, " has a null pointer and shape ", shape);
+  const std::uintptr_t room = ~std::uintptr_t{0} - reinterpret_cast<std::uintptr_t>(tensor.data);
+  require(tensor.byte_offset <= room && std::uintptr_t(bytes) <= room - tensor.byte_offset, who,
+          " has byte_offset ", tensor.byte_offset, " and ", bytes, " bytes, beyond the address space");
   auto* first = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   const auto past = reinterpret_cast<std::uintptr_t>(first) % alignof(Real);
   require(past == 0, who, " lies ", past, " bytes past a multiple of ", alignof(Real),
@@ -150,13 +172,15 @@ template <detail::DlpackElement Real>
   const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<Real>();
   require(dtype.code == wanted.code && dtype.bits == wanted.bits && dtype.lanes == wanted.lanes, who,
           " has dtype ", dtype_text(dtype), ", the view has ", dtype_text(wanted));
-  const int device = int(tensor.device.device_type);
+  std::int32_t device = 0;  // copied: as an enum, the number of a newer producer may be none of its values
+  static_assert(sizeof device == sizeof tensor.device.device_type);
+  std::memcpy(&device, &tensor.device.device_type, sizeof device);
   require(device == kDLCPU || device == kDLCUDAHost || device == kDLROCMHost, who, " is on device type ",
           device, ", it must be ", int(kDLCPU), " (CPU) or pinned host memory, ", int(kDLCUDAHost), " or ",
           int(kDLROCMHost));
   const DlpackAxes axes = dlpack_axes(tensor, who);
-  require_dlpack_strides(axes, !std::is_const_v<Real>, who);
-  return {dlpack_data<Real>(tensor, axes.shape(), who), axes.shape(),
+  const Index bytes = require_dlpack_strides(axes, Index(sizeof(Real)), !std::is_const_v<Real>, who);
+  return {dlpack_data<Real>(tensor, axes.shape(), bytes, who), axes.shape(),
           {axes.strides[0], axes.strides[1], axes.strides[2]}};
 }
 
@@ -180,6 +204,7 @@ template <class Managed = DLManagedTensor, detail::DlpackElement Real>
 [[nodiscard]] DlpackPtr<Managed> to_dlpack(const TensorView<Real>& view,
                                            std::shared_ptr<const void> owner = nullptr) {
   const Shape& s = view.shape();
+  detail::DlpackAxes{{s.batch, s.heads, s.len, s.dim}, {}}.require_extents("heed::to_dlpack: view");
   require(view.page_rows() == 0, "heed::to_dlpack: view has pages of ", view.page_rows(),
           " rows, it must lie in one piece");
   require(view.data() != nullptr || !view.has_elements(),
@@ -206,7 +231,8 @@ template <class Managed = DLManagedTensor, detail::DlpackElement Real>
 // A managed tensor that owns dense (batch, heads, len, dim) values.
 template <class Managed = DLManagedTensor, detail::DlpackElement Real>
 [[nodiscard]] DlpackPtr<Managed> to_dlpack(std::vector<Real> values, const Shape& shape) {
-  const Index count = element_count(shape, "heed::to_dlpack: shape");
+  detail::DlpackAxes{{shape.batch, shape.heads, shape.len, shape.dim}, {}}.require_extents("heed::to_dlpack: values");
+  const Index count = element_count(shape, "heed::to_dlpack: values");
   require(Index(values.size()) == count, "heed::to_dlpack: values has ", values.size(),
           " numbers, shape ", shape, " has ", count);
   const auto owner = std::make_shared<std::vector<Real>>(std::move(values));

@@ -17,6 +17,7 @@
 #include <heed/io/safetensors_types.hpp>
 #include <heed/io/safetensors_writer.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -31,17 +32,14 @@
 
 namespace heed::inline HEED_ABI::io {
 
-// One file in memory, checked as a whole before any tensor can be asked for.
-class Safetensors {
+// What the header of a file says, checked as a whole and against the file's size; no tensor has been read.
+class SafetensorsIndex {
  public:
-  // `source` begins the messages.
-  [[nodiscard]] static Safetensors parse(std::vector<std::byte> file,
-                                         std::string source = "safetensors") {
-    return Safetensors(std::move(file), std::move(source));
-  }
-
-  [[nodiscard]] static Safetensors read(const std::filesystem::path& path) {
-    return Safetensors(read_file(path), path.string());
+  [[nodiscard]] static SafetensorsIndex read(const std::filesystem::path& path) {
+    SafetensorsIndex index(path.string());
+    InputFile file(path);
+    (void)index.read_header(file);
+    return index;
   }
 
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -52,6 +50,80 @@ class Safetensors {
     const auto found = tensors_.find(name);
     require(found != tensors_.end(), source_, ": there is no tensor ", in_quotes(name));
     return found->second;
+  }
+
+ protected:
+  // `source` begins the messages.
+  explicit SafetensorsIndex(std::string source) : source_(std::move(source)) {
+    require_little_endian(source_);
+  }
+
+  // Returns what was read: all bytes before the tensors'.
+  std::vector<std::byte> read_header(InputFile& file) {
+    std::vector<std::byte> bytes(std::min<std::size_t>(file.size(), 8));
+    file.read(bytes);
+    const std::size_t begin = begin_of_data(bytes, file.size());
+    bytes.resize(begin);
+    file.read(std::span(bytes).subspan(8));
+    parse_header(bytes, file.size());
+    return bytes;
+  }
+  // `bytes` begin with the header; the file has `file_bytes`.
+  void parse_header(std::span<const std::byte> bytes, std::size_t file_bytes) {
+    data_begin_ = begin_of_data(bytes, file_bytes);
+    SafetensorsHeader header(source_, file_bytes - data_begin_);
+    header.parse({reinterpret_cast<const char*>(bytes.data()) + 8, data_begin_ - 8});
+    metadata_ = std::move(header.metadata);
+    tensors_ = std::move(header.tensors);
+  }
+
+  std::string source_;
+  std::size_t data_begin_ = 0;
+  std::map<std::string, std::string> metadata_;
+  std::map<std::string, TensorInfo> tensors_;
+
+ private:
+  // From the length in the first 8 bytes.
+  [[nodiscard]] std::size_t begin_of_data(std::span<const std::byte> bytes, std::size_t file_bytes) const {
+    if (file_bytes < 8)
+      refuse(source_, "the file has ", file_bytes, " bytes, fewer than the 8 of a header length");
+    std::uint64_t length = 0;
+    for (std::size_t i = 8; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(bytes[i]);
+    if (length > safetensors_limits::header_bytes)
+      refuse(source_, "the header length ", length, " is more than the limit of ",
+             safetensors_limits::header_bytes, " bytes");
+    if (length > file_bytes - 8)
+      refuse(source_, "the header length ", length, " is more than the ", file_bytes - 8, " bytes that follow it");
+    return 8 + static_cast<std::size_t>(length);
+  }
+};
+
+// One file in memory, checked as a whole before any tensor can be asked for.
+class Safetensors : public SafetensorsIndex {
+ public:
+  // `source` begins the messages.
+  [[nodiscard]] static Safetensors parse(std::vector<std::byte> file,
+                                         std::string source = "safetensors") {
+    Safetensors parsed(std::move(source));
+    parsed.file_ = std::move(file);
+    parsed.parse_header(parsed.file_, parsed.file_.size());
+    return parsed;
+  }
+
+  [[nodiscard]] static Safetensors read(const std::filesystem::path& path) {
+    return read(path, [](const SafetensorsIndex&) {});
+  }
+  // check(index) sees the header before memory for the tensors is taken, and may refuse the file by throwing.
+  template <class Check>
+  [[nodiscard]] static Safetensors read(const std::filesystem::path& path, Check&& check) {
+    Safetensors result(path.string());
+    InputFile file(path);
+    result.file_ = result.read_header(file);
+    file.require_memory();
+    check(static_cast<const SafetensorsIndex&>(result));
+    result.file_.resize(file.size());
+    file.read(std::span(result.file_).subspan(result.data_begin_));
+    return result;
   }
 
   // The stored bytes, valid as long as this object lives.
@@ -110,26 +182,7 @@ class Safetensors {
   }
 
  private:
-  Safetensors(std::vector<std::byte> file, std::string source)
-      : file_(std::move(file)), source_(std::move(source)) {
-    require_little_endian(source_);
-    if (file_.size() < 8)
-      refuse(source_, "the file has ", file_.size(), " bytes, fewer than the 8 of a header length");
-    std::uint64_t length = 0;
-    for (std::size_t i = 8; i-- > 0;)
-      length = length << 8 | std::to_integer<std::uint64_t>(file_[i]);
-    if (length > safetensors_limits::header_bytes)
-      refuse(source_, "the header length ", length, " is more than the limit of ",
-             safetensors_limits::header_bytes, " bytes");
-    if (length > file_.size() - 8)
-      refuse(source_, "the header length ", length, " is more than the ", file_.size() - 8,
-             " bytes that follow it");
-    data_begin_ = 8 + static_cast<std::size_t>(length);
-    SafetensorsHeader header(source_, file_.size() - data_begin_);
-    header.parse({reinterpret_cast<const char*>(file_.data()) + 8, data_begin_ - 8});
-    metadata_ = std::move(header.metadata);
-    tensors_ = std::move(header.tensors);
-  }
+  explicit Safetensors(std::string source) : SafetensorsIndex(std::move(source)) {}
 
   // By memcpy: the tensor need not be aligned.
   template <class To, class From>
@@ -176,10 +229,6 @@ class Safetensors {
   }
 
   std::vector<std::byte> file_;
-  std::string source_;
-  std::size_t data_begin_ = 0;
-  std::map<std::string, std::string> metadata_;
-  std::map<std::string, TensorInfo> tensors_;
 };
 
 }  // namespace heed::inline HEED_ABI::io

@@ -65,22 +65,23 @@ inline constexpr std::size_t extents = 8;
   return empty ? 0 : static_cast<std::size_t>(product);
 }
 
-// A name for a message: at most 80 bytes, cut at a character, control bytes shown as '?'.
+// A name for a message: at most 80 bytes, cut at a character, control characters shown as '?'.
 [[nodiscard]] inline std::string in_quotes(const std::string& name) {
   std::size_t length = std::min<std::size_t>(name.size(), 80);
   const bool cut = length < name.size();
   while (cut && length > 0 && (static_cast<unsigned char>(name[length]) & 0xC0U) == 0x80U) --length;
   std::string text = name.substr(0, length);
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20U || c == 0x7F) c = '?';
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t bytes = heed::detail::printable_bytes(std::string_view(text).substr(at));
+    if (bytes == 0) text[at] = '?';
+    at += std::max<std::size_t>(bytes, 1);
+  }
   return "'" + text + (cut ? "...'" : "'");
 }
 
 template <class... Parts>
 [[noreturn]] void refuse(const std::string& source, const Parts&... parts) {
-  std::string text = source + ": ";
-  (heed::detail::append(text, parts), ...);
-  throw std::runtime_error(text);
+  throw std::runtime_error(heed::detail::sentence(source, ": ", parts...));
 }
 
 template <class Real, class... Others>

@@ -104,14 +104,21 @@ class LanguageModel {
     for (const auto& block : blocks_) cache.blocks.push_back(block.attention().new_cache(batch));
     return cache;
   }
-  // logits of the tokens that follow those in the cache, which then holds them too.
+  // logits of the tokens that follow those in the cache, which then holds them too; if it throws, the cache holds
+  // what it held.
   void step(Context<Real>& c, std::span<const Index> ids, Cache& cache, const MatrixView<Real>& logits) {
-    embed(c, cache.batch, ids, cache.len());
-    for (std::size_t n = 0; n < blocks_.size(); ++n)
-      blocks_[n].step(c, cache.batch, activations_[n].view(), activations_[n + 1].view(),
-                      cache.blocks[n]);
-    normalise(c);
-    head(c, hidden(), logits);
+    const Index held = cache.len();
+    try {
+      embed(c, cache.batch, ids, held);
+      for (std::size_t n = 0; n < blocks_.size(); ++n)
+        blocks_[n].step(c, cache.batch, activations_[n].view(), activations_[n + 1].view(),
+                        cache.blocks[n]);
+      normalise(c);
+      head(c, hidden(), logits);
+    } catch (...) {
+      for (KvCache<Real>& block : cache.blocks) block.truncate(std::min(held, block.len()));
+      throw;
+    }
   }
 
   void visit(const Visitor<Real>& f) {

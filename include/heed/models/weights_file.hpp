@@ -4,6 +4,11 @@
 // Weights in safetensors files: heed's own names as visit() and visit_state() give them, and Hugging Face's
 // GPT-2.
 //
+// A GPT-2 file is checked by its header before a tensor is read: every tensor has its place in the model, or is
+// named in the refusal. Left out are only the buffers that Hugging Face saves beside the weights and computes
+// anew: the causal masks h.<n>.attn.bias and h.<n>.attn.masked_bias; and lm_head.weight where it is the embedding
+// once more, byte by byte.
+//
 // Errors: std::runtime_error, one sentence that begins with the path; a model is filled only when all of
 // a file fits.
 
@@ -15,6 +20,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 
 namespace heed::inline HEED_ABI::nn {
 
@@ -28,20 +34,22 @@ namespace detail {
 
 template <class... Parts>
 [[noreturn]] void fail_load(const std::filesystem::path& path, const Parts&... parts) {
-  std::ostringstream text;
-  text << path.string() << ": ";
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
+  throw std::runtime_error(heed::detail::sentence(path.string(), ": ", parts...));
 }
 
-// The numbers of a tensor that must be there in this shape, in any floating type.
-template <class Real>
-[[nodiscard]] std::vector<Real> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
-                                          const std::string& name, const std::vector<Index>& shape) {
+// Throws unless the tensor is there in this shape.
+inline void require_tensor(const io::SafetensorsIndex& file, const std::filesystem::path& path,
+                           const std::string& name, const std::vector<Index>& shape) {
   if (!file.contains(name)) fail_load(path, "there is no tensor ", name);
   if (file.info(name).shape != shape)
     fail_load(path, name, " has the shape ", shape_text(file.info(name).shape), ", the model needs ",
               shape_text(shape));
+}
+// The numbers of a tensor that must be there in this shape, in any floating type.
+template <class Real>
+[[nodiscard]] std::vector<Real> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
+                                          const std::string& name, const std::vector<Index>& shape) {
+  require_tensor(file, path, name, shape);
   return file.rounded<Real>(name);
 }
 
@@ -71,49 +79,50 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
   detail::visit_stored<Real>(layer, [&](const std::string& name, Param<Real>& value) {
     found.emplace_back(&value, detail::tensor_of<Real>(file, path, prefix + name, value.shape()));
   });
-  for (auto& [param, numbers] : found) *param = Param<Real>(param->shape(), std::move(numbers));
+  for (const auto& [param, numbers] : found) std::copy(numbers.begin(), numbers.end(), param->data());  // cannot throw
 }
 
 // A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
 // Names may start with "transformer.".
 class Gpt2File {
  public:
-  explicit Gpt2File(const std::filesystem::path& path)
-      : path_(path), file_(io::Safetensors::read(path)) {
-    prefix_ = file_.contains("transformer.wte.weight") ? "transformer." : "";
-    if (!is_gpt2(file_)) detail::fail_load(path_, "it is no GPT-2: there is no tensor wte.weight");
+  // check(options) sees the sizes before a tensor is read, and may refuse the file by throwing; whether the head
+  // is tied is not known yet.
+  using Check = std::function<void(const GptOptions&)>;
+
+  explicit Gpt2File(const std::filesystem::path& path, const Check& check = {})
+      : path_(path), file_(io::Safetensors::read(path, [&](const io::SafetensorsIndex& head) {
+          prefix_ = prefix_of(head);
+          options_ = sizes_of(head);
+          masks_ = masks_of(options_.depth);
+          require_tensors(head);
+          if (check) check(options_);
+        })) {
+    options_.tied = !has_own_head();
   }
-  [[nodiscard]] static bool is_gpt2(const io::Safetensors& file) {
+  [[nodiscard]] static bool is_gpt2(const io::SafetensorsIndex& file) {
     return file.contains("transformer.wte.weight") || file.contains("wte.weight");
   }
 
   [[nodiscard]] const io::Safetensors& file() const { return file_; }
-  [[nodiscard]] GptOptions options() const {
-    GptOptions o;
-    o.vocabulary = extent("wte.weight", 0);
-    o.width = extent("wte.weight", 1);
-    o.max_len = extent("wpe.weight", 0);
-    o.depth = 0;
-    while (file_.contains(prefix_ + "h." + std::to_string(o.depth) + ".ln_1.weight")) ++o.depth;
-    if (o.depth == 0) detail::fail_load(path_, "it has no block h.0");
-    if (o.width % 64 != 0) detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
-    o.heads = o.width / 64;
-    o.hidden = extent("h.0.mlp.c_fc.weight", 1);
-    o.tied = !has_own_head();
-    o.activation = Activation::gelu_tanh;
-    return o;
-  }
+  [[nodiscard]] GptOptions options() const { return options_; }
 
   // Fills a model made of options() whose attention layers have c_attn and c_proj; weights that GPT-2 does
-  // not have, as those of an op, stay as they are.
+  // not have, as those of an op, stay as they are. Refused is a model that has no place for one of the tensors.
   template <class Real>
   void fill(LanguageModel<Real>& model) const {
     std::vector<std::pair<Param<Real>*, std::vector<Real>>> found;
+    std::set<std::string> used;
     model.visit(Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>&) {
       const Source source = source_of(name);
-      if (!source.name.empty()) found.emplace_back(&value, read<Real>(source, value.shape()));
+      if (source.name.empty()) return;
+      found.emplace_back(&value, read<Real>(source, value.shape()));
+      used.insert(source.name);
     }));
-    for (auto& [param, numbers] : found) *param = Param<Real>(param->shape(), std::move(numbers));
+    for (const auto& [name, info] : file_.tensors())
+      if (!used.contains(name) && !masks_.contains(name) && !(options_.tied && name == kHead))
+        detail::fail_load(path_, "the model has no place for the tensor ", name);
+    for (const auto& [param, numbers] : found) std::copy(numbers.begin(), numbers.end(), param->data());
   }
 
  private:
@@ -122,9 +131,75 @@ class Gpt2File {
     bool turned = false;  // Conv1D keeps (in, out)
   };
 
+  // The tensors of a block, without "h.<n>.", and their extents in widths and in columns of the MLP.
+  struct BlockTensor {
+    const char* name;
+    std::vector<std::pair<Index, Index>> extents;  // (widths, columns): w width + c hidden
+  };
+  [[nodiscard]] static const std::vector<BlockTensor>& block_tensors() {
+    static const std::vector<BlockTensor> all = {
+        {"ln_1.weight", {{1, 0}}},          {"ln_1.bias", {{1, 0}}},
+        {"attn.c_attn.weight", {{1, 0}, {3, 0}}}, {"attn.c_attn.bias", {{3, 0}}},
+        {"attn.c_proj.weight", {{1, 0}, {1, 0}}}, {"attn.c_proj.bias", {{1, 0}}},
+        {"ln_2.weight", {{1, 0}}},          {"ln_2.bias", {{1, 0}}},
+        {"mlp.c_fc.weight", {{1, 0}, {0, 1}}},    {"mlp.c_fc.bias", {{0, 1}}},
+        {"mlp.c_proj.weight", {{0, 1}, {1, 0}}},  {"mlp.c_proj.bias", {{1, 0}}}};
+    return all;
+  }
+
+  [[nodiscard]] std::string prefix_of(const io::SafetensorsIndex& head) const {
+    if (!is_gpt2(head)) detail::fail_load(path_, "it is no GPT-2: there is no tensor wte.weight");
+    return head.contains("transformer.wte.weight") ? "transformer." : "";
+  }
+
+  [[nodiscard]] GptOptions sizes_of(const io::SafetensorsIndex& head) const {
+    GptOptions o;
+    o.vocabulary = extent(head, "wte.weight", 0);
+    o.width = extent(head, "wte.weight", 1);
+    o.max_len = extent(head, "wpe.weight", 0);
+    o.depth = 0;
+    while (head.contains(block_name(o.depth, "ln_1.weight"))) ++o.depth;
+    if (o.depth == 0) detail::fail_load(path_, "it has no block h.0");
+    if (o.width % 64 != 0) detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
+    o.heads = o.width / 64;
+    o.hidden = extent(head, "h.0.mlp.c_fc.weight", 1);
+    o.activation = Activation::gelu_tanh;
+    return o;
+  }
+  [[nodiscard]] std::set<std::string> masks_of(Index depth) const {
+    std::set<std::string> names;
+    for (Index n = 0; n < depth; ++n)
+      for (const char* mask : {"attn.bias", "attn.masked_bias"}) names.insert(block_name(n, mask));
+    return names;
+  }
+  // Throws unless the file has every tensor of a GPT-2 of these sizes, and no other.
+  void require_tensors(const io::SafetensorsIndex& head) const {
+    const GptOptions& o = options_;
+    std::map<std::string, std::vector<Index>> needed = {{prefix_ + "wte.weight", {o.vocabulary, o.width}},
+                                                        {prefix_ + "wpe.weight", {o.max_len, o.width}},
+                                                        {prefix_ + "ln_f.weight", {o.width}},
+                                                        {prefix_ + "ln_f.bias", {o.width}}};
+    for (Index n = 0; n < o.depth; ++n)
+      for (const BlockTensor& tensor : block_tensors()) {
+        std::vector<Index>& shape = needed[block_name(n, tensor.name)];
+        for (const auto& [widths, columns] : tensor.extents)
+          shape.push_back(widths * o.width + columns * o.hidden);
+      }
+    if (head.contains(kHead)) needed[kHead] = {o.vocabulary, o.width};
+    for (const auto& [name, shape] : needed) detail::require_tensor(head, path_, name, shape);
+    for (const auto& [name, info] : head.tensors())
+      if (!needed.contains(name) && !masks_.contains(name))
+        detail::fail_load(path_, "a GPT-2 of ", o.depth, o.depth == 1 ? " block" : " blocks",
+                          " has no place for the tensor ", name);
+  }
+  [[nodiscard]] std::string block_name(Index n, const std::string& part) const {
+    return prefix_ + "h." + std::to_string(n) + "." + part;
+  }
+
   // A stored head is most often the embedding once more.
   [[nodiscard]] bool has_own_head() const {
     if (!file_.contains(kHead)) return false;
+    if (file_.info(kHead).dtype != file_.info(prefix_ + "wte.weight").dtype) return true;
     const auto head = file_.bytes(kHead), embedding = file_.bytes(prefix_ + "wte.weight");
     return !std::equal(head.begin(), head.end(), embedding.begin(), embedding.end());
   }
@@ -165,19 +240,24 @@ class Gpt2File {
     return turned;
   }
 
-  [[nodiscard]] Index extent(const std::string& name, std::size_t axis) const {
+  // Of a matrix that holds numbers.
+  [[nodiscard]] Index extent(const io::SafetensorsIndex& head, const std::string& name, std::size_t axis) const {
     const std::string full = prefix_ + name;
-    if (!file_.contains(full)) detail::fail_load(path_, "there is no tensor ", full);
-    const auto& shape = file_.info(full).shape;
+    if (!head.contains(full)) detail::fail_load(path_, "there is no tensor ", full);
+    const auto& shape = head.info(full).shape;
     if (shape.size() != 2) detail::fail_load(path_, full, " has ", shape.size(), " extents, it must have 2");
+    for (const Index one : shape)
+      if (one == 0) detail::fail_load(path_, full, " has the shape ", detail::shape_text(shape), ", it holds no number");
     return shape[axis];
   }
 
   static constexpr const char* kHead = "lm_head.weight";  // in both; never with the prefix
 
   std::filesystem::path path_;
+  std::string prefix_;  // these are set while the file is read
+  GptOptions options_;
+  std::set<std::string> masks_;
   io::Safetensors file_;
-  std::string prefix_;
 };
 
 }  // namespace heed::inline HEED_ABI::nn

@@ -157,9 +157,12 @@ class AdamW {
     });
     std::vector<Piece> pieces;
     for (const auto& [name, whole] : weights) {
-      Moments& moments = state_[name];
-      moments.first.resize(std::size_t(whole.count));
-      moments.second.resize(std::size_t(whole.count));
+      auto found = state_.find(name);
+      if (found == state_.end()) {  // both moments or, if there is no memory, no entry
+        const std::vector<Real> zeros(std::size_t(whole.count));
+        found = state_.emplace(name, Moments{zeros, zeros}).first;
+      }
+      Moments& moments = found->second;
       for (Index at = 0; at < whole.count; at += kGrain)
         pieces.push_back({whole.p + at, whole.g + at, moments.first.data() + at,
                           moments.second.data() + at, std::min(kGrain, whole.count - at),

@@ -195,7 +195,12 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     cache.append(in.key, in.value);
     in.key = cache.keys();
     in.value = cache.values();
-    mix(c, batch, in, x.rows, y, position);
+    try {
+      mix(c, batch, in, x.rows, y, position);
+    } catch (...) {
+      cache.truncate(position);
+      throw;
+    }
   }
 
   void set_dropout(double rate, std::uint64_t stream) override { stage.set_dropout(rate, stream); }

@@ -182,7 +182,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     }
   }
 
-  // The memories learn the keys of the last forward pass; before that, what corrects these keys.
+  // The memories learn the keys of the last forward pass; before that, what corrects these keys. All heads learn
+  // or, if it throws, none.
   void learn(Context<Real>& c) {
     const TensorView<const Real> keys = projected.inputs(batch_).key;
     require_finite(keys);
@@ -190,14 +191,18 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     if (corrects)
       projected.key_gradient.resize(keys.shape().batch * keys.shape().len, kv_heads() * dim());
     const TensorView<Real> dkeys = heads_of(projected.key_gradient.view(), batch_, kv_heads());
+    std::vector<ArtMemory<Real>> taught;
+    for (Index h = 0; h < kv_heads(); ++h) taught.push_back(memory_read(h));
     parallel_for(kv_heads(), resolve_threads(c.threads), [&](Index h) {
-      ArtMemory<Real> memory = memory_read(h);
+      ArtMemory<Real>& memory = taught[std::size_t(h)];
       if (corrects) correct(memory, keys, h, dkeys);
       memory.learn(keys, h);
-      std::copy(memory.prototypes().begin(), memory.prototypes().end(),
-                prototypes_.data() + h * head_size());
-      counts_[h] = Real(memory.count());
     });
+    for (Index h = 0; h < kv_heads(); ++h) {
+      const ArtMemory<Real>& memory = taught[std::size_t(h)];
+      std::copy(memory.prototypes().begin(), memory.prototypes().end(), prototypes_.data() + h * head_size());
+      counts_[h] = Real(memory.count());
+    }
   }
   void correct(const ArtMemory<Real>& memory, const TensorView<const Real>& keys, Index h,
                const TensorView<Real>& dkeys) const {

@@ -155,7 +155,7 @@ class ArtMemory {
     const Index tokens = checked_product(batch, len, "ArtMemory::learn: batch x len");
     require(events == 0 || events == tokens, "ArtMemory::learn: events has ", events,
             " entries, there are ", tokens, " rows");
-    require(rows.data() != nullptr || tokens == 0, "ArtMemory::learn: rows of shape ",
+    require(rows.page_rows() > 0 || rows.data() != nullptr || tokens == 0, "ArtMemory::learn: rows of shape ",
             rows.shape(), " have a null pointer");
     for (Index b = 0; b < batch; ++b)
       for (Index t = 0; t < len; ++t)

@@ -79,13 +79,27 @@ struct PrototypeMemory : PrototypeOptions {
     W = std::move(rows);
     counts = std::move(sizes);
   }
-  // Hands prototypes that an optimiser has moved back to the memories they were taken from.
+  // Hands prototypes that an optimiser has moved back to the memories they were taken from. Throws
+  // std::invalid_argument where they are not as many or as wide, or a prototype is not finite; all memories are
+  // then as they were.
   void give(std::vector<ArtMemory<Real>>& memories) const {
-    for (std::size_t h = 0; h < memories.size(); ++h) {
-      const Index n = count(Index(h));
-      const Real* from = n > 0 ? prototype(Index(h), 0) : nullptr;
-      memories[h].set_prototypes({from, std::size_t(n * memories[h].dim())}, n);
+    const bool taken = W.shape().size() == 3;
+    const Index heads = taken ? W.extent(0) : 0, given = Index(memories.size());
+    require(given == heads, "PrototypeMemory::give: there are ", given, " memories, W has ", heads, " heads");
+    require(counts.empty() || Index(counts.size()) == heads, "PrototypeMemory::give: counts has ", counts.size(),
+            " values, W has ", heads, " heads");
+    std::vector<ArtMemory<Real>> changed = memories;
+    for (Index h = 0; h < heads; ++h) {
+      ArtMemory<Real>& memory = changed[std::size_t(h)];
+      require(memory.dim() == W.extent(2), "PrototypeMemory::give: memory ", h, " has dim ", memory.dim(),
+              ", W has ", W.extent(2));
+      const Index n = count(h);
+      require(n >= 0 && n <= rows(), "PrototypeMemory::give: counts holds ", n, " for head ", h,
+              ", it must lie in [0, ", rows(), "], the prototypes that W has per head");
+      const Real* from = n > 0 ? prototype(h, 0) : nullptr;
+      memory.set_prototypes({from, std::size_t(n * memory.dim())}, n);
     }
+    memories.swap(changed);
   }
 
   void validate(const Geometry& g, const char* where) const {
