@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint.hpp"
 
+#include "finite.hpp"
 #include "json_fields.hpp"
 
 #include <heed/compiled.hpp>
@@ -39,6 +40,7 @@ Number number_of(const Safetensors& file, const std::filesystem::path& path, con
 }  // namespace
 
 void save_run(Run& run, const std::filesystem::path& path) {
+  require_finite(run, path);
   heed::io::SafetensorsWriter writer;
   writer.set_metadata("format", kFormat);
   writer.set_metadata("version", kVersion);
@@ -46,6 +48,7 @@ void save_run(Run& run, const std::filesystem::path& path) {
   writer.set_metadata("training", json_of(run.train));
   writer.set_metadata("tokenizer", run.tokenizer->state());
   writer.set_metadata("step", std::to_string(run.step));
+  writer.set_metadata("skipped", std::to_string(run.skipped));
   writer.set_metadata("data", std::to_string(run.data));
   nn::add_weights<float>(writer, *run.model);
   run.optimiser.visit_state([&](const std::string& name, std::vector<float>& first,
@@ -69,10 +72,14 @@ Run load_run(const std::filesystem::path& path) {
   run.tokenizer = tokenizer_from(metadata(file, path, "tokenizer"));
   run.step = number_of<Index>(file, path, "step");
   run.data = number_of<std::uint64_t>(file, path, "data");
+  // Files of earlier versions come from runs that ended at a step that is skipped today.
+  if (file.metadata().contains("skipped")) run.skipped = number_of<Index>(file, path, "skipped");
+  heed::require(run.skipped >= 0 && run.skipped <= run.step, path.string(), ": metadata skipped is ",
+                run.skipped, ", it must lie between 0 and step, ", run.step);
   run.model = std::make_unique<Model>(make_model(run.config));
   nn::read_weights<float>(file, path, *run.model);
   run.optimiser.prepare(*run.model);
-  run.optimiser.set_steps(run.step);
+  run.optimiser.set_steps(run.step - run.skipped);
   if (run.step > 0)
     run.optimiser.visit_state([&](const std::string& name, std::vector<float>& first,
                                   std::vector<float>& second) {
