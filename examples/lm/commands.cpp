@@ -51,17 +51,6 @@ class InterruptGuard {
   void (*old_[std::size(kSignals)])(int);
 };
 
-// While it lives, a pipe that nobody reads any more fails writes and does not end the program.
-class BrokenPipeGuard {
- public:
-  BrokenPipeGuard() : old_(std::signal(SIGPIPE, SIG_IGN)) {}
-  ~BrokenPipeGuard() { std::signal(SIGPIPE, old_); }
-  BrokenPipeGuard(const BrokenPipeGuard&) = delete;
-
- private:
-  void (*old_)(int);
-};
-
 [[nodiscard]] std::string duration(double seconds) {
   const long whole = std::lround(std::max(0.0, seconds));
   char text[32];
@@ -234,8 +223,8 @@ int run_train(TrainCommand command) {
               p.data->description().c_str());
   std::fflush(stdout);
   const InterruptGuard guard;
-  std::optional<BrokenPipeGuard> pipe_guard;  // where lines are all that a run leaves, it ends with its reader
-  if (!command.out.empty() || report) pipe_guard.emplace();
+  // A run that leaves files does not end with the reader of its lines; main() says so in the end.
+  if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
   TrainingLog log;
   Index saved = -1;  // step of the last checkpoint
   Watch watch;
@@ -275,7 +264,8 @@ int run_train(TrainCommand command) {
     if (command.out.empty())
       std::puts("nothing was saved");
     else
-      std::printf("--resume %s goes on from here:\n%s\n", command.out.c_str(), resuming_command(command).c_str());
+      std::printf("--resume %s goes on from here:\n%s\n", heed_program::shell_word(command.out).c_str(),
+                  resuming_command(command).c_str());
   }
   return report && report->failed() ? 1 : 0;
 }
