@@ -68,7 +68,8 @@ class Program {
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) sigaddset(&defaults, number);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-    const int error = posix_spawn(&process_, HEED_LM_PROGRAM, &actions, &attributes, pointers.data(), environ);
+    const int error =
+        posix_spawn(&process_, HEED_LM_PROGRAM, &actions, &attributes, pointers.data(), environ);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
@@ -176,9 +177,11 @@ TEST_CASE("Ctrl-C saves, and the resumed run ends with the file of one that was 
 TEST_CASE("SIGTERM and SIGHUP save and end a run as Ctrl-C does, even when both come") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text());
-  const std::vector<std::vector<int>> cases = {{SIGTERM}, {SIGHUP}, {SIGTERM, SIGHUP, SIGHUP, SIGTERM}};
+  const std::vector<std::vector<int>> cases = {
+      {SIGTERM}, {SIGHUP}, {SIGTERM, SIGHUP, SIGHUP, SIGTERM}};
   for (const std::vector<int>& signals : cases) {
-    const std::string out = folder.file("run" + std::to_string(signals.size()) + std::to_string(signals[0]));
+    const std::string out =
+        folder.file("run" + std::to_string(signals.size()) + std::to_string(signals[0]));
     Program stopped(with(training(text, out), {"--eval-every", "1"}));
     stopped.read_until("step 3  training ");
     for (const int number : signals) stopped.interrupt(number);
@@ -214,7 +217,9 @@ TEST_CASE("The command that a stopped run prints goes on from there when a shell
   CHECK(heed::io::read_file(parts) == heed::io::read_file(whole));
 }
 
-TEST_CASE("A run whose output nobody reads any more goes on, saves, and says by its exit code what was lost") {
+TEST_CASE(
+    "A run whose output nobody reads any more goes on, saves, and says by its exit code what was "
+    "lost") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text()), whole = folder.file("whole"),
                     piped = folder.file("piped");
@@ -230,10 +235,12 @@ TEST_CASE("A run whose output nobody reads any more goes on, saves, and says by 
 TEST_CASE("Options that contradict the checkpoint of --resume are refused with both values") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good"),
-                    vocab = folder.write("vocab.json", "{}"), merges = folder.write("merges.txt", "");
+                    vocab = folder.write("vocab.json", "{}"),
+                    merges = folder.write("merges.txt", "");
   run(training(text, good, 2));
   const Bytes bytes = heed::io::read_file(good);
-  const Arguments resume = {"train", "--resume", good, "--text", text, "--steps", "3", "--threads", "1"};
+  const Arguments resume = {"train",   "--resume", good,        "--text", text,
+                            "--steps", "3",        "--threads", "1"};
   const auto refuses = [&](const Arguments& options, const std::string& sentence) {
     Program program(with(resume, options));
     const int code = program.finish();
@@ -260,17 +267,20 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--clip", "0"}, "--clip is 0" + had + "1");
   refuses({"--seed", "2"}, "--seed is 2" + had + "1");
   refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");
-  refuses({"--vocab", vocab, "--merges", merges}, "--vocab was given" + had + "the tokenizer characters");
+  refuses({"--vocab", vocab, "--merges", merges},
+          "--vocab was given" + had + "the tokenizer characters");
   // What agrees may be said again.
-  run(with(resume, {"--variant", "dar", "--width", "16", "--hidden", "64", "--len", "16", "--dropout", "0.1", "--batch",
-                    "4", "--lr", "1e-3", "--seed", "1", "--tokenizer", "characters"}));
+  run(with(resume,
+           {"--variant", "dar", "--width", "16", "--hidden", "64", "--len", "16", "--dropout",
+            "0.1", "--batch", "4", "--lr", "1e-3", "--seed", "1", "--tokenizer", "characters"}));
 }
 
 TEST_CASE("A resumed run of the parentheses task keeps the seed of its data") {
   const Folder folder;
   const std::string out = folder.file("run");
-  run({"train", "--task", "parens", "--out", out, "--steps", "2", "--width", "16", "--heads", "2", "--depth", "1", "--len",
-       "16", "--batch", "4", "--seed", "7", "--threads", "1"});
+  run({"train",   "--task",  "parens",  "--out",  out,       "--steps",   "2",
+       "--width", "16",      "--heads", "2",      "--depth", "1",         "--len",
+       "16",      "--batch", "4",       "--seed", "7",       "--threads", "1"});
   run({"train", "--task", "parens", "--resume", out, "--steps", "3", "--threads", "1"});
 }
 
@@ -279,47 +289,55 @@ TEST_CASE("An output that would replace an input is refused before any work, lin
   const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good"),
                     soft = folder.file("soft"), hard = folder.file("hard"),
                     lines = folder.write("lines.jsonl", R"({"instruction": "a", "output": "b"})"),
-                    vocab = folder.write("vocab.json", "{}"), merges = folder.write("merges.txt", ""),
-                    pages = folder.file("pages"), page = folder.file("pages/loss.svg");
+                    vocab = folder.write("vocab.json", "{}"),
+                    merges = folder.write("merges.txt", ""), pages = folder.file("pages"),
+                    page = folder.file("pages/loss.svg");
   run(training(text, good, 2));
   fs::create_symlink(text, soft);
   fs::create_hard_link(text, hard);
   fs::create_directory(pages);
   fs::create_symlink(text, page);
   const Bytes before = heed::io::read_file(text), weights = heed::io::read_file(good);
-  const auto refuses = [&](const Arguments& arguments, const std::string& output, const std::string& file,
-                           const std::string& input) {
-    Program program(with({"train", "--threads", "1", "--steps", "1", "--len", "16", "--width", "16", "--heads", "2",
-                          "--depth", "1"}, arguments));
+  const auto refuses = [&](const Arguments& arguments, const std::string& output,
+                           const std::string& file, const std::string& input) {
+    Program program(with({"train", "--threads", "1", "--steps", "1", "--len", "16", "--width", "16",
+                          "--heads", "2", "--depth", "1"},
+                         arguments));
     const int code = program.finish();
     INFO(program.output());
     CHECK(code == 2);
-    CHECK(program.output() == "heed_lm: " + output + ": would replace the file of " + input + " " + file + "\n");
+    CHECK(program.output() ==
+          "heed_lm: " + output + ": would replace the file of " + input + " " + file + "\n");
     CHECK(heed::io::read_file(text) == before);
     CHECK(heed::io::read_file(good) == weights);
   };
-  for (const std::string& out : {text, soft, hard, folder.file("./text.txt"), folder.file("pages/../text.txt")})
+  for (const std::string& out :
+       {text, soft, hard, folder.file("./text.txt"), folder.file("pages/../text.txt")})
     refuses({"--text", text, "--out", out}, "--out " + out, text, "--text");
   refuses({"--text", soft, "--out", text}, "--out " + text, soft, "--text");
   refuses({"--instructions", lines, "--out", lines}, "--out " + lines, lines, "--instructions");
-  refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", vocab}, "--out " + vocab, vocab, "--vocab");
-  refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", merges}, "--out " + merges, merges, "--merges");
+  refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", vocab}, "--out " + vocab,
+          vocab, "--vocab");
+  refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", merges},
+          "--out " + merges, merges, "--merges");
   refuses({"--text", text, "--gpt2", good, "--out", good}, "--out " + good, good, "--gpt2");
   refuses({"--text", text, "--resume", text}, "--out " + text, text, "--text");
   refuses({"--text", text, "--report", pages}, "--report " + page, text, "--text");
   fs::remove(page);
   const std::string report = folder.file("pages/report.html");
-  refuses({"--text", text, "--out", report, "--report", pages}, "--report " + report, report, "--out");
+  refuses({"--text", text, "--out", report, "--report", pages}, "--report " + report, report,
+          "--out");
   fs::copy_file(good, page);
-  refuses({"--text", text, "--resume", page, "--out", folder.file("new"), "--report", pages}, "--report " + page, page,
-          "--resume");
+  refuses({"--text", text, "--resume", page, "--out", folder.file("new"), "--report", pages},
+          "--report " + page, page, "--resume");
 }
 
 TEST_CASE("An output name that cannot be written is found before training") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text()), lengthy(300, 'x');
-  for (const std::string& out : {folder.file(lengthy), folder.file("text.txt/x"), folder.file("none/x"),
-                                 std::string("/proc/heed"), folder.file(lengthy + "/x")}) {
+  for (const std::string& out :
+       {folder.file(lengthy), folder.file("text.txt/x"), folder.file("none/x"),
+        std::string("/proc/heed"), folder.file(lengthy + "/x")}) {
     Program program(training(text, out));
     const int code = program.finish();
     INFO(program.output());
@@ -332,11 +350,13 @@ TEST_CASE("An output name that cannot be written is found before training") {
   CHECK(folder.count() == 1);
 }
 
-TEST_CASE("Numbers that are not finite are told once, end training with code 1, and never reach a file") {
+TEST_CASE(
+    "Numbers that are not finite are told once, end training with code 1, and never reach a file") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text());
-  const Arguments shape = {"train",   "--text",    text, "--width",      "16", "--heads",      "2", "--len", "16",
-                           "--batch", "2", "--threads", "1", "--save-every", "1",  "--eval-every", "0"};
+  const Arguments shape = {"train", "--text",       text, "--width",      "16", "--heads",
+                           "2",     "--len",        "16", "--batch",      "2",  "--threads",
+                           "1",     "--save-every", "1",  "--eval-every", "0"};
   const auto fails = [&](const std::string& name, Arguments options) {
     const std::string out = folder.file(name);
     if (std::ranges::count(options, "--depth") == 0) options = with(options, {"--depth", "1"});
@@ -366,7 +386,8 @@ TEST_CASE("Numbers that are not finite are told once, end training with code 1, 
            {"decay", {"--weight-decay", "1e10", "--steps", "60"}},
            {"rate", {"--lr", "1e4", "--steps", "60"}},
            {"prototype", {"--lr", "1e10", "--variant", "prototype-art", "--steps", "60"}},
-           {"keys", {"--lr", "1e10", "--variant", "prototype-art", "--depth", "2", "--steps", "60"}}}) {
+           {"keys",
+            {"--lr", "1e10", "--variant", "prototype-art", "--depth", "2", "--steps", "60"}}}) {
     const std::string said = fails(name, options), out = folder.file(name);
     CHECK(said.find("10 steps in a row") != std::string::npos);
     REQUIRE(fs::exists(out));
@@ -382,32 +403,38 @@ TEST_CASE("Numbers that are not finite are told once, end training with code 1, 
   CHECK(one.find("nothing was saved") != std::string::npos);
   CHECK_FALSE(fs::exists(folder.file("one")));
   // A rate beyond all floats: no step is taken, and the weights stay the first ones.
-  const std::string none = fails("none", {"--lr", "1e30", "--weight-decay", "1e30", "--warmup", "0", "--steps", "60"});
+  const std::string none =
+      fails("none", {"--lr", "1e30", "--weight-decay", "1e30", "--warmup", "0", "--steps", "60"});
   CHECK(none.find("the weights would not be finite after it") != std::string::npos);
   CHECK(all_finite(folder.file("none")));
 
   const std::string good = folder.file("good");
   run(with(shape, {"--out", good, "--steps", "2", "--lr", "1e4", "--depth", "1"}));
   const Bytes before = heed::io::read_file(good);
-  Program resumed({"train", "--text", text, "--resume", good, "--steps", "60", "--threads", "1", "--save-every", "0"});
+  Program resumed({"train", "--text", text, "--resume", good, "--steps", "60", "--threads", "1",
+                   "--save-every", "0"});
   CHECK(resumed.finish() == 1);
   CHECK(resumed.output().find(good + " is as it was") != std::string::npos);
   CHECK(heed::io::read_file(good) == before);
 }
 
-TEST_CASE("Weights and moments that are not finite are refused, and so are models whose loss is not") {
+TEST_CASE(
+    "Weights and moments that are not finite are refused, and so are models whose loss is not") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good");
   Arguments prototype = training(text, good, 2);
   std::ranges::replace(prototype, std::string("dar"), std::string("prototype-art"));
   run(prototype);
   const auto file = heed::io::Safetensors::read(good);
-  const auto changed = [&](const std::string& name, const std::string& tensor, float value, bool all) {
+  const auto changed = [&](const std::string& name, const std::string& tensor, float value,
+                           bool all) {
     heed::io::SafetensorsWriter writer;
     for (const auto& [key, text_of] : file.metadata()) writer.set_metadata(key, text_of);
     for (const auto& [other, info] : file.tensors()) {
       std::vector<float> numbers = file.rounded<float>(other);
-      if (other == tensor) std::fill(all ? numbers.begin() : numbers.begin() + 1, all ? numbers.end() : numbers.begin() + 2, value);
+      if (other == tensor)
+        std::fill(all ? numbers.begin() : numbers.begin() + 1,
+                  all ? numbers.end() : numbers.begin() + 2, value);
       writer.add(other, info.shape, numbers);
     }
     writer.write(folder.path / name);
@@ -420,15 +447,19 @@ TEST_CASE("Weights and moments that are not finite are refused, and so are model
     CHECK(ended == code);
     CHECK(program.output().find("heed_lm: " + sentence) != std::string::npos);
   };
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  for (const auto& [tensor, value, word] :
-       {std::tuple{"embed.weight", nan, "nan"}, {"ln_f.bias", inf, "inf"},
-        {"blocks.0.attn.memory.prototypes", nan, "nan"}, {"adamw.first.embed.weight", nan, "nan"}}) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              inf = std::numeric_limits<float>::infinity();
+  for (const auto& [tensor, value, word] : {std::tuple{"embed.weight", nan, "nan"},
+                                            {"ln_f.bias", inf, "inf"},
+                                            {"blocks.0.attn.memory.prototypes", nan, "nan"},
+                                            {"adamw.first.embed.weight", nan, "nan"}}) {
     const std::string bad = changed("bad", tensor, value, false),
-                      sentence = bad + ": number 1 of " + tensor + " is " + word + ", it must be finite\n";
+                      sentence =
+                          bad + ": number 1 of " + tensor + " is " + word + ", it must be finite\n";
     ends({"eval", bad, "--text", text}, 2, sentence);
     ends({"generate", bad, "--tokens", "3"}, 2, sentence);
-    ends({"train", "--resume", bad, "--text", text, "--steps", "3", "--out", folder.file("out")}, 2, sentence);
+    ends({"train", "--resume", bad, "--text", text, "--steps", "3", "--out", folder.file("out")}, 2,
+         sentence);
     CHECK_FALSE(fs::exists(folder.file("out")));
   }
   const std::string huge = changed("huge", "embed.weight", 3e38F, true);
@@ -440,7 +471,8 @@ TEST_CASE("generate begins with what the model knows where no prompt is given") 
   const Folder folder;
   std::string spaced, solid;
   for (int i = 0; i < 100; ++i) spaced += "ab cb", solid += "qrqsr";
-  const std::string with_space = folder.write("spaced", spaced), without = folder.write("solid", solid);
+  const std::string with_space = folder.write("spaced", spaced),
+                    without = folder.write("solid", solid);
   for (const auto& [text, start] : {std::pair{with_space, ' '}, {without, 'q'}}) {
     const std::string model = text + ".model";
     run(training(text, model, 2));

@@ -95,7 +95,9 @@ TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one t
   CHECK_FALSE(same_bits(weights_of(*first.model), weights_of(*whole.model)));
 }
 
-TEST_CASE("A step that is not finite leaves weights and moments alone, counts as done, and is told once") {
+TEST_CASE(
+    "A step that is not finite leaves weights and moments alone, counts as done, and is told "
+    "once") {
   const heed_test::TemporaryFolder folder;
   const auto path = folder.path / "run.safetensors";
   const auto data = open_data(parentheses(), *new_run(1).tokenizer);
@@ -105,9 +107,10 @@ TEST_CASE("A step that is not finite leaves weights and moments alone, counts as
   std::vector<std::string> said;
   std::vector<Index> skipped;
   heed::Param<float>* embed = nullptr;
-  run.model->visit(nn::Visitor<float>([&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
-    if (name == "embed.weight") embed = &value;
-  }));
+  run.model->visit(nn::Visitor<float>(
+      [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+        if (name == "embed.weight") embed = &value;
+      }));
   REQUIRE(embed != nullptr);
   Watch watch;
   watch.on_fault = [&](const std::string& text) { said.push_back(text); };
@@ -117,7 +120,8 @@ TEST_CASE("A step that is not finite leaves weights and moments alone, counts as
     if (r.step == 3 || r.step == 6) {  // the next step has no finite loss
       before = weights_of(*run.model);
       embedding.assign(embed->data(), embed->data() + embed->size());
-      std::fill(embed->data(), embed->data() + embed->size(), std::numeric_limits<float>::quiet_NaN());
+      std::fill(embed->data(), embed->data() + embed->size(),
+                std::numeric_limits<float>::quiet_NaN());
     }
     if (r.step == 4 || r.step == 7) {
       CHECK_FALSE(std::isfinite(r.loss));
@@ -146,7 +150,8 @@ TEST_CASE("Ten steps in a row that are not finite end training, nine do not") {
   for (const Index faults : {9, 10}) {
     Run run = new_run(30);
     float wanted = 0;
-    const nn::Visitor<float> fill = [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+    const nn::Visitor<float> fill = [&](const std::string& name, heed::Param<float>& value,
+                                        heed::Param<float>&) {
       if (name == "ln_f.bias") std::fill(value.data(), value.data() + value.size(), wanted);
     };
     Watch watch;
@@ -163,7 +168,8 @@ TEST_CASE("Ten steps in a row that are not finite end training, nine do not") {
       CHECK(message == "nothing was thrown");
       CHECK(run.skipped == 2 * 9);
     } else {
-      CHECK(message == "step 15: 10 steps in a row met numbers that are not finite; a smaller --lr may help");
+      CHECK(message ==
+            "step 15: 10 steps in a row met numbers that are not finite; a smaller --lr may help");
       CHECK(run.step == 15);
     }
   }
@@ -177,8 +183,10 @@ TEST_CASE("A run with a number that is not finite is not saved, and the old file
   save_run(run, path);
   const auto bytes = heed::io::read_file(path);
   const float infinity = std::numeric_limits<float>::infinity();
-  run.optimiser.visit_state([&](const std::string&, auto&, std::vector<float>& second) { second.back() = infinity; });
-  CHECK(message_of([&] { save_run(run, path); }).find("is inf, it must be finite") != std::string::npos);
+  run.optimiser.visit_state(
+      [&](const std::string&, auto&, std::vector<float>& second) { second.back() = infinity; });
+  CHECK(message_of([&] { save_run(run, path); }).find("is inf, it must be finite") !=
+        std::string::npos);
   CHECK(heed::io::read_file(path) == bytes);
 }
 
@@ -338,7 +346,8 @@ TEST_CASE("Sampling keeps to the likeliest tokens that were asked for") {
 }
 
 TEST_CASE("Sampling refuses logits that are not finite, with and without a temperature") {
-  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
   for (const double temperature : {0.0, 1.0})
     for (const float wrong : {nan, infinity, -infinity}) {
       Sampling s;

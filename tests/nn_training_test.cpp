@@ -714,7 +714,9 @@ TEST_CASE("A step of AdamW that stays finite is the plain step, bit for bit", "[
   CHECK(same_bits(values_of(layer[1].value), values_of(other[1].value)));
 }
 
-TEST_CASE("A logit that is not finite makes the loss of its row NaN or infinite, wherever it stands", "[nn]") {
+TEST_CASE(
+    "A logit that is not finite makes the loss of its row NaN or infinite, wherever it stands",
+    "[nn]") {
   auto c = context<float>(1);
   for (const Index classes : {1, 3, 8, 21})
     for (Index at = 0; at < classes; ++at)
@@ -722,7 +724,8 @@ TEST_CASE("A logit that is not finite makes the loss of its row NaN or infinite,
         std::vector<float> logits = normals<float>(classes, 3);
         logits[std::size_t(at)] = wrong;
         const std::vector<Index> target = {classes / 2};
-        CHECK_FALSE(std::isfinite(cross_entropy<float>(c, matrix(std::as_const(logits), 1, classes), target).loss));
+        CHECK_FALSE(std::isfinite(
+            cross_entropy<float>(c, matrix(std::as_const(logits), 1, classes), target).loss));
       }
 }
 

@@ -195,8 +195,8 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
 void note_unused(const CLI::App& app, bool trains) {
   const std::vector<const char*> unused =
       trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
-             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth", "--len", "--batch",
-                                       "--lr"};
+             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth",
+                                        "--len",   "--batch", "--lr"};
   for (const char* option : unused)
     if (app.count(option) > 0)
       std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option, trains ? "with" : "without");
@@ -220,7 +220,8 @@ void require_outputs(const Settings& settings) {
   }
   if (!json.path.empty() && !csv.path.empty() && heed_program::same_file(json.path, csv.path))
     throw UsageError("--json \"" + json.path + "\" and --csv \"" + csv.path + "\" name one file");
-  heed_program::require_pages_apart({"--report", settings.report_folder}, {inputs[0], inputs[1], json, csv});
+  heed_program::require_pages_apart({"--report", settings.report_folder},
+                                    {inputs[0], inputs[1], json, csv});
   if (settings.report_folder.empty()) return;
   try {
     heed_report::prepare_folder(settings.report_folder);

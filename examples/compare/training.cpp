@@ -114,8 +114,9 @@ class Trainer {
 
   // From fresh moments and a fresh schedule. False where it ended early, as numbers were not finite. `speed`: tokens
   // per second; the losses go to `curve`, if any.
-  [[nodiscard]] bool train_on(const heed_lm::DataSource& source, heed_lm::Run& run, const std::string& name,
-                              Progress& progress, heed_report::Curve* curve, double& speed) const {
+  [[nodiscard]] bool train_on(const heed_lm::DataSource& source, heed_lm::Run& run,
+                              const std::string& name, Progress& progress,
+                              heed_report::Curve* curve, double& speed) const {
     run.step = run.skipped = 0;
     run.optimiser = heed::nn::AdamW<float>();
     run.train.steps = settings_.train_steps;

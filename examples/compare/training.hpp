@@ -24,11 +24,12 @@ struct TrainedVariant {
   std::vector<double> losses;
   std::vector<double> second, forgotten;  // with a second text: loss on it, and then on the first
   double tokens_per_second = 0;           // median over seeds
-  Index skipped = 0;                      // steps of all seeds that were not taken, as a number was not finite
+  Index skipped = 0;  // steps of all seeds that were not taken, as a number was not finite
   heed_report::Curve curve{100};          // training loss over steps, of the first seed and the first text
-  std::map<std::string, double> measures;  // learnt scalars and what nn/attention_measures.hpp says, means
-                                           // over layers, of the last seed after the first text; none where its
-                                           // loss is not finite
+  std::map<std::string, double>
+      measures;  // learnt scalars and what nn/attention_measures.hpp says, means
+                 // over layers, of the last seed after the first text; none where its
+                 // loss is not finite
 
   [[nodiscard]] bool all_finite() const;
 };

@@ -49,7 +49,8 @@ class Table {
     }
     if (!line.empty()) text += "    " + line + "\n";
     if (v.skipped > 0)
-      text += print("    %td %s skipped: numbers were not finite\n", v.skipped, v.skipped == 1 ? "step was" : "steps were");
+      text += print("    %td %s skipped: numbers were not finite\n", v.skipped,
+                    v.skipped == 1 ? "step was" : "steps were");
     put(text);
   }
 
@@ -129,7 +130,8 @@ void report_training(const Settings& settings) {
       compare_training(settings, [&](const std::string& data) { table.head(data); },
                        [&](const TrainedVariant& v) { table.row(v); });
   heed_program::all_of(
-      {[&] { write_files(settings, json_of(settings, comparison), csv_of(settings, comparison)); }, [&] {
+      {[&] { write_files(settings, json_of(settings, comparison), csv_of(settings, comparison)); },
+       [&] {
          if (!settings.report_folder.empty())
            heed_report::write_page(settings.report_folder, training_page(settings, comparison));
        },

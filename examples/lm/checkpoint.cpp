@@ -74,8 +74,9 @@ Run load_run(const std::filesystem::path& path) {
   run.data = number_of<std::uint64_t>(file, path, "data");
   // Files of earlier versions come from runs that ended at a step that is skipped today.
   if (file.metadata().contains("skipped")) run.skipped = number_of<Index>(file, path, "skipped");
-  heed::require(run.skipped >= 0 && run.skipped <= run.step, path.string(), ": metadata skipped is ",
-                run.skipped, ", it must lie between 0 and step, ", run.step);
+  heed::require(run.skipped >= 0 && run.skipped <= run.step, path.string(),
+                ": metadata skipped is ", run.skipped, ", it must lie between 0 and step, ",
+                run.step);
   run.model = std::make_unique<Model>(make_model(run.config));
   nn::read_weights<float>(file, path, *run.model);
   run.optimiser.prepare(*run.model);

@@ -71,7 +71,8 @@ class TrainingLog {
     const auto now = Clock::now();
     if (terminal_ && now - drawn_ >= std::chrono::milliseconds(100)) {
       std::fprintf(stderr, "\r\033[Kstep %td/%td  loss %s  %.0f tokens/s  %s left", r.step, r.steps,
-                   loss_text(r.loss).c_str(), r.tokens_per_second, duration(r.seconds_left).c_str());
+                   loss_text(r.loss).c_str(), r.tokens_per_second,
+                   duration(r.seconds_left).c_str());
       std::fflush(stderr);
       drawn_ = now;
       dirty_ = true;
@@ -79,8 +80,8 @@ class TrainingLog {
   }
   void evaluation(Index step, double loss) {
     clear();
-    std::printf("step %td  training %s  validation %s  %.0f tokens/s\n", step, loss_text(last_.loss).c_str(),
-                loss_text(loss).c_str(), last_.tokens_per_second);
+    std::printf("step %td  training %s  validation %s  %.0f tokens/s\n", step,
+                loss_text(last_.loss).c_str(), loss_text(loss).c_str(), last_.tokens_per_second);
     std::fflush(stdout);
   }
   void fault(const std::string& text) {
@@ -124,8 +125,10 @@ void describe(RunReport& report, const Run& run, const DataSource& data) {
 // Throws UsageError unless everything can be written, and nothing over what is read.
 void require_outputs(const TrainCommand& command) {
   const DataSettings& d = command.data;
-  std::vector<heed_program::NamedFile> files = {{"--text", d.text},   {"--instructions", d.instructions},
-                                                {"--vocab", d.vocab}, {"--merges", d.merges},
+  std::vector<heed_program::NamedFile> files = {{"--text", d.text},
+                                                {"--instructions", d.instructions},
+                                                {"--vocab", d.vocab},
+                                                {"--merges", d.merges},
                                                 {"--gpt2", command.gpt2}};
   const heed_program::NamedFile out{"--out", command.out};
   heed_program::require_apart(out, files);
@@ -181,7 +184,8 @@ struct Prepared {
   const bool gpt2 = is_gpt2_file(checkpoint);
   heed::require(!gpt2 || (!vocab.empty() && !merges.empty()), checkpoint,
                 ": a GPT-2 of Hugging Face needs --vocab and --merges");
-  Run run = gpt2 ? run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges)) : load_run(checkpoint);
+  Run run = gpt2 ? run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges))
+                 : load_run(checkpoint);
   require_finite(run, checkpoint);
   return run;
 }
@@ -264,8 +268,8 @@ int run_train(TrainCommand command) {
     if (command.out.empty())
       std::puts("nothing was saved");
     else
-      std::printf("--resume %s goes on from here:\n%s\n", heed_program::shell_word(command.out).c_str(),
-                  resuming_command(command).c_str());
+      std::printf("--resume %s goes on from here:\n%s\n",
+                  heed_program::shell_word(command.out).c_str(), resuming_command(command).c_str());
   }
   return report && report->failed() ? 1 : 0;
 }
@@ -279,7 +283,8 @@ int run_eval(const EvalCommand& command) {
   nn::Context<float> context;
   context.threads = command.threads;
   const double loss = evaluate(*run.model, context, *data, command.batch);
-  if (!std::isfinite(loss)) throw std::runtime_error(command.checkpoint + ": the loss is not finite");
+  if (!std::isfinite(loss))
+    throw std::runtime_error(command.checkpoint + ": the loss is not finite");
   std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(), loss,
               std::exp(loss));
   if (run.data != 0 && run.data != data->fingerprint())

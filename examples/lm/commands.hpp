@@ -21,8 +21,9 @@ struct TrainCommand {
   std::string report;  // folder for the page of pictures; empty: none
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
-  std::string program = "heed_lm";           // as it was called
-  std::map<std::string, std::string> given;  // options of the command line as they stand there: "--batch", "32"
+  std::string program = "heed_lm";  // as it was called
+  std::map<std::string, std::string>
+      given;  // options of the command line as they stand there: "--batch", "32"
 };
 
 struct EvalCommand {

@@ -11,11 +11,12 @@ namespace {
 
 namespace nn = heed::nn;
 
-void require_finite(std::span<const float> numbers, const std::string& name, const std::filesystem::path& path) {
+void require_finite(std::span<const float> numbers, const std::string& name,
+                    const std::filesystem::path& path) {
   const auto found = std::ranges::find_if_not(numbers, [](float x) { return std::isfinite(x); });
   if (found == numbers.end()) return;
-  throw std::runtime_error(path.string() + ": number " + std::to_string(found - numbers.begin()) + " of " + name +
-                           " is " + std::to_string(*found) + ", it must be finite");
+  throw std::runtime_error(path.string() + ": number " + std::to_string(found - numbers.begin()) +
+                           " of " + name + " is " + std::to_string(*found) + ", it must be finite");
 }
 [[nodiscard]] std::span<const float> numbers_of(const heed::Param<float>& param) {
   return {param.data(), std::size_t(param.size())};
@@ -28,13 +29,15 @@ void require_finite(Run& run, const std::filesystem::path& path) {
       [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
         require_finite(numbers_of(value), name, path);
       }));
-  run.model->visit_state(nn::StateVisitor<float>([&](const std::string& name, heed::Param<float>& state) {
-    require_finite(numbers_of(state), name, path);
-  }));
-  run.optimiser.visit_state([&](const std::string& name, std::vector<float>& first, std::vector<float>& second) {
-    require_finite(first, "adamw.first." + name, path);
-    require_finite(second, "adamw.second." + name, path);
-  });
+  run.model->visit_state(
+      nn::StateVisitor<float>([&](const std::string& name, heed::Param<float>& state) {
+        require_finite(numbers_of(state), name, path);
+      }));
+  run.optimiser.visit_state(
+      [&](const std::string& name, std::vector<float>& first, std::vector<float>& second) {
+        require_finite(first, "adamw.first." + name, path);
+        require_finite(second, "adamw.second." + name, path);
+      });
 }
 
 }  // namespace heed_lm

@@ -78,8 +78,8 @@ Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t num
   // NaN is neither more nor less likely than another number: there is no order to choose by.
   const auto wrong = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
   if (wrong != logits.end())
-    throw std::runtime_error("the logit of token " + std::to_string(wrong - logits.begin()) + " is " +
-                             std::to_string(*wrong) + ", it must be finite to choose by");
+    throw std::runtime_error("the logit of token " + std::to_string(wrong - logits.begin()) +
+                             " is " + std::to_string(*wrong) + ", it must be finite to choose by");
   std::vector<Index> order(logits.size());
   std::iota(order.begin(), order.end(), Index(0));
   const auto likelier = [&](Index a, Index b) {

@@ -20,7 +20,8 @@ class Comparison {
   [[nodiscard]] bool given(const char* option) const { return command_.given.contains(option); }
   template <class Value>
   void same(const char* option, const Value& asked, const Value& stored) const {
-    heed::require(!given(option) || asked == stored, option, " is ", asked, ", ", file_, has_, stored);
+    heed::require(!given(option) || asked == stored, option, " is ", asked, ", ", file_, has_,
+                  stored);
   }
   void flag(const char* option, bool asked, const char* stored) const {
     heed::require(!given(option) || asked, option, " was given, ", file_, has_, stored);
@@ -49,12 +50,13 @@ void same_tokenizer(const TrainCommand& command, const Comparison& is, const Tok
   const DataSettings& data = command.data;
   is.same("--tokenizer", data.tokenizer, stored.name());
   if (data.vocab.empty() && data.merges.empty()) return;
-  heed::require(stored.name() == "gpt2", data.vocab.empty() ? "--merges" : "--vocab", " was given, ", command.resume,
-                " was trained with the tokenizer ", stored.name());
+  heed::require(stored.name() == "gpt2", data.vocab.empty() ? "--merges" : "--vocab",
+                " was given, ", command.resume, " was trained with the tokenizer ", stored.name());
   heed::require(!data.vocab.empty() && !data.merges.empty(), "--vocab and --merges go together; ",
                 data.vocab.empty() ? "--vocab" : "--merges", " is missing");
-  heed::require(read_bpe_tokenizer(data.vocab, data.merges)->state() == stored.state(), "--vocab ", data.vocab,
-                " and --merges ", data.merges, " are not what ", command.resume, " was trained with");
+  heed::require(read_bpe_tokenizer(data.vocab, data.merges)->state() == stored.state(), "--vocab ",
+                data.vocab, " and --merges ", data.merges, " are not what ", command.resume,
+                " was trained with");
 }
 
 }  // namespace
@@ -64,8 +66,8 @@ void require_same_settings(const TrainCommand& command, const Run& run) {
   if (!command.gpt2.empty()) {
     const Comparison is(command, command.gpt2, " has ");
     same_sizes(is, model, stored);
-    heed::require(!is.given("--len") || command.data.len <= stored.len, "--len is ", command.data.len, ", ",
-                  command.gpt2, " has ", stored.len, " positions");
+    heed::require(!is.given("--len") || command.data.len <= stored.len, "--len is ",
+                  command.data.len, ", ", command.gpt2, " has ", stored.len, " positions");
   }
   if (command.resume.empty()) return;
   const Comparison is(command, command.resume, " was trained with ");
@@ -93,9 +95,10 @@ std::string resuming_command(const TrainCommand& command) {
   };
   add("--resume", command.out);
   // What the checkpoint has, --steps and --seed among it, is left out.
-  for (const char* option : {"--text", "--instructions", "--task", "--held-out", "--report", "--eval-every",
-                             "--save-every", "--threads"})
-    if (const auto found = command.given.find(option); found != command.given.end()) add(option, found->second);
+  for (const char* option : {"--text", "--instructions", "--task", "--held-out", "--report",
+                             "--eval-every", "--save-every", "--threads"})
+    if (const auto found = command.given.find(option); found != command.given.end())
+      add(option, found->second);
   return line;
 }
 

@@ -70,7 +70,8 @@ heed_report::Page RunReport::page() const {
   if (!validation_.y.empty()) {
     char step[32];
     std::snprintf(step, sizeof step, "%.0f", validation_.x.back());
-    page.facts.emplace_back("validation loss", loss_text(validation_.y.back()) + " after step " + step);
+    page.facts.emplace_back("validation loss",
+                            loss_text(validation_.y.back()) + " after step " + step);
   }
   page.pictures = {losses(),
                    draw(LinePlot{"learning_rate", "Learning rate of each step", "", {"step"},

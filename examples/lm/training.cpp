@@ -25,25 +25,29 @@ namespace nn = heed::nn;
 }
 
 // One step at the optimiser's present rate, or none. Returns what kept it from being taken, null: nothing.
-[[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch, double& loss) {
+[[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch,
+                                    double& loss) {
   Model& model = *run.model;
   nn::clear_gradients<float>(model);
   try {
     loss = model.gradient(context, batch.rows, batch.inputs, batch.targets);
-  } catch (const nn::NotFinite&) {  // keys that a memory is to learn; the rows behind them have no loss
+  } catch (
+      const nn::NotFinite&) {  // keys that a memory is to learn; the rows behind them have no loss
     loss = std::numeric_limits<double>::quiet_NaN();
   }
   if (!std::isfinite(loss)) return "the loss is not finite";
   // The norm is summed in double, which no gradient in float overflows: it is finite if all of them are.
-  const double bound = run.train.clip > 0 ? run.train.clip : std::numeric_limits<double>::infinity();
+  const double bound =
+      run.train.clip > 0 ? run.train.clip : std::numeric_limits<double>::infinity();
   if (!std::isfinite(nn::clip_gradients<float>(model, bound))) return "the gradient is not finite";
-  if (!run.optimiser.step_if_finite(context, model)) return "the weights would not be finite after it";
+  if (!run.optimiser.step_if_finite(context, model))
+    return "the weights would not be finite after it";
   return nullptr;
 }
 
 // Of the first rows that are held out: a short look at whether a model gives numbers at all.
-[[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context, const DataSource& data,
-                                      Index batch) {
+[[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
+                                      const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
   const Batch rows = data.validation_batch(0, batch);
   const double loss = model.loss(context, rows.rows, rows.inputs, rows.targets);
@@ -122,10 +126,11 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (watch.on_step)
       watch.on_step({run.step, s.steps, loss, run.optimiser.options.learning_rate, tokens / seconds,
-                     seconds / double(run.step - first) * double(s.steps - run.step), fault != nullptr});
+                     seconds / double(run.step - first) * double(s.steps - run.step),
+                     fault != nullptr});
     if (faults == kMostFaults)
-      throw NotFinite(place + std::to_string(faults) + " steps in a row met numbers that are not finite" +
-                      kAdvice);
+      throw NotFinite(place + std::to_string(faults) +
+                      " steps in a row met numbers that are not finite" + kAdvice);
     const bool last = run.step == s.steps;
     std::optional<double> held_out;
     if (watch.on_evaluation &&
@@ -134,14 +139,15 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
       watch.on_evaluation(run.step, *held_out);
     }
     const bool stop = watch.stop && watch.stop();
-    const bool saves =
-        watch.on_save && (last || stop || (watch.save_every > 0 && run.step % watch.save_every == 0));
+    const bool saves = watch.on_save &&
+                       (last || stop || (watch.save_every > 0 && run.step % watch.save_every == 0));
     if (saves && !held_out) held_out = short_evaluation(model, context, data, s.batch);
     const bool sound = !held_out || std::isfinite(*held_out);
     if (!sound && (last || stop))
       throw NotFinite(place + "the loss of held-out rows is not finite" + kAdvice);
     if (saves && sound) watch.on_save();
-    if (saves && !sound) say_unsaved(place + "the loss of held-out rows is not finite; nothing is saved");
+    if (saves && !sound)
+      say_unsaved(place + "the loss of held-out rows is not finite; nothing is saved");
     if (stop) return;
   }
 }

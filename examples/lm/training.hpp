@@ -20,10 +20,10 @@ struct NotFinite : std::runtime_error {
 // Where a run stands, for those who watch.
 struct Report {
   Index step = 0, steps = 0;
-  double loss = 0;             // of the last batch, nats per token; of any kind where the step was skipped
+  double loss = 0;  // of the last batch, nats per token; of any kind where the step was skipped
   double rate = 0;             // learning rate
   double tokens_per_second = 0, seconds_left = 0;
-  bool skipped = false;        // a number of the step was not finite
+  bool skipped = false;  // a number of the step was not finite
 };
 
 struct Watch {
@@ -33,8 +33,9 @@ struct Watch {
   std::function<bool()> stop = {};                             // asked after every step
   std::function<void()> on_save = {};
   Index save_every = 0;
-  std::function<void(const std::string&)> on_fault = {};       // one sentence on the first step that is skipped,
-                                                               // one on the first save that is left out
+  std::function<void(const std::string&)> on_fault =
+      {};  // one sentence on the first step that is skipped,
+           // one on the first save that is left out
 };
 
 // Mean loss over all rows that are held out, `batch` at a time.

@@ -82,8 +82,10 @@ struct NamedFile {
 };
 
 // Two names of one file: through links of either kind, or by their spelling where nothing is there yet.
-[[nodiscard]] inline bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
-  struct stat first {}, second {};
+[[nodiscard]] inline bool same_file(const std::filesystem::path& a,
+                                    const std::filesystem::path& b) {
+  struct stat first {
+  }, second{};
   if (::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0)
     return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
   std::error_code error;
@@ -99,8 +101,8 @@ struct NamedFile {
 inline void require_apart(const NamedFile& output, const std::vector<NamedFile>& others) {
   for (const NamedFile& other : others)
     if (!output.path.empty() && !other.path.empty() && same_file(output.path, other.path))
-      throw UsageError(output.option + " " + output.path + ": would replace the file of " + other.option + " " +
-                       other.path);
+      throw UsageError(output.option + " " + output.path + ": would replace the file of " +
+                       other.option + " " + other.path);
 }
 // The same for a folder with a page: report.html and *.svg.
 inline void require_pages_apart(const NamedFile& folder, const std::vector<NamedFile>& others) {
@@ -113,13 +115,16 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
     if (is_page(entry.path())) require_apart({folder.option, entry.path().string()}, others);
   for (const NamedFile& other : others) {
     const std::filesystem::path name = std::filesystem::path(other.path).filename();
-    if (is_page(name)) require_apart({folder.option, (std::filesystem::path(folder.path) / name).string()}, {other});
+    if (is_page(name))
+      require_apart({folder.option, (std::filesystem::path(folder.path) / name).string()}, {other});
   }
 }
 
 // A word as a shell reads it back.
 [[nodiscard]] inline std::string shell_word(const std::string& word) {
-  const auto among = [](char c, const char* set) { return std::string(set).find(c) != std::string::npos; };
+  const auto among = [](char c, const char* set) {
+    return std::string(set).find(c) != std::string::npos;
+  };
   bool plain = !word.empty(), control = false;
   for (const char c : word) {
     plain = plain && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -131,7 +136,8 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
   std::string quoted = control ? "$'" : "'";
   for (const char c : word) {
     char octal[8];
-    std::snprintf(octal, sizeof octal, "\\%03o", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    std::snprintf(octal, sizeof octal, "\\%03o",
+                  static_cast<unsigned>(static_cast<unsigned char>(c)));
     if (control)
       quoted += (c >= 0 && c < ' ') || c == 0x7F || among(c, "'\\") ? octal : std::string(1, c);
     else

@@ -103,7 +103,8 @@ class AdamW {
   [[nodiscard]] bool step_if_finite(Context<Real>& c, Layer&& layer) {
     const Step all = all_of(c, layer, "AdamW::step_if_finite");
     std::vector<char> finite(all.pieces.size());
-    all.for_each_piece([&](std::size_t i) { finite[i] = stays_finite(all.numbers, all.pieces[i]); });
+    all.for_each_piece(
+        [&](std::size_t i) { finite[i] = stays_finite(all.numbers, all.pieces[i]); });
     if (std::ranges::count(finite, 0) > 0) return false;
     take(all);
     return true;
@@ -246,15 +247,19 @@ class AdamW {
     const Pack<Real> decay = piece.decay;
     for (Index i = 0; i + W <= piece.count; i += W)
       numbers.update(decay, piece.p + i, piece.g + i, piece.m + i, piece.v + i);
-    with_rest(piece, [&](Real* p, Real* g, Real* m, Real* v) { numbers.update(decay, p, g, m, v); });
+    with_rest(piece,
+              [&](Real* p, Real* g, Real* m, Real* v) { numbers.update(decay, p, g, m, v); });
   }
-  [[nodiscard]] static bool stays_finite(const detail::AdamWStep<Real>& numbers, const Piece& piece) {
+  [[nodiscard]] static bool stays_finite(const detail::AdamWStep<Real>& numbers,
+                                         const Piece& piece) {
     constexpr Index W = kLanes<Real>;
     const Pack<Real> decay = piece.decay;
     Pack<Real> faults = Real(0);
     for (Index i = 0; i + W <= piece.count; i += W)
       faults += numbers.fault(decay, piece.p + i, piece.g + i, piece.m + i, piece.v + i);
-    with_rest(piece, [&](Real* p, Real* g, Real* m, Real* v) { faults += numbers.fault(decay, p, g, m, v); });
+    with_rest(piece, [&](Real* p, Real* g, Real* m, Real* v) {
+      faults += numbers.fault(decay, p, g, m, v);
+    });
     return sum_lanes(faults) == Real(0);
   }
 

@@ -216,9 +216,10 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     for (Index h = 0; h < kv_heads(); ++h)
       for_each_key(keys, [&](Index b, Index t) {
         if (!is_finite(keys.row(b, h, t)))
-          throw NotFinite("PrototypeAttention::forward: the key of head " + std::to_string(h) + ", sequence " +
-                          std::to_string(b) + ", token " + std::to_string(t) +
-                          " is not finite; a memory learns finite keys only, so that training cannot go on");
+          throw NotFinite(
+              "PrototypeAttention::forward: the key of head " + std::to_string(h) + ", sequence " +
+              std::to_string(b) + ", token " + std::to_string(t) +
+              " is not finite; a memory learns finite keys only, so that training cannot go on");
       });
   }
   [[nodiscard]] bool is_finite(const Real* key) const {
