@@ -99,7 +99,10 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.real("--clip", c.train.clip, "Largest norm of a gradient; 0: any");
   o.seed(c.train.seed, "Of weights, batches and dropout");
   o.file("--out", c.out, "Checkpoint to write (default: that of --resume)");
-  o.file("--resume", c.resume, "Checkpoint to go on from, with its model and settings; --steps may be raised");
+  o.file("--resume", c.resume,
+         "Checkpoint to go on from, with its model and settings, which other options may not "
+         "contradict; --steps "
+         "may be raised, data are named again");
   o.file("--gpt2", c.gpt2, "model.safetensors of a Hugging Face GPT-2 to start from");
   o.file("--report", c.report,
          "Writes report.html, a page of pictures, and each picture as SVG into this folder", "FOLDER");
@@ -121,7 +124,10 @@ void add_eval(CLI::App& app, EvalCommand& c) {
 void add_generate(CLI::App& app, GenerateCommand& c) {
   const Options o(app);
   o.required_file("checkpoint", c.checkpoint, "Of heed_lm train, or a Hugging Face GPT-2");
-  app.add_option("--prompt", c.prompt, "Text to go on with (default: the end of a line)")->type_name("TEXT");
+  app.add_option("--prompt", c.prompt,
+                 "Text to go on with (default: a line break; where the model has none, a space or "
+                 "its first token)")
+      ->type_name("TEXT");
   o.size("--tokens", c.tokens, "At most so many", 0, kMaxSteps);
   o.real("--temperature", c.sampling.temperature, "0: always the likeliest token");
   o.size("--top-k", c.sampling.top_k, "Of the likeliest tokens only; 0: all", 0, kMaxSteps);
@@ -151,6 +157,7 @@ class CommandLine {
 
   int run(int argc, char** argv) {
     require_command(argc, argv);
+    train_.program = argv[0];
     try {
       app_.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -181,7 +188,8 @@ class CommandLine {
   }
   int run_command() {
     if (*train_app_) {
-      train_.steps_given = train_app_->count("--steps") > 0;
+      for (const CLI::Option* option : train_app_->get_options())
+        if (option->count() > 0) train_.given[option->get_name()] = option->results().back();
       train_.data.seed = train_.model.seed = train_.train.seed;
       return run_train(train_);
     }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_lm as a program: Ctrl-C, resuming, and what it does with bad files.
+// heed_lm as a program: signals, resuming, numbers that are not finite, and what it does with bad files.
 
 #include "catch.hpp"
 #include "temporary.hpp"
 
 #include <heed/io/atomic_file.hpp>
 #include <heed/io/safetensors.hpp>
+#include <heed/io/safetensors_writer.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -16,8 +17,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -58,14 +62,24 @@ class Program {
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());
     pointers.push_back(nullptr);
-    const int error = posix_spawn(&process_, HEED_LM_PROGRAM, &actions, nullptr, pointers.data(), environ);
+    // Whatever the tests were started with: nohup ignores SIGHUP.
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    sigset_t defaults;
+    sigemptyset(&defaults);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) sigaddset(&defaults, number);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    const int error =
+        posix_spawn(&process_, HEED_LM_PROGRAM, &actions, &attributes, pointers.data(), environ);
+    posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
     output_end_ = ends[0];
     REQUIRE(error == 0);
   }
   ~Program() {
-    close(output_end_);
+    close_output();
     if (running_) {
       kill(process_, SIGKILL);
       waitpid(process_, nullptr, 0);
@@ -76,10 +90,15 @@ class Program {
   void read_until(const std::string& text) {
     while (output_.find(text) == std::string::npos) REQUIRE(read_some());
   }
-  void interrupt() const { REQUIRE(kill(process_, SIGINT) == 0); }
+  void interrupt(int number = SIGINT) const { REQUIRE(kill(process_, number) == 0); }
+  // Nobody reads any more what it prints.
+  void close_output() {
+    if (output_end_ >= 0) close(output_end_);
+    output_end_ = -1;
+  }
   // The exit code; -1 if a signal ended it.
   int finish() {
-    while (read_some()) {
+    while (output_end_ >= 0 && read_some()) {
     }
     int status = 0;
     REQUIRE(waitpid(process_, &status, 0) == process_);
@@ -155,6 +174,317 @@ TEST_CASE("Ctrl-C saves, and the resumed run ends with the file of one that was 
 
   run({"train", "--text", text, "--resume", parts, "--threads", "1"});
   CHECK(heed::io::read_file(parts) == heed::io::read_file(whole));
+}
+
+TEST_CASE("SIGTERM and SIGHUP save and end a run as Ctrl-C does, even when both come") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text());
+  const std::vector<std::vector<int>> cases = {
+      {SIGTERM}, {SIGHUP}, {SIGTERM, SIGHUP, SIGHUP, SIGTERM}};
+  for (const std::vector<int>& signals : cases) {
+    const std::string out =
+        folder.file("run" + std::to_string(signals.size()) + std::to_string(signals[0]));
+    Program stopped(with(training(text, out), {"--eval-every", "1"}));
+    stopped.read_until("step 3  training ");
+    for (const int number : signals) stopped.interrupt(number);
+    const int code = stopped.finish();
+    INFO("signal " << signals[0] << "\n" << stopped.output());
+    CHECK(code == 0);
+    CHECK(stopped.output().find("stopped after step ") != std::string::npos);
+    CHECK(fs::exists(out));
+  }
+}
+
+TEST_CASE("The command that a stopped run prints goes on from there when a shell is given it") {
+  const Folder folder;
+  const std::string whole = folder.file("whole"), parts = folder.file("it's \"a\" $HOME;\n`run`"),
+                    text = folder.write("a text's name\twith a tab", sample_text());
+  const Arguments data = {"--held-out", "0.2", "--eval-every", "1"};
+  run(with(training(text, whole), data));
+  Program stopped(with(training(text, parts), data));
+  stopped.read_until("step 3  training ");
+  stopped.interrupt();
+  CHECK(stopped.finish() == 0);
+  INFO(stopped.output());
+  const std::string head = " goes on from here:\n";
+  const std::size_t at = stopped.output().find(head);
+  REQUIRE(at != std::string::npos);
+  const std::string command = stopped.output().substr(at + head.size());
+  CHECK(command.find('\n') == command.size() - 1);
+  CHECK(command.find('\t') == std::string::npos);
+  CHECK(command.find("train --resume ") != std::string::npos);
+  // bash, as $'...' came into other shells late.
+  const std::string script = folder.write("script", command);
+  CHECK(std::system(("cd / && bash '" + script + "' >/dev/null").c_str()) == 0);
+  CHECK(heed::io::read_file(parts) == heed::io::read_file(whole));
+}
+
+TEST_CASE(
+    "A run whose output nobody reads any more goes on, saves, and says by its exit code what was "
+    "lost") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), whole = folder.file("whole"),
+                    piped = folder.file("piped");
+  run(with(training(text, whole), {"--eval-every", "1"}));
+  Program program(with(training(text, piped), {"--eval-every", "1"}));
+  program.read_until("step 3  training ");
+  program.close_output();
+  CHECK(program.finish() == 1);
+  REQUIRE(fs::exists(piped));
+  CHECK(heed::io::read_file(piped) == heed::io::read_file(whole));
+}
+
+TEST_CASE("Options that contradict the checkpoint of --resume are refused with both values") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good"),
+                    vocab = folder.write("vocab.json", "{}"),
+                    merges = folder.write("merges.txt", "");
+  run(training(text, good, 2));
+  const Bytes bytes = heed::io::read_file(good);
+  const Arguments resume = {"train",   "--resume", good,        "--text", text,
+                            "--steps", "3",        "--threads", "1"};
+  const auto refuses = [&](const Arguments& options, const std::string& sentence) {
+    Program program(with(resume, options));
+    const int code = program.finish();
+    INFO(program.output());
+    CHECK(code == 2);
+    CHECK(program.output() == "heed_lm: " + sentence + "\n");
+    CHECK(heed::io::read_file(good) == bytes);
+  };
+  const std::string had = ", " + good + " was trained with ";
+  refuses({"--variant", "sdpa"}, "--variant is sdpa" + had + "dar");
+  refuses({"--width", "32"}, "--width is 32" + had + "16");
+  refuses({"--heads", "4"}, "--heads is 4" + had + "2");
+  refuses({"--depth", "2"}, "--depth is 2" + had + "1");
+  refuses({"--hidden", "32"}, "--hidden is 32" + had + "64");
+  refuses({"--len", "8"}, "--len is 8" + had + "16");
+  refuses({"--dropout", "0"}, "--dropout is 0" + had + "0.1");
+  refuses({"--attention-dropout", "0.5"}, "--attention-dropout is 0.5" + had + "0");
+  refuses({"--untied"}, "--untied was given" + had + "the embedding as its head");
+  refuses({"--no-mask"}, "--no-mask was given" + had + "its mask");
+  refuses({"--batch", "32"}, "--batch is 32" + had + "4");
+  refuses({"--warmup", "6"}, "--warmup is 6" + had + "5");
+  refuses({"--lr", "0.01"}, "--lr is 0.01" + had + "0.001");
+  refuses({"--weight-decay", "0"}, "--weight-decay is 0" + had + "0.1");
+  refuses({"--clip", "0"}, "--clip is 0" + had + "1");
+  refuses({"--seed", "2"}, "--seed is 2" + had + "1");
+  refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");
+  refuses({"--vocab", vocab, "--merges", merges},
+          "--vocab was given" + had + "the tokenizer characters");
+  // What agrees may be said again.
+  run(with(resume,
+           {"--variant", "dar", "--width", "16", "--hidden", "64", "--len", "16", "--dropout",
+            "0.1", "--batch", "4", "--lr", "1e-3", "--seed", "1", "--tokenizer", "characters"}));
+}
+
+TEST_CASE("A resumed run of the parentheses task keeps the seed of its data") {
+  const Folder folder;
+  const std::string out = folder.file("run");
+  run({"train",   "--task",  "parens",  "--out",  out,       "--steps",   "2",
+       "--width", "16",      "--heads", "2",      "--depth", "1",         "--len",
+       "16",      "--batch", "4",       "--seed", "7",       "--threads", "1"});
+  run({"train", "--task", "parens", "--resume", out, "--steps", "3", "--threads", "1"});
+}
+
+TEST_CASE("An output that would replace an input is refused before any work, links included") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good"),
+                    soft = folder.file("soft"), hard = folder.file("hard"),
+                    lines = folder.write("lines.jsonl", R"({"instruction": "a", "output": "b"})"),
+                    vocab = folder.write("vocab.json", "{}"),
+                    merges = folder.write("merges.txt", ""), pages = folder.file("pages"),
+                    page = folder.file("pages/loss.svg");
+  run(training(text, good, 2));
+  fs::create_symlink(text, soft);
+  fs::create_hard_link(text, hard);
+  fs::create_directory(pages);
+  fs::create_symlink(text, page);
+  const Bytes before = heed::io::read_file(text), weights = heed::io::read_file(good);
+  const auto refuses = [&](const Arguments& arguments, const std::string& output,
+                           const std::string& file, const std::string& input) {
+    Program program(with({"train", "--threads", "1", "--steps", "1", "--len", "16", "--width", "16",
+                          "--heads", "2", "--depth", "1"},
+                         arguments));
+    const int code = program.finish();
+    INFO(program.output());
+    CHECK(code == 2);
+    CHECK(program.output() ==
+          "heed_lm: " + output + ": would replace the file of " + input + " " + file + "\n");
+    CHECK(heed::io::read_file(text) == before);
+    CHECK(heed::io::read_file(good) == weights);
+  };
+  for (const std::string& out :
+       {text, soft, hard, folder.file("./text.txt"), folder.file("pages/../text.txt")})
+    refuses({"--text", text, "--out", out}, "--out " + out, text, "--text");
+  refuses({"--text", soft, "--out", text}, "--out " + text, soft, "--text");
+  refuses({"--instructions", lines, "--out", lines}, "--out " + lines, lines, "--instructions");
+  refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", vocab}, "--out " + vocab,
+          vocab, "--vocab");
+  refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", merges},
+          "--out " + merges, merges, "--merges");
+  refuses({"--text", text, "--gpt2", good, "--out", good}, "--out " + good, good, "--gpt2");
+  refuses({"--text", text, "--resume", text}, "--out " + text, text, "--text");
+  refuses({"--text", text, "--report", pages}, "--report " + page, text, "--text");
+  fs::remove(page);
+  const std::string report = folder.file("pages/report.html");
+  refuses({"--text", text, "--out", report, "--report", pages}, "--report " + report, report,
+          "--out");
+  fs::copy_file(good, page);
+  refuses({"--text", text, "--resume", page, "--out", folder.file("new"), "--report", pages},
+          "--report " + page, page, "--resume");
+}
+
+TEST_CASE("An output name that cannot be written is found before training") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), lengthy(300, 'x');
+  for (const std::string& out :
+       {folder.file(lengthy), folder.file("text.txt/x"), folder.file("none/x"),
+        std::string("/proc/heed"), folder.file(lengthy + "/x")}) {
+    Program program(training(text, out));
+    const int code = program.finish();
+    INFO(program.output());
+    CHECK(code == 2);
+    CHECK(program.output().rfind("heed_lm: --out " + out + ": ", 0) == 0);
+    CHECK(program.output().find('\n') == program.output().size() - 1);
+  }
+  Program program(with(training(text, folder.file("out")), {"--report", folder.file(lengthy)}));
+  CHECK(program.finish() == 2);
+  CHECK(folder.count() == 1);
+}
+
+TEST_CASE(
+    "Numbers that are not finite are told once, end training with code 1, and never reach a file") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text());
+  const Arguments shape = {"train", "--text",       text, "--width",      "16", "--heads",
+                           "2",     "--len",        "16", "--batch",      "2",  "--threads",
+                           "1",     "--save-every", "1",  "--eval-every", "0"};
+  const auto fails = [&](const std::string& name, Arguments options) {
+    const std::string out = folder.file(name);
+    if (std::ranges::count(options, "--depth") == 0) options = with(options, {"--depth", "1"});
+    Program program(with(with(shape, {"--out", out}), options));
+    const int code = program.finish();
+    const std::string& said = program.output();
+    INFO(name << "\n" << said);
+    CHECK(code == 1);
+    CHECK(said.find("nan") == std::string::npos);
+    CHECK(said.find("inf") == std::string::npos);
+    std::size_t skips = 0;
+    for (std::size_t at = 0; (at = said.find("is skipped", at)) != std::string::npos; ++at) ++skips;
+    CHECK(skips <= 1);
+    return said;
+  };
+  const auto all_finite = [](const std::string& path) {
+    const auto file = heed::io::Safetensors::read(path);
+    bool finite = true;
+    for (const auto& [tensor, info] : file.tensors())
+      for (const float x : file.rounded<float>(tensor)) finite = finite && std::isfinite(x);
+    return finite;
+  };
+  const auto steps_of = [](const std::string& path) {
+    return std::stoi(heed::io::Safetensors::read(path).metadata().at("step"));
+  };
+  for (const auto& [name, options] : std::vector<std::pair<std::string, Arguments>>{
+           {"decay", {"--weight-decay", "1e10", "--steps", "60"}},
+           {"rate", {"--lr", "1e4", "--steps", "60"}},
+           {"prototype", {"--lr", "1e10", "--variant", "prototype-art", "--steps", "60"}},
+           {"keys",
+            {"--lr", "1e10", "--variant", "prototype-art", "--depth", "2", "--steps", "60"}}}) {
+    const std::string said = fails(name, options), out = folder.file(name);
+    CHECK(said.find("10 steps in a row") != std::string::npos);
+    REQUIRE(fs::exists(out));
+    CHECK(all_finite(out));
+    const int step = steps_of(out);
+    CHECK(step >= 1);
+    CHECK(said.find(out + " holds step " + std::to_string(step)) != std::string::npos);
+    // What was kept can be worked with.
+    run({"eval", out, "--text", text, "--threads", "1"});
+  }
+  const std::string one = fails("one", {"--lr", "1e20", "--warmup", "0", "--steps", "1"});
+  CHECK(one.find("validation not finite") != std::string::npos);
+  CHECK(one.find("nothing was saved") != std::string::npos);
+  CHECK_FALSE(fs::exists(folder.file("one")));
+  // A rate beyond all floats: no step is taken, and the weights stay the first ones.
+  const std::string none =
+      fails("none", {"--lr", "1e30", "--weight-decay", "1e30", "--warmup", "0", "--steps", "60"});
+  CHECK(none.find("the weights would not be finite after it") != std::string::npos);
+  CHECK(all_finite(folder.file("none")));
+
+  const std::string good = folder.file("good");
+  run(with(shape, {"--out", good, "--steps", "2", "--lr", "1e4", "--depth", "1"}));
+  const Bytes before = heed::io::read_file(good);
+  Program resumed({"train", "--text", text, "--resume", good, "--steps", "60", "--threads", "1",
+                   "--save-every", "0"});
+  CHECK(resumed.finish() == 1);
+  CHECK(resumed.output().find(good + " is as it was") != std::string::npos);
+  CHECK(heed::io::read_file(good) == before);
+}
+
+TEST_CASE(
+    "Weights and moments that are not finite are refused, and so are models whose loss is not") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good");
+  Arguments prototype = training(text, good, 2);
+  std::ranges::replace(prototype, std::string("dar"), std::string("prototype-art"));
+  run(prototype);
+  const auto file = heed::io::Safetensors::read(good);
+  const auto changed = [&](const std::string& name, const std::string& tensor, float value,
+                           bool all) {
+    heed::io::SafetensorsWriter writer;
+    for (const auto& [key, text_of] : file.metadata()) writer.set_metadata(key, text_of);
+    for (const auto& [other, info] : file.tensors()) {
+      std::vector<float> numbers = file.rounded<float>(other);
+      if (other == tensor)
+        std::fill(all ? numbers.begin() : numbers.begin() + 1,
+                  all ? numbers.end() : numbers.begin() + 2, value);
+      writer.add(other, info.shape, numbers);
+    }
+    writer.write(folder.path / name);
+    return folder.file(name);
+  };
+  const auto ends = [&](const Arguments& arguments, int code, const std::string& sentence) {
+    Program program(with(arguments, {"--threads", "1"}));
+    const int ended = program.finish();
+    INFO(program.output());
+    CHECK(ended == code);
+    CHECK(program.output().find("heed_lm: " + sentence) != std::string::npos);
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              inf = std::numeric_limits<float>::infinity();
+  for (const auto& [tensor, value, word] : {std::tuple{"embed.weight", nan, "nan"},
+                                            {"ln_f.bias", inf, "inf"},
+                                            {"blocks.0.attn.memory.prototypes", nan, "nan"},
+                                            {"adamw.first.embed.weight", nan, "nan"}}) {
+    const std::string bad = changed("bad", tensor, value, false),
+                      sentence =
+                          bad + ": number 1 of " + tensor + " is " + word + ", it must be finite\n";
+    ends({"eval", bad, "--text", text}, 2, sentence);
+    ends({"generate", bad, "--tokens", "3"}, 2, sentence);
+    ends({"train", "--resume", bad, "--text", text, "--steps", "3", "--out", folder.file("out")}, 2,
+         sentence);
+    CHECK_FALSE(fs::exists(folder.file("out")));
+  }
+  const std::string huge = changed("huge", "embed.weight", 3e38F, true);
+  ends({"eval", huge, "--text", text}, 1, huge + ": the loss is not finite\n");
+  ends({"generate", huge, "--tokens", "3"}, 1, "the logit of token 0 is ");
+}
+
+TEST_CASE("generate begins with what the model knows where no prompt is given") {
+  const Folder folder;
+  std::string spaced, solid;
+  for (int i = 0; i < 100; ++i) spaced += "ab cb", solid += "qrqsr";
+  const std::string with_space = folder.write("spaced", spaced),
+                    without = folder.write("solid", solid);
+  for (const auto& [text, start] : {std::pair{with_space, ' '}, {without, 'q'}}) {
+    const std::string model = text + ".model";
+    run(training(text, model, 2));
+    Program program({"generate", model, "--tokens", "3", "--threads", "1"});
+    const int code = program.finish();
+    INFO(program.output());
+    CHECK(code == 0);
+    REQUIRE(program.output().size() == 1 + 3 + 1);
+    CHECK(program.output()[0] == start);
+  }
 }
 
 TEST_CASE("A bad file is refused in one sentence with exit code 2, and nothing is overwritten") {

@@ -11,8 +11,10 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 
 using namespace heed_lm;
 namespace nn = heed::nn;
@@ -92,6 +94,101 @@ TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one t
   CHECK(second.step == 7);
   CHECK(same_bits(weights_of(*second.model), weights_of(*whole.model)));
   CHECK_FALSE(same_bits(weights_of(*first.model), weights_of(*whole.model)));
+}
+
+TEST_CASE(
+    "A step that is not finite leaves weights and moments alone, counts as done, and is told "
+    "once") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors";
+  const auto data = open_data(parentheses(), *new_run(1).tokenizer);
+  Run run = new_run(9);
+  run.data = data->fingerprint();
+  std::vector<float> before, embedding;
+  std::vector<std::string> said;
+  std::vector<Index> skipped;
+  heed::Param<float>* embed = nullptr;
+  run.model->visit(nn::Visitor<float>(
+      [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+        if (name == "embed.weight") embed = &value;
+      }));
+  REQUIRE(embed != nullptr);
+  Watch watch;
+  watch.on_fault = [&](const std::string& text) { said.push_back(text); };
+  watch.on_save = [&] { save_run(run, path); };
+  watch.on_step = [&](const Report& r) {
+    if (r.skipped) skipped.push_back(r.step);
+    if (r.step == 3 || r.step == 6) {  // the next step has no finite loss
+      before = weights_of(*run.model);
+      embedding.assign(embed->data(), embed->data() + embed->size());
+      std::fill(embed->data(), embed->data() + embed->size(),
+                std::numeric_limits<float>::quiet_NaN());
+    }
+    if (r.step == 4 || r.step == 7) {
+      CHECK_FALSE(std::isfinite(r.loss));
+      std::copy(embedding.begin(), embedding.end(), embed->data());
+      CHECK(same_bits(weights_of(*run.model), before));
+    }
+  };
+  watch.stop = [&] { return run.step == 8; };
+  train(run, *data, 1, watch);
+  CHECK(skipped == std::vector<Index>{4, 7});
+  CHECK(run.skipped == 2);
+  CHECK(run.optimiser.steps() == 6);
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].rfind("step 4: the loss is not finite; the step is skipped", 0) == 0);
+
+  Run resumed = load_run(path);
+  CHECK(resumed.skipped == 2);
+  CHECK(resumed.optimiser.steps() == 6);
+  train(resumed, *data, 1, {});
+  train(run, *data, 1, {});
+  CHECK(same_bits(weights_of(*resumed.model), weights_of(*run.model)));
+}
+
+TEST_CASE("Ten steps in a row that are not finite end training, nine do not") {
+  const auto data = open_data(parentheses(), *new_run(1).tokenizer);
+  for (const Index faults : {9, 10}) {
+    Run run = new_run(30);
+    float wanted = 0;
+    const nn::Visitor<float> fill = [&](const std::string& name, heed::Param<float>& value,
+                                        heed::Param<float>&) {
+      if (name == "ln_f.bias") std::fill(value.data(), value.data() + value.size(), wanted);
+    };
+    Watch watch;
+    // Behind steps 5 and 16 the model has no finite loss; after `faults` more steps it has one again.
+    watch.on_step = [&](const Report& r) {
+      for (const Index first : {5, 16})
+        if (r.step == first || r.step == first + faults) {
+          wanted = r.step == first ? std::numeric_limits<float>::infinity() : 0;
+          run.model->visit(fill);
+        }
+    };
+    const std::string message = message_of([&] { train(run, *data, 1, watch); });
+    if (faults == 9) {
+      CHECK(message == "nothing was thrown");
+      CHECK(run.skipped == 2 * 9);
+    } else {
+      CHECK(message ==
+            "step 15: 10 steps in a row met numbers that are not finite; a smaller --lr may help");
+      CHECK(run.step == 15);
+    }
+  }
+}
+
+TEST_CASE("A run with a number that is not finite is not saved, and the old file stays") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors";
+  Run run = new_run(2);
+  train_on(run, 1);
+  save_run(run, path);
+  const auto bytes = heed::io::read_file(path);
+  const float infinity = std::numeric_limits<float>::infinity();
+  run.optimiser.visit_state(
+      [&](const std::string&, auto&, std::vector<float>& second) { second.back() = infinity; });
+  CHECK(message_of([&] { save_run(run, path); }).find("is inf, it must be finite") !=
+        std::string::npos);
+  CHECK(heed::io::read_file(path) == bytes);
 }
 
 TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
@@ -410,6 +507,27 @@ TEST_CASE("Sampling keeps to the likeliest tokens that were asked for") {
   CHECK_THROWS_WITH(require_sampling({-1.0, 0, 1.0, 1}), Catch::Contains("--temperature is -1"));
   CHECK_THROWS_WITH(require_sampling({1.0, -2, 1.0, 1}), Catch::Contains("--top-k is -2"));
   CHECK_THROWS_WITH(require_sampling({1.0, 0, 1.5, 1}), Catch::Contains("--top-p is 1.5"));
+}
+
+TEST_CASE("Sampling refuses logits that are not finite, with and without a temperature") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  for (const double temperature : {0.0, 1.0})
+    for (const float wrong : {nan, infinity, -infinity}) {
+      Sampling s;
+      s.temperature = temperature;
+      std::vector<float> logits(300, 0.5F);
+      logits[299] = wrong;
+      CHECK_THROWS_AS(sample(logits, s, 0), std::runtime_error);
+      CHECK_THROWS_WITH(sample(logits, s, 0), Catch::StartsWith("the logit of token 299 is "));
+    }
+}
+
+TEST_CASE("A text starts with a line break, else with a space, else with the first token") {
+  CHECK(text_start(ByteTokenizer()) == '\n');
+  CHECK(text_start(CharacterTokenizer("a \n")) == 2);
+  CHECK(text_start(CharacterTokenizer("ab ")) == 2);
+  CHECK(text_start(CharacterTokenizer("ba")) == 0);
 }
 
 TEST_CASE("Generation through caches and over whole sequences gives the same greedy text, past the last "

@@ -654,6 +654,81 @@ TEST_CASE("AdamW steps a layer or whatever a function shows, at the rate of the 
   CHECK(layer.bias.value[0] == Approx(-0.25 * (1 - 0.005) - 0.5));
 }
 
+TEST_CASE("A step of AdamW that would leave the finite numbers is not taken at all", "[nn]") {
+  constexpr float huge = std::numeric_limits<float>::max();
+  // More than two pieces of 65,536 numbers, and a rest that fills no pack.
+  const Index count = 2 * 65536 + 3;
+  const auto c_of = [](int threads) { return context<float>(threads); };
+  for (const Index at : {Index(0), Index(65536), count - 1}) {
+    const std::vector<std::function<void(Weights<float>&, AdamW<float>&)>> faults = {
+        [&](auto& layer, auto&) { layer[1].grad[at] = float(kNan); },
+        [&](auto& layer, auto&) { layer[1].grad[at] = kInfinity<float>; },
+        [&](auto& layer, auto&) { layer[1].grad[at] = 1e25F; },  // its square overflows
+        [&](auto& layer, auto&) { layer[1].value[at] = -kInfinity<float>; },
+        [&](auto& layer, auto& adamw) {
+          layer[1].value[at] = huge, adamw.options.learning_rate = 1e38;
+          layer[1].grad[at] = -1;
+        },
+        [&](auto& layer, auto& adamw) {  // decay alone
+          layer[1].value[at] = -huge / 8, adamw.options.weight_decay = 1e5;
+        }};
+    for (std::size_t fault = 0; fault < faults.size(); ++fault)
+      for (const int threads : {1, 3}) {
+        INFO("fault " << fault << " at " << at << " with " << threads << " threads");
+        Weights<float> layer;
+        layer.add("small", {3}, 1);
+        layer.add("large", {count}, 2);
+        AdamW<float> adamw({.weight_decay = 0});
+        auto c = c_of(threads);
+        CHECK(adamw.step_if_finite(c, layer));
+        faults[fault](layer, adamw);
+        std::vector<float> before[6], after[6];
+        const auto note = [&](std::vector<float>* to) {
+          to[0] = values_of(layer[0].value), to[1] = values_of(layer[1].value);
+          adamw.visit_state([&, n = 2](const std::string&, auto& first, auto& second) mutable {
+            to[n++] = first, to[n++] = second;
+          });
+        };
+        note(before);
+        CHECK_FALSE(adamw.step_if_finite(c, layer));
+        note(after);
+        for (int i = 0; i < 6; ++i) CHECK(same_bits(before[i], after[i]));
+        CHECK(adamw.steps() == 1);
+      }
+  }
+}
+
+TEST_CASE("A step of AdamW that stays finite is the plain step, bit for bit", "[nn]") {
+  Weights<float> layer;
+  layer.add("a", {397, 503}, 1);
+  layer.add("b", {3}, 2);
+  Weights<float> other = layer;
+  AdamW<float> plain, careful;
+  auto c = context<float>(2);
+  for (int t = 0; t < 3; ++t) {
+    plain.step(c, layer);
+    CHECK(careful.step_if_finite(c, other));
+  }
+  CHECK(careful.steps() == 3);
+  CHECK(same_bits(values_of(layer[0].value), values_of(other[0].value)));
+  CHECK(same_bits(values_of(layer[1].value), values_of(other[1].value)));
+}
+
+TEST_CASE(
+    "A logit that is not finite makes the loss of its row NaN or infinite, wherever it stands",
+    "[nn]") {
+  auto c = context<float>(1);
+  for (const Index classes : {1, 3, 8, 21})
+    for (Index at = 0; at < classes; ++at)
+      for (const float wrong : {float(kNan), kInfinity<float>}) {
+        std::vector<float> logits = normals<float>(classes, 3);
+        logits[std::size_t(at)] = wrong;
+        const std::vector<Index> target = {classes / 2};
+        CHECK_FALSE(std::isfinite(
+            cross_entropy<float>(c, matrix(std::as_const(logits), 1, classes), target).loss));
+      }
+}
+
 TEST_CASE("AdamW names what does not fit and changes nothing", "[nn]") {
   Weights<float> layer;
   layer.add("first", {4}, 1);

@@ -202,6 +202,39 @@ TEST_CASE("heed_compare --train writes the documented fields and files, with and
   CHECK(first.at("forgotten_losses").is_null());
 }
 
+TEST_CASE(
+    "heed_compare --train says which losses are not finite, in words, as null, and by its exit "
+    "code") {
+  const Shell shell;
+  const Names fields = documented("heed_compare --train --json"),
+              files = documented("heed_compare --train --report");
+  for (const std::string& steps : {std::string("2"), std::string("30")}) {
+    // After two steps the last loss is not finite; with thirty, ten steps in a row are not.
+    const std::string command =
+        std::regex_replace(kTrain, std::regex("--train 2"), "--train " + steps);
+    const Result result =
+        shell.run(std::regex_replace(command, std::regex(",dar"), ",intent") +
+                  "--lr 1e20 --then text.txt --json a.json --csv a.csv --report pages");
+    INFO(steps << "\n" << result.out << result.err);
+    CHECK(result.code == 1);
+    CHECK(result.err.find("heed_compare: the loss is not finite with sdpa, intent\n") !=
+          std::string::npos);
+    CHECK(result.out.find("not finite") != std::string::npos);
+    CHECK((result.out + result.err).find("nan") == std::string::npos);
+    const std::string json = read(shell.path("a.json"));
+    for (const Json& variant : Json::parse(json).at("variants")) {
+      CHECK(variant.at("losses") == Json::parse("[null, null]"));
+      CHECK(variant.at("forgotten_losses") == Json::parse("[null, null]"));
+      CHECK(variant.at("measures").empty());
+      if (steps == "30") CHECK(variant.at("skipped_steps") == 20);
+    }
+    CHECK(std::regex_search(lines_of(read(shell.path("a.csv")))[1],
+                            std::regex("^sdpa,\\d+,\\d+,7,,,,")));
+    CHECK(shell.files("pages").count("report.html") == 1);
+    CHECK(read(shell.path("pages/report.html")).find("nan") == std::string::npos);
+  }
+}
+
 TEST_CASE("heed_lm prints the documented lines, and its page has the documented files") {
   const Shell shell;
   const Result trained = shell.done(kLm + "--variant ode --out model --eval-every 2 --report pages");
@@ -260,6 +293,21 @@ TEST_CASE("heed_compare refuses what it cannot use in one sentence with both val
   shell.refuses("heed_compare --json ''", "--json: \"\" names no file");
   shell.refuses("heed_compare --report ''", "--report: \"\" names no folder");
   shell.refuses("heed_compare --json a --csv ./a", "name one file");
+  const std::string text = read(shell.path("text.txt"));
+  fs::create_symlink("text.txt", shell.path("link"));
+  for (const std::string output : {"--json text.txt", "--csv ./text.txt", "--json link"})
+    for (const std::string input : {"--text", "--train 1 --then"})
+      shell.refuses(
+          "heed_compare " + output + " " + input + " text.txt",
+          output + ": would replace the file of " + input.substr(input.rfind("--")) + " text.txt");
+  fs::create_directory(shell.path("pages"));
+  fs::create_symlink("../text.txt", shell.path("pages/speed.svg"));
+  shell.refuses("heed_compare --train 1 --text text.txt --report pages",
+                "pages/speed.svg: would replace the file of --text");
+  shell.refuses("heed_compare --json pages/report.html --report pages",
+                "pages/report.html: would replace the file of --json");
+  shell.refuses("heed_compare --json " + std::string(300, 'x'), "File name too long");
+  CHECK(read(shell.path("text.txt")) == text);
   const Result note = shell.done(kTrain + "--quick --csv -");
   CHECK(note.err.find("heed_compare: --quick has no effect with --train\n") != std::string::npos);
 }

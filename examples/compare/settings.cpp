@@ -163,6 +163,10 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   add_size("--depth", settings.model.depth, "Blocks");
   add_size("--len", settings.model.len, "Tokens per sequence");
   add_size("--batch", settings.model.batch, "Sequences per step");
+  app.add_option("--lr", settings.learning_rate, "Peak of the learning rate with --train")
+      ->type_name("X")
+      ->capture_default_str()
+      ->check(heed_program::number(0, 1e30));
   app.add_option("--text", settings.text_file,
                  "File whose bytes are the tokens, repeated as often as needed (default: a text "
                  "inside the program)")
@@ -191,27 +195,33 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
 void note_unused(const CLI::App& app, bool trains) {
   const std::vector<const char*> unused =
       trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
-             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth", "--len", "--batch"};
+             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth",
+                                        "--len",   "--batch", "--lr"};
   for (const char* option : unused)
     if (app.count(option) > 0)
       std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option, trains ? "with" : "without");
 }
 
+// Standard output is no file.
+[[nodiscard]] heed_program::NamedFile named(const char* option, const std::string& file) {
+  return {option, file == "-" ? "" : file};
+}
+
 void require_outputs(const Settings& settings) {
+  const heed_program::NamedFile json = named("--json", settings.json_file),
+                                csv = named("--csv", settings.csv_file);
+  const std::vector<heed_program::NamedFile> inputs = {{"--text", settings.text_file},
+                                                       {"--then", settings.then_file}};
   if (!settings.json_file.empty() && settings.json_file == settings.csv_file)
     throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
-  const auto require = [](const char* option, const std::string& file) {
-    if (!file.empty() && file != "-") heed_program::require_output(option, file);
-  };
-  require("--json", settings.json_file);
-  require("--csv", settings.csv_file);
-  const auto whole = [](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
-  };
-  if (!settings.json_file.empty() && !settings.csv_file.empty() &&
-      whole(settings.json_file) == whole(settings.csv_file))
-    throw UsageError("--json \"" + settings.json_file + "\" and --csv \"" + settings.csv_file +
-                     "\" name one file");
+  for (const heed_program::NamedFile& output : {json, csv}) {
+    heed_program::require_apart(output, inputs);
+    if (!output.path.empty()) heed_program::require_output(output.option, output.path);
+  }
+  if (!json.path.empty() && !csv.path.empty() && heed_program::same_file(json.path, csv.path))
+    throw UsageError("--json \"" + json.path + "\" and --csv \"" + csv.path + "\" name one file");
+  heed_program::require_pages_apart({"--report", settings.report_folder},
+                                    {inputs[0], inputs[1], json, csv});
   if (settings.report_folder.empty()) return;
   try {
     heed_report::prepare_folder(settings.report_folder);

@@ -38,6 +38,7 @@ struct Settings {
   std::uint64_t seed = 1;
   Index train_steps = 0;  // 0: nothing is trained
   int seeds = 1;          // seed, seed + 1, ...
+  double learning_rate = 2e-3;  // its peak
   ModelSizes model;
   std::string text_file, then_file;  // empty: not given
   std::string json_file, csv_file;   // empty: not given; "-": standard output

@@ -11,6 +11,8 @@
 #include <heed/models/layer_measures.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 namespace compare {
 
@@ -21,6 +23,8 @@ using heed_lm::ModelConfig;
 
 // The baseline with the usual MLP of four widths, whatever the others have.
 constexpr const char* kUnmatched = "sdpa-4x";
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // A text in characters if it is UTF-8, else in bytes.
 [[nodiscard]] std::unique_ptr<heed_lm::Tokenizer> tokenizer_for(const std::string& text) {
@@ -78,13 +82,21 @@ class Trainer {
     run.config = config;
     run.model = std::make_unique<heed_lm::Model>(heed_lm::make_model(config));
     heed_report::Curve* curve = result.losses.empty() ? &result.curve : nullptr;
-    speeds.push_back(train_on(*source_, run, result.name, progress, curve));
-    result.losses.push_back(loss_on(*source_, run));
-    result.measures = measures_of(*run.model);
+    double speed = 0;
+    bool sound = train_on(*source_, run, result.name, progress, curve, speed);
+    speeds.push_back(speed);
+    result.skipped += run.skipped;
+    result.losses.push_back(sound ? loss_on(*source_, run) : kNone);
+    result.measures.clear();
+    sound = sound && std::isfinite(result.losses.back());
+    if (sound) result.measures = measures_of(*run.model);
     if (!second_) return;
-    train_on(*second_, run, result.name + ", second text", progress, nullptr);
-    result.second.push_back(loss_on(*second_, run));
-    result.forgotten.push_back(loss_on(*source_, run));
+    if (sound) {
+      sound = train_on(*second_, run, result.name + ", second text", progress, nullptr, speed);
+      result.skipped += run.skipped;
+    }
+    result.second.push_back(sound ? loss_on(*second_, run) : kNone);
+    result.forgotten.push_back(sound ? loss_on(*source_, run) : kNone);
   }
 
  private:
@@ -100,26 +112,31 @@ class Trainer {
     if (!then.empty()) second_ = heed_lm::make_text_source(tokenizer->encode(then), data);
   }
 
-  // From fresh moments and a fresh schedule. Returns tokens per second; the losses go to `curve`, if any.
-  double train_on(const heed_lm::DataSource& source, heed_lm::Run& run, const std::string& name,
-                  Progress& progress, heed_report::Curve* curve) const {
-    run.step = 0;
+  // From fresh moments and a fresh schedule. False where it ended early, as numbers were not finite. `speed`: tokens
+  // per second; the losses go to `curve`, if any.
+  [[nodiscard]] bool train_on(const heed_lm::DataSource& source, heed_lm::Run& run,
+                              const std::string& name, Progress& progress,
+                              heed_report::Curve* curve, double& speed) const {
+    run.step = run.skipped = 0;
     run.optimiser = heed::nn::AdamW<float>();
     run.train.steps = settings_.train_steps;
     run.train.warmup = std::min<Index>(100, settings_.train_steps / 10);
     run.train.batch = settings_.model.batch;
     run.train.seed = run.config.seed;
-    run.train.learning_rate = 2e-3;
+    run.train.learning_rate = settings_.learning_rate;
     heed_lm::Watch watch;
-    double speed = 0;
     watch.on_step = [&](const heed_lm::Report& r) {
       speed = r.tokens_per_second;
-      if (curve != nullptr) curve->add(double(r.step), r.loss);
+      if (curve != nullptr && !r.skipped) curve->add(double(r.step), r.loss);
       progress.show(name + ", seed " + std::to_string(run.config.seed) + ": step " +
                     std::to_string(r.step) + " of " + std::to_string(r.steps));
     };
-    heed_lm::train(run, source, settings_.threads, watch);
-    return speed;
+    try {
+      heed_lm::train(run, source, settings_.threads, watch);
+      return true;
+    } catch (const heed_lm::NotFinite&) {
+      return false;
+    }
   }
   [[nodiscard]] double loss_on(const heed_lm::DataSource& source, heed_lm::Run& run) const {
     nn::Context<float> context = evaluation();
@@ -158,6 +175,13 @@ class Trainer {
 };
 
 }  // namespace
+
+bool TrainedVariant::all_finite() const {
+  const auto finite = [](const std::vector<double>& x) {
+    return std::all_of(x.begin(), x.end(), [](double loss) { return std::isfinite(loss); });
+  };
+  return finite(losses) && finite(second) && finite(forgotten);
+}
 
 std::vector<std::string> training_controls() {
   std::vector<std::string> names = {kUnmatched};

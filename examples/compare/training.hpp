@@ -16,16 +16,22 @@
 
 namespace compare {
 
-// One variant over all seeds. Losses are of the held-out text, nats per token, one per seed.
+// One variant over all seeds. Losses are of the held-out text, nats per token, one per seed; NaN where training met
+// numbers that are not finite and ended before its last step, or the loss itself is none.
 struct TrainedVariant {
   std::string name;
   Index parameters = 0, hidden = 0;       // hidden: width of the MLP
   std::vector<double> losses;
   std::vector<double> second, forgotten;  // with a second text: loss on it, and then on the first
   double tokens_per_second = 0;           // median over seeds
+  Index skipped = 0;  // steps of all seeds that were not taken, as a number was not finite
   heed_report::Curve curve{100};          // training loss over steps, of the first seed and the first text
-  std::map<std::string, double> measures;  // learnt scalars and what nn/attention_measures.hpp says, means
-                                           // over layers, of the last seed after the first text
+  std::map<std::string, double>
+      measures;  // learnt scalars and what nn/attention_measures.hpp says, means
+                 // over layers, of the last seed after the first text; none where its
+                 // loss is not finite
+
+  [[nodiscard]] bool all_finite() const;
 };
 
 struct TrainingComparison {

@@ -39,20 +39,27 @@ class Table {
     text += print("%8.0f\n", v.tokens_per_second);
     std::string line;
     for (const auto& [name, value] : v.measures) {
-      const std::string part = print("%s %.3g", name.c_str(), value);
+      const std::string part =
+          std::isfinite(value) ? print("%s %.3g", name.c_str(), value) : name + " not finite";
       if (!line.empty() && line.size() + part.size() > 90) {
         text += "    " + line + "\n";
         line.clear();
       }
       line += (line.empty() ? "" : ", ") + part;
     }
-    put(line.empty() ? text : text + "    " + line + "\n");
+    if (!line.empty()) text += "    " + line + "\n";
+    if (v.skipped > 0)
+      text += print("    %td %s skipped: numbers were not finite\n", v.skipped,
+                    v.skipped == 1 ? "step was" : "steps were");
+    put(text);
   }
 
  private:
   [[nodiscard]] bool forgets() const { return !settings_.then_file.empty(); }
   [[nodiscard]] static std::string loss(const std::vector<double>& losses) {
-    return print("%.4f +- %.4f  ", mean_of(losses), spread_of(losses));
+    const double mean = mean_of(losses);
+    if (!std::isfinite(mean)) return print("%-16s  ", "not finite");
+    return print("%.4f +- %.4f  ", mean, spread_of(losses));
   }
   void put(const std::string& text) const {
     std::fputs(text.c_str(), to_);
@@ -70,6 +77,7 @@ class Table {
                                  {"second_losses", v.second},
                                  {"forgotten_losses", v.forgotten},
                                  {"tokens_per_second", v.tokens_per_second},
+                                 {"skipped_steps", v.skipped},
                                  {"measures", v.measures}};
   if (v.second.empty()) json["second_losses"] = json["forgotten_losses"] = nullptr;
   return json;
@@ -88,6 +96,7 @@ class Table {
         {"batch", m.batch},
         {"seeds", settings.seeds},
         {"seed", settings.seed},
+        {"learning_rate", settings.learning_rate},
         {"threads", settings.threads}}},
       {"variants", variants}};
   return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
@@ -105,6 +114,14 @@ class Table {
   return out;
 }
 
+// Throws std::runtime_error with the variants that have a loss that is not finite.
+void require_finite(const TrainingComparison& comparison) {
+  std::string names;
+  for (const TrainedVariant& v : comparison.variants)
+    if (!v.all_finite()) names += (names.empty() ? "" : ", ") + v.name;
+  if (!names.empty()) throw std::runtime_error("the loss is not finite with " + names);
+}
+
 }  // namespace
 
 void report_training(const Settings& settings) {
@@ -113,10 +130,12 @@ void report_training(const Settings& settings) {
       compare_training(settings, [&](const std::string& data) { table.head(data); },
                        [&](const TrainedVariant& v) { table.row(v); });
   heed_program::all_of(
-      {[&] { write_files(settings, json_of(settings, comparison), csv_of(settings, comparison)); }, [&] {
+      {[&] { write_files(settings, json_of(settings, comparison), csv_of(settings, comparison)); },
+       [&] {
          if (!settings.report_folder.empty())
            heed_report::write_page(settings.report_folder, training_page(settings, comparison));
-       }});
+       },
+       [&] { require_finite(comparison); }});
 }
 
 }  // namespace compare

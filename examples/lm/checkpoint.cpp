@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint.hpp"
 
+#include "finite.hpp"
 #include "json_fields.hpp"
 
 #include "../program/limits.hpp"
@@ -64,6 +65,7 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   require_within<Index>(what, "batch", s.batch, 1, kMaxSize);
   require_within<Index>(what, "steps", s.steps, 1, kMaxSteps);
   require_within<Index>(what, "warmup", s.warmup, 0, kMaxSteps);
+  require_within<Index>(what, "len", s.len, 0, kMaxSize);
   require_within(what, "learning_rate", s.learning_rate, 0.0, kMaxReal);
   require_within(what, "weight_decay", s.weight_decay, 0.0, kMaxReal);
   require_within(what, "clip", s.clip, 0.0, kMaxReal);
@@ -133,6 +135,10 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
   run.step = number_of<Index>(file, path, "step");
   heed::require(run.step >= 0 && run.step <= run.train.steps, path.string(), ": metadata step is ", run.step,
                 ", it must lie in [0, ", run.train.steps, "], the steps of its training config");
+  // Files of earlier versions come from runs that ended at a step that is skipped today.
+  if (file.metadata().contains("skipped")) run.skipped = number_of<Index>(file, path, "skipped");
+  heed::require(run.skipped >= 0 && run.skipped <= run.step, path.string(), ": metadata skipped is ", run.skipped,
+                ", it must lie between 0 and step, ", run.step);
   run.data = number_of<std::uint64_t>(file, path, "data");
   run.tokenizer = about(path.string(), [&] { return tokenizer_from(metadata(file, path, "tokenizer")); });
   heed::require(run.tokenizer->vocab_size() == run.config.vocabulary, model, " has vocabulary = ",
@@ -156,6 +162,7 @@ void require_known(Run& run, const SafetensorsIndex& file, const std::filesystem
 }  // namespace
 
 void save_run(Run& run, const std::filesystem::path& path) {
+  require_finite(run, path);
   heed::io::SafetensorsWriter writer;
   writer.set_metadata("format", kFormat);
   writer.set_metadata("version", kVersion);
@@ -163,6 +170,7 @@ void save_run(Run& run, const std::filesystem::path& path) {
   writer.set_metadata("training", json_of(run.train));
   writer.set_metadata("tokenizer", run.tokenizer->state());
   writer.set_metadata("step", std::to_string(run.step));
+  writer.set_metadata("skipped", std::to_string(run.skipped));
   writer.set_metadata("data", std::to_string(run.data));
   nn::add_weights<float>(writer, *run.model);
   run.optimiser.visit_state([&](const std::string& name, std::vector<float>& first,
@@ -181,7 +189,7 @@ Run load_run(const std::filesystem::path& path) {
   });
   nn::read_weights<float>(file, path, *run.model);
   run.optimiser.prepare(*run.model);
-  run.optimiser.set_steps(run.step);
+  run.optimiser.set_steps(run.step - run.skipped);
   if (run.step > 0)
     run.optimiser.visit_state([&](const std::string& name, std::vector<float>& first,
                                   std::vector<float>& second) {

@@ -19,6 +19,7 @@ namespace heed_lm {
 // How training goes on; a resumed run keeps it.
 struct TrainSettings {
   Index batch = 16, steps = 1000, warmup = 100;
+  Index len = 0;  // tokens of a sequence; 0: as many as the model has
   double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
   std::uint64_t seed = 1;
 
@@ -27,6 +28,7 @@ struct TrainSettings {
     f("batch", s.batch);
     f("steps", s.steps);
     f("warmup", s.warmup);
+    f("len", s.len);
     f("learning_rate", s.learning_rate);
     f("weight_decay", s.weight_decay);
     f("clip", s.clip);
@@ -37,13 +39,14 @@ struct TrainSettings {
 struct Run {
   ModelConfig config;
   TrainSettings train;
-  Index step = 0;               // steps done
+  Index step = 0, skipped = 0;  // steps done, and those of them that the optimiser did not take
   std::uint64_t data = 0;       // fingerprint of what it trains on
   std::shared_ptr<const Tokenizer> tokenizer;
   std::unique_ptr<Model> model;
   heed::nn::AdamW<float> optimiser;
 };
 
+// Throws std::runtime_error, and leaves the file as it was, where a number is not finite.
 void save_run(Run& run, const std::filesystem::path& path);
 // Throws std::runtime_error or std::invalid_argument with one sentence that begins with the path.
 [[nodiscard]] Run load_run(const std::filesystem::path& path);

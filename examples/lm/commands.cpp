@@ -2,6 +2,8 @@
 #include "commands.hpp"
 
 #include "bpe_tokenizer.hpp"
+#include "finite.hpp"
+#include "resume.hpp"
 #include "run_report.hpp"
 
 #include "../program/program.hpp"
@@ -26,20 +28,27 @@ using heed_program::as_usage;
 
 std::atomic<bool> interrupted{false};
 
-// While it lives, Ctrl-C asks training to stop; the second one ends the program.
+// While it lives, Ctrl-C, SIGTERM and SIGHUP ask training to stop; a Ctrl-C after that ends the program. The other
+// two may come together, when a session ends, and ask once. A SIGHUP that was ignored before (nohup) stays so.
 class InterruptGuard {
  public:
   InterruptGuard() {
     interrupted = false;
-    old_ = std::signal(SIGINT, [](int) {
-      if (interrupted.exchange(true)) std::_Exit(130);
-    });
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) {
+      old_[i] = std::signal(kSignals[i], [](int number) {
+        if (interrupted.exchange(true) && number == SIGINT) std::_Exit(128 + SIGINT);
+      });
+      if (kSignals[i] == SIGHUP && old_[i] == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+    }
   }
-  ~InterruptGuard() { std::signal(SIGINT, old_); }
+  ~InterruptGuard() {
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) std::signal(kSignals[i], old_[i]);
+  }
   InterruptGuard(const InterruptGuard&) = delete;
 
  private:
-  void (*old_)(int);
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  void (*old_[std::size(kSignals)])(int);
 };
 
 [[nodiscard]] std::string duration(double seconds) {
@@ -58,10 +67,12 @@ class TrainingLog {
 
   void step(const Report& r) {
     last_ = r;
+    if (r.skipped) ++skipped_;
     const auto now = Clock::now();
     if (terminal_ && now - drawn_ >= std::chrono::milliseconds(100)) {
-      std::fprintf(stderr, "\r\033[Kstep %td/%td  loss %.4f  %.0f tokens/s  %s left", r.step, r.steps,
-                   r.loss, r.tokens_per_second, duration(r.seconds_left).c_str());
+      std::fprintf(stderr, "\r\033[Kstep %td/%td  loss %s  %.0f tokens/s  %s left", r.step, r.steps,
+                   loss_text(r.loss).c_str(), r.tokens_per_second,
+                   duration(r.seconds_left).c_str());
       std::fflush(stderr);
       drawn_ = now;
       dirty_ = true;
@@ -69,9 +80,17 @@ class TrainingLog {
   }
   void evaluation(Index step, double loss) {
     clear();
-    std::printf("step %td  training %.4f  validation %.4f  %.0f tokens/s\n", step, last_.loss, loss,
-                last_.tokens_per_second);
+    std::printf("step %td  training %s  validation %s  %.0f tokens/s\n", step,
+                loss_text(last_.loss).c_str(), loss_text(loss).c_str(), last_.tokens_per_second);
     std::fflush(stdout);
+  }
+  void fault(const std::string& text) {
+    clear();
+    std::fprintf(stderr, "heed_lm: %s\n", text.c_str());
+  }
+  // Of this run, after its end.
+  void skipped_steps() {
+    if (skipped_ > 1) fault(std::to_string(skipped_) + " steps were skipped in all");
   }
 
  private:
@@ -81,6 +100,7 @@ class TrainingLog {
     dirty_ = false;
   }
   bool terminal_ = heed_program::draws(STDERR_FILENO), dirty_ = false;
+  Index skipped_ = 0;
   Report last_;
   Clock::time_point drawn_;
 };
@@ -102,6 +122,22 @@ void describe(RunReport& report, const Run& run, const DataSource& data) {
   report.fact("data", data.description());
 }
 
+// Throws UsageError unless everything can be written, and nothing over what is read.
+void require_outputs(const TrainCommand& command) {
+  const DataSettings& d = command.data;
+  std::vector<heed_program::NamedFile> files = {{"--text", d.text},
+                                                {"--instructions", d.instructions},
+                                                {"--vocab", d.vocab},
+                                                {"--merges", d.merges},
+                                                {"--gpt2", command.gpt2}};
+  const heed_program::NamedFile out{"--out", command.out};
+  heed_program::require_apart(out, files);
+  if (!out.path.empty()) heed_program::require_output(out.option, out.path);
+  if (out.path != command.resume) files.push_back({"--resume", command.resume});
+  files.push_back(out);
+  heed_program::require_pages_apart({"--report", command.report}, files);
+}
+
 // The run that the command starts or goes on with, and the data that fit its tokenizer.
 struct Prepared {
   Run run;
@@ -114,10 +150,17 @@ struct Prepared {
   Prepared p;
   if (!command.resume.empty()) {
     p.run = load_run(command.resume);
-    if (command.steps_given) p.run.train.steps = command.train.steps;
+    require_finite(p.run, command.resume);
+    require_same_settings(command, p.run);
+    if (command.given.contains("--steps")) p.run.train.steps = command.train.steps;
+    command.data.seed = p.run.train.seed;
+    command.data.len = p.run.train.len > 0 ? p.run.train.len : p.run.config.len;
   } else if (!command.gpt2.empty()) {
     p.run = run_from_gpt2(command.gpt2, command.model, make_tokenizer(command.data));
+    require_finite(p.run, command.gpt2);
+    require_same_settings(command, p.run);
     p.run.train = command.train;
+    command.data.len = p.run.train.len = std::min(command.data.len, p.run.config.len);
   } else {
     p.run.tokenizer = make_tokenizer(command.data);
     p.run.config = command.model;
@@ -126,7 +169,6 @@ struct Prepared {
     p.run.train = command.train;
     p.run.model = std::make_unique<Model>(make_model(p.run.config));
   }
-  command.data.len = std::min(command.data.len, p.run.config.len);
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": it was trained on other data than this, or another part was held out");
@@ -139,10 +181,13 @@ struct Prepared {
 // A model's config and tokenizer, from a checkpoint or from a GPT-2 with its vocabulary.
 [[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
                            const std::string& merges) {
-  if (!is_gpt2_file(checkpoint)) return load_run(checkpoint);
-  heed::require(!vocab.empty() && !merges.empty(), checkpoint,
+  const bool gpt2 = is_gpt2_file(checkpoint);
+  heed::require(!gpt2 || (!vocab.empty() && !merges.empty()), checkpoint,
                 ": a GPT-2 of Hugging Face needs --vocab and --merges");
-  return run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges));
+  Run run = gpt2 ? run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges))
+                 : load_run(checkpoint);
+  require_finite(run, checkpoint);
+  return run;
 }
 
 // Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
@@ -173,16 +218,19 @@ int run_train(TrainCommand command) {
   const bool known = std::ranges::count(model_names(), command.model.variant) > 0;
   heed::require(known, "--variant is ", command.model.variant, "; --help lists the variants");
   if (command.out.empty()) command.out = command.resume;
+  require_outputs(command);
   Prepared p = as_usage([&] { return prepare(command); });
   Run& run = p.run;
-  if (!command.out.empty()) heed_program::require_output("--out", command.out);
   std::optional<RunReport> report = open_report(command);
   if (report) describe(*report, run, *p.data);
   std::printf("%s, %td parameters; %s\n", run.config.variant.c_str(), nn::count_weights<float>(*run.model),
               p.data->description().c_str());
   std::fflush(stdout);
   const InterruptGuard guard;
+  // A run that leaves files does not end with the reader of its lines; main() says so in the end.
+  if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
   TrainingLog log;
+  Index saved = -1;  // step of the last checkpoint
   Watch watch;
   watch.evaluate_every = command.evaluate_every;
   watch.save_every = command.save_every;
@@ -196,14 +244,33 @@ int run_train(TrainCommand command) {
     report->evaluation(step, loss);
     report->write();
   };
+  watch.on_fault = [&](const std::string& text) { log.fault(text); };
   watch.stop = [] { return interrupted.load(); };
-  if (!command.out.empty()) watch.on_save = [&] { save_run(run, command.out); };
-  train(run, *p.data, command.threads, watch);
+  if (!command.out.empty())
+    watch.on_save = [&] {
+      save_run(run, command.out);
+      saved = run.step;
+    };
+  try {
+    train(run, *p.data, command.threads, watch);
+  } catch (const NotFinite& error) {
+    if (report) report->write();
+    const std::string file = saved >= 0 ? command.out + " holds step " + std::to_string(saved)
+                             : command.out.empty() || command.out != command.resume
+                                 ? "nothing was saved"
+                                 : command.out + " is as it was";
+    throw NotFinite(error.what() + ("; " + file));
+  }
+  log.skipped_steps();
   if (report) report->write();
-  if (interrupted && run.step < run.train.steps)
-    std::printf("stopped after step %td of %td%s\n", run.step, run.train.steps,
-                command.out.empty() ? "; nothing was saved" : ("; --resume " + command.out +
-                                                               " goes on from here").c_str());
+  if (interrupted && run.step < run.train.steps) {
+    std::printf("stopped after step %td of %td; ", run.step, run.train.steps);
+    if (command.out.empty())
+      std::puts("nothing was saved");
+    else
+      std::printf("--resume %s goes on from here:\n%s\n",
+                  heed_program::shell_word(command.out).c_str(), resuming_command(command).c_str());
+  }
   return report && report->failed() ? 1 : 0;
 }
 
@@ -216,6 +283,8 @@ int run_eval(const EvalCommand& command) {
   nn::Context<float> context;
   context.threads = command.threads;
   const double loss = evaluate(*run.model, context, *data, command.batch);
+  if (!std::isfinite(loss))
+    throw std::runtime_error(command.checkpoint + ": the loss is not finite");
   std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(), loss,
               std::exp(loss));
   if (run.data != 0 && run.data != data->fingerprint())
@@ -229,7 +298,9 @@ int run_generate(const GenerateCommand& command) {
   const Run run = as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
   Sampling sampling = command.sampling;
   sampling.window = run.config.len;
-  const std::vector<Index> prompt = run.tokenizer->encode(command.prompt);
+  const std::string start =
+      command.prompt ? *command.prompt : run.tokenizer->token(text_start(*run.tokenizer));
+  const std::vector<Index> prompt = run.tokenizer->encode(start);
   heed::require(!prompt.empty(), "--prompt is \"\", it must hold a token at least");
   nn::Context<float> context;
   context.threads = command.threads;
@@ -238,7 +309,7 @@ int run_generate(const GenerateCommand& command) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return std::fflush(stdout) == 0;
   };
-  (void)say(command.prompt);
+  (void)say(start);
   generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
     if (id == run.tokenizer->end_of_text()) return false;
     return say(decoder.push(id));

@@ -7,6 +7,8 @@
 #include "generation.hpp"
 #include "training.hpp"
 
+#include <map>
+#include <optional>
 #include <string>
 
 namespace heed_lm {
@@ -19,7 +21,9 @@ struct TrainCommand {
   std::string report;  // folder for the page of pictures; empty: none
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
-  bool steps_given = false;  // a resumed run may be told to go on for longer
+  std::string program = "heed_lm";  // as it was called
+  std::map<std::string, std::string>
+      given;  // options of the command line as they stand there: "--batch", "32"
 };
 
 struct EvalCommand {
@@ -30,7 +34,8 @@ struct EvalCommand {
 };
 
 struct GenerateCommand {
-  std::string checkpoint, prompt = "\n", vocab, merges;
+  std::string checkpoint, vocab, merges;
+  std::optional<std::string> prompt;  // without: text_start() of the tokenizer
   Index tokens = 200;
   Sampling sampling;
   int threads = 0;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 
 namespace heed_lm {
 
@@ -66,7 +67,19 @@ void require_sampling(const Sampling& s) {
   heed::require(s.window >= 0, "window is ", s.window, ", it must be at least 0");
 }
 
+Index text_start(const Tokenizer& tokenizer) {
+  for (const char* wanted : {"\n", " "})
+    for (Index id = 0; id < tokenizer.vocab_size(); ++id)
+      if (tokenizer.token(id) == wanted) return id;
+  return 0;
+}
+
 Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t number) {
+  // NaN is neither more nor less likely than another number: there is no order to choose by.
+  const auto wrong = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
+  if (wrong != logits.end())
+    throw std::runtime_error("the logit of token " + std::to_string(wrong - logits.begin()) +
+                             " is " + std::to_string(*wrong) + ", it must be finite to choose by");
   std::vector<Index> order(logits.size());
   std::iota(order.begin(), order.end(), Index(0));
   const auto likelier = [&](Index a, Index b) {

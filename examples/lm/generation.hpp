@@ -22,7 +22,12 @@ struct Sampling {
 // Throws std::invalid_argument for a number out of its range.
 void require_sampling(const Sampling& sampling);
 
-// A token for these logits; `number` is that of the draw. Ties go to the lowest id.
+// What a text begins with if nothing is said: a line break; where the tokenizer has none, a space; else its
+// first token.
+[[nodiscard]] Index text_start(const Tokenizer& tokenizer);
+
+// A token for these logits; `number` is that of the draw. Ties go to the lowest id. Throws std::runtime_error
+// at a logit that is not finite.
 [[nodiscard]] Index sample(std::span<const float> logits, const Sampling& sampling, std::uint64_t number);
 
 // Goes on from `prompt` for at most `count` tokens; on_token(id) returns false to stop. Where the window or

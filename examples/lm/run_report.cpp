@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run_report.hpp"
 
+#include <cmath>
 #include <cstdio>
 
 namespace heed_lm {
 
 using heed_report::LinePlot;
+
+std::string loss_text(double loss) {
+  if (!std::isfinite(loss)) return "not finite";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.4f", loss);
+  return text;
+}
 
 RunReport::RunReport(std::filesystem::path folder, std::string title) : folder_(std::move(folder)) {
   heed_report::prepare_folder(folder_);
@@ -19,7 +27,11 @@ void RunReport::fact(std::string name, std::string value) {
 void RunReport::step(const Report& report) {
   last_ = report;
   const double at = double(report.step);
-  training_.add(at, report.loss);
+  // A mean over steps must not be lost to one of them.
+  if (report.skipped)
+    ++skipped_;
+  else
+    training_.add(at, report.loss);
   rate_.add(at, report.rate);
   speed_.add(at, report.tokens_per_second);
 }
@@ -53,12 +65,13 @@ heed_report::Picture RunReport::losses() const {
 heed_report::Page RunReport::page() const {
   heed_report::Page page = head_;
   page.facts.emplace_back("step", std::to_string(last_.step) + " of " + std::to_string(last_.steps));
-  char text[64];
-  std::snprintf(text, sizeof text, "%.4f", last_.loss);
-  page.facts.emplace_back("training loss", text);
+  if (skipped_ > 0) page.facts.emplace_back("skipped steps", std::to_string(skipped_));
+  page.facts.emplace_back("training loss", loss_text(last_.loss));
   if (!validation_.y.empty()) {
-    std::snprintf(text, sizeof text, "%.4f after step %.0f", validation_.y.back(), validation_.x.back());
-    page.facts.emplace_back("validation loss", text);
+    char step[32];
+    std::snprintf(step, sizeof step, "%.0f", validation_.x.back());
+    page.facts.emplace_back("validation loss",
+                            loss_text(validation_.y.back()) + " after step " + step);
   }
   page.pictures = {losses(),
                    draw(LinePlot{"learning_rate", "Learning rate of each step", "", {"step"},

@@ -10,6 +10,9 @@
 
 namespace heed_lm {
 
+// A loss for people: "1.2345", or that it is not finite.
+[[nodiscard]] std::string loss_text(double loss);
+
 class RunReport {
  public:
   // Makes the folder; throws if nothing can be written there.
@@ -33,6 +36,7 @@ class RunReport {
   heed_report::Curve training_, rate_, speed_;
   heed_report::Series validation_{"validation", {}, {}};
   Report last_;
+  Index skipped_ = 0;
   bool failed_ = false;
 };
 

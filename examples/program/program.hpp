@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -16,6 +17,8 @@
 #include <initializer_list>
 #include <new>
 #include <string>
+#include <system_error>
+#include <vector>
 
 namespace heed_program {
 
@@ -63,12 +66,84 @@ inline void require_output(const std::string& option, const std::string& path) {
     for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO})
       if (::fstat(descriptor, &stream) == 0 && stream.st_dev == old.st_dev && stream.st_ino == old.st_ino)
         throw UsageError(begin + "standard output or standard error is written there");
+  } else if (errno != ENOENT) {  // a name that is too long, a folder that is none
+    throw UsageError(begin + "cannot be written (" + std::generic_category().message(errno) + ")");
   }
   try {
     const heed::io::TemporaryFile attempt(target.has_parent_path() ? target.parent_path() : ".", target);
   } catch (const std::runtime_error& error) {
     throw UsageError(option + " " + error.what());
   }
+}
+
+// A file and the option that names it.
+struct NamedFile {
+  std::string option, path;
+};
+
+// Two names of one file: through links of either kind, or by their spelling where nothing is there yet.
+[[nodiscard]] inline bool same_file(const std::filesystem::path& a,
+                                    const std::filesystem::path& b) {
+  struct stat first {
+  }, second{};
+  if (::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0)
+    return first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  std::error_code error;
+  const auto whole = [&](const std::filesystem::path& path) {
+    const auto full = std::filesystem::absolute(path, error);
+    return error ? full : std::filesystem::weakly_canonical(full, error);
+  };
+  const std::filesystem::path from = whole(a), to = whole(b);
+  return !error && from == to;
+}
+
+// Throws UsageError if the output would replace one of the others. Files without a name are not given.
+inline void require_apart(const NamedFile& output, const std::vector<NamedFile>& others) {
+  for (const NamedFile& other : others)
+    if (!output.path.empty() && !other.path.empty() && same_file(output.path, other.path))
+      throw UsageError(output.option + " " + output.path + ": would replace the file of " +
+                       other.option + " " + other.path);
+}
+// The same for a folder with a page: report.html and *.svg.
+inline void require_pages_apart(const NamedFile& folder, const std::vector<NamedFile>& others) {
+  const auto is_page = [](const std::filesystem::path& path) {
+    return path.filename() == "report.html" || path.extension() == ".svg";
+  };
+  if (folder.path.empty()) return;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path, error))
+    if (is_page(entry.path())) require_apart({folder.option, entry.path().string()}, others);
+  for (const NamedFile& other : others) {
+    const std::filesystem::path name = std::filesystem::path(other.path).filename();
+    if (is_page(name))
+      require_apart({folder.option, (std::filesystem::path(folder.path) / name).string()}, {other});
+  }
+}
+
+// A word as a shell reads it back.
+[[nodiscard]] inline std::string shell_word(const std::string& word) {
+  const auto among = [](char c, const char* set) {
+    return std::string(set).find(c) != std::string::npos;
+  };
+  bool plain = !word.empty(), control = false;
+  for (const char c : word) {
+    plain = plain && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                      among(c, "_-./=:,@%+"));
+    control = control || (c >= 0 && c < ' ') || c == 0x7F;
+  }
+  if (plain) return word;
+  // $'...' keeps a line break or an escape sequence of a name from the terminal.
+  std::string quoted = control ? "$'" : "'";
+  for (const char c : word) {
+    char octal[8];
+    std::snprintf(octal, sizeof octal, "\\%03o",
+                  static_cast<unsigned>(static_cast<unsigned char>(c)));
+    if (control)
+      quoted += (c >= 0 && c < ' ') || c == 0x7F || among(c, "'\\") ? octal : std::string(1, c);
+    else
+      quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return quoted + "'";
 }
 
 // "-" is standard output. Throws std::runtime_error; an old file then stays as it was.

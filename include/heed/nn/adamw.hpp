@@ -11,7 +11,8 @@
 //
 // Symbols   lr learning_rate, wd weight_decay, b1 beta1, b2 beta2, eps epsilon.
 // Errors    an option out of range, a weight seen twice or of another size than its state or its
-//           gradient; before anything is changed.
+//           gradient; before anything is changed. step() computes with whatever numbers it is given;
+//           step_if_finite() is all or nothing.
 // Source    Loshchilov and Hutter 2019, algorithm 2, as in PyTorch: the decay is multiplied by lr.
 
 #include <heed/core/parallel.hpp>
@@ -48,15 +49,30 @@ struct AdamWStep {
         correction2(Real(1 / (1 - std::pow(o.beta2, double(t))))), epsilon(Real(o.epsilon)),
         rate(Real(o.learning_rate / (1 - std::pow(o.beta1, double(t))))) {}
 
-  // kLanes<Real> numbers. lr wd is subtracted with the rest: 1 - lr wd would lose its digits.
-  void update(Pack<Real> decay, Real* p, const Real* g, Real* m, Real* v) const {
+  // What kLanes<Real> numbers become.
+  struct After {
+    Pack<Real> value, first, second;
+  };
+  // lr wd is subtracted with the rest: 1 - lr wd would lose its digits.
+  [[nodiscard]] After after(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
+                            const Real* v) const {
     const Pack<Real> slope = Pack<Real>::load(g), value = Pack<Real>::load(p);
     const Pack<Real> first = mul_add(beta1, Pack<Real>::load(m), rest1 * slope);
     const Pack<Real> second = mul_add(beta2, Pack<Real>::load(v), rest2 * slope * slope);
     const Pack<Real> change = rate * first / (square_root(second * correction2) + epsilon);
-    (value - mul_add(decay, value, change)).store(p);
-    first.store(m);
-    second.store(v);
+    return {value - mul_add(decay, value, change), first, second};
+  }
+  void update(Pack<Real> decay, Real* p, const Real* g, Real* m, Real* v) const {
+    const After next = after(decay, p, g, m, v);
+    next.value.store(p);
+    next.first.store(m);
+    next.second.store(v);
+  }
+  // 0, or NaN where a number would not be finite: x - x is NaN for these alone.
+  [[nodiscard]] Pack<Real> fault(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
+                                 const Real* v) const {
+    const After next = after(decay, p, g, m, v);
+    return (next.value - next.value) + (next.first - next.first) + (next.second - next.second);
   }
 };
 
@@ -81,17 +97,19 @@ class AdamW {
   // takes a Visitor<Real> and calls it.
   template <class Layer>
   void step(Context<Real>& c, Layer&& layer) {
-    require_options("AdamW::step");
-    const std::vector<Piece> pieces = collect(layer, "AdamW::step");
-    const detail::AdamWStep<Real> numbers(options, steps_ + 1);
-    Index elements = 0;
-    for (const Piece& piece : pieces) elements += piece.count;
-    const Index worth = 1 + elements / kGrain;
-    const int workers = int(std::min<Index>(resolve_threads(c.threads), worth));
-    parallel_for(Index(pieces.size()), workers,
-                 [&](Index i) { update(numbers, pieces[std::size_t(i)]); });
-    nn::keep_in_range(layer);
-    ++steps_;
+    take(all_of(c, layer, "AdamW::step"), layer);
+  }
+  // The same, or nothing, and false, where a weight or a moment would not be finite afterwards. Reads all
+  // numbers once more than step(), which is little beside a backward pass.
+  template <class Layer>
+  [[nodiscard]] bool step_if_finite(Context<Real>& c, Layer&& layer) {
+    const Step all = all_of(c, layer, "AdamW::step_if_finite");
+    std::vector<char> finite(all.pieces.size());
+    all.for_each_piece(
+        [&](std::size_t i) { finite[i] = stays_finite(all.numbers, all.pieces[i]); });
+    if (std::ranges::count(finite, 0) > 0) return false;
+    take(all, layer);
+    return true;
   }
 
   // Steps so far, t.
@@ -126,6 +144,33 @@ class AdamW {
     Index count;
     Real decay;
   };
+  // All that one step reads.
+  struct Step {
+    std::vector<Piece> pieces;
+    detail::AdamWStep<Real> numbers;
+    int workers;
+
+    template <class F>
+    void for_each_piece(F&& f) const {
+      parallel_for(Index(pieces.size()), workers, [&](Index i) { f(std::size_t(i)); });
+    }
+  };
+
+  template <class Layer>
+  [[nodiscard]] Step all_of(const Context<Real>& c, Layer& layer, const char* where) {
+    require_options(where);
+    std::vector<Piece> pieces = collect(layer, where);
+    Index elements = 0;
+    for (const Piece& piece : pieces) elements += piece.count;
+    const int workers = int(std::min<Index>(resolve_threads(c.threads), 1 + elements / kGrain));
+    return {std::move(pieces), detail::AdamWStep<Real>(options, steps_ + 1), workers};
+  }
+  template <class Layer>
+  void take(const Step& all, Layer& layer) {
+    all.for_each_piece([&](std::size_t i) { update(all.numbers, all.pieces[i]); });
+    nn::keep_in_range(layer);
+    ++steps_;
+  }
 
   void require_options(const char* where) const {
     constexpr double top = std::numeric_limits<double>::max();
@@ -188,24 +233,41 @@ class AdamW {
               " values, its state has ", moment->size());
   }
 
+  // The last numbers of a piece, fewer than a pack has: f(p, g, m, v) with zeros behind them.
+  template <class F>
+  static void with_rest(const Piece& piece, F&& f) {
+    constexpr Index W = kLanes<Real>;
+    const Index rest = piece.count % W, done = piece.count - rest;
+    if (rest == 0) return;
+    Real lanes[4][W] = {};
+    std::copy_n(piece.p + done, rest, lanes[0]);
+    std::copy_n(piece.g + done, rest, lanes[1]);
+    std::copy_n(piece.m + done, rest, lanes[2]);
+    std::copy_n(piece.v + done, rest, lanes[3]);
+    f(lanes[0], lanes[1], lanes[2], lanes[3]);
+    std::copy_n(lanes[0], rest, piece.p + done);
+    std::copy_n(lanes[2], rest, piece.m + done);
+    std::copy_n(lanes[3], rest, piece.v + done);
+  }
   static void update(const detail::AdamWStep<Real>& numbers, const Piece& piece) {
     constexpr Index W = kLanes<Real>;
     const Pack<Real> decay = piece.decay;
-    Real *const p = piece.p, *const m = piece.m, *const v = piece.v;
-    const Real* const g = piece.g;
-    Index i = 0;
-    for (; i + W <= piece.count; i += W) numbers.update(decay, p + i, g + i, m + i, v + i);
-    if (i == piece.count) return;
-    Real lanes[4][W] = {};
-    const Index rest = piece.count - i;
-    std::copy(p + i, p + i + rest, lanes[0]);
-    std::copy(g + i, g + i + rest, lanes[1]);
-    std::copy(m + i, m + i + rest, lanes[2]);
-    std::copy(v + i, v + i + rest, lanes[3]);
-    numbers.update(decay, lanes[0], lanes[1], lanes[2], lanes[3]);
-    std::copy(lanes[0], lanes[0] + rest, p + i);
-    std::copy(lanes[2], lanes[2] + rest, m + i);
-    std::copy(lanes[3], lanes[3] + rest, v + i);
+    for (Index i = 0; i + W <= piece.count; i += W)
+      numbers.update(decay, piece.p + i, piece.g + i, piece.m + i, piece.v + i);
+    with_rest(piece,
+              [&](Real* p, Real* g, Real* m, Real* v) { numbers.update(decay, p, g, m, v); });
+  }
+  [[nodiscard]] static bool stays_finite(const detail::AdamWStep<Real>& numbers,
+                                         const Piece& piece) {
+    constexpr Index W = kLanes<Real>;
+    const Pack<Real> decay = piece.decay;
+    Pack<Real> faults = Real(0);
+    for (Index i = 0; i + W <= piece.count; i += W)
+      faults += numbers.fault(decay, piece.p + i, piece.g + i, piece.m + i, piece.v + i);
+    with_rest(piece, [&](Real* p, Real* g, Real* m, Real* v) {
+      faults += numbers.fault(decay, p, g, m, v);
+    });
+    return sum_lanes(faults) == Real(0);
   }
 
   std::map<std::string, Moments> state_;

@@ -23,11 +23,12 @@
 //          share keys share their prototypes.
 // Bounds   min lets no value of a prototype rise: those of keys of either sign sink, the faster the larger
 //          eta, until keys no longer resonate with them.
-// Errors   a key to be learned that is not finite, a restored count that is none; nothing is learned.
+// Errors   a key to be learned that is not finite (NotFinite), a restored count that is none; nothing is learned.
 // Source   GPT2-ART note, sections 2.1 to 2.3. Its dh = lambda (W_j* - h) is a step down the slope of
 //          the loss above.
 // Cost     capacity dim_qk multiply-adds per key and search: one to learn, one more to correct.
 
+#include <heed/nn/not_finite.hpp>
 #include <heed/nn/projected_attention.hpp>
 #include <heed/ops/prototype.hpp>
 
@@ -220,9 +221,11 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   void require_finite(const TensorView<const Real>& keys) const {
     for (Index h = 0; h < kv_heads(); ++h)
       for_each_key(keys, [&](Index b, Index t) {
-        require(is_finite(keys.row(b, h, t)), "PrototypeAttention::forward: the key of head ", h,
-                ", sequence ", b, ", token ", t,
-                " is not finite; a memory learns finite keys only, so that training cannot go on");
+        if (!is_finite(keys.row(b, h, t)))
+          throw NotFinite(
+              "PrototypeAttention::forward: the key of head " + std::to_string(h) + ", sequence " +
+              std::to_string(b) + ", token " + std::to_string(t) +
+              " is not finite; a memory learns finite keys only, so that training cannot go on");
       });
   }
   [[nodiscard]] bool is_finite(const Real* key) const {
