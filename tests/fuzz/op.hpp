@@ -50,6 +50,7 @@ class AnyOp {
   bool reads_own_rows = false; // the readout reads key and value past the mask
   bool softmax_rows = false;   // a visible score of -infinity has its defined meaning
   bool linear_rows = false;    // every key of a row has as much of a gradient, whatever its weight
+  bool steep_zeros = false;    // the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;
 
   [[nodiscard]] virtual std::vector<std::string> param_names() const = 0;

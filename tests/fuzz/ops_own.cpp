@@ -12,7 +12,9 @@ std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& s) {
   heed::OwnAttention<Recency, double> op;
   op.score.slope = draw_param(draw, s, -0.1, 0.5);
   op.score.angle = draw_param(draw, s, -1, 1);
-  return make_op(op, RecencyFormula{});
+  auto made = make_op(op, RecencyFormula{});
+  made->steep_zeros = true;
+  return made;
 }
 std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {
   heed::OwnAttention<Bump, double> op;

@@ -47,7 +47,9 @@ namespace {
   std::ostringstream text;
   text << "gate " << kind << ", iterations " << f.iterations << (f.converged ? ", converged" : "")
        << (f.adaptive ? ", adaptive" : "") << ", rank " << f.rank << (f.safe ? ", safe zero rows" : "");
-  return make_op(op, f, text.str());
+  auto made = make_op(op, f, text.str());
+  made->steep_zeros = !f.safe;
+  return made;
 }
 
 }  // namespace
@@ -102,7 +104,9 @@ std::unique_ptr<AnyOp> draw_prototype(Draw& draw, Sizes& s) {
   }
   op.score.strength = draw_param(draw, s, -1, 2);
   op.readout.pull = draw_param(draw, s, -0.5, 1);
-  return make_op(op, f, std::to_string(most) + " prototypes");
+  auto made = make_op(op, f, std::to_string(most) + " prototypes");
+  made->steep_zeros = true;
+  return made;
 }
 
 }  // namespace fuzz

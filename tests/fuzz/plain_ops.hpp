@@ -206,7 +206,7 @@ struct OdeFormula : SoftmaxFormula {
         next.push_back(a[j] + eta * (drive[j] - a[j]) - (multiplier ? eta * (mean - S(1 / n)) : S(0)));
       // The uniform start is the same for every key, and left out of the logarithm.
       if (!multiplier) next = softmax(next, &w.lse[0]);
-      if (!multiplier && t == 0) w.lse[0] -= (1 - value(eta)) / n;
+      if (mode == flow && t == 0) w.lse[0] -= (1 - value(eta)) / n;
       w.reports[0] = 0;
       double change = 0;
       for (std::size_t j = 0; j < a.size(); ++j) {

@@ -98,7 +98,7 @@ struct CheckSizes {
 };
 
 // The sizes beside those asked for; what these have already is not repeated.
-[[nodiscard]] inline std::vector<CheckSizes> sizes_beside(const Geometry& g) {
+[[nodiscard]] inline std::vector<CheckSizes> sizes_beside(const Geometry& g, bool reads_own_rows) {
   std::vector<CheckSizes> all;
   const auto add = [&](const char* name, const Geometry& sizes) {
     std::ostringstream text;
@@ -109,6 +109,7 @@ struct CheckSizes {
   if (g.len_q != 1 || g.group() < 2) {
     Geometry one = g;
     one.len_q = 1;
+    if (reads_own_rows) one.len_kv = 1;
     if (g.heads == 1) {
       one.heads = 4;
       one.query_heads = 4 * g.query_heads;
@@ -267,7 +268,7 @@ template <AttentionOp Op>
     OpCall<Exact> call(exact, g, mask);
     detail::check_call(call, name, options, report);
   }
-  for (const auto& [sizes, beside] : detail::sizes_beside(g)) {
+  for (const auto& [sizes, beside] : detail::sizes_beside(g, Exact::ReadoutType::uses_own_rows)) {
     const std::string why = detail::refusal(exact, beside);
     if (!why.empty()) report.left_out.emplace_back(sizes, why);
     for (const auto& [name, mask] : why.empty() ? detail::few_masks(beside, bias) : std::vector<detail::CheckMask>{}) {
