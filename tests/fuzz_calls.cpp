@@ -79,15 +79,18 @@ constexpr const char* kHelp =
   return s;
 }
 
-// The seed at hand, for the last words of a crash.
-thread_local std::uint64_t running = 0;
+// The line of the case at hand, for the last words of a crash.
+thread_local std::string running;
 
 extern "C" void last_words(int signal) {
-  char line[96];
-  const int length = std::snprintf(line, sizeof(line), "heed_fuzz_calls --seed %llu: ends by signal %d\n",
-                                   static_cast<unsigned long long>(running), signal);
-  if (write(STDOUT_FILENO, line, std::size_t(length)) < 0) _exit(3);
+  char line[2000];
+  const int length = std::snprintf(line, sizeof(line), "%s\n  it ends the program by signal %d\n", running.c_str(), signal);
+  if (write(STDOUT_FILENO, line, std::min(sizeof(line) - 1, std::size_t(length))) < 0) _exit(3);
   _exit(1);
+}
+
+[[nodiscard]] std::string line_of(const fuzz::Case& c) {
+  return "heed_fuzz_calls --seed " + std::to_string(c.seed) + "\n  " + c.text();
 }
 
 class Run {
@@ -112,9 +115,9 @@ class Run {
     for (;;) {
       const std::uint64_t n = next_++;
       if (n >= settings_.count) return;
-      running = settings_.seed + n;
-      const fuzz::Case c = fuzz::Case::drawn(running);
+      const fuzz::Case c = fuzz::Case::drawn(settings_.seed + n);
       if (!settings_.op.empty() && settings_.op != c.entry->name) continue;
+      running = line_of(c);
       note(c, fuzz::check(c));
     }
   }
@@ -128,8 +131,7 @@ class Run {
     ++failed_;
     ++by_op_[c.entry->name];
     if (failed_ <= std::uint64_t(settings_.shown))
-      std::printf("heed_fuzz_calls --seed %llu\n  %s\n  %s\n", static_cast<unsigned long long>(c.seed),
-                  c.text().c_str(), verdict.fault.c_str());
+      std::printf("%s\n  %s\n", line_of(c).c_str(), verdict.fault.c_str());
     std::fflush(stdout);
   }
 

@@ -243,7 +243,7 @@ inline Case Case::drawn(std::uint64_t seed) {
   c.packed = draw.chance(0.3) && s.query_heads == s.kv_heads && s.len_q == s.len_kv && s.dim_qk == s.dim_v;
   if (draw.chance(0.1))
     for (bool& want : c.wants) want = draw.chance(0.6);
-  c.visible_garbage = draw.chance(0.05) && c.op->plain_rows;
+  c.visible_garbage = draw.chance(0.05) && c.op->plain_rows && p.kept.empty();
   if (draw.chance(0.4)) detail::hide_garbage(draw, c);
   if (c.visible_garbage) detail::show_garbage(draw, c);
   return c;

@@ -272,10 +272,11 @@ class Checker {
               });
   }
 
+  // Beside the rule, what underflows.
   [[nodiscard]] double row_room(std::size_t n) const {
     const double s = plain_.s_row[n / std::size_t(c_.plain.sizes.dim_v)], terms = plain_.terms[n];
-    return c_.in_float ? heed_test::tolerance::forward<float>(s, terms)
-                       : heed_test::tolerance::forward<double>(s, terms);
+    return c_.in_float ? heed_test::tolerance::forward<float>(s, terms) + (terms > 0 ? 1e-37 : 0)
+                       : heed_test::tolerance::forward<double>(s, terms) + (terms > 0 ? 1e-300 : 0);
   }
   void check_out_beside_plain() {
     compare("out", results_.out, plain_.out, kLoops, [&](std::size_t n) { return row_room(n); });
@@ -308,9 +309,10 @@ class Checker {
       compare("out", results_.out, plain_.out, kLoops, [room](std::size_t) { return room; });
       compare("out", results_.out, exact_.out, kTwin, [room](std::size_t) { return room; });
     } else {
-      const double room = tolerance::forward_beside_naive(largest_error(naive_.out, exact_.out), top);
-      compare("out", results_.out, plain_.out, kLoops, [room](std::size_t) { return room; });
-      compare("out", results_.out, exact_.out, kTwin, [room](std::size_t) { return room; });
+      const double level = tolerance::forward_beside_naive(largest_error(naive_.out, exact_.out), top);
+      const auto room = [&](std::size_t n) { return c_.op->terms_known ? std::max(level, row_room(n)) : level; };
+      compare("out", results_.out, plain_.out, kLoops, room);
+      compare("out", results_.out, exact_.out, kTwin, room);
     }
   }
 
@@ -352,18 +354,36 @@ class Checker {
   }
 
   // What each other entry of a gradient is allowed.
-  [[nodiscard]] double gradient_room(const std::vector<double>& exact, const std::vector<double>& naive) const {
+  [[nodiscard]] double gradient_room(const std::vector<double>& exact, const std::vector<double>& naive,
+                                     bool input) const {
     namespace tolerance = heed_test::tolerance;
     const double top = largest(exact);
     if (!c_.in_float) return tolerance::exact_gradient(top);
     const Sizes& s = c_.plain.sizes;
     const double naive_error = largest_error(naive, exact);
-    if (Index(exact.size()) > s.heads && s.len_kv != 1)
-      return tolerance::backward_beside_naive(naive_error, top);
+    // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
+    // what score and readout multiply it with.
+    double terms = longest_row(c_.grad_out, s.dim_v) * longest_row(c_.plain.value, s.dim_v);
+    const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
+    if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
+    if (c_.op->steep_zeros) terms *= std::max({1.0, 1 / shortest_row(c_.plain.query), 1 / shortest_row(c_.plain.key)});
+    if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
+    terms *= plain_.gain * plain_.gain;
+    if (input && s.len_kv != 1)
+      return std::max(tolerance::backward_beside_naive(naive_error, top), tolerance::sum_of_terms(0, terms));
     const double keys = c_.op->linear_rows ? double(s.len_kv) : 1.0;
-    const double terms = longest_row(c_.grad_out, s.dim_v) * longest_row(c_.plain.value, s.dim_v) *
-                         std::sqrt(double(s.rows()) * keys);
-    return tolerance::sum_of_terms(naive_error, std::max(top, terms));
+    return tolerance::sum_of_terms(naive_error, std::max(top, terms * std::sqrt(double(s.rows()) * keys)));
+  }
+  // Of the rows of query or key that are not zero; 1 where there is none.
+  [[nodiscard]] double shortest_row(const std::vector<double>& x) const {
+    const auto dim = std::size_t(c_.plain.sizes.dim_qk);
+    double least = 1;
+    for (std::size_t row = 0; row + dim <= x.size(); row += dim) {
+      double squares = 0;
+      for (std::size_t c = row; c < row + dim; ++c) squares += std::isfinite(x[c]) ? x[c] * x[c] : 0;
+      if (squares > 0) least = std::min(least, std::sqrt(squares));
+    }
+    return least;
   }
 
   void check_gradients() {
@@ -376,7 +396,7 @@ class Checker {
       const std::vector<double>& naive =
           !c_.in_float ? none : input ? naive_.inputs[t] : naive_.params[t - 5];
       const std::vector<char> steep = steep_entries(t);
-      const double level = gradient_room(without(exact, steep), without(naive, steep));
+      const double level = gradient_room(without(exact, steep), without(naive, steep), input);
       const auto room = [&](std::size_t n) { return n < steep.size() && steep[n] ? 1e8 * level : level; };
       compare("the gradient of " + (input ? results_.inputs[t].name : names_[t - 5]), got, exact, kTwin, room);
       add_direction(t, got, room);

@@ -49,6 +49,9 @@ class AnyOp {
   bool reads_query = false;    // the readout does, also of rows that see nothing
   bool reads_own_rows = false; // the readout reads key and value past the mask
   bool softmax_rows = false;   // a visible score of -infinity has its defined meaning
+  bool terms_known = false;    // the plain loops' terms are those of out behind the readout, too
+  bool reads_squares = false;  // the score has |q - k|^2 in it, and a parameter as its factor
+  bool reads_positions = false;  // a parameter is the factor of a distance of positions
   bool linear_rows = false;    // every key of a row has as much of a gradient, whatever its weight
   bool steep_zeros = false;    // the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;

@@ -13,7 +13,7 @@ std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& s) {
   op.score.slope = draw_param(draw, s, -0.1, 0.5);
   op.score.angle = draw_param(draw, s, -1, 1);
   auto made = make_op(op, RecencyFormula{});
-  made->steep_zeros = true;
+  made->steep_zeros = made->reads_positions = true;
   return made;
 }
 std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {
@@ -26,7 +26,11 @@ std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
   op.score.weight = draw_param(draw, s, -1, 1);
   op.normaliser.height = draw_param(draw, s, -1, 1);
   op.readout.factor = draw_tensor(draw, {s.dim_v}, 1);
-  return make_op(op, OwnPartsFormula{});
+  OwnPartsFormula f;
+  f.shares = op.normaliser.shares = draw.chance(0.4);
+  auto made = make_op(op, f, f.shares ? "heads share queries" : "");
+  made->reads_query = f.shares;  // a row that its own head does not read may be another's
+  return made;
 }
 
 }  // namespace fuzz

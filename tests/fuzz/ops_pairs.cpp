@@ -48,7 +48,9 @@ std::unique_ptr<AnyOp> draw_differential_v1(Draw& draw, Sizes& s) {
   f.factor = op.readout.factor = 1 - f.lambda_init;
   f.eps = op.readout.eps = draw.pick({1e-5, 1e-3});
   if (draw.chance(0.7)) op.readout.weight = draw_tensor(draw, {s.dim_v}, 1);
-  return make_op(op, f, settings);
+  auto made = make_op(op, f, settings);
+  made->terms_known = true;
+  return made;
 }
 
 std::unique_ptr<AnyOp> draw_differential_v2(Draw& draw, Sizes& s) {

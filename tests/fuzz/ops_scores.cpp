@@ -76,6 +76,7 @@ namespace {
   op.normaliser.eta = draw_param(draw, s, 0.1, mode == OdeFormula::lagrange_equilibrium ? 1.9 : 2.0);
   if (mode == OdeFormula::flow && draw.chance(0.2)) op.normaliser.eta = 1.0;
   auto made = make_op(op, f, "mode " + std::to_string(int(mode)) + ", steps " + std::to_string(f.steps));
+  made->reads_squares = true;
   made->linear_rows = mode == OdeFormula::lagrange || mode == OdeFormula::lagrange_equilibrium;
   return made;
 }

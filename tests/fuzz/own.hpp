@@ -90,9 +90,13 @@ struct Means {
   }
 };
 
+struct SinkOptions {
+  bool shares = false;  // heads 2n and 2n + 1 both read query head 2n
+};
 // weight_j = exp(s_j) / (exp(b) + sum_k exp(s_k)): a softmax with a sink of learnt height b.
 template <class T>
-struct Sink : heed::PlainRows {
+struct Sink : heed::PlainRows, SinkOptions {
+  using Options = SinkOptions;
   template <class U>
   using rebind = Sink<U>;
   using P = heed::Pack<T>;
@@ -104,6 +108,9 @@ struct Sink : heed::PlainRows {
   }
   void validate(const heed::Geometry& g, const char* where) const {
     heed::require_per_head(height, g.heads, where, "height");
+  }
+  [[nodiscard]] heed::Source source(const heed::Geometry& g, Index h, int) const {
+    return {shares ? h / 2 * 2 : h, g.kv_head(h), 0, 0, g.dim_qk};
   }
   void forward(const heed::RowBlock<T>& block) const {
     for (int v = 0; v < block.vectors; ++v) (void)weigh(block, v, block.scores[0]);
@@ -173,6 +180,11 @@ struct ColumnFactors : heed::PlainReadout {
 template <class T>
 using OwnParts = heed::Attention<T, heed::OwnScore<Means, T>, Sink<T>, ColumnFactors<T>>;
 struct OwnPartsFormula : SoftmaxFormula {
+  bool shares = false;
+
+  [[nodiscard]] PlainMap map(const Sizes& s, Index h, int) const {
+    return {shares ? h / 2 * 2 : h, 0, 0, s.dim_qk};
+  }
   template <class S>
   [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k, Index width,
                         const S&, const S& logit, PlainResult<S>&, Index) const {

@@ -136,6 +136,7 @@ struct PlainResult {
   std::vector<std::vector<double>> reports;  // [name][row]
   std::vector<double> s_row, terms;          // S and sum p|v| of tests/tolerances.hpp: [row], like out
   double to_jump = kInf;  // how far the nearest choice (winner, halt) is from tipping
+  double gain = 1;        // by how much the readout multiplies errors of a mixed row
   double to_kink = kInf;  // the same of a slope that jumps
 };
 

@@ -116,8 +116,12 @@ struct DifferentialFormula : SoftmaxFormula {
       S* o = result.out.data() + row * n;
       const S root = sqrt(dot(o, o, n) / S(double(n)) + S(eps));
       for (Index c = 0; c < n; ++c) {
-        o[c] = S(factor) * o[c] / root;
-        if (!p.params[4].empty()) o[c] = o[c] * p.params[4][std::size_t(c)];
+        const S weight = p.params[4].empty() ? S(1) : p.params[4][std::size_t(c)];
+        o[c] = S(factor) * o[c] / root * weight;
+        // An error of the mixed row counts twice: in o and in the root.
+        const double gain = 2 * std::abs(factor * value(weight) / value(root));
+        result.terms[std::size_t(row * n + c)] *= gain;
+        result.gain = std::max(result.gain, gain);
       }
     }
   }
