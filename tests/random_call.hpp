@@ -32,8 +32,10 @@ enum class Layout {
   bthd,      // (batch, len, heads, dim)
   padded,    // dense with gaps behind rows, heads and batches
   one_off,   // dense, one element behind an aligned address
+  reversed,  // padded, every axis but the last from its end to its begin: negative strides
 };
-inline constexpr Layout kLayouts[] = {Layout::dense, Layout::bthd, Layout::padded, Layout::one_off};
+inline constexpr Layout kLayouts[] = {Layout::dense, Layout::bthd, Layout::padded, Layout::one_off,
+                                      Layout::reversed};
 
 // A tensor and its memory. What lies between and around its rows holds NaN: a read there shows in
 // the results, a write by untouched().
@@ -44,12 +46,16 @@ class Tensor {
   explicit Tensor(const Shape& s, Layout layout = Layout::dense) : shape_(s) {
     if (layout == Layout::bthd)
       strides_ = {s.len * s.heads * s.dim, s.dim, s.heads * s.dim};
-    else if (layout == Layout::padded)
+    else if (layout == Layout::padded || layout == Layout::reversed)
       strides_ = {(s.heads * (s.len * (s.dim + 3) + 5)) + 7, s.len * (s.dim + 3) + 5, s.dim + 3};
     else
       strides_ = {s.heads * s.len * s.dim, s.len * s.dim, s.dim};
     first_ = layout == Layout::dense ? 0 : 1;
     memory_.assign(std::size_t(first_ + s.batch * strides_.batch + 9), gap());
+    if (layout == Layout::reversed && size() > 0) {
+      first_ += (s.batch - 1) * strides_.batch + (s.heads - 1) * strides_.head + (s.len - 1) * strides_.row;
+      strides_ = {-strides_.batch, -strides_.head, -strides_.row};
+    }
     for_each([](T& x) { x = T(0); });
   }
 

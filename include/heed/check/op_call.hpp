@@ -24,6 +24,7 @@ class OpCall {
   Options options;
   std::vector<Real> query, key, value, extra, grad_out;
   std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra;
+  std::vector<Real> grad_bias;  // dense, of the shape of the mask's bias
 
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
       : op(of), grad_op(std::move(of)), geometry(g), mask(std::move(under)), options(with) {
@@ -43,6 +44,7 @@ class OpCall {
     grad_key.resize(key.size());
     grad_value.resize(value.size());
     grad_extra.resize(extra.size());
+    grad_bias.resize(std::size_t(element_count(mask.bias.shape(), "OpCall")));
   }
 
   void forward() {
@@ -53,6 +55,7 @@ class OpCall {
     Gradients<Real> grads{{grad_query.data(), query_shape()}, {grad_key.data(), key_shape()},
                           {grad_value.data(), value_shape()}, {}, {}};
     if (!extra.empty()) grads.extra = {grad_extra.data(), extra_shape()};
+    if (!grad_bias.empty()) grads.bias = {grad_bias.data(), mask.bias.shape()};
     heed::backward(op, inputs(), mask, saved_, TensorView<const Real>(out.data(), out_shape()),
                    TensorView<const Real>(grad_out.data(), out_shape()), grads, &grad_op, options);
   }

@@ -8,20 +8,30 @@
 //   return report.passed() ? 0 : 1;
 //
 //   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op
-//   gradients   backward() against central differences of the twin, for inputs, bias and parameters
+//   gradients   backward() against central differences of the twin: inputs, the extra one included, a bias of the
+//               mask, and parameters
 //   score_vjp   where the score has one: against dual numbers, on random pairs
 //   finite      outputs and gradients where query and key are the same rows, and some are zero, in the op's own
 //               scalar
 //
-// The others in double, whatever the op's scalar. Formulas with a jump must not have one near the random inputs.
-// Errors  those of forward(). Cost: seconds at the default sizes.
+// The others in double, whatever the op's scalar. Out and gradients at the sizes asked for, and beside them
+//
+//   one query   of heads that share keys in groups, as in decoding
+//   rectangular len_kv other than len_q
+//   widths      dim_v other than dim_qk
+//
+// unless the sizes asked for are such, or the op refuses them (parameters of one width, say): the report's text
+// says which ran, and why one did not. Formulas with a jump must not have one near the random inputs.
+// Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes.
 
 #include <heed/check/op_call.hpp>
 #include <heed/check/op_gradcheck.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,16 +40,18 @@ namespace heed::inline HEED_ABI {
 
 struct OpReport {
   std::vector<std::pair<std::string, GradientReport>> cases;  // what was compared, and how that went
+  std::vector<std::pair<std::string, std::string>> left_out;  // sizes that did not run, and why
 
   [[nodiscard]] bool passed() const {
     for (const auto& [name, report] : cases)
       if (!report.passed) return false;
     return true;
   }
-  // A line per case, and the verdict.
+  // A line per case and per sizes that were left out, and the verdict.
   [[nodiscard]] std::string text() const {
     std::ostringstream lines;
     for (const auto& [name, report] : cases) lines << name << ": " << report.text() << "\n";
+    for (const auto& [name, why] : left_out) lines << name << ": left out, " << why << "\n";
     lines << (passed() ? "passed\n" : "FAILED\n");
     return lines.str();
   }
@@ -50,19 +62,85 @@ namespace detail {
 // Two sequences, two heads that share keys, several tiles' worth of masks.
 inline constexpr Geometry kCheckGeometry{2, 4, 4, 2, 11, 11, 6, 6};
 
-// Masks by name; `bias` has room for (1, heads, len_q, len_kv).
-[[nodiscard]] inline std::vector<std::pair<std::string, Mask<double>>> check_masks(
-    const Geometry& g, std::vector<double>& bias) {
+struct CheckMask {
+  std::string name;
+  Mask<double> mask;
+};
+
+// Fills `bias` with numbers for `shape`, every ninth of them -infinity.
+[[nodiscard]] inline Mask<double> check_bias(const Shape& shape, std::vector<double>& bias) {
   const CounterRandom random(99, 1);
-  bias.resize(std::size_t(g.heads * g.len_q * g.len_kv));
-  for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = random.normal(i);
+  bias.resize(std::size_t(element_count(shape, "check_op")));
+  for (std::size_t i = 0; i < bias.size(); ++i)
+    bias[i] = i % 9 == 4 ? -std::numeric_limits<double>::infinity() : random.normal(i);
+  return heed::bias<double>(TensorView<const double>(bias.data(), shape));
+}
+
+// Masks of every kind for the sizes asked for; `bias` is the memory of theirs.
+[[nodiscard]] inline std::vector<CheckMask> check_masks(const Geometry& g, std::vector<double>& bias) {
   std::vector<Index> lengths;
   for (Index b = 0; b < g.batch; ++b) lengths.push_back(std::max<Index>(1, g.len_kv - 3 * b - 1));
   return {{"no mask", {}},
           {"causal", causal<double>()},
           {"window & key lengths", window<double>(3, 2) & key_lengths<double>(lengths)},
-          {"soft cap & bias", soft_cap<double>(2.0) & heed::bias<double>(TensorView<const double>(
-                                                          bias.data(), {1, g.heads, g.len_q, g.len_kv}))}};
+          {"soft cap & bias",
+           soft_cap<double>(2.0) & check_bias({1, g.heads, g.len_q, g.len_kv}, bias)}};
+}
+// Fewer for the sizes beside them, the bias shared by heads and queries.
+[[nodiscard]] inline std::vector<CheckMask> few_masks(const Geometry& g, std::vector<double>& bias) {
+  return {{"no mask", {}},
+          {"causal & bias", causal<double>(Align::bottom_right) & check_bias({g.batch, 1, 1, g.len_kv}, bias)}};
+}
+
+struct CheckSizes {
+  std::string name;
+  Geometry geometry;
+};
+
+// The sizes beside those asked for; what these have already is not repeated.
+[[nodiscard]] inline std::vector<CheckSizes> sizes_beside(const Geometry& g, bool reads_own_rows) {
+  std::vector<CheckSizes> all;
+  const auto add = [&](const char* name, const Geometry& sizes) {
+    std::ostringstream text;
+    text << name << " (heads " << sizes.heads << ", kv_heads " << sizes.kv_heads << ", len_q " << sizes.len_q
+         << ", len_kv " << sizes.len_kv << ", dim_qk " << sizes.dim_qk << ", dim_v " << sizes.dim_v << ")";
+    all.push_back({text.str(), sizes});
+  };
+  if (g.len_q != 1 || g.group() < 2) {
+    Geometry one = g;
+    one.len_q = 1;
+    if (reads_own_rows) one.len_kv = 1;
+    if (g.heads == 1) {
+      one.heads = 4;
+      one.query_heads = 4 * g.query_heads;
+    }
+    if (g.group() < 2) one.kv_heads = one.heads % 2 == 0 ? one.heads / 2 : 1;
+    add("one query of grouped heads", one);
+  }
+  if (g.len_q == g.len_kv) {
+    Geometry rectangular = g;
+    rectangular.len_kv = g.len_q + 5;
+    add("rectangular", rectangular);
+  }
+  if (g.dim_v == g.dim_qk) {
+    Geometry widths = g;
+    widths.dim_v = g.dim_qk + 3;
+    add("values of another width", widths);
+  }
+  return all;
+}
+
+// Why an op cannot run at these sizes, in its own words; empty: it can.
+template <class Op>
+[[nodiscard]] std::string refusal(const Op& op, const Geometry& g) {
+  if constexpr (Op::ReadoutType::uses_own_rows)
+    if (g.len_q != g.len_kv) return "the readout reads key and value of its own row";
+  try {
+    op.validate(g, "the op");
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
 }
 
 template <class Op>
@@ -74,12 +152,6 @@ template <class Op>
   problem.value = call.value;
   problem.extra = call.extra;
   reference::use_mask(problem, call.mask);
-  // A bias is an input like others, but here it is the masks' own.
-  if (call.mask.bias.given()) {
-    problem.mask.bias = call.mask.bias;
-    problem.bias.clear();
-    problem.bias_shape = {};
-  }
   return problem;
 }
 
@@ -128,6 +200,7 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
   std::vector<NamedTensor> mine = {
       {"query", call.grad_query}, {"key", call.grad_key}, {"value", call.grad_value}};
   if (!call.extra.empty()) mine.push_back({"extra", call.grad_extra});
+  if (!call.grad_bias.empty()) mine.push_back({"bias", call.grad_bias});
   visit_named_params(call.grad_op, [&](const std::string& param, Param<double>& p) {
     mine.push_back({param, {p.data(), p.data() + p.size()}});
   });
@@ -137,7 +210,8 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
   report.cases.emplace_back("gradients, " + name, check_gradient_on<double>(loss, tensors, mine, options));
 }
 
-// Query rows that equal their keys, the first of them zero: are outputs and gradients finite?
+// Query rows that equal their keys, the first of them zero, and so is the first extra row: are outputs and gradients
+// finite?
 template <class Op>
 void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
   using Real = typename Op::Scalar;
@@ -150,18 +224,26 @@ void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
       if (t == 0) std::fill(key, key + dim, Real(0));
       std::copy(key, key + dim, query);
     }
+  if (g.query_rows() > 0)
+    std::fill(call.extra.begin(), call.extra.begin() + Index(call.extra.size()) / g.query_rows(), Real(0));
   call.forward();
   call.backward();
   GradientReport finite;
-  const auto look = [&](const char* name, const std::vector<Real>& numbers) {
-    for (std::size_t i = 0; i < numbers.size(); ++i)
-      if (!std::isfinite(numbers[i])) note(finite, {name, Index(i), double(numbers[i]), 0}, 0, 4);
+  const auto look_at = [&](const std::string& name, const Real* numbers, Index count) {
+    for (Index i = 0; i < count; ++i)
+      if (!std::isfinite(numbers[i])) note(finite, {name, i, double(numbers[i]), 0}, 0, 4);
     ++finite.checked;
+  };
+  const auto look = [&](const char* name, const std::vector<Real>& numbers) {
+    look_at(name, numbers.data(), Index(numbers.size()));
   };
   look("out", call.out);
   look("query", call.grad_query);
   look("key", call.grad_key);
   look("value", call.grad_value);
+  look("extra", call.grad_extra);
+  visit_named_params(call.grad_op,
+                     [&](const std::string& name, Param<Real>& p) { look_at(name, p.data(), p.size()); });
   report.cases.emplace_back("finite", finite);
 }
 
@@ -185,6 +267,14 @@ template <AttentionOp Op>
   for (const auto& [name, mask] : detail::check_masks(g, bias)) {
     OpCall<Exact> call(exact, g, mask);
     detail::check_call(call, name, options, report);
+  }
+  for (const auto& [sizes, beside] : detail::sizes_beside(g, Exact::ReadoutType::uses_own_rows)) {
+    const std::string why = detail::refusal(exact, beside);
+    if (!why.empty()) report.left_out.emplace_back(sizes, why);
+    for (const auto& [name, mask] : why.empty() ? detail::few_masks(beside, bias) : std::vector<detail::CheckMask>{}) {
+      OpCall<Exact> call(exact, beside, mask);
+      detail::check_call(call, sizes + ", " + name, options, report);
+    }
   }
   detail::check_meeting_rows(op, g, report);
   return report;

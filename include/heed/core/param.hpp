@@ -47,7 +47,7 @@ class Param {
     std::vector<U> values;
     values.reserve(values_.size());
     for (const Real& value : values_) values.push_back(U(value));
-    return values.empty() ? Param<U>() : Param<U>(shape_, std::move(values));
+    return shape_.empty() ? Param<U>() : Param<U>(shape_, std::move(values));
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
@@ -187,7 +188,7 @@ void require_output(const TensorView<Real>& view, const Shape& wanted, const cha
   const Shape& s = view.shape();
   const Strides& strides = view.strides();
   std::array<std::pair<Index, Index>, 3> steps{
-      {{strides.batch, s.batch}, {strides.head, s.heads}, {strides.row, s.len}}};
+      {{std::abs(strides.batch), s.batch}, {std::abs(strides.head), s.heads}, {std::abs(strides.row), s.len}}};
   std::sort(steps.begin(), steps.end());
   Index taken = s.dim;
   for (const auto& [stride, count] : steps) {

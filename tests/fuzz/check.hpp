@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One case, run and held against the slow twin, the plain loops, and what no number may touch:
+//
+//   out, lse, reports   the plain loops in double; out also the slow twin
+//   gradients           entry by entry the slow twin's tape; and along one random direction of all tensors at once
+//                       the plain loops
+//   bits                the same for two and three threads
+//   canaries            around every output as they were
+//   zeros               gradients of what no visible pair reads
+//
+// Allowances are those of tests/tolerances.hpp. Where a choice (winner, halt) is about to tip, numbers are not
+// compared; where a slope jumps nearby, gradients are not.
+
+#include "fuzz/case.hpp"
+#include "fuzz/tensor.hpp"
+#include "tolerances.hpp"
+
+#include <functional>
+
+namespace fuzz {
+
+// What went wrong; empty: nothing.
+struct Verdict {
+  std::string fault;
+  bool compared = true;
+};
+
+namespace detail {
+
+struct Named {
+  std::string name;
+  std::vector<double> numbers;
+};
+struct Results {
+  std::vector<double> out;
+  EngineResult engine;
+  std::vector<Named> inputs;  // gradients of query, key, value, extra, bias; empty where not asked for
+  std::string beside;         // the output beside which something was written
+};
+
+inline constexpr const char* kInputs[] = {"query", "key", "value", "extra", "bias"};
+
+template <class T>
+struct Arena {
+  Tensor<T> query, key, value, extra, bias, out, grad_out;
+  Tensor<T> grads[5];
+  Tensor<bool> allowed;
+};
+
+// Memory and views of one run.
+template <class T>
+Arena<T> lay_out(const Case& c) {
+  Draw draw(c.seed ^ 0x5bd1e995);
+  const Plain<double>& p = c.plain;
+  const Sizes& s = p.sizes;
+  const heed::Shape q{s.batch, s.query_heads, s.len_q, s.dim_qk}, k{s.batch, s.kv_heads, s.len_kv, s.dim_qk};
+  const heed::Shape v{s.batch, s.kv_heads, s.len_kv, s.dim_v}, o{s.batch, s.heads, s.len_q, s.dim_v};
+  const heed::Shape x{s.batch, s.heads, s.len_q, s.extra};
+  Arena<T> a;
+  const auto pack = [&](Tensor<T>& first, Tensor<T>& second, Tensor<T>& third) {
+    auto memory = std::make_shared<Memory<T>>(q.batch * q.heads * q.len * q.dim * 4 + 8);
+    first = Tensor<T>(memory, q, 4, 0);
+    second = Tensor<T>(memory, q, 4, 1);
+    third = Tensor<T>(memory, q, 4, 2);
+  };
+  if (c.packed) {
+    pack(a.query, a.key, a.value);
+    pack(a.grads[0], a.grads[1], a.grads[2]);
+  } else {
+    a.query = Tensor<T>(draw, q), a.key = Tensor<T>(draw, k), a.value = Tensor<T>(draw, v);
+    a.grads[0] = Tensor<T>(draw, q), a.grads[1] = Tensor<T>(draw, k), a.grads[2] = Tensor<T>(draw, v);
+  }
+  a.out = Tensor<T>(draw, o);
+  a.grad_out = Tensor<T>(draw, o);
+  if (s.extra > 0) a.extra = Tensor<T>(draw, x), a.grads[3] = Tensor<T>(draw, x);
+  if (p.bias.given()) {
+    const heed::Shape b{p.bias.batch, p.bias.heads, p.bias.len, p.bias.keys};
+    a.bias = Tensor<T>(draw, b);
+    a.grads[4] = Tensor<T>(draw, b);
+    a.bias.fill(p.bias.numbers);
+  }
+  if (p.mask.allowed.given()) {
+    const auto& m = p.mask.allowed;
+    a.allowed = Tensor<bool>(draw, {m.batch, m.heads, m.len, m.keys});
+    a.allowed.fill(m.numbers);
+  }
+  a.query.fill(p.query), a.key.fill(p.key), a.value.fill(p.value), a.extra.fill(p.extra);
+  a.grad_out.fill(c.grad_out);
+  for (Tensor<T>* written : {&a.out, &a.grads[0], &a.grads[1], &a.grads[2], &a.grads[3], &a.grads[4]})
+    written->fill(T(7));  // must be overwritten
+  return a;
+}
+
+template <class T>
+heed::Mask<T> mask_of(const Case& c, const Arena<T>& a) {
+  const PlainMask& m = c.plain.mask;
+  const auto align = [](bool bottom_right) {
+    return bottom_right ? heed::Align::bottom_right : heed::Align::top_left;
+  };
+  heed::Mask<T> mask;
+  for (const PlainBand& band : m.bands)
+    mask.bands.push_back({band.left, band.right, align(band.bottom_right), band.offset});
+  mask.key_lengths = m.key_lengths;
+  mask.query_documents = m.query_documents;
+  mask.key_documents = m.key_documents;
+  mask.slopes.assign(m.slopes.begin(), m.slopes.end());
+  mask.slope_align = align(m.slopes_bottom_right);
+  mask.soft_cap = T(m.soft_cap);
+  mask.bias = a.bias.view();
+  mask.allowed = a.allowed.view();
+  return mask;
+}
+
+template <class T>
+Results run(const Case& c, int threads) {
+  const Arena<T> a = lay_out<T>(c);
+  EngineCall<T> call;
+  call.inputs = {a.query.view(), a.key.view(), a.value.view(), a.extra.view()};
+  call.mask = mask_of(c, a);
+  call.out = a.out.view();
+  call.grad_out = a.grad_out.view();
+  heed::TensorView<T>* grads[] = {&call.grads.query, &call.grads.key, &call.grads.value, &call.grads.extra,
+                                  &call.grads.bias};
+  for (int n = 0; n < 5; ++n)
+    if (c.wants[n]) *grads[n] = a.grads[n].view();
+  call.options = c.options;
+  call.options.threads = threads;
+  call.backward = !c.visible_garbage;
+  Results r;
+  r.engine = c.op->run(call);
+  r.out = a.out.dense();
+  for (int n = 0; n < 5; ++n)
+    r.inputs.push_back({kInputs[n], c.wants[n] && call.backward ? a.grads[n].dense() : std::vector<double>()});
+  if (!a.out.untouched()) r.beside = "out";
+  for (int n = 0; n < 5; ++n)
+    if (!a.grads[n].untouched()) r.beside = std::string("the gradient of ") + kInputs[n];
+  return r;
+}
+
+inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+}
+inline std::string different_bits(const Results& a, const Results& b, const std::vector<std::string>& params) {
+  if (!same_bits(a.out, b.out)) return "out";
+  for (std::size_t n = 0; n < a.engine.lse.size(); ++n)
+    if (!same_bits(a.engine.lse[n], b.engine.lse[n])) return "lse";
+  for (std::size_t n = 0; n < a.engine.reports.size(); ++n)
+    if (!same_bits(a.engine.reports[n], b.engine.reports[n])) return "a report";
+  for (std::size_t n = 0; n < a.inputs.size(); ++n)
+    if (!same_bits(a.inputs[n].numbers, b.inputs[n].numbers)) return "the gradient of " + a.inputs[n].name;
+  for (std::size_t n = 0; n < a.engine.params.size(); ++n)
+    if (!same_bits(a.engine.params[n], b.engine.params[n])) return "the gradient of " + params[n];
+  return "";
+}
+
+// The entry that is furthest beyond what it is allowed; NaN must meet NaN, infinity the same infinity.
+template <class Allowed>
+std::string compare(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted,
+                    const char* whose, Allowed&& allowed) {
+  std::ostringstream text;
+  text.precision(17);
+  if (got.size() != wanted.size()) {
+    text << what << " has " << got.size() << " numbers, " << whose << " " << wanted.size();
+    return text.str();
+  }
+  double worst = 1;
+  for (std::size_t n = 0; n < got.size(); ++n) {
+    if (got[n] == wanted[n] || (std::isnan(got[n]) && std::isnan(wanted[n]))) continue;
+    const double error = std::abs(got[n] - wanted[n]), room = allowed(n);
+    const double ratio = !std::isfinite(error) ? kInf : error <= room ? 0 : error / room;
+    if (ratio <= worst) continue;
+    worst = ratio;
+    text.str("");
+    text << what << "[" << n << "] of " << got.size() << " is " << got[n] << ", " << whose << " "
+         << (*whose == 't' ? "has " : "have ") << wanted[n] << ", " << room << " is allowed";
+  }
+  return text.str();
+}
+
+inline double largest(const std::vector<double>& x) {
+  double top = 0;
+  for (const double v : x)
+    if (std::isfinite(v)) top = std::max(top, std::abs(v));
+  return top;
+}
+inline double largest_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double top = 0;
+  for (std::size_t n = 0; n < a.size(); ++n)
+    if (std::isfinite(a[n] - b[n])) top = std::max(top, std::abs(a[n] - b[n]));
+  return top;
+}
+inline double longest_row(const std::vector<double>& x, Index dim) {
+  double top = 0, squares = 0;
+  for (std::size_t n = 0; n < x.size(); ++n) {
+    if (n % std::size_t(dim) == 0) squares = 0;
+    if (std::isfinite(x[n])) squares += x[n] * x[n];
+    top = std::max(top, squares);
+  }
+  return std::sqrt(top);
+}
+
+// The comparisons of one case, in order; the first fault stays.
+class Checker {
+ public:
+  explicit Checker(const Case& c) : c_(c), names_(c.op->param_names()) {}
+
+  Verdict run() {
+    results_ = c_.in_float ? detail::run<float>(c_, 1) : detail::run<double>(c_, 1);
+    if (!results_.beside.empty()) fault("a number was written beside " + results_.beside);
+    if (c_.more_threads > 0) {
+      const Results again =
+          c_.in_float ? detail::run<float>(c_, c_.more_threads) : detail::run<double>(c_, c_.more_threads);
+      const std::string where = different_bits(results_, again, names_);
+      if (!where.empty())
+        fault(where + " has other bits on " + std::to_string(c_.more_threads) + " threads");
+    }
+    plain_ = c_.op->plain(c_.plain);
+    if (plain_.to_jump < (c_.in_float ? 1e-4 : 1e-9)) {
+      verdict_.compared = false;
+      return verdict_;
+    }
+    check_lse();
+    if (c_.visible_garbage) {
+      check_out_beside_plain();
+      return verdict_;
+    }
+    check_reports();
+    run_twins();
+    check_out();
+    check_zeros();
+    if (plain_.to_kink < (c_.in_float ? 1e-4 : 1e-9)) {
+      verdict_.compared = false;
+      return verdict_;
+    }
+    check_gradients();
+    check_direction();
+    return verdict_;
+  }
+
+ private:
+  void fault(const std::string& text) {
+    if (verdict_.fault.empty()) verdict_.fault = text;
+  }
+  template <class Allowed>
+  void compare(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted,
+               const char* whose, Allowed&& allowed) {
+    fault(detail::compare(what, got, wanted, whose, allowed));
+  }
+
+  void check_lse() {
+    namespace tolerance = heed_test::tolerance;
+    if (results_.engine.lse.size() != plain_.lse.size()) return fault("lse has another number of maps");
+    for (std::size_t m = 0; m < plain_.lse.size(); ++m)
+      compare("lse of map " + std::to_string(m), results_.engine.lse[m], plain_.lse[m], kLoops,
+              [&](std::size_t n) {
+                const double s = plain_.s_row[n], at = plain_.lse[m][n];
+                return c_.in_float ? tolerance::lse<float>(s, at) : tolerance::lse<double>(s, at);
+              });
+  }
+
+  // Counts and winners are exact; a residual and a tension have the accuracy of an output.
+  void check_reports() {
+    if (results_.engine.reports.size() != plain_.reports.size()) return fault("there are other reports");
+    for (std::size_t n = 0; n < plain_.reports.size(); ++n)
+      compare("report " + std::to_string(n), results_.engine.reports[n], plain_.reports[n], kLoops,
+              [&](std::size_t row) {
+                const double s = plain_.s_row[row];
+                return (c_.in_float ? heed_test::tolerance::eps<float> : heed_test::tolerance::eps<double>) *
+                       64 * (1 + s);
+              });
+  }
+
+  // Beside the rule, what underflows.
+  [[nodiscard]] double row_room(std::size_t n) const {
+    const double s = plain_.s_row[n / std::size_t(c_.plain.sizes.dim_v)], terms = plain_.terms[n];
+    return c_.in_float ? heed_test::tolerance::forward<float>(s, terms) + (terms > 0 ? 1e-37 : 0)
+                       : heed_test::tolerance::forward<double>(s, terms) + (terms > 0 ? 1e-300 : 0);
+  }
+  void check_out_beside_plain() {
+    compare("out", results_.out, plain_.out, kLoops, [&](std::size_t n) { return row_room(n); });
+  }
+
+  void run_twins() {
+    heed::reference::Problem<double> problem;
+    const Sizes& s = c_.plain.sizes;
+    problem.geometry = {s.batch, s.heads, s.query_heads, s.kv_heads, s.len_q, s.len_kv, s.dim_qk, s.dim_v};
+    problem.query = c_.plain.query;
+    problem.key = c_.plain.key;
+    problem.value = c_.plain.value;
+    problem.extra = c_.plain.extra;
+    const Arena<double> arena = lay_out<double>(c_);
+    heed::reference::use_mask(problem, mask_of(c_, arena));
+    problem.scale = c_.plain.scale;
+    problem.dropout = c_.options.dropout;
+    exact_ = c_.op->twin(problem, c_.grad_out, false);
+    if (c_.in_float) naive_ = c_.op->twin(problem, c_.grad_out, true);
+  }
+
+  void check_out() {
+    namespace tolerance = heed_test::tolerance;
+    const double top = largest(exact_.out);
+    if (c_.op->plain_rows) {
+      check_out_beside_plain();
+      compare("out", results_.out, exact_.out, kTwin, [&](std::size_t n) { return row_room(n); });
+    } else if (!c_.in_float) {
+      const double room = tolerance::relative_to_largest(top);
+      compare("out", results_.out, plain_.out, kLoops, [room](std::size_t) { return room; });
+      compare("out", results_.out, exact_.out, kTwin, [room](std::size_t) { return room; });
+    } else {
+      const double level = tolerance::forward_beside_naive(largest_error(naive_.out, exact_.out), top);
+      const auto room = [&](std::size_t n) { return c_.op->terms_known ? std::max(level, row_room(n)) : level; };
+      compare("out", results_.out, plain_.out, kLoops, room);
+      compare("out", results_.out, exact_.out, kTwin, room);
+    }
+  }
+
+  void check_zeros() {
+    const auto zero = [&](std::size_t tensor, const std::vector<char>& where, Index dim) {
+      const std::vector<double>& grad = results_.inputs[tensor].numbers;
+      for (std::size_t n = 0; n < grad.size(); ++n)
+        if (where[n / std::size_t(dim)] && grad[n] != 0)
+          return fault("the gradient of " + results_.inputs[tensor].name + "[" + std::to_string(n) + "] is " +
+                       std::to_string(grad[n]) + ", no visible pair reads it");
+    };
+    const Sizes& s = c_.plain.sizes;
+    if (!c_.op->reads_query && s.query_heads == s.heads && c_.op->maps == 1)
+      zero(0, blind_queries(c_.plain), s.dim_qk);
+    if (!c_.op->reads_own_rows) {
+      zero(1, unseen_keys(c_.plain), s.dim_qk);
+      zero(2, unseen_keys(c_.plain), s.dim_v);
+    }
+    if (c_.plain.bias.given()) zero(4, unread_bias(c_.plain), 1);
+  }
+
+  // Which entries of query or key lie in rows of zeros whose gradients are 1e8 times those of others, and as much
+  // further off.
+  [[nodiscard]] std::vector<char> steep_entries(std::size_t t) const {
+    const Sizes& s = c_.plain.sizes;
+    const std::vector<double>& x = t == 0 ? c_.plain.query : c_.plain.key;
+    std::vector<char> steep(t < 2 && c_.op->steep_zeros ? x.size() : 0, 1);
+    for (std::size_t n = 0; n < steep.size(); ++n) {
+      const std::size_t row = n / std::size_t(s.dim_qk) * std::size_t(s.dim_qk);
+      for (std::size_t c = row; c < row + std::size_t(s.dim_qk); ++c)
+        if (x[c] != 0) steep[n] = 0;
+    }
+    return steep;
+  }
+  [[nodiscard]] static std::vector<double> without(std::vector<double> x, const std::vector<char>& steep) {
+    for (std::size_t n = 0; n < std::min(x.size(), steep.size()); ++n)
+      if (steep[n]) x[n] = 0;
+    return x;
+  }
+
+  // What each other entry of a gradient is allowed.
+  [[nodiscard]] double gradient_room(const std::vector<double>& exact, const std::vector<double>& naive,
+                                     bool input) const {
+    namespace tolerance = heed_test::tolerance;
+    const double top = largest(exact);
+    if (!c_.in_float) return tolerance::exact_gradient(top);
+    const Sizes& s = c_.plain.sizes;
+    const double naive_error = largest_error(naive, exact);
+    // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
+    // what score and readout multiply it with.
+    double terms = longest_row(c_.grad_out, s.dim_v) * longest_row(c_.plain.value, s.dim_v);
+    const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
+    if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
+    if (c_.op->steep_zeros) terms *= std::max({1.0, 1 / shortest_row(c_.plain.query), 1 / shortest_row(c_.plain.key)});
+    if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
+    terms *= plain_.gain * plain_.gain;
+    if (input && s.len_kv != 1)
+      return std::max(tolerance::backward_beside_naive(naive_error, top), tolerance::sum_of_terms(0, terms));
+    const double keys = c_.op->linear_rows ? double(s.len_kv) : 1.0;
+    return tolerance::sum_of_terms(naive_error, std::max(top, terms * std::sqrt(double(s.rows()) * keys)));
+  }
+  // Of the rows of query or key that are not zero; 1 where there is none.
+  [[nodiscard]] double shortest_row(const std::vector<double>& x) const {
+    const auto dim = std::size_t(c_.plain.sizes.dim_qk);
+    double least = 1;
+    for (std::size_t row = 0; row + dim <= x.size(); row += dim) {
+      double squares = 0;
+      for (std::size_t c = row; c < row + dim; ++c) squares += std::isfinite(x[c]) ? x[c] * x[c] : 0;
+      if (squares > 0) least = std::min(least, std::sqrt(squares));
+    }
+    return least;
+  }
+
+  void check_gradients() {
+    for (std::size_t t = 0; t < 5 + names_.size(); ++t) {
+      const bool input = t < 5;
+      const std::vector<double>& got = input ? results_.inputs[t].numbers : results_.engine.params[t - 5];
+      if (input && (!c_.wants[t] || got.empty())) continue;
+      const std::vector<double>& exact = input ? exact_.inputs[t] : exact_.params[t - 5];
+      const std::vector<double> none;
+      const std::vector<double>& naive =
+          !c_.in_float ? none : input ? naive_.inputs[t] : naive_.params[t - 5];
+      const std::vector<char> steep = steep_entries(t);
+      const double level = gradient_room(without(exact, steep), without(naive, steep), input);
+      const auto room = [&](std::size_t n) { return n < steep.size() && steep[n] ? 1e8 * level : level; };
+      compare("the gradient of " + (input ? results_.inputs[t].name : names_[t - 5]), got, exact, kTwin, room);
+      add_direction(t, got, room);
+    }
+  }
+
+  // Moves tensor t along its direction: in what the engine's gradient says and in the plain loops.
+  template <class Room>
+  void add_direction(std::size_t t, const std::vector<double>& grad, const Room& room) {
+    Draw draw(c_.seed * 31 + t);
+    if (!moved_) {
+      moved_.emplace();
+      const Plain<double>& p = c_.plain;
+      const auto cast = [](const std::vector<double>& x) { return std::vector<Dual>(x.begin(), x.end()); };
+      *moved_ = {p.sizes, cast(p.query), cast(p.key), cast(p.value), cast(p.extra),
+                 {p.bias.batch, p.bias.heads, p.bias.len, p.bias.keys, cast(p.bias.numbers)},
+                 {}, p.mask, p.scale, p.kept, p.keep_factor};
+      for (const auto& param : p.params) moved_->params.push_back(cast(param));
+    }
+    std::vector<Dual>* inputs[] = {&moved_->query, &moved_->key, &moved_->value, &moved_->extra,
+                                   &moved_->bias.numbers};
+    std::vector<Dual>& tensor = t < 5 ? *inputs[t] : moved_->params[t - 5];
+    for (std::size_t n = 0; n < grad.size() && n < tensor.size(); ++n) {
+      tensor[n].d = draw.uniform(-1, 1);
+      along_ += grad[n] * tensor[n].d;
+      along_room_ += std::abs(tensor[n].d) * (room(n) + 1e-13 * std::abs(grad[n]));
+    }
+  }
+
+  void check_direction() {
+    if (!moved_) return;
+    const PlainResult<Dual> result = c_.op->plain(*moved_);
+    double wanted = 0;
+    for (std::size_t n = 0; n < result.out.size(); ++n) wanted += result.out[n].d * c_.grad_out[n];
+    compare("the derivative along one direction", {along_}, {wanted}, kLoops,
+            [&](std::size_t) { return along_room_; });
+  }
+
+  static constexpr const char* kTwin = "the twin";
+  static constexpr const char* kLoops = "plain loops";
+
+  const Case& c_;
+  std::vector<std::string> names_;
+  Verdict verdict_;
+  Results results_;
+  PlainResult<double> plain_;
+  TwinResult exact_, naive_;
+  std::optional<Plain<Dual>> moved_;
+  double along_ = 0, along_room_ = 0;
+};
+
+}  // namespace detail
+
+// Runs a case; what it throws is a fault, too.
+inline Verdict check(const Case& c) {
+  try {
+    return detail::Checker(c).run();
+  } catch (const std::exception& error) {
+    return {std::string("it throws: ") + error.what(), true};
+  }
+}
+
+}  // namespace fuzz

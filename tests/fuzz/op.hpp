@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// An op of one case behind one type: how heed runs it in float and double, its slow twin, and its formula in plain
+// loops. Numbers leave as double, in (batch, heads, len, dim) order.
+
+#include <heed/compiled.hpp>
+#include <heed/reference/reference.hpp>
+
+#include "fuzz/draw.hpp"
+#include "fuzz/plain.hpp"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fuzz {
+
+// What one forward and backward reads and writes, in memory of any layout.
+template <class T>
+struct EngineCall {
+  heed::Inputs<T> inputs;
+  heed::Mask<T> mask;
+  heed::TensorView<T> out;
+  heed::TensorView<const T> grad_out;
+  heed::Gradients<T> grads;
+  heed::Options options;
+  bool backward = true;
+};
+// What it returns beside the tensors; lse [map][row].
+struct EngineResult {
+  std::vector<std::vector<double>> lse, reports, params;
+};
+
+struct TwinResult {
+  std::vector<double> out;
+  std::vector<std::vector<double>> reports;
+  // Gradients of query, key, value, extra and bias, and of the parameters.
+  std::vector<std::vector<double>> inputs, params;
+};
+
+class AnyOp {
+ public:
+  virtual ~AnyOp() = default;
+
+  std::string settings;
+  bool plain_rows = true;      // out is the mixed rows
+  bool reads_query = false;    // the readout does, also of rows that see nothing
+  bool reads_own_rows = false; // the readout reads key and value past the mask
+  bool softmax_rows = false;   // a visible score of -infinity has its defined meaning
+  bool terms_known = false;    // the plain loops' terms are those of out behind the readout, too
+  bool reads_squares = false;  // the score has |q - k|^2 in it, and a parameter as its factor
+  bool reads_positions = false;  // a parameter is the factor of a distance of positions
+  bool linear_rows = false;    // every key of a row has as much of a gradient, whatever its weight
+  bool steep_zeros = false;    // the gradient of a row of zeros is 1e8 times that of others
+  int maps = 1;
+
+  [[nodiscard]] virtual std::vector<std::string> param_names() const = 0;
+  [[nodiscard]] virtual std::vector<std::vector<double>> params() const = 0;
+  [[nodiscard]] virtual EngineResult run(const EngineCall<float>& call) const = 0;
+  [[nodiscard]] virtual EngineResult run(const EngineCall<double>& call) const = 0;
+  // Of float and double.
+  [[nodiscard]] virtual TwinResult twin(const heed::reference::Problem<double>& problem,
+                                        const std::vector<double>& grad_out, bool in_float) const = 0;
+  [[nodiscard]] virtual PlainResult<double> plain(const Plain<double>& problem) const = 0;
+  [[nodiscard]] virtual PlainResult<Dual> plain(const Plain<Dual>& problem) const = 0;
+};
+
+// Op over double, its numbers exact in float; Formula its plain loops.
+template <class Op, class Formula>
+class OpOf final : public AnyOp {
+ public:
+  OpOf(Op op, Formula formula) : op_(std::move(op)), formula_(std::move(formula)) {
+    using Readout = typename Op::ReadoutType;
+    plain_rows = Readout::identity;
+    reads_query = Readout::uses_query;
+    reads_own_rows = Readout::uses_own_rows;
+    maps = Op::NormaliserType::maps;
+  }
+
+  [[nodiscard]] std::vector<std::string> param_names() const override {
+    std::vector<std::string> names;
+    Op copy = op_;
+    copy.visit([&](const char* name, auto&) { names.push_back(name); });
+    return names;
+  }
+  [[nodiscard]] std::vector<std::vector<double>> params() const override { return numbers_of(op_); }
+  [[nodiscard]] EngineResult run(const EngineCall<float>& call) const override {
+    return run_on(heed::cast_op<float>(op_), call);
+  }
+  [[nodiscard]] EngineResult run(const EngineCall<double>& call) const override {
+    return run_on(op_, call);
+  }
+  [[nodiscard]] TwinResult twin(const heed::reference::Problem<double>& problem,
+                                const std::vector<double>& grad_out, bool in_float) const override {
+    if (in_float)
+      return twin_on(heed::reference::cast_whole_op<float>(op_),
+                     heed::reference::cast_problem<float>(problem), grad_out);
+    return twin_on(op_, problem, grad_out);
+  }
+  [[nodiscard]] PlainResult<double> plain(const Plain<double>& problem) const override {
+    return plain_attention(formula_, problem);
+  }
+  [[nodiscard]] PlainResult<Dual> plain(const Plain<Dual>& problem) const override {
+    return plain_attention(formula_, problem);
+  }
+
+ private:
+  template <class Any>
+  [[nodiscard]] static std::vector<std::vector<double>> numbers_of(Any op) {
+    std::vector<std::vector<double>> all;
+    op.visit([&](const char*, auto& p) { all.emplace_back(p.data(), p.data() + p.size()); });
+    return all;
+  }
+  template <class T>
+  [[nodiscard]] static std::vector<double> widen(const std::vector<T>& x) {
+    return {x.begin(), x.end()};
+  }
+
+  template <class Any, class T>
+  [[nodiscard]] static EngineResult run_on(const Any& op, const EngineCall<T>& call) {
+    EngineResult result;
+    heed::Saved<T> saved;
+    heed::forward(op, call.inputs, call.mask, call.out, &saved, call.options);
+    const Index maps = Any::NormaliserType::maps, rows = Index(saved.lse.size()) / maps;
+    for (Index m = 0; m < maps; ++m)
+      result.lse.emplace_back(saved.lse.begin() + m * rows, saved.lse.begin() + (m + 1) * rows);
+    for (const auto& report : saved.diagnostics) result.reports.push_back(widen(report));
+    if (!call.backward) return result;
+    Any grad;
+    heed::backward(op, call.inputs, call.mask, saved, call.out, call.grad_out, call.grads, &grad,
+                   call.options);
+    result.params = numbers_of(grad);
+    return result;
+  }
+
+  template <class Any, class T>
+  [[nodiscard]] static TwinResult twin_on(const Any& op, const heed::reference::Problem<T>& problem,
+                                          const std::vector<double>& grad_out) {
+    const auto forward = heed::reference::forward(op, problem);
+    TwinResult result{widen(forward.out), forward.diagnostics, {}, {}};
+    const auto g =
+        heed::reference::gradients(op, problem, std::vector<T>(grad_out.begin(), grad_out.end()));
+    for (const auto* tensor : {&g.dquery, &g.dkey, &g.dvalue, &g.dextra, &g.dbias})
+      result.inputs.push_back(widen(*tensor));
+    result.params = numbers_of(g.op);
+    return result;
+  }
+
+  Op op_;
+  Formula formula_;
+};
+
+template <class Op, class Formula>
+[[nodiscard]] std::unique_ptr<AnyOp> make_op(Op op, Formula formula, std::string settings = "") {
+  auto made = std::make_unique<OpOf<Op, Formula>>(std::move(op), std::move(formula));
+  made->settings = std::move(settings);
+  return made;
+}
+
+// One value, or one per head, in [low, high).
+[[nodiscard]] inline heed::Param<double> draw_param(Draw& draw, const Sizes& s, double low, double high) {
+  const Index count = s.heads > 0 && draw.chance(0.5) ? s.heads : 1;
+  std::vector<double> values;
+  for (Index i = 0; i < count; ++i) values.push_back(draw.number(low, high));
+  return heed::Param<double>({count}, values);
+}
+// Normal numbers of standard deviation `spread`.
+[[nodiscard]] inline heed::Param<double> draw_tensor(Draw& draw, const std::vector<Index>& shape, double spread) {
+  heed::Param<double> p(shape);
+  for (Index i = 0; i < p.size(); ++i) p[i] = double(float(spread * draw.normal()));
+  return p;
+}
+
+// An op drawn for sizes, which it may change to what it accepts.
+struct OpEntry {
+  const char* name;
+  Index cost;  // of a pair, plain attention being 1
+  std::unique_ptr<AnyOp> (*draw)(Draw& draw, Sizes& sizes);
+};
+// All of them; the list is in ops.cpp.
+[[nodiscard]] const std::vector<OpEntry>& op_list();
+
+std::unique_ptr<AnyOp> draw_sdpa(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_dar(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_dar_converged(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_differential(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_differential_v1(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_differential_v2(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_intent(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_intent_from_q(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_intent_calculated(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_ode(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_ode_equilibrium(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_prototype(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_dialectical(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& sizes);
+std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& sizes);
+
+}  // namespace fuzz

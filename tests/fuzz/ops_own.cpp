@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops of a user's own.
+
+#include <heed/engine/backward_call.hpp>
+
+#include "fuzz/op.hpp"
+#include "fuzz/own.hpp"
+
+namespace fuzz {
+
+std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& s) {
+  heed::OwnAttention<Recency, double> op;
+  op.score.slope = draw_param(draw, s, -0.1, 0.5);
+  op.score.angle = draw_param(draw, s, -1, 1);
+  auto made = make_op(op, RecencyFormula{});
+  made->steep_zeros = made->reads_positions = true;
+  return made;
+}
+std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {
+  heed::OwnAttention<Bump, double> op;
+  op.score.height = draw_param(draw, s, -1, 2);
+  return make_op(op, BumpFormula{});
+}
+std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
+  OwnParts<double> op;
+  op.score.weight = draw_param(draw, s, -1, 1);
+  op.normaliser.height = draw_param(draw, s, -1, 1);
+  op.readout.factor = draw_tensor(draw, {s.dim_v}, 1);
+  OwnPartsFormula f;
+  f.shares = op.normaliser.shares = draw.chance(0.4);
+  auto made = make_op(op, f, f.shares ? "heads share queries" : "");
+  made->reads_query = f.shares;  // a row that its own head does not read may be another's
+  return made;
+}
+
+}  // namespace fuzz

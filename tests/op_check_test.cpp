@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_op finds what is wrong at one shape alone, in a bias gradient alone and in an extra input alone; and it says
+// what ran.
+
+#include "catch.hpp"
+
+#include <heed/check/op_check.hpp>
+#include <heed/ops/intent_gate.hpp>
+#include <heed/plug/own_score.hpp>
+
+#include <algorithm>
+#include <string>
+
+namespace {
+
+using namespace heed;
+
+enum class Fault { none, one_query, rectangular, widths, extra, extra_at_zero };
+
+struct FaultOptions {
+  Fault fault = Fault::none;
+};
+
+// out = mixed; wrong where its fault says.
+template <class T>
+struct Through : PlainReadout, FaultOptions {
+  static constexpr bool saves_mixed = true;
+  using Options = FaultOptions;
+  template <class U>
+  using rebind = Through<U>;
+
+  [[nodiscard]] T factor(const Geometry& g, bool backward) const {
+    const bool wrong = (fault == Fault::one_query && backward && g.len_q == 1) ||
+                       (fault == Fault::rectangular && g.len_q != 1 && g.len_q != g.len_kv) ||
+                       (fault == Fault::widths && g.dim_qk != g.dim_v);
+    return wrong ? T(1.5) : T(1);
+  }
+  void times(const ReadoutPanel<T>& panel, T by) const {
+    for (Index c = 0; c < panel.tile.rows; ++c)
+      for (int v = 0; v < panel.vectors; ++v) panel.tile.store(c, v, panel.tile.load(c, v) * by);
+  }
+  void forward(const ReadoutPanel<T>& panel) const { times(panel, factor(panel.geometry, false)); }
+  void vjp(const ReadoutPanel<T>& panel, Through&) const {
+    times(panel, factor(panel.geometry, true));
+    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>&) const {}
+};
+
+// out = mixed (1 + x^2), x the extra input.
+template <class T>
+struct ByExtra : PlainReadout, FaultOptions {
+  static constexpr bool saves_mixed = true, uses_extra = true;
+  using Options = FaultOptions;
+  template <class U>
+  using rebind = ByExtra<U>;
+
+  [[nodiscard]] Index extra_dim(const Geometry&) const { return 1; }
+  void forward(const ReadoutPanel<T>& panel) const {
+    for (int v = 0; v < panel.vectors; ++v) {
+      const Pack<T> x = panel.extra.load(0, v);
+      for (Index c = 0; c < panel.tile.rows; ++c)
+        panel.tile.store(c, v, panel.tile.load(c, v) * (x * x + T(1)));
+    }
+  }
+  void vjp(const ReadoutPanel<T>& panel, ByExtra&) const {
+    for (int v = 0; v < panel.vectors; ++v) {
+      const Pack<T> x = panel.extra.load(0, v);
+      Pack<T> pull = T(0);
+      for (Index c = 0; c < panel.tile.rows; ++c) {
+        const Pack<T> g = panel.tile.load(c, v);
+        pull += g * panel.saved.load(c, v);
+        panel.tile.store(c, v, g * (x * x + T(1)));
+      }
+      Pack<T> slope = x + x;
+      if (fault == Fault::extra) slope = x;
+      if (fault == Fault::extra_at_zero) slope = x * x * T(2) / x;
+      panel.dextra.store(0, v, pull * slope);
+    }
+    lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>& all) const {
+    for (std::size_t n = 0; n < all.out.size(); ++n) {
+      const S x = all.extra[n / std::size_t(all.geometry.dim_v)];
+      all.out[n] = all.out[n] * (math::constant<S>(1) + x * x);
+    }
+  }
+};
+
+// Nothing but the distance: of query and key no gradient is left that could be wrong.
+template <class T>
+struct Distances {
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return S(-0.1 * distance(pair));
+  }
+};
+// A softmax; `error` times its gradient is too much.
+struct ErrorOptions {
+  double error = 0;
+};
+template <class T>
+struct RowSoftmax : PlainRows, ErrorOptions {
+  using Options = ErrorOptions;
+  template <class U>
+  using rebind = RowSoftmax<U>;
+  void weigh(const RowBlock<T>& block, int v, const LaneTile<T>& weights) const {
+    const auto [top, sum] = exponentiate_row(block, v, weights);
+    scale_row(weights, v, Pack<T>(T(1) / sum));
+  }
+  void forward(const RowBlock<T>& block) const {
+    for (int v = 0; v < block.vectors; ++v) weigh(block, v, block.scores[0]);
+  }
+  void vjp(const RowBlock<T>& block, RowSoftmax&) const {
+    for (int v = 0; v < block.vectors; ++v) {
+      weigh(block, v, block.dscores[0]);
+      (void)softmax_row_vjp(block, v);
+      scale_row(block.dscores[0], v, Pack<T>(T(1 + error)));
+    }
+  }
+  template <class S>
+  std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index, const S&) const {
+    return long_hand_softmax(rows[0]);
+  }
+};
+
+// A factor per column: parameters of one width.
+template <class T>
+struct Columns : Through<T> {
+  template <class U>
+  using rebind = Columns<U>;
+  Param<T> factor = Param<T>(std::vector<Index>{6}, std::vector<T>(6, T(1)));
+  void validate(const Geometry& g, const char* where) const {
+    require(factor.size() == g.dim_v, where, ": factor has ", factor.size(), " values, dim_v is ", g.dim_v);
+  }
+};
+
+template <template <class> class Readout>
+[[nodiscard]] OpReport check_with(Fault fault) {
+  Attention<double, DotScore<double>, Softmax<double>, Readout<double>> op;
+  op.readout.fault = fault;
+  return check_op(op);
+}
+
+// Names of the cases that failed.
+[[nodiscard]] std::vector<std::string> failed(const OpReport& report) {
+  std::vector<std::string> names;
+  for (const auto& [name, what] : report.cases)
+    if (!what.passed) names.push_back(name);
+  return names;
+}
+[[nodiscard]] bool holds(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+// Fails, and in no case whose name does not hold `part`.
+void check_fails_only_in(const OpReport& report, const char* part) {
+  INFO(report.text());
+  CHECK_FALSE(report.passed());
+  CHECK_FALSE(failed(report).empty());
+  for (const std::string& name : failed(report)) {
+    INFO(name);
+    CHECK(holds(name, part));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("check_op runs one query of grouped heads, rectangular lengths and other widths, and says so",
+          "[op_check]") {
+  const OpReport report = check_with<Through>(Fault::none);
+  INFO(report.text());
+  CHECK(report.passed());
+  CHECK(report.left_out.empty());
+  CHECK(report.cases.size() == 2 * 4 + 3 * 2 * 2 + 1);
+  for (const char* sizes :
+       {"one query of grouped heads (heads 4, kv_heads 2, len_q 1, len_kv 11, dim_qk 6, dim_v 6)",
+        "rectangular (heads 4, kv_heads 2, len_q 11, len_kv 16, dim_qk 6, dim_v 6)",
+        "values of another width (heads 4, kv_heads 2, len_q 11, len_kv 11, dim_qk 6, dim_v 9)"})
+    CHECK(holds(report.text(), sizes));
+}
+
+TEST_CASE("check_op does not repeat sizes that the caller's have already", "[op_check]") {
+  const Geometry decoding{1, 4, 4, 1, 1, 9, 6, 5};
+  const OpReport report = check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, decoding);
+  INFO(report.text());
+  CHECK(report.passed());
+  CHECK(report.cases.size() == 2 * 4 + 1);
+}
+
+TEST_CASE("check_op groups the heads of a geometry that has none, for its one query", "[op_check]") {
+  for (const Index heads : {1, 2, 3}) {
+    const Geometry g{1, heads, heads, heads, 5, 5, 4, 4};
+    const OpReport report = check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, g);
+    INFO(report.text());
+    CHECK(report.passed());
+    CHECK(holds(report.text(), heads == 1   ? "(heads 4, kv_heads 2, len_q 1,"
+                               : heads == 2 ? "(heads 2, kv_heads 1, len_q 1,"
+                                            : "(heads 3, kv_heads 1, len_q 1,"));
+  }
+}
+
+TEST_CASE("an op that is wrong for one query alone fails check_op", "[op_check]") {
+  check_fails_only_in(check_with<Through>(Fault::one_query), "one query of grouped heads");
+}
+TEST_CASE("an op that is wrong for rectangular lengths alone fails check_op", "[op_check]") {
+  check_fails_only_in(check_with<Through>(Fault::rectangular), "rectangular");
+}
+TEST_CASE("an op that is wrong for values of another width alone fails check_op", "[op_check]") {
+  check_fails_only_in(check_with<Through>(Fault::widths), "values of another width");
+}
+
+TEST_CASE("a wrong gradient of the extra input fails check_op", "[op_check]") {
+  CHECK(check_with<ByExtra>(Fault::none).passed());
+  const OpReport report = check_with<ByExtra>(Fault::extra);
+  check_fails_only_in(report, "gradients");
+  for (const auto& [name, what] : report.cases)
+    for (const Mismatch& entry : what.failures) CHECK(entry.tensor == "extra");
+}
+TEST_CASE("an extra gradient that is NaN at an extra input of 0 fails check_op", "[op_check]") {
+  check_fails_only_in(check_with<ByExtra>(Fault::extra_at_zero), "finite");
+}
+
+TEST_CASE("a gradient that is wrong for the bias alone fails check_op", "[op_check]") {
+  Attention<double, OwnScore<Distances, double>, RowSoftmax<double>, Identity<double>> op;
+  CHECK(check_op(op).passed());
+  op.normaliser.error = 0.5;
+  const OpReport report = check_op(op);
+  check_fails_only_in(report, "bias");
+  for (const auto& [name, what] : report.cases)
+    for (const Mismatch& entry : what.failures) CHECK(entry.tensor == "bias");
+}
+
+TEST_CASE("check_op says which sizes an op refuses, and why", "[op_check]") {
+  const OpReport columns =
+      check_op(Attention<double, DotScore<double>, Softmax<double>, Columns<double>>{});
+  INFO(columns.text());
+  CHECK(columns.passed());
+  CHECK(holds(columns.text(), "dim_v 9): left out, the op: factor has 6 values, dim_v is 9"));
+
+  const Geometry g{1, 2, 2, 1, 5, 5, 4, 4};
+  const OpReport own_row = check_op(make_intent_calculated<double>(g), g);
+  INFO(own_row.text());
+  CHECK(own_row.passed());
+  CHECK(own_row.left_out.size() == 2);
+  CHECK(holds(own_row.text(), "(heads 2, kv_heads 1, len_q 1, len_kv 1, dim_qk 4, dim_v 4), causal & bias"));
+  CHECK(holds(own_row.text(), "left out, the readout reads key and value of its own row"));
+}
