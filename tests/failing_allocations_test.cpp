@@ -228,7 +228,8 @@ TEST_CASE("Models, their gradients and their optimiser give the same bits after 
 }
 
 TEST_CASE("Models and caches are made whole or not at all") {
-  for (const std::string name : {"sdpa", "dar", "differential-v2", "intent-calculated", "sdpa-latent", "prototype-art"}) {
+  for (const std::string name :
+       {"sdpa", "dar", "differential-v2", "intent-calculated", "sdpa-latent", "prototype-art"}) {
     INFO(name);
     std::optional<nn::LanguageModel<float>> model;
     (void)for_each_failure([&] { model.emplace(gpt_around<float>(name, small_options())); },
@@ -279,7 +280,8 @@ TEST_CASE("A layer by itself takes back the token of a step that fails") {
 TEST_CASE("Weights in a file are read all or not at all") {
   const TemporaryFolder folder;
   const fs::path path = folder.path / "weights.safetensors";
-  nn::LanguageModel<float> model = gpt_around<float>("dar", small_options()), other = gpt_around<float>("dar", small_options());
+  nn::LanguageModel<float> model = gpt_around<float>("dar", small_options()),
+                           other = gpt_around<float>("dar", small_options());
   shake<float>(model);
   (void)for_each_failure([&] {
     SafetensorsWriter writer;

@@ -394,10 +394,12 @@ TEST_CASE("control bytes of a bad file are spelled out, and the sentence goes on
   const std::string umlauts(39, 'u'), cut = umlauts + "\xC3\xA4 and more";
   CHECK(message_of([&] { (void)tokenizer_of(tiny_tokens(), {cut}); }).find('"' + umlauts + "...\"") !=
         std::string::npos);
-  CHECK(message_of([] { (void)tokenizer_from(R"({"tokenizer": "wo\u0007rds"})"); }).find("\"wo\\x07rds\" is unknown") !=
-        std::string::npos);
+  CHECK(message_of([] {
+          (void)tokenizer_from(R"({"tokenizer": "wo\u0007rds"})");
+        }).find("\"wo\\x07rds\" is unknown") != std::string::npos);
   CHECK(message_of([] { (void)tokenizer_from("\"" + std::string(1 << 20, 'x')); }).size() < 400);
-  CHECK(message_of([] { (void)parse_instructions("{\"instruction\": \"\x1b\"}", "a\nb"); }).find("a\\x0Ab line 1: ") == 0);
+  CHECK(message_of([] { (void)parse_instructions("{\"instruction\": \"\x1b\"}", "a\nb"); }).find("a\\x0Ab line 1: ") ==
+        0);
 }
 
 TEST_CASE("a file that is not there is named") {

@@ -366,7 +366,8 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
   CHECK(model("depth", 1000) == own + "has depth = 1000, the file has 2 blocks");
   CHECK(model("depth", 1) == own + "has depth = 1, the file has 2 blocks");
   CHECK(model("len", 1 << 20) ==
-        own + "has len = 1048576, for which the model needs pos_emb.weight in the shape (1048576 x 16); it has (24 x 16)");
+        own + "has len = 1048576, for which the model needs pos_emb.weight in the shape (1048576 x 16); "
+              "it has (24 x 16)");
   CHECK(model("hidden", 1 << 20) == own + "has hidden = 1048576, for which the model needs blocks.0.mlp.0.weight in "
                                           "the shape (1048576 x 16); it has (64 x 16)");
   CHECK(model("prototypes", 1 << 20).find("and prototypes = 1048576, which needs ") != std::string::npos);

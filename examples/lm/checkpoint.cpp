@@ -118,7 +118,8 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
   // Prototypes are made for every variant, if only to be thrown away.
   const double least = std::max(double(c.prototypes) * double(c.width),
                                 about(what + " cannot be used", [&] { return least_numbers(c); }));
-  heed::require(least <= held, what, sizes, ", which needs ", Index(least), " numbers at the least; the tensors hold ", Index(held));
+  heed::require(least <= held, what, sizes, ", which needs ", Index(least),
+                " numbers at the least; the tensors hold ", Index(held));
 }
 
 // All but the weights: every number is checked against what the file holds, and the model is made.

@@ -117,9 +117,10 @@ class InputFile {
   void require_memory() const {
     const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGE_SIZE);
     if (pages <= 0 || page <= 0) return;  // unknown
-    if (size_ / static_cast<std::size_t>(page) >= static_cast<std::size_t>(pages))
-      throw std::runtime_error(heed::detail::sentence(path_.string(), ": the file has ", size_, " bytes, this machine's memory ",
-                                                      static_cast<std::size_t>(pages) * static_cast<std::size_t>(page)));
+    const std::size_t memory = static_cast<std::size_t>(pages) * static_cast<std::size_t>(page);
+    if (size_ >= memory)
+      throw std::runtime_error(heed::detail::sentence(path_.string(), ": the file has ", size_,
+                                                      " bytes, this machine's memory ", memory));
   }
 
   // Fills `bytes` with those that follow.

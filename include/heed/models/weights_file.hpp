@@ -247,7 +247,8 @@ class Gpt2File {
     const auto& shape = head.info(full).shape;
     if (shape.size() != 2) detail::fail_load(path_, full, " has ", shape.size(), " extents, it must have 2");
     for (const Index one : shape)
-      if (one == 0) detail::fail_load(path_, full, " has the shape ", detail::shape_text(shape), ", it holds no number");
+      if (one == 0)
+        detail::fail_load(path_, full, " has the shape ", detail::shape_text(shape), ", it holds no number");
     return shape[axis];
   }
 
