@@ -10,6 +10,7 @@
 
 #include "fuzz/check.hpp"
 
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -19,7 +20,6 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
-#include <unistd.h>
 
 namespace {
 
@@ -43,8 +43,8 @@ constexpr const char* kHelp =
   char* end = nullptr;
   const unsigned long long number = text == nullptr ? 0 : std::strtoull(text, &end, 10);
   if (text == nullptr || end == text || *end != '\0' || *text == '-')
-    throw std::invalid_argument("heed_fuzz_calls: " + option + " is \"" + (text == nullptr ? "" : text) +
-                                "\", it must be a whole number");
+    throw std::invalid_argument("heed_fuzz_calls: " + option + " is \"" +
+                                (text == nullptr ? "" : text) + "\", it must be a whole number");
   return number;
 }
 
@@ -69,7 +69,8 @@ constexpr const char* kHelp =
     else if (option == "--op")
       s.op = value == nullptr ? "" : value;
     else
-      throw std::invalid_argument("heed_fuzz_calls: " + option + " is no option; --help lists them");
+      throw std::invalid_argument("heed_fuzz_calls: " + option +
+                                  " is no option; --help lists them");
   }
   if (seeded && !counted) s.count = 1, s.one = true;
   const auto& ops = fuzz::op_list();
@@ -84,7 +85,8 @@ thread_local std::string running;
 
 extern "C" void last_words(int signal) {
   char line[2000];
-  const int length = std::snprintf(line, sizeof(line), "%s\n  it ends the program by signal %d\n", running.c_str(), signal);
+  const int length = std::snprintf(line, sizeof(line), "%s\n  it ends the program by signal %d\n",
+                                   running.c_str(), signal);
   if (write(STDOUT_FILENO, line, std::min(sizeof(line) - 1, std::size_t(length))) < 0) _exit(3);
   _exit(1);
 }
@@ -147,7 +149,8 @@ class Run {
 int main(int count, char** arguments) {
   try {
     const Settings settings = read_options(count, arguments);
-    for (const int signal : {SIGFPE, SIGSEGV, SIGBUS, SIGILL, SIGABRT}) std::signal(signal, last_words);
+    for (const int signal : {SIGFPE, SIGSEGV, SIGBUS, SIGILL, SIGABRT})
+      std::signal(signal, last_words);
     return Run(settings).all() ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -17,7 +17,8 @@ constexpr Needs kNeeds{.backward = true};
 template <class T, class F>
 void for_calls(const Geometry& g, F&& f) {
   for (const Runner<T>& runner : all_runners<T, kNeeds>(g)) {
-    INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", " << describe(runner.geometry));
+    INFO(runner.name << " in " << (sizeof(T) == 4 ? "float" : "double") << ", "
+                     << describe(runner.geometry));
     Call<T> call = random_call<T>(runner.geometry, runner.extra_dim);
     f(runner, call);
   }
@@ -38,18 +39,21 @@ void for_calls(const Geometry& g, F&& f) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("calls without batch, heads, queries or keys have empty results and a bias gradient of 0",
-                   "[limits]", float, double) {
+TEMPLATE_TEST_CASE(
+    "calls without batch, heads, queries or keys have empty results and a bias gradient of 0",
+    "[limits]", float, double) {
   using T = TestType;
-  const Geometry empty[] = {{0, 4, 4, 2, 5, 5, 4, 4}, {2, 0, 0, 2, 5, 5, 4, 4}, {2, 0, 0, 0, 5, 5, 4, 4},
-                            {2, 4, 4, 2, 0, 0, 4, 4}, {2, 4, 4, 2, 0, 5, 4, 4}, {2, 4, 4, 2, 5, 0, 4, 4},
+  const Geometry empty[] = {{0, 4, 4, 2, 5, 5, 4, 4}, {2, 0, 0, 2, 5, 5, 4, 4},
+                            {2, 0, 0, 0, 5, 5, 4, 4}, {2, 4, 4, 2, 0, 0, 4, 4},
+                            {2, 4, 4, 2, 0, 5, 4, 4}, {2, 4, 4, 2, 5, 0, 4, 4},
                             {0, 0, 0, 0, 0, 0, 4, 4}};
   for (const Geometry& g : empty)
     for (const int threads : {1, 3})
       for_calls<T>(g, [&](const auto& runner, auto& call) {
         // Shared by all that is empty, so that it has numbers where the call has none.
-        for (const Shape& shape : {Shape{1, 1, 1, g.len_kv}, Shape{1, 1, g.len_q, g.len_kv},
-                                   Shape{g.batch, 1, 1, g.len_kv}, Shape{g.batch, g.heads, g.len_q, g.len_kv}}) {
+        for (const Shape& shape :
+             {Shape{1, 1, 1, g.len_kv}, Shape{1, 1, g.len_q, g.len_kv},
+              Shape{g.batch, 1, 1, g.len_kv}, Shape{g.batch, g.heads, g.len_q, g.len_kv}}) {
           INFO("bias " << shape.text() << ", " << threads << " threads");
           call.mask = random_bias<T>(shape, 3);
           call.options.threads = threads;
@@ -67,8 +71,10 @@ TEMPLATE_TEST_CASE("calls without batch, heads, queries or keys have empty resul
       });
 }
 
-TEMPLATE_TEST_CASE("a bias of NaN, infinity or any size at a pair that another mask hides has no effect and no gradient",
-                   "[limits]", float, double) {
+TEMPLATE_TEST_CASE(
+    "a bias of NaN, infinity or any size at a pair that another mask hides has no effect and no "
+    "gradient",
+    "[limits]", float, double) {
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
   const auto hide = [](const char* by, const Geometry& g) {
@@ -111,13 +117,16 @@ TEMPLATE_TEST_CASE("a bias of NaN, infinity or any size at a pair that another m
             for (Index h = 0; h < g.heads; ++h)
               for (Index i = 0; i < g.len_q; ++i)
                 for (Index j = 0; j < g.len_kv; ++j, ++n)
-                  if (!bound.visible(b, h, i, j) && dbias[n] != 0) FAIL("gradient " << dbias[n] << " at " << n);
+                  if (!bound.visible(b, h, i, j) && dbias[n] != 0)
+                    FAIL("gradient " << dbias[n] << " at " << n);
         }
       });
 }
 
-TEMPLATE_TEST_CASE("a shift of all scores of a row by 1e30, up or down, gives the same bits, finite and even weights",
-                   "[limits]", float, double) {
+TEMPLATE_TEST_CASE(
+    "a shift of all scores of a row by 1e30, up or down, gives the same bits, finite and even "
+    "weights",
+    "[limits]", float, double) {
   using T = TestType;
   // 1e30 is so much more than any logit that none is left: every visible key weighs the same.
   for (const auto& [len_q, len_kv] : {std::pair<Index, Index>{20, 20}, {1, 20}})
@@ -126,7 +135,8 @@ TEMPLATE_TEST_CASE("a shift of all scores of a row by 1e30, up or down, gives th
         const auto run = [&](T shift) {
           OwnedMask<T> bias = random_bias<T>({1, 1, call.geometry.len_q, call.geometry.len_kv}, 3);
           bias.bias->fill(shift);
-          call.mask = bias & (causal ? owned(heed::causal<T>(heed::Align::bottom_right)) : OwnedMask<T>{});
+          call.mask =
+              bias & (causal ? owned(heed::causal<T>(heed::Align::bottom_right)) : OwnedMask<T>{});
           return forward(runner, call);
         };
         const auto up = run(T(1e30));
@@ -140,17 +150,22 @@ TEMPLATE_TEST_CASE("a shift of all scores of a row by 1e30, up or down, gives th
         if (runner.name != "sdpa") return;
         for (Index c = 0; c < 4; ++c) {
           double mean = 0;  // of all keys, which the last query sees
-          for (Index j = 0; j < len_kv; ++j) mean += double(call.value(1, 1, j, c)) / double(len_kv);
+          for (Index j = 0; j < len_kv; ++j)
+            mean += double(call.value(1, 1, j, c)) / double(len_kv);
           CHECK(double(up.out(1, 3, len_q - 1, c)) == Approx(mean).margin(1e-6));
         }
       });
 }
 
-TEST_CASE("backward of 65,536 tokens agrees with backward of their last thousand, for every variant", "[limits]") {
+TEST_CASE(
+    "backward of 65,536 tokens agrees with backward of their last thousand, for every variant",
+    "[limits]") {
   // Under a window, gradients near the end depend on nothing that is far away.
   constexpr Index kLong = 65536, kShort = 1000, kWindow = 150, kWidth = 8;
-  const std::vector<Runner<float>> all = all_runners<float, kNeeds>(geometry(1, 1, 1, kLong, kLong, kWidth, kWidth));
-  const std::vector<Runner<float>> tails = all_runners<float, kNeeds>(geometry(1, 1, 1, kShort, kShort, kWidth, kWidth));
+  const std::vector<Runner<float>> all =
+      all_runners<float, kNeeds>(geometry(1, 1, 1, kLong, kLong, kWidth, kWidth));
+  const std::vector<Runner<float>> tails =
+      all_runners<float, kNeeds>(geometry(1, 1, 1, kShort, kShort, kWidth, kWidth));
   for (std::size_t n = 0; n < all.size(); ++n) {
     INFO(all[n].name);
     Call<float> whole = random_call<float>(all[n].geometry, all[n].extra_dim);
@@ -172,13 +187,16 @@ TEST_CASE("backward of 65,536 tokens agrees with backward of their last thousand
       INFO("gradient of " << name);
       const std::vector<double>&a = gradient(far, name), &b = gradient(near, name);
       CHECK(all_finite(a));
-      const std::size_t heads = b.size() / std::size_t(kShort * kWidth), width = std::size_t(a.size() / heads / kLong);
+      const std::size_t heads = b.size() / std::size_t(kShort * kWidth),
+                        width = std::size_t(a.size() / heads / kLong);
       double worst = 0;
       for (std::size_t h = 0; h < heads; ++h)
         for (std::size_t t = std::size_t(kShort) - 500; t < std::size_t(kShort); ++t)
           for (std::size_t c = 0; c < width; ++c)
-            worst = std::max(worst, std::abs(a[((h + 1) * std::size_t(kLong) - std::size_t(kShort) + t) * width + c] -
-                                             b[(h * std::size_t(kShort) + t) * width + c]));
+            worst = std::max(
+                worst,
+                std::abs(a[((h + 1) * std::size_t(kLong) - std::size_t(kShort) + t) * width + c] -
+                         b[(h * std::size_t(kShort) + t) * width + c]));
       CHECK(worst <= 1e-5 * std::max(1.0, largest(b)));
     }
   }
@@ -190,7 +208,8 @@ namespace {
 class FarMemory {
  public:
   explicit FarMemory(Index numbers) : bytes_(std::size_t(numbers) * sizeof(float)) {
-    void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) FAIL("mmap gives no " << bytes_ << " bytes of address space");
     numbers_ = static_cast<float*>(at);
   }
@@ -212,7 +231,8 @@ class FarMemory {
     const Shape& s = x.shape();
     for (Index b = 0; b < s.batch; ++b)
       for (Index h = 0; h < s.heads; ++h)
-        for (Index t = 0; t < s.len; ++t) std::copy_n(x.view().row(b, h, t), s.dim, far.row(b, h, t));
+        for (Index t = 0; t < s.len; ++t)
+          std::copy_n(x.view().row(b, h, t), s.dim, far.row(b, h, t));
     return far;
   }
   static constexpr Index kFar = Index(1) << 31;
@@ -228,13 +248,17 @@ class FarMemory {
   const Shape& s = x.shape();
   for (Index b = 0; b < s.batch; ++b)
     for (Index h = 0; h < s.heads; ++h)
-      for (Index t = 0; t < s.len; ++t) numbers.insert(numbers.end(), x.row(b, h, t), x.row(b, h, t) + s.dim);
+      for (Index t = 0; t < s.len; ++t)
+        numbers.insert(numbers.end(), x.row(b, h, t), x.row(b, h, t) + s.dim);
   return numbers;
 }
 
 }  // namespace
 
-TEST_CASE("tensors and biases whose offsets exceed 2^31 give the bits of dense ones, forward and backward", "[limits]") {
+TEST_CASE(
+    "tensors and biases whose offsets exceed 2^31 give the bits of dense ones, forward and "
+    "backward",
+    "[limits]") {
   for (const bool far_batches : {false, true})
     for (const Index len_q : {41, 1}) {
       const Index len_kv = 41;
@@ -246,23 +270,26 @@ TEST_CASE("tensors and biases whose offsets exceed 2^31 give the bits of dense o
         const auto clean = forward(runner, call);
         const Named clean_grads = backward(runner, call, clean);
         const auto far = [&](const Tensor<float>& x) { return memory.copy_of(x, far_batches); };
-        const heed::Inputs<float> in{far(call.query), far(call.key), far(call.value), far(call.extra)};
+        const heed::Inputs<float> in{far(call.query), far(call.key), far(call.value),
+                                     far(call.extra)};
         heed::Mask<float> mask = call.mask.mask;
         mask.bias = far(*call.mask.bias);
         const heed::TensorView<float> out = far(call.grad_out), grad_out = far(call.grad_out);
-        const heed::TensorView<float> grads[] = {far(call.query), far(call.key), far(call.value), far(call.extra),
-                                                 far(*call.mask.bias)};
+        const heed::TensorView<float> grads[] = {far(call.query), far(call.key), far(call.value),
+                                                 far(call.extra), far(*call.mask.bias)};
         heed::Saved<float> saved;
         runner.forward(in, mask, out, &saved, call.options);
         CHECK(same_bits(dense(out), clean.out.dense()));
-        const Named params = runner.backward(in, mask, saved, out, grad_out,
-                                             {grads[0], grads[1], grads[2], grads[3], grads[4]}, call.options);
+        const Named params =
+            runner.backward(in, mask, saved, out, grad_out,
+                            {grads[0], grads[1], grads[2], grads[3], grads[4]}, call.options);
         std::size_t t = 0;
         for (const auto& view : grads)
           if (view.given()) {
             const std::vector<float> numbers = dense(view);
             INFO("gradient of " << clean_grads[t].name);
-            CHECK(same_bits(std::vector<double>(numbers.begin(), numbers.end()), clean_grads[t++].values));
+            CHECK(same_bits(std::vector<double>(numbers.begin(), numbers.end()),
+                            clean_grads[t++].values));
           }
         for (const auto& param : params) {
           INFO("gradient of " << param.name);

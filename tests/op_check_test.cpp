@@ -133,7 +133,8 @@ struct Columns : Through<T> {
   using rebind = Columns<U>;
   Param<T> factor = Param<T>(std::vector<Index>{6}, std::vector<T>(6, T(1)));
   void validate(const Geometry& g, const char* where) const {
-    require(factor.size() == g.dim_v, where, ": factor has ", factor.size(), " values, dim_v is ", g.dim_v);
+    require(factor.size() == g.dim_v, where, ": factor has ", factor.size(), " values, dim_v is ",
+            g.dim_v);
   }
 };
 
@@ -167,8 +168,9 @@ void check_fails_only_in(const OpReport& report, const char* part) {
 
 }  // namespace
 
-TEST_CASE("check_op runs one query of grouped heads, rectangular lengths and other widths, and says so",
-          "[op_check]") {
+TEST_CASE(
+    "check_op runs one query of grouped heads, rectangular lengths and other widths, and says so",
+    "[op_check]") {
   const OpReport report = check_with<Through>(Fault::none);
   INFO(report.text());
   CHECK(report.passed());
@@ -183,16 +185,19 @@ TEST_CASE("check_op runs one query of grouped heads, rectangular lengths and oth
 
 TEST_CASE("check_op does not repeat sizes that the caller's have already", "[op_check]") {
   const Geometry decoding{1, 4, 4, 1, 1, 9, 6, 5};
-  const OpReport report = check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, decoding);
+  const OpReport report =
+      check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, decoding);
   INFO(report.text());
   CHECK(report.passed());
   CHECK(report.cases.size() == 2 * 4 + 1);
 }
 
-TEST_CASE("check_op groups the heads of a geometry that has none, for its one query", "[op_check]") {
+TEST_CASE("check_op groups the heads of a geometry that has none, for its one query",
+          "[op_check]") {
   for (const Index heads : {1, 2, 3}) {
     const Geometry g{1, heads, heads, heads, 5, 5, 4, 4};
-    const OpReport report = check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, g);
+    const OpReport report =
+        check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, g);
     INFO(report.text());
     CHECK(report.passed());
     CHECK(holds(report.text(), heads == 1   ? "(heads 4, kv_heads 2, len_q 1,"
@@ -244,6 +249,7 @@ TEST_CASE("check_op says which sizes an op refuses, and why", "[op_check]") {
   INFO(own_row.text());
   CHECK(own_row.passed());
   CHECK(own_row.left_out.size() == 2);
-  CHECK(holds(own_row.text(), "(heads 2, kv_heads 1, len_q 1, len_kv 1, dim_qk 4, dim_v 4), causal & bias"));
+  CHECK(holds(own_row.text(),
+              "(heads 2, kv_heads 1, len_q 1, len_kv 1, dim_qk 4, dim_v 4), causal & bias"));
   CHECK(holds(own_row.text(), "left out, the readout reads key and value of its own row"));
 }

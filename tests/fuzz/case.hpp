@@ -17,13 +17,13 @@ struct Case {
   std::uint64_t seed = 0;
   const OpEntry* entry = nullptr;
   std::unique_ptr<AnyOp> op;
-  Plain<double> plain;            // the numbers of all tensors, floats
-  std::vector<double> grad_out;   // (batch, heads, len_q, dim_v)
+  Plain<double> plain;           // the numbers of all tensors, floats
+  std::vector<double> grad_out;  // (batch, heads, len_q, dim_v)
   heed::Options options;
   bool in_float = false;
-  int more_threads = 0;           // a second run with so many must give the same bits; 0: none
-  bool visible_garbage = false;   // NaN or infinity at visible places: forward only
-  bool packed = false;            // query, key, value in one projection's memory
+  int more_threads = 0;          // a second run with so many must give the same bits; 0: none
+  bool visible_garbage = false;  // NaN or infinity at visible places: forward only
+  bool packed = false;           // query, key, value in one projection's memory
   bool wants[5] = {true, true, true, true, true};  // gradients of query, key, value, extra, bias
 
   [[nodiscard]] static Case drawn(std::uint64_t seed);
@@ -77,7 +77,8 @@ Broadcast4<S> draw_broadcast(Draw& draw, const Sizes& s, F&& number) {
   all.heads = draw.chance(0.5) ? 1 : s.heads;
   all.len = draw.chance(0.25) ? 1 : s.len_q;
   all.keys = s.len_kv;
-  for (Index n = 0; n < all.batch * all.heads * all.len * all.keys; ++n) all.numbers.push_back(number());
+  for (Index n = 0; n < all.batch * all.heads * all.len * all.keys; ++n)
+    all.numbers.push_back(number());
   return all;
 }
 
@@ -99,8 +100,10 @@ inline PlainMask draw_mask(Draw& draw, const Sizes& s) {
   }
   if (draw.chance(0.15)) {
     const Index length = draw.between(1, 8);
-    for (Index n = 0; n < s.batch * s.len_q; ++n) mask.query_documents.push_back(n % std::max<Index>(1, s.len_q) / length);
-    for (Index n = 0; n < s.batch * s.len_kv; ++n) mask.key_documents.push_back(n % std::max<Index>(1, s.len_kv) / length);
+    for (Index n = 0; n < s.batch * s.len_q; ++n)
+      mask.query_documents.push_back(n % std::max<Index>(1, s.len_q) / length);
+    for (Index n = 0; n < s.batch * s.len_kv; ++n)
+      mask.key_documents.push_back(n % std::max<Index>(1, s.len_kv) / length);
   }
   if (draw.chance(0.15)) {
     for (Index h = 0; h < s.heads; ++h) mask.slopes.push_back(draw.number(-0.1, 0.6));
@@ -115,7 +118,8 @@ inline std::vector<double> draw_rows(Draw& draw, Index count, Index dim, double 
   const bool zeros = draw.chance(0.1);
   for (Index r = 0; r < count; ++r) {
     const bool zero = zeros && draw.chance(0.3);
-    for (Index c = 0; c < dim; ++c) numbers.push_back(zero ? 0.0 : double(float(spread * draw.normal())));
+    for (Index c = 0; c < dim; ++c)
+      numbers.push_back(zero ? 0.0 : double(float(spread * draw.normal())));
   }
   return numbers;
 }
@@ -142,7 +146,8 @@ inline std::vector<char> unseen_keys(const Plain<double>& p) {
     for (Index h = 0; h < s.heads; ++h)
       for (Index i = 0; i < s.len_q; ++i)
         for (Index j = 0; j < s.len_kv; ++j)
-          if (p.sees(b, h, i, j)) unseen[std::size_t((b * s.kv_heads + s.kv_of(h)) * s.len_kv + j)] = 0;
+          if (p.sees(b, h, i, j))
+            unseen[std::size_t((b * s.kv_heads + s.kv_of(h)) * s.len_kv + j)] = 0;
   return unseen;
 }
 // Which numbers of the bias are read for no visible pair.
@@ -158,7 +163,8 @@ inline std::vector<char> unread_bias(const Plain<double>& p) {
 }
 
 // Fills rows that `where` names.
-inline void spoil(Draw& draw, std::vector<double>& numbers, const std::vector<char>& where, Index dim) {
+inline void spoil(Draw& draw, std::vector<double>& numbers, const std::vector<char>& where,
+                  Index dim) {
   for (std::size_t row = 0; row < where.size(); ++row)
     for (Index c = 0; where[row] && c < dim; ++c)
       if (draw.chance(0.7)) numbers[row * std::size_t(dim) + std::size_t(c)] = draw_garbage(draw);
@@ -180,7 +186,8 @@ inline void hide_garbage(Draw& draw, Case& c) {
     spoil(draw, p.key, unseen, s.dim_qk);
     spoil(draw, p.value, unseen, s.dim_v);
   }
-  if (!c.op->reads_query && s.query_heads == s.heads && c.op->maps == 1) spoil(draw, p.query, blind, s.dim_qk);
+  if (!c.op->reads_query && s.query_heads == s.heads && c.op->maps == 1)
+    spoil(draw, p.query, blind, s.dim_qk);
 }
 
 inline void show_garbage(Draw& draw, Case& c) {
@@ -236,14 +243,17 @@ inline Case Case::drawn(std::uint64_t seed) {
       for (Index h = 0; h < s.heads; ++h)
         for (Index i = 0; i < s.len_q; ++i)
           for (Index j = 0; j < s.len_kv; ++j)
-            p.kept.push_back(char(heed::keeps(c.options.dropout.rate,
-                                              c.options.dropout.row_keys(b, h).bits(std::uint64_t(i)), j)));
+            p.kept.push_back(
+                char(heed::keeps(c.options.dropout.rate,
+                                 c.options.dropout.row_keys(b, h).bits(std::uint64_t(i)), j)));
   }
   if (draw.chance(0.4)) c.more_threads = int(draw.between(2, 3));
-  c.packed = draw.chance(0.3) && s.query_heads == s.kv_heads && s.len_q == s.len_kv && s.dim_qk == s.dim_v;
+  c.packed =
+      draw.chance(0.3) && s.query_heads == s.kv_heads && s.len_q == s.len_kv && s.dim_qk == s.dim_v;
   if (draw.chance(0.1))
     for (bool& want : c.wants) want = draw.chance(0.6);
-  c.visible_garbage = draw.chance(0.05) && c.op->plain_rows && p.kept.empty();
+  c.visible_garbage = draw.chance(0.06) && c.op->plain_rows && p.kept.empty() && spread <= 1 &&
+                      !c.options.scale;  // else weights vanish in float
   if (draw.chance(0.4)) detail::hide_garbage(draw, c);
   if (c.visible_garbage) detail::show_garbage(draw, c);
   return c;
@@ -253,16 +263,18 @@ inline std::string Case::text() const {
   const Sizes& s = plain.sizes;
   std::ostringstream text;
   text << entry->name << (op->settings.empty() ? "" : " (" + op->settings + ")") << " in "
-       << (in_float ? "float" : "double") << ", batch " << s.batch << ", heads " << s.heads << " (query "
-       << s.query_heads << ", kv " << s.kv_heads << "), len_q " << s.len_q << ", len_kv " << s.len_kv
-       << ", dim_qk " << s.dim_qk << ", dim_v " << s.dim_v << ", scale " << plain.scale << ", tiles "
-       << options.key_tile << "/" << options.panel_vectors;
+       << (in_float ? "float" : "double") << ", batch " << s.batch << ", heads " << s.heads
+       << " (query " << s.query_heads << ", kv " << s.kv_heads << "), len_q " << s.len_q
+       << ", len_kv " << s.len_kv << ", dim_qk " << s.dim_qk << ", dim_v " << s.dim_v << ", scale "
+       << plain.scale << ", tiles " << options.key_tile << "/" << options.panel_vectors;
   for (const PlainBand& band : plain.mask.bands)
-    text << ", band " << band.left << " " << band.right << (band.bottom_right ? " bottom right" : "")
-         << " offset " << band.offset;
+    text << ", band " << band.left << " " << band.right
+         << (band.bottom_right ? " bottom right" : "") << " offset " << band.offset;
   if (!plain.mask.key_lengths.empty()) text << ", key lengths";
   if (plain.mask.allowed.given()) text << ", boolean";
-  if (plain.bias.given()) text << ", bias (" << plain.bias.batch << "," << plain.bias.heads << "," << plain.bias.len << ")";
+  if (plain.bias.given())
+    text << ", bias (" << plain.bias.batch << "," << plain.bias.heads << "," << plain.bias.len
+         << ")";
   if (!plain.mask.query_documents.empty()) text << ", documents";
   if (!plain.mask.slopes.empty()) text << ", alibi";
   if (plain.mask.soft_cap != 0) text << ", soft cap " << plain.mask.soft_cap;

@@ -36,8 +36,9 @@ struct Named {
 struct Results {
   std::vector<double> out;
   EngineResult engine;
-  std::vector<Named> inputs;  // gradients of query, key, value, extra, bias; empty where not asked for
-  std::string beside;         // the output beside which something was written
+  std::vector<Named>
+      inputs;          // gradients of query, key, value, extra, bias; empty where not asked for
+  std::string beside;  // the output beside which something was written
 };
 
 inline constexpr const char* kInputs[] = {"query", "key", "value", "extra", "bias"};
@@ -55,8 +56,10 @@ Arena<T> lay_out(const Case& c) {
   Draw draw(c.seed ^ 0x5bd1e995);
   const Plain<double>& p = c.plain;
   const Sizes& s = p.sizes;
-  const heed::Shape q{s.batch, s.query_heads, s.len_q, s.dim_qk}, k{s.batch, s.kv_heads, s.len_kv, s.dim_qk};
-  const heed::Shape v{s.batch, s.kv_heads, s.len_kv, s.dim_v}, o{s.batch, s.heads, s.len_q, s.dim_v};
+  const heed::Shape q{s.batch, s.query_heads, s.len_q, s.dim_qk},
+      k{s.batch, s.kv_heads, s.len_kv, s.dim_qk};
+  const heed::Shape v{s.batch, s.kv_heads, s.len_kv, s.dim_v},
+      o{s.batch, s.heads, s.len_q, s.dim_v};
   const heed::Shape x{s.batch, s.heads, s.len_q, s.extra};
   Arena<T> a;
   const auto pack = [&](Tensor<T>& first, Tensor<T>& second, Tensor<T>& third) {
@@ -70,7 +73,8 @@ Arena<T> lay_out(const Case& c) {
     pack(a.grads[0], a.grads[1], a.grads[2]);
   } else {
     a.query = Tensor<T>(draw, q), a.key = Tensor<T>(draw, k), a.value = Tensor<T>(draw, v);
-    a.grads[0] = Tensor<T>(draw, q), a.grads[1] = Tensor<T>(draw, k), a.grads[2] = Tensor<T>(draw, v);
+    a.grads[0] = Tensor<T>(draw, q), a.grads[1] = Tensor<T>(draw, k),
+    a.grads[2] = Tensor<T>(draw, v);
   }
   a.out = Tensor<T>(draw, o);
   a.grad_out = Tensor<T>(draw, o);
@@ -88,7 +92,8 @@ Arena<T> lay_out(const Case& c) {
   }
   a.query.fill(p.query), a.key.fill(p.key), a.value.fill(p.value), a.extra.fill(p.extra);
   a.grad_out.fill(c.grad_out);
-  for (Tensor<T>* written : {&a.out, &a.grads[0], &a.grads[1], &a.grads[2], &a.grads[3], &a.grads[4]})
+  for (Tensor<T>* written :
+       {&a.out, &a.grads[0], &a.grads[1], &a.grads[2], &a.grads[3], &a.grads[4]})
     written->fill(T(7));  // must be overwritten
   return a;
 }
@@ -121,8 +126,8 @@ Results run(const Case& c, int threads) {
   call.mask = mask_of(c, a);
   call.out = a.out.view();
   call.grad_out = a.grad_out.view();
-  heed::TensorView<T>* grads[] = {&call.grads.query, &call.grads.key, &call.grads.value, &call.grads.extra,
-                                  &call.grads.bias};
+  heed::TensorView<T>* grads[] = {&call.grads.query, &call.grads.key, &call.grads.value,
+                                  &call.grads.extra, &call.grads.bias};
   for (int n = 0; n < 5; ++n)
     if (c.wants[n]) *grads[n] = a.grads[n].view();
   call.options = c.options;
@@ -132,7 +137,8 @@ Results run(const Case& c, int threads) {
   r.engine = c.op->run(call);
   r.out = a.out.dense();
   for (int n = 0; n < 5; ++n)
-    r.inputs.push_back({kInputs[n], c.wants[n] && call.backward ? a.grads[n].dense() : std::vector<double>()});
+    r.inputs.push_back(
+        {kInputs[n], c.wants[n] && call.backward ? a.grads[n].dense() : std::vector<double>()});
   if (!a.out.untouched()) r.beside = "out";
   for (int n = 0; n < 5; ++n)
     if (!a.grads[n].untouched()) r.beside = std::string("the gradient of ") + kInputs[n];
@@ -140,16 +146,19 @@ Results run(const Case& c, int threads) {
 }
 
 inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
-inline std::string different_bits(const Results& a, const Results& b, const std::vector<std::string>& params) {
+inline std::string different_bits(const Results& a, const Results& b,
+                                  const std::vector<std::string>& params) {
   if (!same_bits(a.out, b.out)) return "out";
   for (std::size_t n = 0; n < a.engine.lse.size(); ++n)
     if (!same_bits(a.engine.lse[n], b.engine.lse[n])) return "lse";
   for (std::size_t n = 0; n < a.engine.reports.size(); ++n)
     if (!same_bits(a.engine.reports[n], b.engine.reports[n])) return "a report";
   for (std::size_t n = 0; n < a.inputs.size(); ++n)
-    if (!same_bits(a.inputs[n].numbers, b.inputs[n].numbers)) return "the gradient of " + a.inputs[n].name;
+    if (!same_bits(a.inputs[n].numbers, b.inputs[n].numbers))
+      return "the gradient of " + a.inputs[n].name;
   for (std::size_t n = 0; n < a.engine.params.size(); ++n)
     if (!same_bits(a.engine.params[n], b.engine.params[n])) return "the gradient of " + params[n];
   return "";
@@ -157,8 +166,8 @@ inline std::string different_bits(const Results& a, const Results& b, const std:
 
 // The entry that is furthest beyond what it is allowed; NaN must meet NaN, infinity the same infinity.
 template <class Allowed>
-std::string compare(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted,
-                    const char* whose, Allowed&& allowed) {
+std::string compare(const std::string& what, const std::vector<double>& got,
+                    const std::vector<double>& wanted, const char* whose, Allowed&& allowed) {
   std::ostringstream text;
   text.precision(17);
   if (got.size() != wanted.size()) {
@@ -210,8 +219,8 @@ class Checker {
     results_ = c_.in_float ? detail::run<float>(c_, 1) : detail::run<double>(c_, 1);
     if (!results_.beside.empty()) fault("a number was written beside " + results_.beside);
     if (c_.more_threads > 0) {
-      const Results again =
-          c_.in_float ? detail::run<float>(c_, c_.more_threads) : detail::run<double>(c_, c_.more_threads);
+      const Results again = c_.in_float ? detail::run<float>(c_, c_.more_threads)
+                                        : detail::run<double>(c_, c_.more_threads);
       const std::string where = different_bits(results_, again, names_);
       if (!where.empty())
         fault(where + " has other bits on " + std::to_string(c_.more_threads) + " threads");
@@ -244,14 +253,15 @@ class Checker {
     if (verdict_.fault.empty()) verdict_.fault = text;
   }
   template <class Allowed>
-  void compare(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted,
-               const char* whose, Allowed&& allowed) {
+  void compare(const std::string& what, const std::vector<double>& got,
+               const std::vector<double>& wanted, const char* whose, Allowed&& allowed) {
     fault(detail::compare(what, got, wanted, whose, allowed));
   }
 
   void check_lse() {
     namespace tolerance = heed_test::tolerance;
-    if (results_.engine.lse.size() != plain_.lse.size()) return fault("lse has another number of maps");
+    if (results_.engine.lse.size() != plain_.lse.size())
+      return fault("lse has another number of maps");
     for (std::size_t m = 0; m < plain_.lse.size(); ++m)
       compare("lse of map " + std::to_string(m), results_.engine.lse[m], plain_.lse[m], kLoops,
               [&](std::size_t n) {
@@ -262,13 +272,15 @@ class Checker {
 
   // Counts and winners are exact; a residual and a tension have the accuracy of an output.
   void check_reports() {
-    if (results_.engine.reports.size() != plain_.reports.size()) return fault("there are other reports");
+    if (results_.engine.reports.size() != plain_.reports.size())
+      return fault("there are other reports");
     for (std::size_t n = 0; n < plain_.reports.size(); ++n)
       compare("report " + std::to_string(n), results_.engine.reports[n], plain_.reports[n], kLoops,
               [&](std::size_t row) {
                 const double s = plain_.s_row[row];
-                return (c_.in_float ? heed_test::tolerance::eps<float> : heed_test::tolerance::eps<double>) *
-                       64 * (1 + s);
+                return (c_.in_float ? heed_test::tolerance::eps<float>
+                                    : heed_test::tolerance::eps<double>)*64 *
+                       (1 + s);
               });
   }
 
@@ -285,7 +297,8 @@ class Checker {
   void run_twins() {
     heed::reference::Problem<double> problem;
     const Sizes& s = c_.plain.sizes;
-    problem.geometry = {s.batch, s.heads, s.query_heads, s.kv_heads, s.len_q, s.len_kv, s.dim_qk, s.dim_v};
+    problem.geometry = {s.batch, s.heads,  s.query_heads, s.kv_heads,
+                        s.len_q, s.len_kv, s.dim_qk,      s.dim_v};
     problem.query = c_.plain.query;
     problem.key = c_.plain.key;
     problem.value = c_.plain.value;
@@ -309,8 +322,11 @@ class Checker {
       compare("out", results_.out, plain_.out, kLoops, [room](std::size_t) { return room; });
       compare("out", results_.out, exact_.out, kTwin, [room](std::size_t) { return room; });
     } else {
-      const double level = tolerance::forward_beside_naive(largest_error(naive_.out, exact_.out), top);
-      const auto room = [&](std::size_t n) { return c_.op->terms_known ? std::max(level, row_room(n)) : level; };
+      const double level =
+          tolerance::forward_beside_naive(largest_error(naive_.out, exact_.out), top);
+      const auto room = [&](std::size_t n) {
+        return c_.op->terms_known ? std::max(level, row_room(n)) : level;
+      };
       compare("out", results_.out, plain_.out, kLoops, room);
       compare("out", results_.out, exact_.out, kTwin, room);
     }
@@ -321,8 +337,8 @@ class Checker {
       const std::vector<double>& grad = results_.inputs[tensor].numbers;
       for (std::size_t n = 0; n < grad.size(); ++n)
         if (where[n / std::size_t(dim)] && grad[n] != 0)
-          return fault("the gradient of " + results_.inputs[tensor].name + "[" + std::to_string(n) + "] is " +
-                       std::to_string(grad[n]) + ", no visible pair reads it");
+          return fault("the gradient of " + results_.inputs[tensor].name + "[" + std::to_string(n) +
+                       "] is " + std::to_string(grad[n]) + ", no visible pair reads it");
     };
     const Sizes& s = c_.plain.sizes;
     if (!c_.op->reads_query && s.query_heads == s.heads && c_.op->maps == 1)
@@ -347,18 +363,23 @@ class Checker {
     }
     return steep;
   }
-  [[nodiscard]] static std::vector<double> without(std::vector<double> x, const std::vector<char>& steep) {
+  [[nodiscard]] static std::vector<double> without(std::vector<double> x,
+                                                   const std::vector<char>& steep) {
     for (std::size_t n = 0; n < std::min(x.size(), steep.size()); ++n)
       if (steep[n]) x[n] = 0;
     return x;
   }
 
   // What each other entry of a gradient is allowed.
-  [[nodiscard]] double gradient_room(const std::vector<double>& exact, const std::vector<double>& naive,
-                                     bool input) const {
+  [[nodiscard]] double gradient_room(const std::vector<double>& exact,
+                                     const std::vector<double>& naive, bool input) const {
     namespace tolerance = heed_test::tolerance;
     const double top = largest(exact);
-    if (!c_.in_float) return tolerance::exact_gradient(top);
+    const double steep = c_.op->steep_zeros
+                             ? 1 / std::min({plain_.shortest, shortest_row(c_.plain.query),
+                                             shortest_row(c_.plain.key)})
+                             : 1.0;
+    if (!c_.in_float) return tolerance::exact_gradient(top) * steep;
     const Sizes& s = c_.plain.sizes;
     const double naive_error = largest_error(naive, exact);
     // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
@@ -366,13 +387,15 @@ class Checker {
     double terms = longest_row(c_.grad_out, s.dim_v) * longest_row(c_.plain.value, s.dim_v);
     const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
     if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
-    if (c_.op->steep_zeros) terms *= std::max({1.0, 1 / shortest_row(c_.plain.query), 1 / shortest_row(c_.plain.key)});
+    terms *= steep * (1 + largest(plain_.s_row) / 4);
     if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
     terms *= plain_.gain * plain_.gain;
     if (input && s.len_kv != 1)
-      return std::max(tolerance::backward_beside_naive(naive_error, top), tolerance::sum_of_terms(0, terms));
+      return std::max(tolerance::backward_beside_naive(naive_error, top),
+                      tolerance::sum_of_terms(0, terms));
     const double keys = c_.op->linear_rows ? double(s.len_kv) : 1.0;
-    return tolerance::sum_of_terms(naive_error, std::max(top, terms * std::sqrt(double(s.rows()) * keys)));
+    return tolerance::sum_of_terms(naive_error,
+                                   std::max(top, terms * std::sqrt(double(s.rows()) * keys)));
   }
   // Of the rows of query or key that are not zero; 1 where there is none.
   [[nodiscard]] double shortest_row(const std::vector<double>& x) const {
@@ -380,7 +403,8 @@ class Checker {
     double least = 1;
     for (std::size_t row = 0; row + dim <= x.size(); row += dim) {
       double squares = 0;
-      for (std::size_t c = row; c < row + dim; ++c) squares += std::isfinite(x[c]) ? x[c] * x[c] : 0;
+      for (std::size_t c = row; c < row + dim; ++c)
+        squares += std::isfinite(x[c]) ? x[c] * x[c] : 0;
       if (squares > 0) least = std::min(least, std::sqrt(squares));
     }
     return least;
@@ -389,16 +413,21 @@ class Checker {
   void check_gradients() {
     for (std::size_t t = 0; t < 5 + names_.size(); ++t) {
       const bool input = t < 5;
-      const std::vector<double>& got = input ? results_.inputs[t].numbers : results_.engine.params[t - 5];
+      const std::vector<double>& got =
+          input ? results_.inputs[t].numbers : results_.engine.params[t - 5];
       if (input && (!c_.wants[t] || got.empty())) continue;
       const std::vector<double>& exact = input ? exact_.inputs[t] : exact_.params[t - 5];
       const std::vector<double> none;
-      const std::vector<double>& naive =
-          !c_.in_float ? none : input ? naive_.inputs[t] : naive_.params[t - 5];
+      const std::vector<double>& naive = !c_.in_float ? none
+                                         : input      ? naive_.inputs[t]
+                                                      : naive_.params[t - 5];
       const std::vector<char> steep = steep_entries(t);
       const double level = gradient_room(without(exact, steep), without(naive, steep), input);
-      const auto room = [&](std::size_t n) { return n < steep.size() && steep[n] ? 1e8 * level : level; };
-      compare("the gradient of " + (input ? results_.inputs[t].name : names_[t - 5]), got, exact, kTwin, room);
+      const auto room = [&](std::size_t n) {
+        return n < steep.size() && steep[n] ? 1e8 * level : level;
+      };
+      compare("the gradient of " + (input ? results_.inputs[t].name : names_[t - 5]), got, exact,
+              kTwin, room);
       add_direction(t, got, room);
     }
   }
@@ -410,10 +439,20 @@ class Checker {
     if (!moved_) {
       moved_.emplace();
       const Plain<double>& p = c_.plain;
-      const auto cast = [](const std::vector<double>& x) { return std::vector<Dual>(x.begin(), x.end()); };
-      *moved_ = {p.sizes, cast(p.query), cast(p.key), cast(p.value), cast(p.extra),
+      const auto cast = [](const std::vector<double>& x) {
+        return std::vector<Dual>(x.begin(), x.end());
+      };
+      *moved_ = {p.sizes,
+                 cast(p.query),
+                 cast(p.key),
+                 cast(p.value),
+                 cast(p.extra),
                  {p.bias.batch, p.bias.heads, p.bias.len, p.bias.keys, cast(p.bias.numbers)},
-                 {}, p.mask, p.scale, p.kept, p.keep_factor};
+                 {},
+                 p.mask,
+                 p.scale,
+                 p.kept,
+                 p.keep_factor};
       for (const auto& param : p.params) moved_->params.push_back(cast(param));
     }
     std::vector<Dual>* inputs[] = {&moved_->query, &moved_->key, &moved_->value, &moved_->extra,

@@ -23,7 +23,9 @@ class Draw {
   // A float in [low, high).
   [[nodiscard]] double number(double low, double high) { return double(float(uniform(low, high))); }
   // In [0, count).
-  [[nodiscard]] Index below(Index count) { return Index(random_.bits(next_++) % std::uint64_t(count)); }
+  [[nodiscard]] Index below(Index count) {
+    return Index(random_.bits(next_++) % std::uint64_t(count));
+  }
   // In [low, high].
   [[nodiscard]] Index between(Index low, Index high) { return low + below(high - low + 1); }
   [[nodiscard]] bool chance(double probability) { return uniform() < probability; }

@@ -45,15 +45,15 @@ class AnyOp {
   virtual ~AnyOp() = default;
 
   std::string settings;
-  bool plain_rows = true;      // out is the mixed rows
-  bool reads_query = false;    // the readout does, also of rows that see nothing
-  bool reads_own_rows = false; // the readout reads key and value past the mask
-  bool softmax_rows = false;   // a visible score of -infinity has its defined meaning
-  bool terms_known = false;    // the plain loops' terms are those of out behind the readout, too
-  bool reads_squares = false;  // the score has |q - k|^2 in it, and a parameter as its factor
+  bool plain_rows = true;        // out is the mixed rows
+  bool reads_query = false;      // the readout does, also of rows that see nothing
+  bool reads_own_rows = false;   // the readout reads key and value past the mask
+  bool softmax_rows = false;     // a visible score of -infinity has its defined meaning
+  bool terms_known = false;      // the plain loops' terms are those of out behind the readout, too
+  bool reads_squares = false;    // the score has |q - k|^2 in it, and a parameter as its factor
   bool reads_positions = false;  // a parameter is the factor of a distance of positions
-  bool linear_rows = false;    // every key of a row has as much of a gradient, whatever its weight
-  bool steep_zeros = false;    // the gradient of a row of zeros is 1e8 times that of others
+  bool linear_rows = false;  // every key of a row has as much of a gradient, whatever its weight
+  bool steep_zeros = false;  // the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;
 
   [[nodiscard]] virtual std::vector<std::string> param_names() const = 0;
@@ -62,7 +62,8 @@ class AnyOp {
   [[nodiscard]] virtual EngineResult run(const EngineCall<double>& call) const = 0;
   // Of float and double.
   [[nodiscard]] virtual TwinResult twin(const heed::reference::Problem<double>& problem,
-                                        const std::vector<double>& grad_out, bool in_float) const = 0;
+                                        const std::vector<double>& grad_out,
+                                        bool in_float) const = 0;
   [[nodiscard]] virtual PlainResult<double> plain(const Plain<double>& problem) const = 0;
   [[nodiscard]] virtual PlainResult<Dual> plain(const Plain<Dual>& problem) const = 0;
 };
@@ -160,14 +161,16 @@ template <class Op, class Formula>
 }
 
 // One value, or one per head, in [low, high).
-[[nodiscard]] inline heed::Param<double> draw_param(Draw& draw, const Sizes& s, double low, double high) {
+[[nodiscard]] inline heed::Param<double> draw_param(Draw& draw, const Sizes& s, double low,
+                                                    double high) {
   const Index count = s.heads > 0 && draw.chance(0.5) ? s.heads : 1;
   std::vector<double> values;
   for (Index i = 0; i < count; ++i) values.push_back(draw.number(low, high));
   return heed::Param<double>({count}, values);
 }
 // Normal numbers of standard deviation `spread`.
-[[nodiscard]] inline heed::Param<double> draw_tensor(Draw& draw, const std::vector<Index>& shape, double spread) {
+[[nodiscard]] inline heed::Param<double> draw_tensor(Draw& draw, const std::vector<Index>& shape,
+                                                     double spread) {
   heed::Param<double> p(shape);
   for (Index i = 0; i < p.size(); ++i) p[i] = double(float(spread * draw.normal()));
   return p;

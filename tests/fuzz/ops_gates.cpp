@@ -7,6 +7,12 @@
 namespace fuzz {
 namespace {
 
+// A gate is at most 1: an error of the mixed row stays what it is, or shrinks.
+[[nodiscard]] std::unique_ptr<AnyOp> gated(std::unique_ptr<AnyOp> op) {
+  op->terms_known = true;
+  return op;
+}
+
 // Draws grain and bias; returns the columns of the gate.
 template <class Readout>
 Index draw_gate(Draw& draw, const Sizes& s, Readout& readout, IntentFormula& f) {
@@ -15,7 +21,9 @@ Index draw_gate(Draw& draw, const Sizes& s, Readout& readout, IntentFormula& f) 
   if (draw.chance(0.5)) readout.bias = draw_param(draw, s, -1, 1);
   return f.per_head ? 1 : s.dim_v;
 }
-[[nodiscard]] std::string grain_of(const IntentFormula& f) { return f.per_head ? "per head" : "elementwise"; }
+[[nodiscard]] std::string grain_of(const IntentFormula& f) {
+  return f.per_head ? "per head" : "elementwise";
+}
 
 }  // namespace
 
@@ -23,7 +31,7 @@ std::unique_ptr<AnyOp> draw_intent(Draw& draw, Sizes& s) {
   heed::IntentGated<double> op;
   IntentFormula f;
   s.extra = draw_gate(draw, s, op.readout, f);
-  return make_op(op, f, grain_of(f));
+  return gated(make_op(op, f, grain_of(f)));
 }
 
 std::unique_ptr<AnyOp> draw_intent_from_q(Draw& draw, Sizes& s) {
@@ -31,8 +39,9 @@ std::unique_ptr<AnyOp> draw_intent_from_q(Draw& draw, Sizes& s) {
   IntentFormula f;
   f.form = IntentFormula::from_query;
   const Index columns = draw_gate(draw, s, op.readout, f);
-  op.readout.weight = draw_tensor(draw, {s.heads, s.dim_qk, columns}, 1 / std::sqrt(double(s.dim_qk)));
-  return make_op(op, f, grain_of(f));
+  op.readout.weight =
+      draw_tensor(draw, {s.heads, s.dim_qk, columns}, 1 / std::sqrt(double(s.dim_qk)));
+  return gated(make_op(op, f, grain_of(f)));
 }
 
 std::unique_ptr<AnyOp> draw_intent_calculated(Draw& draw, Sizes& s) {
@@ -44,8 +53,9 @@ std::unique_ptr<AnyOp> draw_intent_calculated(Draw& draw, Sizes& s) {
   const double spread = 1 / std::sqrt(double(s.dim_qk));
   op.readout.query_weight = draw_tensor(draw, {s.heads, s.dim_qk, columns}, spread);
   op.readout.key_weight = draw_tensor(draw, {s.heads, s.dim_qk, columns}, spread);
-  op.readout.value_weight = draw_tensor(draw, {s.heads, s.dim_v, columns}, 1 / std::sqrt(double(s.dim_v)));
-  return make_op(op, f, grain_of(f));
+  op.readout.value_weight =
+      draw_tensor(draw, {s.heads, s.dim_v, columns}, 1 / std::sqrt(double(s.dim_v)));
+  return gated(make_op(op, f, grain_of(f)));
 }
 
 std::unique_ptr<AnyOp> draw_dialectical(Draw& draw, Sizes& s) {
@@ -67,8 +77,9 @@ std::unique_ptr<AnyOp> draw_dialectical(Draw& draw, Sizes& s) {
   p.halt_eps = f.halt_eps = draw.pick({0.0, 1e-3, 0.05, 0.3});
   f.whole_batch = draw.chance(0.3);
   p.halting = f.whole_batch ? heed::Halting::batch : heed::Halting::per_token;
-  return make_op(op, f, std::to_string(f.max_steps) + " steps, eps " + std::to_string(f.halt_eps) +
-                            (f.whole_batch ? ", whole batch" : ", per token"));
+  return make_op(op, f,
+                 std::to_string(f.max_steps) + " steps, eps " + std::to_string(f.halt_eps) +
+                     (f.whole_batch ? ", whole batch" : ", per token"));
 }
 
 }  // namespace fuzz

@@ -8,9 +8,10 @@ namespace fuzz {
 namespace {
 
 constexpr heed::HeadPairing kPairings[] = {
-    heed::HeadPairing::halves, heed::HeadPairing::halves_repeated_keys, heed::HeadPairing::halves_apart,
-    heed::HeadPairing::heads, heed::HeadPairing::heads_apart};
-constexpr const char* kNames[] = {"halves", "halves_repeated_keys", "halves_apart", "heads", "heads_apart"};
+    heed::HeadPairing::halves, heed::HeadPairing::halves_repeated_keys,
+    heed::HeadPairing::halves_apart, heed::HeadPairing::heads, heed::HeadPairing::heads_apart};
+constexpr const char* kNames[] = {"halves", "halves_repeated_keys", "halves_apart", "heads",
+                                  "heads_apart"};
 
 // Draws the pairing of `op` and changes the sizes to fit it; returns the settings.
 template <class Op>

@@ -18,7 +18,8 @@ namespace {
   heed::Param<double> basis(std::vector<Index>{dim, rank});
   for (Index i = 0; i < dim; ++i)
     for (Index r = 0; r < rank; ++r)
-      basis[i * rank + r] = double(float((i == r ? 1.0 : 0.0) - 2 * u[std::size_t(i)] * u[std::size_t(r)] / square));
+      basis[i * rank + r] =
+          double(float((i == r ? 1.0 : 0.0) - 2 * u[std::size_t(i)] * u[std::size_t(r)] / square));
   return basis;
 }
 
@@ -46,7 +47,8 @@ namespace {
   }
   std::ostringstream text;
   text << "gate " << kind << ", iterations " << f.iterations << (f.converged ? ", converged" : "")
-       << (f.adaptive ? ", adaptive" : "") << ", rank " << f.rank << (f.safe ? ", safe zero rows" : "");
+       << (f.adaptive ? ", adaptive" : "") << ", rank " << f.rank
+       << (f.safe ? ", safe zero rows" : "");
   auto made = make_op(op, f, text.str());
   made->steep_zeros = !f.safe;
   return made;
@@ -60,22 +62,27 @@ std::unique_ptr<AnyOp> draw_sdpa(Draw&, Sizes&) {
   return op;
 }
 std::unique_ptr<AnyOp> draw_dar(Draw& draw, Sizes& s) { return draw_dar_mode(draw, s, false); }
-std::unique_ptr<AnyOp> draw_dar_converged(Draw& draw, Sizes& s) { return draw_dar_mode(draw, s, true); }
+std::unique_ptr<AnyOp> draw_dar_converged(Draw& draw, Sizes& s) {
+  return draw_dar_mode(draw, s, true);
+}
 
 namespace {
 
 [[nodiscard]] std::unique_ptr<AnyOp> draw_ode_mode(Draw& draw, Sizes& s, OdeFormula::Mode mode) {
   constexpr heed::FlowMode modes[] = {heed::FlowMode::steps, heed::FlowMode::equilibrium,
-                                      heed::FlowMode::lagrange, heed::FlowMode::lagrange_equilibrium};
+                                      heed::FlowMode::lagrange,
+                                      heed::FlowMode::lagrange_equilibrium};
   heed::ResonantOde<double> op;
   OdeFormula f;
   f.mode = mode;
   op.normaliser.mode = modes[int(mode)];
   op.normaliser.steps = f.steps = int(draw.between(1, 5));
   op.score.rho = draw_param(draw, s, -0.2, 0.5);
-  op.normaliser.eta = draw_param(draw, s, 0.1, mode == OdeFormula::lagrange_equilibrium ? 1.9 : 2.0);
+  op.normaliser.eta =
+      draw_param(draw, s, 0.1, mode == OdeFormula::lagrange_equilibrium ? 1.9 : 2.0);
   if (mode == OdeFormula::flow && draw.chance(0.2)) op.normaliser.eta = 1.0;
-  auto made = make_op(op, f, "mode " + std::to_string(int(mode)) + ", steps " + std::to_string(f.steps));
+  auto made =
+      make_op(op, f, "mode " + std::to_string(int(mode)) + ", steps " + std::to_string(f.steps));
   made->reads_squares = true;
   made->linear_rows = mode == OdeFormula::lagrange || mode == OdeFormula::lagrange_equilibrium;
   return made;
@@ -84,8 +91,9 @@ namespace {
 }  // namespace
 
 std::unique_ptr<AnyOp> draw_ode(Draw& draw, Sizes& s) {
-  return draw_ode_mode(draw, s, draw.pick({OdeFormula::flow, OdeFormula::flow, OdeFormula::lagrange,
-                                           OdeFormula::lagrange_equilibrium}));
+  return draw_ode_mode(draw, s,
+                       draw.pick({OdeFormula::flow, OdeFormula::flow, OdeFormula::lagrange,
+                                  OdeFormula::lagrange_equilibrium}));
 }
 std::unique_ptr<AnyOp> draw_ode_equilibrium(Draw& draw, Sizes& s) {
   return draw_ode_mode(draw, s, OdeFormula::equilibrium);
@@ -94,7 +102,8 @@ std::unique_ptr<AnyOp> draw_ode_equilibrium(Draw& draw, Sizes& s) {
 std::unique_ptr<AnyOp> draw_prototype(Draw& draw, Sizes& s) {
   s.dim_v = s.dim_qk;
   const Index most = draw.below(6);
-  heed::Prototype<double> op = heed::make_prototype<double>(heed::Geometry{.heads = s.heads, .dim_qk = s.dim_qk}, most);
+  heed::Prototype<double> op =
+      heed::make_prototype<double>(heed::Geometry{.heads = s.heads, .dim_qk = s.dim_qk}, most);
   if (most > 0) op.score.W = draw_tensor(draw, {s.heads, most, s.dim_qk}, 1);
   PrototypeFormula f;
   f.most = most;
@@ -106,7 +115,7 @@ std::unique_ptr<AnyOp> draw_prototype(Draw& draw, Sizes& s) {
   op.score.strength = draw_param(draw, s, -1, 2);
   op.readout.pull = draw_param(draw, s, -0.5, 1);
   auto made = make_op(op, f, std::to_string(most) + " prototypes");
-  made->steep_zeros = true;
+  made->steep_zeros = made->terms_known = true;
   return made;
 }
 

@@ -24,8 +24,9 @@ struct Recency {
 };
 struct RecencyFormula : SoftmaxFormula {  // 0 slope, 1 angle
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index i, const S* q, const S* k, Index width,
-                        const S& product, const S& logit, PlainResult<S>&, Index j) const {
+  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index i, const S* q, const S* k,
+                        Index width, const S& product, const S& logit, PlainResult<S>&,
+                        Index j) const {
     const S c = product / (norm(q, width) + S(1e-8)) / (norm(k, width) + S(1e-8));
     return logit + p.param(1, h) * c - p.param(0, h) * S(std::abs(double(i - j)));
   }
@@ -47,8 +48,9 @@ struct Bump {
 };
 struct BumpFormula : SoftmaxFormula {  // 0 height
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index i, const S* q, const S* k, Index width,
-                        const S& product, const S& logit, PlainResult<S>&, Index j) const {
+  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index i, const S* q, const S* k,
+                        Index width, const S& product, const S& logit, PlainResult<S>&,
+                        Index j) const {
     S apart = 0;
     for (Index c = 0; c < width; ++c) apart += (q[c] - k[c]) * (q[c] - k[c]);
     return logit + p.param(0, h) * exp(-apart / S(20.0)) +
@@ -158,7 +160,8 @@ struct ColumnFactors : heed::PlainReadout {
   }
   void forward(const heed::ReadoutPanel<T>& panel) const {
     for (Index c = 0; c < panel.tile.rows; ++c)
-      for (int v = 0; v < panel.vectors; ++v) panel.tile.store(c, v, panel.tile.load(c, v) * factor[c]);
+      for (int v = 0; v < panel.vectors; ++v)
+        panel.tile.store(c, v, panel.tile.load(c, v) * factor[c]);
   }
   void vjp(const heed::ReadoutPanel<T>& panel, ColumnFactors& grad) const {
     for (Index c = 0; c < panel.tile.rows; ++c)
@@ -186,8 +189,8 @@ struct OwnPartsFormula : SoftmaxFormula {
     return {shares ? h / 2 * 2 : h, 0, 0, s.dim_qk};
   }
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k, Index width,
-                        const S&, const S& logit, PlainResult<S>&, Index) const {
+  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k,
+                        Index width, const S&, const S& logit, PlainResult<S>&, Index) const {
     S a = 0, b = 0;
     for (Index c = 0; c < width; ++c) a += q[c], b += k[c];
     return logit + p.param(0, h) * (a / S(double(width))) * (b / S(double(width)));

@@ -87,7 +87,7 @@ struct Plain {
   Sizes sizes;
   std::vector<S> query, key, value, extra;  // dense (batch, heads, len, dim)
   Broadcast4<S> bias;                       // -infinity hides
-  std::vector<std::vector<S>> params;       // in the order in which the op shows them; empty: not in use
+  std::vector<std::vector<S>> params;  // in the order in which the op shows them; empty: not in use
   PlainMask mask;
   double scale = 1;
   std::vector<char> kept;  // what dropout leaves of the pairs, [row][key]; empty: all
@@ -110,8 +110,7 @@ struct Plain {
     return params[n].size() == 1 ? params[n][0] : params[n][std::size_t(h)];
   }
   [[nodiscard]] bool sees(Index b, Index h, Index i, Index j) const {
-    return mask.shows(sizes, b, h, i, j) &&
-           !(bias.given() && value_of_bias(b, h, i, j) == -kInf);
+    return mask.shows(sizes, b, h, i, j) && !(bias.given() && value_of_bias(b, h, i, j) == -kInf);
   }
 
  private:
@@ -134,10 +133,11 @@ struct PlainResult {
   std::vector<S> out;                        // (batch, heads, len_q, dim_v)
   std::vector<std::vector<double>> lse;      // per map, [row]
   std::vector<std::vector<double>> reports;  // [name][row]
-  std::vector<double> s_row, terms;          // S and sum p|v| of tests/tolerances.hpp: [row], like out
-  double to_jump = kInf;  // how far the nearest choice (winner, halt) is from tipping
-  double gain = 1;        // by how much the readout multiplies errors of a mixed row
-  double to_kink = kInf;  // the same of a slope that jumps
+  std::vector<double> s_row, terms;  // S and sum p|v| of tests/tolerances.hpp: [row], like out
+  double to_jump = kInf;             // how far the nearest choice (winner, halt) is from tipping
+  double shortest = 1;               // row whose cosine is taken, if it is not zero
+  double gain = 1;                   // by how much the readout multiplies errors of a mixed row
+  double to_kink = kInf;             // the same of a slope that jumps
 };
 
 template <class S>

@@ -28,8 +28,9 @@ struct DarFormula : SoftmaxFormula {
     return value(z) < 0 ? S(0) : value(z) > 1 ? S(1) : z;
   }
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k, Index width,
-                        const S&, const S& logit, PlainResult<S>& result, Index) const {
+  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k,
+                        Index width, const S&, const S& logit, PlainResult<S>& result,
+                        Index) const {
     std::vector<S> a(q, q + width), b(k, k + width);
     if (rank > 0) {
       a = project(q, width);
@@ -37,6 +38,8 @@ struct DarFormula : SoftmaxFormula {
     }
     const Index n = Index(a.size());
     const S along = norm(a.data(), n), key_along = norm(b.data(), n);
+    for (const double length : {value(along), value(key_along)})
+      if (length > 0) result.shortest = std::min(result.shortest, length);
     S c = dot(a.data(), b.data(), n) * (S(1) / (along + S(eps))) * (S(1) / (key_along + S(eps)));
     if (safe && (value(along) == 0 || value(key_along) == 0)) c = S(0);
     if (gate == centred) c = (c + S(1)) * S(0.5);
@@ -175,8 +178,9 @@ struct OdeFormula : SoftmaxFormula {
   int steps = 5;
 
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index b, Index h, Index i, const S* q, const S* k, Index width,
-                        const S&, const S& logit, PlainResult<S>& result, Index) const {
+  [[nodiscard]] S score(const Plain<S>& p, Index b, Index h, Index i, const S* q, const S* k,
+                        Index width, const S&, const S& logit, PlainResult<S>& result,
+                        Index) const {
     S apart = 0;
     for (Index c = 0; c < width; ++c) apart += (q[c] - k[c]) * (q[c] - k[c]);
     // Rounding is of the size of the squares, wherever they cancel.
@@ -207,7 +211,8 @@ struct OdeFormula : SoftmaxFormula {
     for (int t = 0; t < count; ++t) {
       std::vector<S> next;
       for (std::size_t j = 0; j < a.size(); ++j)
-        next.push_back(a[j] + eta * (drive[j] - a[j]) - (multiplier ? eta * (mean - S(1 / n)) : S(0)));
+        next.push_back(a[j] + eta * (drive[j] - a[j]) -
+                       (multiplier ? eta * (mean - S(1 / n)) : S(0)));
       // The uniform start is the same for every key, and left out of the logarithm.
       if (!multiplier) next = softmax(next, &w.lse[0]);
       if (mode == flow && t == 0) w.lse[0] -= (1 - value(eta)) / n;
@@ -244,8 +249,9 @@ struct PrototypeFormula : SoftmaxFormula {
   double eps = 1e-8;
 
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k, Index width,
-                        const S&, const S& logit, PlainResult<S>& result, Index) const {
+  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k,
+                        Index width, const S&, const S& logit, PlainResult<S>& result,
+                        Index) const {
     const Index winner = winner_of(p, h, k, result);
     if (winner < 0) return logit;
     const S* w = p.params[0].data() + (h * most + winner) * width;
@@ -262,8 +268,12 @@ struct PrototypeFormula : SoftmaxFormula {
           result.reports[0][std::size_t(s.row(b, h, i))] = double(winner);
           if (winner < 0) continue;
           const S* w = p.params[0].data() + (h * most + winner) * s.dim_qk;
-          for (Index c = 0; c < s.dim_v; ++c)
-            result.out[std::size_t(s.row(b, h, i) * s.dim_v + c)] += p.param(2, h) * (w[c] - q[c]);
+          for (Index c = 0; c < s.dim_v; ++c) {
+            const auto at = std::size_t(s.row(b, h, i) * s.dim_v + c);
+            result.out[at] += p.param(2, h) * (w[c] - q[c]);
+            result.terms[at] +=
+                std::abs(value(p.param(2, h))) * (std::abs(value(w[c])) + std::abs(value(q[c])));
+          }
         }
   }
 
@@ -274,7 +284,8 @@ struct PrototypeFormula : SoftmaxFormula {
   }
   // -1 without prototypes.
   template <class S>
-  [[nodiscard]] Index winner_of(const Plain<S>& p, Index h, const S* row, PlainResult<S>& result) const {
+  [[nodiscard]] Index winner_of(const Plain<S>& p, Index h, const S* row,
+                                PlainResult<S>& result) const {
     Index winner = -1;
     double best = -kInf, second = -kInf;
     const Index width = p.sizes.dim_qk;
@@ -321,6 +332,8 @@ struct DialecticalFormula : SoftmaxFormula {
             t.un.push_back(dot(p.params[1].data() + c * d, m, d));
           }
           const S np = floored(norm(t.up.data(), d)), nn = floored(norm(t.un.data(), d));
+          for (const double u : {value(np), value(nn)})  // a cosine multiplies errors of short rows
+            if (u > 1e-6) result.gain = std::max(result.gain, 1 / u);
           t.tension = sigmoid(-(dot(t.up.data(), t.un.data(), d) / np / nn));
           t.z.assign(p.q(b, h, i), p.q(b, h, i) + d);
           tokens.push_back(t);
@@ -349,8 +362,12 @@ struct DialecticalFormula : SoftmaxFormula {
       }
       if (!any) break;
     }
+    double longest = 1;
+    for (const Token& t : tokens) longest = std::max(longest, value(norm(t.z.data(), d)));
+    result.gain *= longest;
     for (std::size_t row = 0; row < tokens.size(); ++row) {
-      std::copy(tokens[row].z.begin(), tokens[row].z.end(), result.out.begin() + std::ptrdiff_t(row) * d);
+      std::copy(tokens[row].z.begin(), tokens[row].z.end(),
+                result.out.begin() + std::ptrdiff_t(row) * d);
       result.reports[0][row] = tokens[row].used;
       result.reports[1][row] = tokens[row].updates;
       result.reports[2][row] = value(tokens[row].tension);

@@ -110,7 +110,8 @@ class Tensor {
       for (Index h = 0; h < shape_.heads; ++h)
         for (Index t = 0; t < shape_.len; ++t)
           for (Index c = 0; c < shape_.dim; ++c)
-            f(memory_->numbers[std::size_t(first_ + b * strides_.batch + h * strides_.head + t * strides_.row + c)]);
+            f(memory_->numbers[std::size_t(first_ + b * strides_.batch + h * strides_.head +
+                                           t * strides_.row + c)]);
   }
   void own() {
     const T* base = memory_->numbers.get();

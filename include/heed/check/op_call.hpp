@@ -52,8 +52,11 @@ class OpCall {
   }
   // After forward().
   void backward() {
-    Gradients<Real> grads{{grad_query.data(), query_shape()}, {grad_key.data(), key_shape()},
-                          {grad_value.data(), value_shape()}, {}, {}};
+    Gradients<Real> grads{{grad_query.data(), query_shape()},
+                          {grad_key.data(), key_shape()},
+                          {grad_value.data(), value_shape()},
+                          {},
+                          {}};
     if (!extra.empty()) grads.extra = {grad_extra.data(), extra_shape()};
     if (!grad_bias.empty()) grads.bias = {grad_bias.data(), mask.bias.shape()};
     heed::backward(op, inputs(), mask, saved_, TensorView<const Real>(out.data(), out_shape()),
@@ -61,8 +64,10 @@ class OpCall {
   }
 
   [[nodiscard]] Inputs<Real> inputs() const {
-    Inputs<Real> in{
-        {query.data(), query_shape()}, {key.data(), key_shape()}, {value.data(), value_shape()}, {}};
+    Inputs<Real> in{{query.data(), query_shape()},
+                    {key.data(), key_shape()},
+                    {value.data(), value_shape()},
+                    {}};
     if (!extra.empty()) in.extra = {extra.data(), extra_shape()};
     return in;
   }

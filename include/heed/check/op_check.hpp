@@ -39,7 +39,8 @@
 namespace heed::inline HEED_ABI {
 
 struct OpReport {
-  std::vector<std::pair<std::string, GradientReport>> cases;  // what was compared, and how that went
+  std::vector<std::pair<std::string, GradientReport>>
+      cases;  // what was compared, and how that went
   std::vector<std::pair<std::string, std::string>> left_out;  // sizes that did not run, and why
 
   [[nodiscard]] bool passed() const {
@@ -77,7 +78,8 @@ struct CheckMask {
 }
 
 // Masks of every kind for the sizes asked for; `bias` is the memory of theirs.
-[[nodiscard]] inline std::vector<CheckMask> check_masks(const Geometry& g, std::vector<double>& bias) {
+[[nodiscard]] inline std::vector<CheckMask> check_masks(const Geometry& g,
+                                                        std::vector<double>& bias) {
   std::vector<Index> lengths;
   for (Index b = 0; b < g.batch; ++b) lengths.push_back(std::max<Index>(1, g.len_kv - 3 * b - 1));
   return {{"no mask", {}},
@@ -87,9 +89,11 @@ struct CheckMask {
            soft_cap<double>(2.0) & check_bias({1, g.heads, g.len_q, g.len_kv}, bias)}};
 }
 // Fewer for the sizes beside them, the bias shared by heads and queries.
-[[nodiscard]] inline std::vector<CheckMask> few_masks(const Geometry& g, std::vector<double>& bias) {
+[[nodiscard]] inline std::vector<CheckMask> few_masks(const Geometry& g,
+                                                      std::vector<double>& bias) {
   return {{"no mask", {}},
-          {"causal & bias", causal<double>(Align::bottom_right) & check_bias({g.batch, 1, 1, g.len_kv}, bias)}};
+          {"causal & bias",
+           causal<double>(Align::bottom_right) & check_bias({g.batch, 1, 1, g.len_kv}, bias)}};
 }
 
 struct CheckSizes {
@@ -102,8 +106,9 @@ struct CheckSizes {
   std::vector<CheckSizes> all;
   const auto add = [&](const char* name, const Geometry& sizes) {
     std::ostringstream text;
-    text << name << " (heads " << sizes.heads << ", kv_heads " << sizes.kv_heads << ", len_q " << sizes.len_q
-         << ", len_kv " << sizes.len_kv << ", dim_qk " << sizes.dim_qk << ", dim_v " << sizes.dim_v << ")";
+    text << name << " (heads " << sizes.heads << ", kv_heads " << sizes.kv_heads << ", len_q "
+         << sizes.len_q << ", len_kv " << sizes.len_kv << ", dim_qk " << sizes.dim_qk << ", dim_v "
+         << sizes.dim_v << ")";
     all.push_back({text.str(), sizes});
   };
   if (g.len_q != 1 || g.group() < 2) {
@@ -157,7 +162,8 @@ template <class Op>
 
 // score_vjp against dual numbers, for a pair of normal numbers.
 template <class Score>
-void check_pair(const Score& score, std::uint64_t stream, GradientReport& report, double tolerance) {
+void check_pair(const Score& score, std::uint64_t stream, GradientReport& report,
+                double tolerance) {
   const CounterRandom random(17, stream);
   std::uint64_t next = 0;
   PairOf<Score, double> pair, by_hand{}, by_duals{};
@@ -173,9 +179,10 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
   Directions<Score>::for_each_field(
       [&](auto n, const double& a, const double& b) {
         const char* names[] = {"d.dot", "d.logit"};
-        const std::string name = n < 2 ? names[n] : n < Directions<Score>::query ? "d.projected or d.table"
-                                              : n < Directions<Score>::key       ? "d.query"
-                                                                                 : "d.key";
+        const std::string name = n < 2                          ? names[n]
+                                 : n < Directions<Score>::query ? "d.projected or d.table"
+                                 : n < Directions<Score>::key   ? "d.query"
+                                                                : "d.key";
         note(report, {name, Index(stream), a, b}, tolerance, 20);
       },
       by_hand, by_duals);
@@ -207,7 +214,8 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
   const std::vector<NamedTensor> tensors = op_tensors(call.op, problem);
   OpLoss<Op> loss{call.op, problem, call.grad_out, {}};
   for (const NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
-  report.cases.emplace_back("gradients, " + name, check_gradient_on<double>(loss, tensors, mine, options));
+  report.cases.emplace_back("gradients, " + name,
+                            check_gradient_on<double>(loss, tensors, mine, options));
 }
 
 // Query rows that equal their keys, the first of them zero, and so is the first extra row: are outputs and gradients
@@ -216,7 +224,8 @@ template <class Op>
 void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
   using Real = typename Op::Scalar;
   OpCall<Op> call(op, g, {});
-  const Index rows = std::min(g.len_q, g.len_kv), dim = g.dim_qk, readers = g.query_heads / g.kv_heads;
+  const Index rows = std::min(g.len_q, g.len_kv), dim = g.dim_qk,
+              readers = g.query_heads / g.kv_heads;
   for (Index unit = 0; unit < g.batch * g.query_heads; ++unit)
     for (Index t = 0; t < rows; ++t) {
       Real* query = call.query.data() + (unit * g.len_q + t) * dim;
@@ -225,7 +234,8 @@ void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
       std::copy(key, key + dim, query);
     }
   if (g.query_rows() > 0)
-    std::fill(call.extra.begin(), call.extra.begin() + Index(call.extra.size()) / g.query_rows(), Real(0));
+    std::fill(call.extra.begin(), call.extra.begin() + Index(call.extra.size()) / g.query_rows(),
+              Real(0));
   call.forward();
   call.backward();
   GradientReport finite;
@@ -242,8 +252,9 @@ void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
   look("key", call.grad_key);
   look("value", call.grad_value);
   look("extra", call.grad_extra);
-  visit_named_params(call.grad_op,
-                     [&](const std::string& name, Param<Real>& p) { look_at(name, p.data(), p.size()); });
+  visit_named_params(call.grad_op, [&](const std::string& name, Param<Real>& p) {
+    look_at(name, p.data(), p.size());
+  });
   report.cases.emplace_back("finite", finite);
 }
 
@@ -271,7 +282,8 @@ template <AttentionOp Op>
   for (const auto& [sizes, beside] : detail::sizes_beside(g, Exact::ReadoutType::uses_own_rows)) {
     const std::string why = detail::refusal(exact, beside);
     if (!why.empty()) report.left_out.emplace_back(sizes, why);
-    for (const auto& [name, mask] : why.empty() ? detail::few_masks(beside, bias) : std::vector<detail::CheckMask>{}) {
+    for (const auto& [name, mask] :
+         why.empty() ? detail::few_masks(beside, bias) : std::vector<detail::CheckMask>{}) {
       OpCall<Exact> call(exact, beside, mask);
       detail::check_call(call, sizes + ", " + name, options, report);
     }
