@@ -90,6 +90,15 @@ TEST_CASE("tiles wider than the row are one tile, and take no memory for more") 
   }
 }
 
+TEST_CASE("as many steps as an int holds ask for as much memory, or none is to be had") {
+  ResonantOde<float> op;
+  op.normaliser.steps = std::numeric_limits<int>::max();
+  const Geometry g{1, 1, 1, 1, 4, 4, 4, 4};
+  CHECK(explain(op, g, {}, Pass::backward).scratch_bytes > (Index(1) << 36));
+  // Rows of that many steps and keys leave the address space.
+  CHECK_THROWS_AS(explain(op, {1, 1, 1, 1, 4, Index(1) << 40, 4, 4}, {}, Pass::backward), std::bad_alloc);
+}
+
 TEST_CASE("lists that are given and empty are no missing lists") {
   CHECK(has(message_of([] { (void)run(key_lengths<float>({})); }), "key_lengths has 0 entries, the batch is 2"));
   CHECK(has(message_of([] { (void)run(alibi<float>({})); }), "alibi has 0 slopes, there are 2 heads"));

@@ -86,7 +86,7 @@ struct ResonantFlow : ResonantFlowOptions {
 
   // Scratch tiles, of which one vector's share is touched; backward keeps every step.
   [[nodiscard]] Index work_tiles(bool backward) const {
-    if (mode == FlowMode::steps) return backward ? steps + 1 : 1;
+    if (mode == FlowMode::steps) return backward ? Index(steps) + 1 : 1;
     if (mode == FlowMode::equilibrium) return backward ? 3 : 2;
     return 0;
   }
