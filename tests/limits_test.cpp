@@ -183,64 +183,64 @@ TEST_CASE(
     if (whole.extra.given()) copy(whole.extra, tail.extra);
     const Named far = backward(all[n], whole, forward(all[n], whole));
     const Named near = backward(tails[n], tail, forward(tails[n], tail));
-    for (const char* name : {"query", "key", "value"}) {
+    const auto compare = [&](const char* name, const Tensor<float>& like) {
       INFO("gradient of " << name);
       const std::vector<double>&a = gradient(far, name), &b = gradient(near, name);
       CHECK(all_finite(a));
-      const std::size_t heads = b.size() / std::size_t(kShort * kWidth),
-                        width = std::size_t(a.size() / heads / kLong);
+      const Shape& s = like.shape();
       double worst = 0;
-      for (std::size_t h = 0; h < heads; ++h)
-        for (std::size_t t = std::size_t(kShort) - 500; t < std::size_t(kShort); ++t)
-          for (std::size_t c = 0; c < width; ++c)
-            worst = std::max(
-                worst,
-                std::abs(a[((h + 1) * std::size_t(kLong) - std::size_t(kShort) + t) * width + c] -
-                         b[(h * std::size_t(kShort) + t) * width + c]));
+      for (Index h = 0; h < s.heads; ++h)
+        for (Index t = kShort - 500; t < kShort; ++t)
+          for (Index c = 0; c < s.dim; ++c) {
+            const double x = a[std::size_t(((h + 1) * kLong - kShort + t) * s.dim + c)];
+            const double y = b[std::size_t((h * kShort + t) * s.dim + c)];
+            worst = std::max(worst, std::abs(x - y));
+          }
       CHECK(worst <= 1e-5 * std::max(1.0, largest(b)));
-    }
+    };
+    compare("query", tail.query);
+    compare("key", tail.key);
+    compare("value", tail.value);
   }
 }
 
 namespace {
 
-// Tensors whose rows lie so far apart that offsets exceed 2^31, in memory that is not there until it is touched.
+// Tensors whose rows or batches lie so far apart that offsets exceed 2^31, each in address space of its own that is not
+// there until it is touched.
 class FarMemory {
  public:
-  explicit FarMemory(Index numbers) : bytes_(std::size_t(numbers) * sizeof(float)) {
-    void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) FAIL("mmap gives no " << bytes_ << " bytes of address space");
-    numbers_ = static_cast<float*>(at);
-  }
+  explicit FarMemory(bool far_batches) : far_batches_(far_batches) {}
   FarMemory(const FarMemory&) = delete;
   FarMemory& operator=(const FarMemory&) = delete;
-  ~FarMemory() { munmap(numbers_, bytes_); }
-
-  // A view of `s` with such strides, at the next free place.
-  [[nodiscard]] heed::TensorView<float> view(const Shape& s, bool far_batches) {
-    const heed::Strides strides = far_batches ? heed::Strides{kFar + 64, s.dim, s.dim * s.heads}
-                                              : heed::Strides{s.heads * s.dim, s.dim, kFar / 20};
-    const heed::TensorView<float> view(numbers_ + next_, s, strides);
-    next_ += 16384;  // tensors interleave: the far rows of one lie between those of others
-    return view;
+  ~FarMemory() {
+    for (float* piece : pieces_) munmap(piece, kBytes);
   }
-  [[nodiscard]] heed::TensorView<float> copy_of(const Tensor<float>& x, bool far_batches) {
+
+  // The same numbers, far apart.
+  [[nodiscard]] heed::TensorView<float> copy_of(const Tensor<float>& x) {
     if (!x.given()) return {};
-    const heed::TensorView<float> far = view(x.shape(), far_batches);
+    void* at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) FAIL("mmap gives no " << kBytes << " bytes of address space");
+    pieces_.push_back(static_cast<float*>(at));
     const Shape& s = x.shape();
+    const heed::Strides strides = far_batches_ ? heed::Strides{kFar + 64, s.dim, s.dim * s.heads}
+                                               : heed::Strides{s.heads * s.dim, s.dim, kFar / 20};
+    const heed::TensorView<float> far(pieces_.back(), s, strides);
     for (Index b = 0; b < s.batch; ++b)
       for (Index h = 0; h < s.heads; ++h)
         for (Index t = 0; t < s.len; ++t)
           std::copy_n(x.view().row(b, h, t), s.dim, far.row(b, h, t));
     return far;
   }
-  static constexpr Index kFar = Index(1) << 31;
 
  private:
-  std::size_t bytes_;
-  float* numbers_;
-  Index next_ = 0;
+  static constexpr Index kFar = Index(1) << 31;
+  static constexpr std::size_t kBytes = 5 * std::size_t(kFar) / 2 * sizeof(float);
+
+  bool far_batches_;
+  std::vector<float*> pieces_;
 };
 
 [[nodiscard]] std::vector<float> dense(const heed::TensorView<float>& x) {
@@ -264,12 +264,12 @@ TEST_CASE(
       const Index len_kv = 41;
       for_calls<float>(geometry(2, 4, 2, len_q, len_kv, 8, 8), [&](const auto& runner, auto& call) {
         INFO((far_batches ? "far batches" : "far rows"));
-        FarMemory memory(5 * FarMemory::kFar / 2);
+        FarMemory memory(far_batches);
         call.mask = owned(heed::causal<float>(heed::Align::bottom_right)) &
                     random_bias<float>({2, 4, len_q, len_kv}, 3, 0.1);
         const auto clean = forward(runner, call);
         const Named clean_grads = backward(runner, call, clean);
-        const auto far = [&](const Tensor<float>& x) { return memory.copy_of(x, far_batches); };
+        const auto far = [&](const Tensor<float>& x) { return memory.copy_of(x); };
         const heed::Inputs<float> in{far(call.query), far(call.key), far(call.value),
                                      far(call.extra)};
         heed::Mask<float> mask = call.mask.mask;
