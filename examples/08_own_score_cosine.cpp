@@ -22,6 +22,8 @@ struct CappedCosine {
       std::tuple{heed::named("temperature", &CappedCosine::temperature, heed::Range::positive),
                  heed::named("cap", &CappedCosine::cap, heed::Range::positive)};
   using Features = heed::InverseNorms;
+  using PlaceFree = CappedCosine;   // promises, see heed/plug/promises.hpp
+  using NormedDots = CappedCosine;
 
   template <class S>
   S score(const auto& pair, const auto& p) const {

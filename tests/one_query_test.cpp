@@ -82,6 +82,27 @@ struct LateDot : DotScore<T> {
   }
 };
 
+// Reads a dot product without the norm that DAR's cosine multiplies it by.
+template <class T>
+struct RawDar : DarScore<T> {
+  template <class U>
+  using rebind = RawDar<U>;
+  template <class S>
+  [[nodiscard]] S score(const PairOf<RawDar, S>& pair, const ScalarsOf<RawDar, S>& p) const {
+    return DarScore<T>::template score<S>(pair, p) + math::constant<S>(0.1) * pair.dot;
+  }
+  template <class S>
+  void score_vjp(const PairOf<RawDar, S>& pair, const ScalarsOf<RawDar, S>& p, S g, PairOf<RawDar, S>& d,
+                 ScalarsOf<RawDar, S>& dp) const {
+    DarScore<T>::score_vjp(pair, p, g, d, dp);
+    d.dot += math::constant<S>(0.1) * g;
+  }
+  template <class F>
+  void with_form(F&& f) const {
+    f(*this);
+  }
+};
+
 // Every second head reads its keys from the other end of the row.
 template <class T>
 struct CrossedHalves : Softmax<T> {
@@ -137,6 +158,17 @@ TEST_CASE("one query of grouped heads: an own score that promises to read no pla
 TEST_CASE("one query of grouped heads: the promise to read no place is not inherited") {
   static_assert(place_free<DotScore<double>> && !place_free<LateDot<double>>);
   check_decoding(Attention<double, LateDot<double>, Softmax<double>, Identity<double>>{});
+}
+
+TEST_CASE("a score that inherits the promise of normed dots may read dot products as they are") {
+  static_assert(normed_dots<DarScore<double>> && !normed_dots<RawDar<double>>);
+  const Geometry g{1, 2, 2, 1, 9, 9, 4, 4};
+  std::string worst;
+  for (const double scale : {0.01, 30.0}) {
+    auto problem = random_problem<double>(g, 0, 5);
+    problem.scale = scale;
+    CHECK(twin_deviation(Attention<double, RawDar<double>, Softmax<double>, Identity<double>>{}, problem, {}, worst) < 1e-11);
+  }
 }
 
 TEST_CASE("one query of grouped heads: columns that depend on the head keep heads apart") {

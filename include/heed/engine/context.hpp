@@ -43,30 +43,25 @@ struct CallContext {
     return scale == query_factor() && mask.soft_cap() == Real(0);
   }
 
-  // Does the score read dot products only times query feature 0 (dot_is_normed() in plug/score.hpp)? Then what a
-  // pair calls dot is the scaled one, projected products are scaled likewise, the feature has the inverse of the
+  // Where the score reads dot products only times query feature 0 (NormedDots in plug/promises.hpp), what a pair
+  // calls dot is the scaled one, projected products are scaled likewise, the feature has the inverse of the
   // factor, and neither overflows where their product does not. dscores stand for dL/d(scaled dot), and rows and
   // dQ carry the factor.
-  [[nodiscard]] bool factor_in_feature() const {
-    if constexpr (requires { op.score.dot_is_normed(); })
-      return op.score.dot_is_normed();
-    else
-      return false;
-  }
+  static constexpr bool factor_in_feature = normed_dots<Score>;
   // From scaled dot products to what pairs call dot, and from query feature 0 to what they have of it.
   [[nodiscard]] Real dot_factor() const {
-    return factor_in_feature() ? Real(1) : 1 / query_factor();
+    return factor_in_feature ? Real(1) : 1 / query_factor();
   }
   [[nodiscard]] Real feature_factor() const {
-    return factor_in_feature() ? 1 / query_factor() : Real(1);
+    return factor_in_feature ? 1 / query_factor() : Real(1);
   }
   // Of projected queries.
   [[nodiscard]] Real projected_factor() const {
-    return factor_in_feature() ? query_factor() : Real(1);
+    return factor_in_feature ? query_factor() : Real(1);
   }
   // The part of the scale that dscores do not have in backward.
   [[nodiscard]] Real row_factor() const {
-    return plain() || factor_in_feature() ? query_factor() : Real(1);
+    return plain() || factor_in_feature ? query_factor() : Real(1);
   }
   // Groups that the panels of `heads` heads fill.
   [[nodiscard]] Index groups_of(Index heads) const {

@@ -42,7 +42,7 @@ struct Logits {
 // Query features as pairs have them.
 template <class Op, class Real, std::size_t n>
 void move_factor(const CallContext<Op, Real>& c, std::array<Pack<Real>, n>& query) {
-  if constexpr (requires { c.op.score.dot_is_normed(); }) {
+  if constexpr (normed_dots<typename Op::ScoreType>) {
     constexpr Real largest = std::numeric_limits<Real>::max();
     // Of a row of zeros it may overflow, and 0 times infinity is none.
     query[0] = max(Pack<Real>(-largest), min(Pack<Real>(largest), query[0] * c.feature_factor()));

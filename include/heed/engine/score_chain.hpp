@@ -195,7 +195,7 @@ struct ScoreChain {
       dquery = total.query;
       dp = total.scalars;
     }
-    if constexpr (requires { c.op.score.dot_is_normed(); }) dquery[0] *= c.feature_factor();
+    if constexpr (normed_dots<Score>) dquery[0] *= c.feature_factor();
     for (std::size_t i = 0; i < dp.size(); ++i) grad.scalars.add(Index(i), v, dp[i]);
     for (std::size_t i = 0; i < dquery.size(); ++i) grad.features.add(Index(i), v, dquery[i]);
   }

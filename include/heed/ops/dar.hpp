@@ -55,6 +55,7 @@ struct DarScore : DarOptions {
   template <class U>
   using rebind = DarScore<U>;
   using PlaceFree = DarScore;
+  using NormedDots = DarScore;  // the cosine multiplies its dot product by n before all else
   template <class S>
   using PairType = PairOf<DarScore, S>;
   template <class S>
@@ -93,9 +94,6 @@ struct DarScore : DarOptions {
     f("projection", basis);
   }
   [[nodiscard]] const Param<Real>& projection() const { return basis; }
-
-  // The cosine multiplies its dot product by n before all else.
-  [[nodiscard]] static constexpr bool dot_is_normed() { return true; }
 
   [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
 

@@ -23,7 +23,7 @@
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
 //   Options                       its options, one struct that does not depend on the scalar
-//   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/place_free.hpp)
+//   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/promises.hpp)
 //   static constexpr bool uses_extra
 //   visit(f)                      f("name", Param<Real>&) for each parameter
 //   validate_lambda(geometry, where)

@@ -31,7 +31,7 @@
 
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
-#include <heed/plug/place_free.hpp>
+#include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/exp.hpp>
 

@@ -25,8 +25,8 @@
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, or your own
 //                                      with the members of NoSideValues
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
-//   PlaceFree = the struct itself      a promise that the formula reads no position: decoding with grouped
-//                                      heads is then faster (plug/place_free.hpp)
+//   PlaceFree, NormedDots = the struct itself      promises of what the formula does not read: decoding with
+//                                      grouped heads is faster, giant rows have finite cosines (plug/promises.hpp)
 //   other members in `parameters`      numbers that are no Param are options: not learnt and not in p, but
 //                                      validated, and kept where the op is converted to another scalar
 //
@@ -204,6 +204,7 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
   template <class U>
   using rebind = OwnScore<Formula, U>;
   using PlaceFree = std::conditional_t<place_free<Formula<Real>>, OwnScore, void>;
+  using NormedDots = std::conditional_t<normed_dots<Formula<Real>>, OwnScore, void>;
 
   // f("name", Param<Real>&), in the order of `parameters`.
   template <class F>

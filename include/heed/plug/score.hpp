@@ -13,7 +13,7 @@
 //   static constexpr bool has_projection   pair.projected is (q P).(k P) where projection() is given
 //   static constexpr bool has_table        pair.table is q . table_row(category of the key)
 //   visit(f)                               f("name", Param<Real>&) for each parameter, same order always
-//   using PlaceFree                        optional: reads no position, no head (plug/place_free.hpp)
+//   using PlaceFree, NormedDots            optional promises (plug/promises.hpp)
 //   validate(geometry, where)              throws std::invalid_argument with one clear sentence
 //   visit_ranges(f), keep_jointly()        if parameters have bounds (core/interval.hpp)
 //   scalar(i, h) -> Real                   value of p[i] for head h
@@ -23,9 +23,6 @@
 //   score_vjp(pair, p, g, d, dp)           d.<field> = g * dscore/dfield for every field of `d`, which
 //                                          arrives zeroed; dp[i] += g * dscore/dp[i]. May be left out:
 //                                          dual numbers then differentiate score().
-//   dot_is_normed() -> bool                may be left out: true promises that the score reads pair.dot and
-//                                          pair.projected only times pair.query[0], and that these products are
-//                                          what stays in range: the factors may then come with another size
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows
@@ -39,7 +36,7 @@
 
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
-#include <heed/plug/place_free.hpp>
+#include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 
 #include <array>

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a part of an op promises not to do, so that the engine may take liberties. A part promises for itself, and
+// for nothing that inherits from it:
+//
+//   using PlaceFree = MyScore;         // in struct MyScore
+//
+// PlaceFree     The answer is the same in every head and at every position. Parameters with one value per head, and
+//               the columns that source() names, do not count: the engine sees them. One query each of several
+//               heads may then be computed as several queries of one head, where query_index, key_index, head,
+//               first_row and the like would tell the difference.
+// NormedDots    A score reads pair.dot and pair.projected only times pair.query[0], and these products are what
+//               stays in range. Both factors may then come with another size, their product unchanged, so that
+//               rows whose dot product overflows have finite scores.
+//
+// Of a part that says nothing the engine expects the contrary.
+
+#include <heed/core/config.hpp>
+
+#include <type_traits>
+
+namespace heed::inline HEED_ABI {
+
+template <class Part>
+inline constexpr bool place_free = false;
+template <class Part>
+  requires requires { typename Part::PlaceFree; }
+inline constexpr bool place_free<Part> = std::is_same_v<typename Part::PlaceFree, Part>;
+
+template <class Score>
+inline constexpr bool normed_dots = false;
+template <class Score>
+  requires requires { typename Score::NormedDots; }
+inline constexpr bool normed_dots<Score> = std::is_same_v<typename Score::NormedDots, Score>;
+
+}  // namespace heed::inline HEED_ABI
