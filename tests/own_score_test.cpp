@@ -90,7 +90,7 @@ TEST_CASE("A score of one's own agrees with the slow twin and its gradient in do
   const OpReport report = check_op(everything<double>(), sizes, {.max_entries_per_tensor = 12});
   INFO(report.text());
   CHECK(report.passed());
-  CHECK(report.cases.size() == 9);
+  CHECK(report.cases.size() == 13);
 }
 
 TEST_CASE("In float it gives what it gives in double, in tiles of any size", "[own]") {
@@ -142,7 +142,7 @@ TEST_CASE("check_op passes scores with and without a derivative, and tells what 
   const OpReport per_head = check_op(angle);
   INFO(per_head.text());
   CHECK(per_head.passed());
-  CHECK(per_head.cases.size() == 9);
+  CHECK(per_head.cases.size() == 21);
 
   OwnAttention<ByHand, double> by_hand;
   CHECK(check_op(by_hand).passed());
