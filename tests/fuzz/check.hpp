@@ -375,21 +375,24 @@ class Checker {
                                      const std::vector<double>& naive, bool input) const {
     namespace tolerance = heed_test::tolerance;
     const double top = largest(exact);
-    const double steep = c_.op->steep_zeros
+    const double steep = c_.op->short_rows
                              ? 1 / std::min({plain_.shortest, shortest_row(c_.plain.query),
                                              shortest_row(c_.plain.key)})
                              : 1.0;
-    if (!c_.in_float) return tolerance::exact_gradient(top) * steep;
     const Sizes& s = c_.plain.sizes;
     const double naive_error = largest_error(naive, exact);
     // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
     // what score and readout multiply it with.
-    double terms = longest_row(c_.grad_out, s.dim_v) * longest_row(c_.plain.value, s.dim_v);
     const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
+    const double v = longest_row(c_.plain.value, s.dim_v);
+    double terms = longest_row(c_.grad_out, s.dim_v) * (c_.op->reads_query ? std::max(v, q) : v);
     if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
     terms *= steep * (1 + largest(plain_.s_row) / 4);
     if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
     terms *= plain_.gain * plain_.gain;
+    if (!c_.in_float)
+      return std::max(tolerance::exact_gradient(top) * steep,
+                      4 * tolerance::eps<double> * terms * std::sqrt(double(s.rows())));
     if (input && s.len_kv != 1)
       return std::max(tolerance::backward_beside_naive(naive_error, top),
                       tolerance::sum_of_terms(0, terms));
