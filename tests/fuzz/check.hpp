@@ -13,8 +13,7 @@
 // Allowances are those of tests/tolerances.hpp. Where a choice (winner, halt) is about to tip, numbers are not
 // compared; where a slope jumps nearby, gradients are not.
 
-#include "fuzz/case.hpp"
-#include "fuzz/tensor.hpp"
+#include "fuzz/run.hpp"
 #include "tolerances.hpp"
 
 #include <functional>
@@ -28,141 +27,6 @@ struct Verdict {
 };
 
 namespace detail {
-
-struct Named {
-  std::string name;
-  std::vector<double> numbers;
-};
-struct Results {
-  std::vector<double> out;
-  EngineResult engine;
-  std::vector<Named>
-      inputs;          // gradients of query, key, value, extra, bias; empty where not asked for
-  std::string beside;  // the output beside which something was written
-};
-
-inline constexpr const char* kInputs[] = {"query", "key", "value", "extra", "bias"};
-
-template <class T>
-struct Arena {
-  Tensor<T> query, key, value, extra, bias, out, grad_out;
-  Tensor<T> grads[5];
-  Tensor<bool> allowed;
-};
-
-// Memory and views of one run.
-template <class T>
-Arena<T> lay_out(const Case& c) {
-  Draw draw(c.seed ^ 0x5bd1e995);
-  const Plain<double>& p = c.plain;
-  const Sizes& s = p.sizes;
-  const heed::Shape q{s.batch, s.query_heads, s.len_q, s.dim_qk},
-      k{s.batch, s.kv_heads, s.len_kv, s.dim_qk};
-  const heed::Shape v{s.batch, s.kv_heads, s.len_kv, s.dim_v},
-      o{s.batch, s.heads, s.len_q, s.dim_v};
-  const heed::Shape x{s.batch, s.heads, s.len_q, s.extra};
-  Arena<T> a;
-  const auto pack = [&](Tensor<T>& first, Tensor<T>& second, Tensor<T>& third) {
-    auto memory = std::make_shared<Memory<T>>(q.batch * q.heads * q.len * q.dim * 4 + 8);
-    first = Tensor<T>(memory, q, 4, 0);
-    second = Tensor<T>(memory, q, 4, 1);
-    third = Tensor<T>(memory, q, 4, 2);
-  };
-  if (c.packed) {
-    pack(a.query, a.key, a.value);
-    pack(a.grads[0], a.grads[1], a.grads[2]);
-  } else {
-    a.query = Tensor<T>(draw, q), a.key = Tensor<T>(draw, k), a.value = Tensor<T>(draw, v);
-    a.grads[0] = Tensor<T>(draw, q), a.grads[1] = Tensor<T>(draw, k),
-    a.grads[2] = Tensor<T>(draw, v);
-  }
-  a.out = Tensor<T>(draw, o);
-  a.grad_out = Tensor<T>(draw, o);
-  if (s.extra > 0) a.extra = Tensor<T>(draw, x), a.grads[3] = Tensor<T>(draw, x);
-  if (p.bias.given()) {
-    const heed::Shape b{p.bias.batch, p.bias.heads, p.bias.len, p.bias.keys};
-    a.bias = Tensor<T>(draw, b);
-    a.grads[4] = Tensor<T>(draw, b);
-    a.bias.fill(p.bias.numbers);
-  }
-  if (p.mask.allowed.given()) {
-    const auto& m = p.mask.allowed;
-    a.allowed = Tensor<bool>(draw, {m.batch, m.heads, m.len, m.keys});
-    a.allowed.fill(m.numbers);
-  }
-  a.query.fill(p.query), a.key.fill(p.key), a.value.fill(p.value), a.extra.fill(p.extra);
-  a.grad_out.fill(c.grad_out);
-  for (Tensor<T>* written :
-       {&a.out, &a.grads[0], &a.grads[1], &a.grads[2], &a.grads[3], &a.grads[4]})
-    written->fill(T(7));  // must be overwritten
-  return a;
-}
-
-template <class T>
-heed::Mask<T> mask_of(const Case& c, const Arena<T>& a) {
-  const PlainMask& m = c.plain.mask;
-  const auto align = [](bool bottom_right) {
-    return bottom_right ? heed::Align::bottom_right : heed::Align::top_left;
-  };
-  heed::Mask<T> mask;
-  for (const PlainBand& band : m.bands)
-    mask.bands.push_back({band.left, band.right, align(band.bottom_right), band.offset});
-  mask.key_lengths = m.key_lengths;
-  mask.query_documents = m.query_documents;
-  mask.key_documents = m.key_documents;
-  mask.slopes.assign(m.slopes.begin(), m.slopes.end());
-  mask.slope_align = align(m.slopes_bottom_right);
-  mask.soft_cap = T(m.soft_cap);
-  mask.bias = a.bias.view();
-  mask.allowed = a.allowed.view();
-  return mask;
-}
-
-template <class T>
-Results run(const Case& c, int threads) {
-  const Arena<T> a = lay_out<T>(c);
-  EngineCall<T> call;
-  call.inputs = {a.query.view(), a.key.view(), a.value.view(), a.extra.view()};
-  call.mask = mask_of(c, a);
-  call.out = a.out.view();
-  call.grad_out = a.grad_out.view();
-  heed::TensorView<T>* grads[] = {&call.grads.query, &call.grads.key, &call.grads.value,
-                                  &call.grads.extra, &call.grads.bias};
-  for (int n = 0; n < 5; ++n)
-    if (c.wants[n]) *grads[n] = a.grads[n].view();
-  call.options = c.options;
-  call.options.threads = threads;
-  call.backward = !c.visible_garbage;
-  Results r;
-  r.engine = c.op->run(call);
-  r.out = a.out.dense();
-  for (int n = 0; n < 5; ++n)
-    r.inputs.push_back(
-        {kInputs[n], c.wants[n] && call.backward ? a.grads[n].dense() : std::vector<double>()});
-  if (!a.out.untouched()) r.beside = "out";
-  for (int n = 0; n < 5; ++n)
-    if (!a.grads[n].untouched()) r.beside = std::string("the gradient of ") + kInputs[n];
-  return r;
-}
-
-inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
-}
-inline std::string different_bits(const Results& a, const Results& b,
-                                  const std::vector<std::string>& params) {
-  if (!same_bits(a.out, b.out)) return "out";
-  for (std::size_t n = 0; n < a.engine.lse.size(); ++n)
-    if (!same_bits(a.engine.lse[n], b.engine.lse[n])) return "lse";
-  for (std::size_t n = 0; n < a.engine.reports.size(); ++n)
-    if (!same_bits(a.engine.reports[n], b.engine.reports[n])) return "a report";
-  for (std::size_t n = 0; n < a.inputs.size(); ++n)
-    if (!same_bits(a.inputs[n].numbers, b.inputs[n].numbers))
-      return "the gradient of " + a.inputs[n].name;
-  for (std::size_t n = 0; n < a.engine.params.size(); ++n)
-    if (!same_bits(a.engine.params[n], b.engine.params[n])) return "the gradient of " + params[n];
-  return "";
-}
 
 // The entry that is furthest beyond what it is allowed; NaN must meet NaN, infinity the same infinity.
 template <class Allowed>
@@ -375,21 +239,24 @@ class Checker {
                                      const std::vector<double>& naive, bool input) const {
     namespace tolerance = heed_test::tolerance;
     const double top = largest(exact);
-    const double steep = c_.op->steep_zeros
+    const double steep = c_.op->short_rows
                              ? 1 / std::min({plain_.shortest, shortest_row(c_.plain.query),
                                              shortest_row(c_.plain.key)})
                              : 1.0;
-    if (!c_.in_float) return tolerance::exact_gradient(top) * steep;
     const Sizes& s = c_.plain.sizes;
     const double naive_error = largest_error(naive, exact);
     // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
     // what score and readout multiply it with.
-    double terms = longest_row(c_.grad_out, s.dim_v) * longest_row(c_.plain.value, s.dim_v);
     const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
+    const double v = longest_row(c_.plain.value, s.dim_v);
+    double terms = longest_row(c_.grad_out, s.dim_v) * (c_.op->reads_query ? std::max(v, q) : v);
     if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
     terms *= steep * (1 + largest(plain_.s_row) / 4);
     if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
     terms *= plain_.gain * plain_.gain;
+    if (!c_.in_float)
+      return std::max(tolerance::exact_gradient(top) * steep,
+                      4 * tolerance::eps<double> * terms * std::sqrt(double(s.rows())));
     if (input && s.len_kv != 1)
       return std::max(tolerance::backward_beside_naive(naive_error, top),
                       tolerance::sum_of_terms(0, terms));

@@ -53,7 +53,8 @@ class AnyOp {
   bool reads_squares = false;    // the score has |q - k|^2 in it, and a parameter as its factor
   bool reads_positions = false;  // a parameter is the factor of a distance of positions
   bool linear_rows = false;  // every key of a row has as much of a gradient, whatever its weight
-  bool steep_zeros = false;  // the gradient of a row of zeros is 1e8 times that of others
+  bool short_rows = false;   // a cosine divides by the length of query and key
+  bool steep_zeros = false;  // and the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;
 
   [[nodiscard]] virtual std::vector<std::string> param_names() const = 0;

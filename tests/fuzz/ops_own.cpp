@@ -13,7 +13,7 @@ std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& s) {
   op.score.slope = draw_param(draw, s, -0.1, 0.5);
   op.score.angle = draw_param(draw, s, -1, 1);
   auto made = make_op(op, RecencyFormula{});
-  made->steep_zeros = made->reads_positions = true;
+  made->short_rows = made->steep_zeros = made->reads_positions = true;
   return made;
 }
 std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {

@@ -50,6 +50,8 @@ namespace {
        << (f.adaptive ? ", adaptive" : "") << ", rank " << f.rank
        << (f.safe ? ", safe zero rows" : "");
   auto made = make_op(op, f, text.str());
+  made->short_rows = true;
+  made->short_rows = true;
   made->steep_zeros = !f.safe;
   return made;
 }
@@ -115,7 +117,7 @@ std::unique_ptr<AnyOp> draw_prototype(Draw& draw, Sizes& s) {
   op.score.strength = draw_param(draw, s, -1, 2);
   op.readout.pull = draw_param(draw, s, -0.5, 1);
   auto made = make_op(op, f, std::to_string(most) + " prototypes");
-  made->steep_zeros = made->terms_known = true;
+  made->short_rows = made->steep_zeros = made->terms_known = true;
   return made;
 }
 

@@ -28,7 +28,7 @@ struct DarFormula : SoftmaxFormula {
     return value(z) < 0 ? S(0) : value(z) > 1 ? S(1) : z;
   }
   template <class S>
-  [[nodiscard]] S score(const Plain<S>& p, Index, Index h, Index, const S* q, const S* k,
+  [[nodiscard]] S score(const Plain<S>& p, Index batch, Index h, Index i, const S* q, const S* k,
                         Index width, const S&, const S& logit, PlainResult<S>& result,
                         Index) const {
     std::vector<S> a(q, q + width), b(k, k + width);
@@ -44,6 +44,13 @@ struct DarFormula : SoftmaxFormula {
     if (safe && (value(along) == 0 || value(key_along) == 0)) c = S(0);
     if (gate == centred) c = (c + S(1)) * S(0.5);
     const S rho = p.param(1, h), alpha = p.param(2, h), beta = p.param(3, h);
+    // A rounding of c comes out of t rounds of the gate multiplied by alpha s (1 + alpha beta s + ...), s its slope.
+    const double s = gate == piecewise ? 1 : gate == tanh_gate ? 0.5 : 0.25, a_s = s * value(alpha);
+    double multiplied = 0;
+    for (int t = 0; t < (converged ? 60 : std::max(1, iterations)); ++t)
+      multiplied = a_s * (1 + std::abs(value(beta)) * multiplied);
+    double& size = result.s_row[std::size_t(p.sizes.row(batch, h, i))];
+    size = std::max(size, std::abs(value(p.param(0, h))) * multiplied);
     S r = 0;
     const int steps = converged ? 4000 : std::max(1, iterations);
     for (int t = 0; t < steps; ++t) {
