@@ -219,7 +219,7 @@ const Refusal kBackwardRefusals[] = {
     {"saved rows of another call", [](Args& a) { a.saved.lse.resize(12); }, {"saved", "12", "40"}},
     {"saved rows without their softmax state", [](Args& a) { a.saved.state.clear(); },
      {"saved", "0", "120"}},
-    {"nothing saved", [](Args& a) { a.saved = {}; }, {"saved", "0", "40"}},
+    {"nothing saved", [](Args& a) { a.saved = {}; }, {"saved holds nothing", "forward()"}},
 };
 
 }  // namespace
@@ -268,14 +268,18 @@ TEST_CASE("backward refuses gradients and saved rows that do not fit", "[doors]"
 TEST_CASE("saved rows of one op are no good for another", "[doors]") {
   const Geometry g = geometry(1, 2, 1, 9, 9, 4, 4);
   const auto list = runners<float, kNeeds>(g);
+  // Modes of one type differ in options, of which nothing is saved.
+  const auto type_of = [](const std::string& name) {
+    for (const char* type : {"dar", "ode"})
+      if (name.rfind(type, 0) == 0) return std::string(type);
+    return name;
+  };
   for (const auto& from : list)
     for (const auto& to : list) {
       Call<float> call = random_call<float>(to.geometry, to.extra_dim);
       const auto mine = forward(to, call);
       const auto theirs = forward(from, random_call<float>(from.geometry, from.extra_dim));
-      const bool fits = mine.saved.lse.size() == theirs.saved.lse.size() &&
-                        mine.saved.state.size() == theirs.saved.state.size() &&
-                        mine.saved.mixed.size() == theirs.saved.mixed.size();
+      const bool fits = type_of(to.name) == type_of(from.name);
       Outcome<float> mixed_up{mine.out, theirs.saved};
       INFO(to.name << " with rows saved by " << from.name);
       if (fits)

@@ -74,6 +74,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
                         const Options& options) {
   using Worker = BackwardWorker<Op, Real>;
   const std::string where = door_name("heed::backward", options.name);
+  require_options(options);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);

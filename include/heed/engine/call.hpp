@@ -207,6 +207,18 @@ void require_apart(const TensorView<A>& out, const TensorView<B>& input, const c
 
 }  // namespace detail
 
+// Throws unless every option lies in its range; the scale is checked where it is asked for.
+inline void require_options(const Options& options) {
+  require(options.threads >= 0, "Options: threads is ", options.threads, ", it must be 0 (default) or positive");
+  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
+          "Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
+          kPanelVectors, "]");
+  require(options.key_tile >= 0, "Options: key_tile is ", options.key_tile,
+          ", it must not be negative");
+  require(options.dropout.valid(), "Options: dropout.rate is ", options.dropout.rate,
+          ", it must be in [0, 1)");
+}
+
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Op, class Real>
 [[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {

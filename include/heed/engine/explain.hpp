@@ -146,6 +146,7 @@ template <AttentionOp Op>
                                   Pass pass = Pass::forward, const Options& options = {}) {
   using Real = typename Op::Scalar;
   const bool back = pass == Pass::backward;
+  require_options(options);
   op.validate(g, "heed::explain");
   detail::require_sources(op.normaliser, g, "heed::explain");
   const BoundMask<Real> bound(mask, g, "heed::explain");

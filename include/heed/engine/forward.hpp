@@ -402,6 +402,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
                        const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
   const std::string where = door_name("heed::forward", options.name);
   if (saved) saved->stamp = {};
+  require_options(options);
   const Geometry g = geometry_of(op, in, where);
   require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
   require_apart(out, in.query, "out", "query", where);

@@ -183,7 +183,10 @@ class KeySide {
   [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
     return row(b, h, map, 0) * kFeatures + i * g_.len_kv + j;
   }
-  [[nodiscard]] Index heads() const { return needs_.per_query_head ? g_.heads : g_.kv_heads; }
+  // That have side values of their own; none where no head reads any.
+  [[nodiscard]] Index heads() const {
+    return needs_.per_query_head || g_.heads == 0 ? g_.heads : g_.kv_heads;
+  }
   [[nodiscard]] Index side_head(Index h) const { return needs_.per_query_head ? h : g_.kv_head(h); }
   [[nodiscard]] Real* table_data(Index h) {
     return tables_.data() + h * needs_.table_rows * g_.dim_qk;

@@ -62,13 +62,6 @@ template <class Real>
 template <class Real>
 [[nodiscard]] Plan make_plan(const Geometry& g, const BoundMask<Real>& mask, const Options& options,
                              Index row_tiles, Index page_rows, bool backward) {
-  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
-          "Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
-          kPanelVectors, "]");
-  require(options.key_tile >= 0, "Options: key_tile is ", options.key_tile,
-          ", it must not be negative");
-  require(options.dropout.valid(), "Options: dropout.rate is ", options.dropout.rate,
-          ", it must be in [0, 1)");
   Plan plan;
   if (options.panel_vectors > 0) {
     plan.vectors = options.panel_vectors;
