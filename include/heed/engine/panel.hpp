@@ -198,8 +198,8 @@ class Panel {
     return seen_tile;
   }
 
-  // A hidden pair and a visible one of score -infinity both weigh nothing, so that what a row has seen of either
-  // cannot be told from its sum. If lane i has seen no finite score, is that since it sees none at all?
+  // Does query i of the panel see any key? Asked where its sum is 0: hidden pairs and visible pairs of score
+  // -infinity weigh nothing alike, but with visible ones alone the row is NaN, with hidden ones alone 0.
   [[nodiscard]] bool sees_any(Index i) const {
     return c_.mask.sees_any(place.batch, place.head, place.query + i);
   }
