@@ -91,10 +91,12 @@ heed::Mask<T> mask_of(const Case& c, const Arena<T>& a) {
   heed::Mask<T> mask;
   for (const PlainBand& band : m.bands)
     mask.bands.push_back({band.left, band.right, align(band.bottom_right), band.offset});
-  mask.key_lengths = m.key_lengths;
-  mask.query_documents = m.query_documents;
-  mask.key_documents = m.key_documents;
-  mask.slopes.assign(m.slopes.begin(), m.slopes.end());
+  if (!m.key_lengths.empty()) mask.key_lengths = m.key_lengths;
+  if (!m.query_documents.empty() || !m.key_documents.empty()) {
+    mask.query_documents = m.query_documents;
+    mask.key_documents = m.key_documents;
+  }
+  if (!m.slopes.empty()) mask.slopes.emplace(m.slopes.begin(), m.slopes.end());
   mask.slope_align = align(m.slopes_bottom_right);
   mask.soft_cap = T(m.soft_cap);
   mask.bias = a.bias.view();
