@@ -89,6 +89,14 @@ struct Doubled : Softmax<T> {
   }
 };
 
+// A softmax whose heads take the key-value heads in turn.
+template <class T>
+struct InTurn : Softmax<T> {
+  template <class U>
+  using rebind = InTurn<U>;
+  [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return {h, h % g.kv_heads, 0, 0, g.dim_qk}; }
+};
+
 // Reads what a test says.
 template <class T>
 struct Anywhere : Softmax<T> {
@@ -143,6 +151,10 @@ TEST_CASE("gradients of rows that several maps or heads read are sums over all o
 TEST_CASE("a streaming softmax whose heads share a query head sums its gradients") {
   check_sums(Attention<double, DotScore<double>, Doubled<double>, Identity<double>>{});
   check_sums(Attention<double, OwnScore<Cosine, double>, Doubled<double>, Identity<double>>{});
+}
+
+TEST_CASE("a key's side values are those of the head that source() names, whatever group the query head is in") {
+  check_sums(Attention<double, OwnScore<Cosine, double>, InTurn<double>, Identity<double>>{});
 }
 
 TEST_CASE("sums over the readers of a row have the same bits for any number of threads") {
