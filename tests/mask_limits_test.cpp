@@ -56,6 +56,14 @@ TEST_CASE("windows as wide as an Index are open windows") {
   }
 }
 
+TEST_CASE("windows whose offset and right side add up beyond an Index are open windows") {
+  const Result open = run({});
+  for (const Align align : {Align::top_left, Align::bottom_right}) {
+    CHECK(run(window<float>(-1, kMost, align, kMost)) == open);
+    CHECK(run(window<float>(-1, 5, align, kMost - 2)) == open);
+  }
+}
+
 TEST_CASE("windows that lie behind every key hide all") {
   for (const Mask<float>& mask :
        {causal<float>(Align::top_left, kLeast), causal<float>(Align::bottom_right, kLeast),
@@ -142,6 +150,16 @@ TEST_CASE("an output inside an input that runs backwards in memory is found") {
   const TensorView<float> inside(memory.data(), s), beside(memory.data() + 40, s);
   CHECK(has(message_of([&] { forward(ScaledDot<float>{}, {reversed, key, key}, {}, inside); }), "out overlaps query"));
   CHECK_NOTHROW(forward(ScaledDot<float>{}, {reversed, key, key}, {}, beside));
+}
+
+TEST_CASE("an output over the last rows of an input that runs backwards in memory is found") {
+  std::vector<float> memory(200);
+  const Shape s{1, 1, 10, 4};
+  // Row 0 stands at 96, the last one at 60, where the output ends.
+  const TensorView<const float> reversed(memory.data() + 96, s, {0, 0, -4}), key(memory.data() + 100, s);
+  const TensorView<float> over(memory.data() + 24, s), before(memory.data() + 20, s);
+  CHECK(has(message_of([&] { forward(ScaledDot<float>{}, {reversed, key, key}, {}, over); }), "out overlaps query"));
+  CHECK_NOTHROW(forward(ScaledDot<float>{}, {reversed, key, key}, {}, before));
 }
 
 TEST_CASE("a gradient over the boolean mask is refused") {
