@@ -118,8 +118,8 @@ class KvCache {
 
  private:
   // Room for `count` more, at least doubled: vectors that grow one by one are copied seldom.
-  template <class T>
-  static void make_room(std::vector<T>& all, std::size_t count) {
+  template <class Element>
+  static void make_room(std::vector<Element>& all, std::size_t count) {
     const std::size_t needed = all.size() + count;
     if (needed <= all.capacity()) return;
     if (needed > all.max_size()) throw std::bad_alloc();
