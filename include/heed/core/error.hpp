@@ -60,7 +60,7 @@ void append(std::string& text, const Part& part) {
 
 }  // namespace detail
 
-// The text with every byte that belongs to no printable character of UTF-8 spelled as \x1B.
+// The text with every byte that belongs to no printable character of UTF-8 in hexadecimal: backslash, x, 1B.
 [[nodiscard]] inline std::string printable(std::string_view text) {
   constexpr const char* digits = "0123456789ABCDEF";
   std::string result;
