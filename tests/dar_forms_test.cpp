@@ -27,13 +27,9 @@ void check_form(Dar<double> op) {
       op.score.strength = {0.3, -0.2, 1.5, 0.0};
       op.score.vigilance = {0.6, 0.1, -0.3, 0.4};
     }
+    INFO((per_head ? "a parameter per head" : "one parameter"));
     for (const Mask<double>& mask : {Mask<double>{}, causal<double>(Align::bottom_right) & soft_cap<double>(2.0)})
-      for (const Options& options : {Options{}, Options{.threads = 2, .key_tile = 1, .panel_vectors = 1}}) {
-        std::string worst;
-        const double deviation = twin_deviation(op, random_problem<double>(g, 0, 9), mask, worst, options);
-        INFO("worst: " << worst << (per_head ? ", a parameter per head" : ""));
-        CHECK(deviation < 1e-11);
-      }
+      check_twin(op, g, mask, 9);
   }
 }
 

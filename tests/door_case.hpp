@@ -3,6 +3,7 @@
 
 // An op run through the doors on a problem of the slow twin, and both compared.
 
+#include "catch.hpp"
 #include "golden_case.hpp"
 
 #include <heed/compiled.hpp>
@@ -113,6 +114,21 @@ double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const h
   Op dop = fast.dop;
   dop.visit([&](const char* name, auto& p) { compare(name, numbers(p), parameters[next++]); });
   return largest;
+}
+
+// Checks the doors against the slow twin on normal numbers, with one thread and the plan's tiles, and with several
+// threads and tiles of one key.
+template <class Op, class T = typename Op::Scalar>
+void check_twin(const Op& op, const heed::Geometry& g, const heed::Mask<T>& mask, unsigned seed) {
+  for (const heed::Options& options :
+       {heed::Options{}, heed::Options{.threads = 3, .key_tile = 1, .panel_vectors = 1}}) {
+    std::string worst;
+    const double deviation =
+        twin_deviation(op, random_problem<T>(g, op.extra_dim(g), seed), mask, worst, options);
+    INFO("len_q " << g.len_q << ", kv_heads " << g.kv_heads << ", key_tile " << options.key_tile
+                  << ", worst: " << worst);
+    CHECK(deviation < 1e-11);
+  }
 }
 
 // A readout's hooks on a panel by hand: what they leave in `valid` lanes and in the parameters,

@@ -124,14 +124,7 @@ template <class Op>
 void check_sums(const Op& op) {
   for (const Geometry& g : kGeometries)
     for (const Mask<double>& mask : {Mask<double>{}, causal<double>(Align::bottom_right)})
-      for (const Options& options : {Options{}, Options{.threads = 3, .key_tile = 1, .panel_vectors = 1}}) {
-        INFO("len_q " << g.len_q << ", kv_heads " << g.kv_heads << ", key_tile " << options.key_tile);
-        std::string worst;
-        const auto problem = random_problem<double>(g, op.extra_dim(g), 7);
-        const double deviation = twin_deviation(op, problem, mask, worst, options);
-        INFO("worst: " << worst);
-        CHECK(deviation < 1e-11);
-      }
+      check_twin(op, g, mask, 7);
 }
 
 }  // namespace

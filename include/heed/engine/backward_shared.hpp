@@ -103,7 +103,7 @@ struct BackwardShared {
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const Shape& shape = c.mask.bias().shape();
-    const bool all_heads = (bias && shape.heads == 1) || !reads_keys_by_group(c.op.normaliser, g);
+    const bool all_heads = (bias && shape.heads == 1) || !c.keys.needs().keys_by_group;
     const Index one_batch = 1, one_head = 1;  // a call without batches or heads has no family at all
     return {g.batch, g.heads, c.groups_of(1),
             std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),

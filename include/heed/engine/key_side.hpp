@@ -25,11 +25,14 @@ struct SideNeeds {
                               Score::has_projection || Score::has_table;
 
   Index rank = 0, table_rows = 0;
+  // Do the heads of a group read the same columns of their own key-value head?
+  bool keys_by_group;
   // Do the keys' side values depend on the query head that reads them?
   bool per_query_head;
 
   SideNeeds(const Op& op, const Geometry& g)
-      : per_query_head(maps > 1 || Score::has_table || !detail::reads_keys_by_group(op.normaliser, g)) {
+      : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
+        per_query_head(maps > 1 || Score::has_table || !keys_by_group) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
     if constexpr (Score::has_table) table_rows = op.score.table_size();

@@ -192,10 +192,6 @@ inline constexpr bool is_param = false;
 template <class Real>
 inline constexpr bool is_param<Param<Real>> = true;
 
-inline void require_range(double value, Range range, const char* where, const char* name) {
-  require_within(value, interval_of(range), where, name);
-}
-
 }  // namespace detail
 
 // A formula as a score that the engine runs.
@@ -229,7 +225,7 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
     each([&](const auto& named) {
       const auto& member = this->*named.member;
       if constexpr (!detail::is_param<std::remove_cvref_t<decltype(member)>>)
-        detail::require_range(double(member), named.range, where, named.name);
+        require_within(double(member), interval_of(named.range), where, named.name);
     });
   }
   // The options of the same formula over another scalar.
