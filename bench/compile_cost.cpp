@@ -48,15 +48,15 @@ void both(const heed::Dar<float>& op, const heed::Inputs<float>& in, const heed:
 }
 
 std::vector<Unit> units() {
-  std::vector<Unit> all{
-      {"<string> <vector> <algorithm> <cmath>", "-O2", includes({"string", "vector", "algorithm", "cmath"})}};
-  for (const char* op : {"scaled_dot", "dar", "differential", "intent_gate", "resonant_ode", "dialectical",
-                         "prototype"}) {
+  std::vector<Unit> all{{"<string> <vector> <algorithm> <cmath>", "-O2",
+                         includes({"string", "vector", "algorithm", "cmath"})}};
+  for (const char* op : {"scaled_dot", "dar", "differential", "intent_gate", "resonant_ode",
+                         "dialectical", "prototype"}) {
     const std::string header = std::string("heed/ops/") + op + ".hpp";
     all.push_back({header, "-O2", includes({header})});
   }
   for (const char* flag : {"-O0", "-O2"})
-    all.push_back({"Dar<float>, forward and backward", flag, both_calls("heed/engine/backward_call.hpp")});
+    all.push_back({"Dar<float>, forward and backward", flag, both_calls("heed/engine/doors.hpp")});
   all.push_back({"the same from heed/compiled.hpp", "-O2", both_calls("heed/compiled.hpp")});
   all.push_back({"heed/attention.hpp", "-O2", includes({"heed/attention.hpp"})});
   all.push_back({"Dar<float> through heed/attention.hpp", "-O2", both_calls("heed/attention.hpp")});
@@ -68,7 +68,8 @@ Cost compile(const std::vector<std::string>& command) {
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   pid_t child = 0;
-  const int started = posix_spawnp(&child, arguments[0], nullptr, nullptr, arguments.data(), environ);
+  const int started =
+      posix_spawnp(&child, arguments[0], nullptr, nullptr, arguments.data(), environ);
   if (started != 0) throw std::runtime_error("cannot start " + command[0]);
   int status = 0;
   rusage used{};
@@ -84,7 +85,8 @@ Cost median_cost(const Unit& unit, const std::string& folder, std::vector<std::s
   command.insert(command.end(), {unit.flag, "-o", folder + "/unit.o", "-c", source});
   std::array<Cost, 3> costs{};
   for (Cost& cost : costs) cost = compile(command);
-  std::sort(costs.begin(), costs.end(), [](const Cost& a, const Cost& b) { return a.seconds < b.seconds; });
+  std::sort(costs.begin(), costs.end(),
+            [](const Cost& a, const Cost& b) { return a.seconds < b.seconds; });
   return costs[1];
 }
 
@@ -98,7 +100,8 @@ int main(int argc, char** argv) try {
   std::printf("%-40s %-5s %8s %8s\n", "file that includes", "", "seconds", "MB");
   for (const Unit& unit : units()) {
     const Cost cost = median_cost(unit, folder, command);
-    std::printf("%-40s %-5s %8.2f %8.0f\n", unit.name.c_str(), unit.flag.c_str(), cost.seconds, cost.megabytes);
+    std::printf("%-40s %-5s %8.2f %8.0f\n", unit.name.c_str(), unit.flag.c_str(), cost.seconds,
+                cost.megabytes);
     std::fflush(stdout);
   }
   return 0;

@@ -52,7 +52,8 @@ Google Benchmark's other options hold as well. Each benchmark runs for 0.1 s at 
 )";
 
 constexpr const char* kOutput =
-    "\nStandard output has the results, standard error the machine. bench/FORMATS.md describes names and\n"
+    "\nStandard output has the results, standard error the machine. bench/FORMATS.md describes "
+    "names and\n"
     "counters.\n";
 
 // The arguments of the command line, some of which are taken out of it.
@@ -75,7 +76,9 @@ class Arguments {
     return value(name) || has("--benchmark_" + name);
   }
   void remove(const std::string& name) {
-    std::erase_if(words_, [&](const std::string& word) { return word.starts_with("--benchmark_" + name + "="); });
+    std::erase_if(words_, [&](const std::string& word) {
+      return word.starts_with("--benchmark_" + name + "=");
+    });
   }
   void add(std::string word) { words_.push_back(std::move(word)); }
 
@@ -131,28 +134,31 @@ void require_values(const Arguments& arguments) {
     if (!value || std::find(known.begin(), known.end(), *value) != known.end()) return;
     std::string words;
     for (const std::string& word : known) words += (words.empty() ? "" : " or ") + word;
-    throw heed_program::UsageError("--benchmark_" + std::string(name) + " is \"" + *value + "\", it must be " +
-                                   words);
+    throw heed_program::UsageError("--benchmark_" + std::string(name) + " is \"" + *value +
+                                   "\", it must be " + words);
   };
   one_of("format", {"console", "json", "csv"});
   one_of("out_format", {"json", "csv"});
   if (const auto text = arguments.value("repetitions")) {
     int count = 0;
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), count);
-    if (error != std::errc() || end != text->data() + text->size() || count < 1 || count > 1'000'000)
+    if (error != std::errc() || end != text->data() + text->size() || count < 1 ||
+        count > 1'000'000)
       throw heed_program::UsageError("--benchmark_repetitions is \"" + *text +
                                      "\", it must be a whole number from 1 to 1000000");
   }
-  if (const auto out = arguments.value("out")) heed_program::require_output("--benchmark_out", *out);
+  if (const auto out = arguments.value("out"))
+    heed_program::require_output("--benchmark_out", *out);
 }
 
 [[nodiscard]] bool wants_colours(const Arguments& arguments) {
   const std::string wish = arguments.value("color").value_or("auto");
-  return wish == "auto" ? heed_program::colours(STDOUT_FILENO) : wish == "true" || wish == "yes" || wish == "1";
+  return wish == "auto" ? heed_program::colours(STDOUT_FILENO)
+                        : wish == "true" || wish == "yes" || wish == "1";
 }
 
-[[nodiscard]] std::unique_ptr<benchmark::BenchmarkReporter> reporter_named(const std::string& format,
-                                                                          bool colours) {
+[[nodiscard]] std::unique_ptr<benchmark::BenchmarkReporter> reporter_named(
+    const std::string& format, bool colours) {
   if (format == "json") return std::make_unique<benchmark::JSONReporter>();
   if (format == "console") return std::make_unique<heed_bench::TableReporter>(colours);
 // Google Benchmark warns that this reporter will go; there is no other.
@@ -178,7 +184,8 @@ int run_benchmarks(Arguments& arguments) {
   benchmark::Shutdown();
   std::cout.flush();
   if (count == 0) return 2;
-  if (!out.empty() && !arguments.names("list_tests")) heed_program::write_output(out, results.file_text());
+  if (!out.empty() && !arguments.names("list_tests"))
+    heed_program::write_output(out, results.file_text());
   if (!std::cout) throw std::runtime_error("standard output cannot be written");
   if (results.failed() > 0)
     throw std::runtime_error(std::to_string(results.failed()) + " of " + std::to_string(count) +

@@ -22,8 +22,8 @@ function(heed_add_compiled)
     set(source "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/${op}.cpp")
     set(HEED_CODE "${code_${op}}")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT
-         "#include <heed/compiled.hpp>\n#include <heed/engine/backward_call.hpp>\n
-namespace heed::inline HEED_ABI {\n@HEED_CODE@}\n")
+         "#include <heed/compiled.hpp>\n#include <heed/engine/doors.hpp>\n
+namespace heed {\ninline namespace HEED_ABI {\n@HEED_CODE@}\n}\n")
     list(APPEND sources "${source}")
   endforeach()
   add_library(heed_compiled STATIC EXCLUDE_FROM_ALL ${sources})

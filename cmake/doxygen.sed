@@ -54,5 +54,5 @@ s,.*,/** & */,
 G
 
 :code
-s,(^|\n)namespace heed::inline HEED_ABI,\1namespace heed,
+s,(^|\n)(inline namespace HEED_ABI \{|\}  // namespace HEED_ABI),\1,
 s,((^|\n) *[^ /\n][^\n]*[;\,] +)// ([^\n]*)$,\1///< \3,

@@ -18,15 +18,16 @@ constexpr CBLAS_TRANSPOSE kAsIs = CblasNoTrans, kTransposed = CblasTrans;
 
 // Row-major C = alpha op(A) op(B) + beta C; leading dimensions are the rows' lengths.
 inline void gemm(CBLAS_TRANSPOSE a_as, CBLAS_TRANSPOSE b_as, Index m, Index n, Index k, float alpha,
-                 const float* a, Index lda, const float* b, Index ldb, float beta, float* c, Index ldc) {
-  cblas_sgemm(CblasRowMajor, a_as, b_as, int(m), int(n), int(k), alpha, a, int(lda), b, int(ldb), beta,
-              c, int(ldc));
-}
-inline void gemm(CBLAS_TRANSPOSE a_as, CBLAS_TRANSPOSE b_as, Index m, Index n, Index k, double alpha,
-                 const double* a, Index lda, const double* b, Index ldb, double beta, double* c,
+                 const float* a, Index lda, const float* b, Index ldb, float beta, float* c,
                  Index ldc) {
-  cblas_dgemm(CblasRowMajor, a_as, b_as, int(m), int(n), int(k), alpha, a, int(lda), b, int(ldb), beta,
-              c, int(ldc));
+  cblas_sgemm(CblasRowMajor, a_as, b_as, int(m), int(n), int(k), alpha, a, int(lda), b, int(ldb),
+              beta, c, int(ldc));
+}
+inline void gemm(CBLAS_TRANSPOSE a_as, CBLAS_TRANSPOSE b_as, Index m, Index n, Index k,
+                 double alpha, const double* a, Index lda, const double* b, Index ldb, double beta,
+                 double* c, Index ldc) {
+  cblas_dgemm(CblasRowMajor, a_as, b_as, int(m), int(n), int(k), alpha, a, int(lda), b, int(ldb),
+              beta, c, int(ldc));
 }
 
 template <class T>
@@ -90,7 +91,8 @@ class BlasPeer {
         if (seen < n) s.row(r).tail(n - seen).setConstant(-heed::kInfinity<T>);
       }
     if (heads.causal())
-      for (Index r = 0; r < std::min(b.rows, j - b.row); ++r) s.row(r).setConstant(-heed::kInfinity<T>);
+      for (Index r = 0; r < std::min(b.rows, j - b.row); ++r)
+        s.row(r).setConstant(-heed::kInfinity<T>);
     return s;
   }
 
@@ -108,8 +110,8 @@ class BlasPeer {
       s = (s.colwise() - top).exp();
       sum = sum * rescale + s.rowwise().sum();
       out.colwise() *= rescale;
-      gemm(kAsIs, kAsIs, b.rows, dv, n, T(1), s.data(), n, key(heads.v, b, j, dv), dv, T(1), out.data(),
-           dv);
+      gemm(kAsIs, kAsIs, b.rows, dv, n, T(1), s.data(), n, key(heads.v, b, j, dv), dv, T(1),
+           out.data(), dv);
     }
     out.colwise() /= sum;
     Eigen::Map<Rows>(lse_.data() + b.head * heads.shape.len_q + b.row, b.rows) = top + sum.log();
@@ -128,13 +130,13 @@ class BlasPeer {
       Eigen::Map<Matrix> ds(dscores_.data(), b.rows, n);
       gemm(kTransposed, kAsIs, n, dv, b.rows, T(1), weights.data(), n, dout.data(), dv, T(1),
            key(heads.dv, b, j, dv), dv);
-      gemm(kAsIs, kTransposed, b.rows, n, dv, T(1), dout.data(), dv, key(heads.v, b, j, dv), dv, T(0),
-           ds.data(), n);
+      gemm(kAsIs, kTransposed, b.rows, n, dv, T(1), dout.data(), dv, key(heads.v, b, j, dv), dv,
+           T(0), ds.data(), n);
       ds = weights * (ds.colwise() - delta);
       gemm(kAsIs, kAsIs, b.rows, d, n, heads.scale(), ds.data(), n, key(heads.k, b, j, d), d, T(1),
            query(heads.dq, b, d), d);
-      gemm(kTransposed, kAsIs, n, d, b.rows, heads.scale(), ds.data(), n, query(heads.q, b, d), d, T(1),
-           key(heads.dk, b, j, d), d);
+      gemm(kTransposed, kAsIs, n, d, b.rows, heads.scale(), ds.data(), n, query(heads.q, b, d), d,
+           T(1), key(heads.dk, b, j, d), d);
     }
   }
 

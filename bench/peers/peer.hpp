@@ -41,11 +41,12 @@ template <class T>
   heed::Saved<T> saved;
   heed::forward(op, in, mask, heed::TensorView<T>(ours.out.data(), out), &saved);
   if (pass == Pass::forward) return deviation(peer.out, ours.out);
-  heed::backward(op, in, mask, saved, heed::TensorView<const T>(ours.out.data(), out),
-                 heed::TensorView<const T>(ours.dout.data(), out),
-                 heed::Gradients<T>{{ours.dq.data(), q}, {ours.dk.data(), k}, {ours.dv.data(), v}, {}, {}});
-  return std::max({deviation(peer.dq, ours.dq), deviation(peer.dk, ours.dk),
-                   deviation(peer.dv, ours.dv)});
+  heed::backward(
+      op, in, mask, saved, heed::TensorView<const T>(ours.out.data(), out),
+      heed::TensorView<const T>(ours.dout.data(), out),
+      heed::Gradients<T>{{ours.dq.data(), q}, {ours.dk.data(), k}, {ours.dv.data(), v}, {}, {}});
+  return std::max(
+      {deviation(peer.dq, ours.dq), deviation(peer.dk, ours.dk), deviation(peer.dv, ours.dv)});
 }
 
 // Peer  constructible from a Case; forward(), backward(); `heads`, a Heads<T>.
@@ -69,7 +70,8 @@ void add_peer(const char* name, const char* dtype) {
           return state.SkipWithError("differs from heed");
         const auto peer = std::make_shared<Peer>(c);
         const Contender other = baseline<T>(c);
-        measure<T>(state, c, pass, {[peer] { peer->forward(); }, [peer] { peer->backward(); }}, &other);
+        measure<T>(state, c, pass, {[peer] { peer->forward(); }, [peer] { peer->backward(); }},
+                   &other);
       });
     }
   }

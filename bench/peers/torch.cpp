@@ -22,14 +22,14 @@ class TorchPeer {
     k_ = tensor(heads.k, c.len_kv, c.dim).requires_grad_();
     v_ = tensor(heads.v, c.len_kv, c.dim_v).requires_grad_();
     dout_ = tensor(heads.dout, c.len_q, c.dim_v);
-    if (heads.causal())
-      hidden_ = torch::ones({c.len_q, c.len_kv}, torch::kBool).triu(1);
+    if (heads.causal()) hidden_ = torch::ones({c.len_q, c.len_kv}, torch::kBool).triu(1);
   }
 
   void forward() {
     at::set_num_threads(heads.shape.threads);
     auto scores = torch::matmul(q_, k_.transpose(1, 2)) * double(heads.scale());
-    if (heads.causal()) scores = scores.masked_fill(hidden_, -std::numeric_limits<double>::infinity());
+    if (heads.causal())
+      scores = scores.masked_fill(hidden_, -std::numeric_limits<double>::infinity());
     out_ = torch::matmul(torch::softmax(scores, -1), v_);
     copy(out_, heads.out);
   }

@@ -44,8 +44,8 @@ struct Case {
   [[nodiscard]] double flops(Pass pass) const {
     const double rows = double(len_q), columns = double(len_kv);
     const double pairs = mask == MaskKind::causal ? rows * (rows + 1) / 2 : rows * columns;
-    const double per_pair = pass == Pass::forward ? 2.0 * double(dim + dim_v)
-                                                  : 2.0 * double(3 * dim + 2 * dim_v);
+    const double per_pair =
+        pass == Pass::forward ? 2.0 * double(dim + dim_v) : 2.0 * double(3 * dim + 2 * dim_v);
     return per_pair * pairs * double(heads);
   }
   // Keys and values.

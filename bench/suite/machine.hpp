@@ -39,7 +39,8 @@ void keep(const P (&sums)[N]) {
 template <class T>
 [[nodiscard]] double peak_flops(int threads) {
   using P = heed::Pack<T>;
-  constexpr int chains = 14;  // more than latency times ports; with two operands they fill 16 registers
+  constexpr int chains =
+      14;  // more than latency times ports; with two operands they fill 16 registers
   constexpr Index rounds = Index(1) << 19;  // a millisecond or two
   const auto work = [](int worker) {
     P sums[chains], factor = T(0.999999), step = T(1e-6) * T(worker + 1);

@@ -93,8 +93,11 @@ class Call {
     return {results_[i].data(), s};
   }
   void take_gradients() {
-    grads_ = {output(0, in_.query.shape()), output(1, in_.key.shape()), output(2, in_.value.shape()),
-              {}, {}};
+    grads_ = {output(0, in_.query.shape()),
+              output(1, in_.key.shape()),
+              output(2, in_.value.shape()),
+              {},
+              {}};
     if (in_.extra.given()) grads_.extra = output(3, in_.extra.shape());
     if (mask_.bias.given()) grads_.bias = output(5, {1, 1, g_.len_q, g_.len_kv});
   }
@@ -107,7 +110,8 @@ class Call {
     if (kind != MaskKind::boolean) return;
     allowed_.reset(new bool[std::size_t(count)]);
     const heed::CounterRandom random(7, 99);
-    for (Index i = 0; i < count; ++i) allowed_[std::size_t(i)] = random.uniform(std::uint64_t(i)) > 0.125;
+    for (Index i = 0; i < count; ++i)
+      allowed_[std::size_t(i)] = random.uniform(std::uint64_t(i)) > 0.125;
     mask_ = heed::boolean<T>({allowed_.get(), pairs});
   }
   Op op_, grad_;
@@ -125,7 +129,8 @@ class Call {
 };
 
 template <class Op>
-[[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask, int threads) {
+[[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask,
+                                  int threads) {
   const auto call = std::make_shared<Call<Op>>(op, g, mask, threads);
   return {[call] { call->forward(); }, [call] { call->backward(); }};
 }

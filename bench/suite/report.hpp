@@ -24,7 +24,8 @@ class TableReporter : public benchmark::ConsoleReporter {
     ConsoleReporter::ReportRuns(runs);
     for (const Run& run : runs)
       // With repetitions the median comes last.
-      if (!run.error_occurred && (run.run_type == Run::RT_Iteration || run.aggregate_name == "median"))
+      if (!run.error_occurred &&
+          (run.run_type == Run::RT_Iteration || run.aggregate_name == "median"))
         note(run);
   }
 
@@ -72,7 +73,8 @@ class TableReporter : public benchmark::ConsoleReporter {
     std::ostream& out = GetOutputStream();
     std::size_t first = 0;
     for (const std::string& row : table.rows) first = std::max(first, row.size());
-    out << "\n" << name
+    out << "\n"
+        << name
         << ": time over sdpa's, and share of the FMA peak (one query: of the read bandwidth)\n"
         << std::string(first, ' ');
     const auto width = [](const std::string& column) {

@@ -44,13 +44,13 @@ template <class Number>
 
 // Whole numbers from `least` to `most`.
 [[nodiscard]] inline CLI::Validator whole(std::int64_t least, std::int64_t most) {
-  return detail::number_in(least, most,
-                           "whole number from " + std::to_string(least) + " to " + std::to_string(most));
+  return detail::number_in(
+      least, most, "whole number from " + std::to_string(least) + " to " + std::to_string(most));
 }
 // Numbers from `least` to `most`; NaN is none.
 [[nodiscard]] inline CLI::Validator number(double least, double most) {
-  return detail::number_in(least, most,
-                           "number from " + detail::short_text(least) + " to " + detail::short_text(most));
+  return detail::number_in(
+      least, most, "number from " + detail::short_text(least) + " to " + detail::short_text(most));
 }
 [[nodiscard]] inline CLI::Validator seed() {
   return detail::number_in(std::uint64_t(0), ~std::uint64_t(0), "whole number from 0 to 2^64 - 1");
@@ -58,7 +58,8 @@ template <class Number>
 // `what`: "file" or "folder".
 [[nodiscard]] inline CLI::Validator path_of(const std::string& what) {
   return CLI::Validator(
-      [=](std::string& text) { return text.empty() ? "\"\" names no " + what : std::string(); }, "");
+      [=](std::string& text) { return text.empty() ? "\"\" names no " + what : std::string(); },
+      "");
 }
 
 }  // namespace heed_program

@@ -24,14 +24,16 @@ namespace heed_program {
 
 // Options or input that cannot be used; the text is the whole sentence. Exit code 2.
 struct UsageError : std::runtime_error {
-  explicit UsageError(const std::string& sentence) : std::runtime_error(heed::printable(sentence)) {}
+  explicit UsageError(const std::string& sentence)
+      : std::runtime_error(heed::printable(sentence)) {}
 };
 
 // The end of each --help.
 inline constexpr const char* kExitCodes =
     "Exit codes:\n"
     "  0  done\n"
-    "  1  a check failed, or the work could not be finished (memory, disk, numbers that are not finite)\n"
+    "  1  a check failed, or the work could not be finished (memory, disk, numbers that are not "
+    "finite)\n"
     "  2  options or input that cannot be used; one sentence on standard error says which\n";
 
 // Runs f, during which whatever cannot be read is the user's mistake.
@@ -59,18 +61,22 @@ auto as_usage(F&& f) {
 inline void require_output(const std::string& option, const std::string& path) {
   const std::filesystem::path target(path);
   const std::string begin = option + " " + path + ": ";
-  if (!target.has_filename()) throw UsageError(option + " is \"" + path + "\", it must name a file");
-  struct stat old {}, stream {};
+  if (!target.has_filename())
+    throw UsageError(option + " is \"" + path + "\", it must name a file");
+  struct stat old {
+  }, stream{};
   if (::stat(path.c_str(), &old) == 0) {
     if (!S_ISREG(old.st_mode)) throw UsageError(begin + "exists and is not a regular file");
     for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO})
-      if (::fstat(descriptor, &stream) == 0 && stream.st_dev == old.st_dev && stream.st_ino == old.st_ino)
+      if (::fstat(descriptor, &stream) == 0 && stream.st_dev == old.st_dev &&
+          stream.st_ino == old.st_ino)
         throw UsageError(begin + "standard output or standard error is written there");
   } else if (errno != ENOENT) {  // a name that is too long, a folder that is none
     throw UsageError(begin + "cannot be written (" + std::generic_category().message(errno) + ")");
   }
   try {
-    const heed::io::TemporaryFile attempt(target.has_parent_path() ? target.parent_path() : ".", target);
+    const heed::io::TemporaryFile attempt(target.has_parent_path() ? target.parent_path() : ".",
+                                          target);
   } catch (const std::runtime_error& error) {
     throw UsageError(option + " " + error.what());
   }

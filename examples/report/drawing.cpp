@@ -16,9 +16,12 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // Bytes of the UTF-8 character that begins at `at`; 0 if none does that XML allows.
 [[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) { return std::uint32_t(static_cast<unsigned char>(text[i])); };
+  const auto byte = [&](std::size_t i) {
+    return std::uint32_t(static_cast<unsigned char>(text[i]));
+  };
   const std::uint32_t first = byte(at);
-  if (first < 0x80) return first >= 0x20 && first != 0x7F ? 1 : first == '\n' || first == '\t' ? 1 : 0;
+  if (first < 0x80)
+    return first >= 0x20 && first != 0x7F ? 1 : first == '\n' || first == '\t' ? 1 : 0;
   const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
   if (first < 0xC2 || first > 0xF4 || at + length > text.size()) return 0;
   std::uint32_t code = first & (0x7Fu >> length);
@@ -77,7 +80,8 @@ std::string coordinate(double value) {
 }
 
 std::string number_text(double value) {
-  constexpr std::array<std::pair<double, const char*>, 3> units{{{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
+  constexpr std::array<std::pair<double, const char*>, 3> units{
+      {{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
   char text[64];
   const double size = std::abs(value);
   if (size >= 1e4 && size < 1e13)
@@ -106,7 +110,8 @@ std::string heat_colour(double share) {
   for (std::size_t c = 0; c < 3; ++c)
     rgb[c] = int(std::lround(std::lerp(stops[at][c], stops[at + 1][c], place - double(at))));
   char text[16];
-  std::snprintf(text, sizeof text, "#%02x%02x%02x", unsigned(rgb[0]), unsigned(rgb[1]), unsigned(rgb[2]));
+  std::snprintf(text, sizeof text, "#%02x%02x%02x", unsigned(rgb[0]), unsigned(rgb[1]),
+                unsigned(rgb[2]));
   return text;
 }
 
@@ -117,13 +122,14 @@ void Drawing::line(Point from, Point to, const std::string& css) {
 
 void Drawing::rectangle(Point corner, double width, double height, const std::string& css,
                         const std::string& fill) {
-  body_ += "<rect" + attribute("x", corner.x) + attribute("y", corner.y) + attribute("width", width) +
-           attribute("height", height) + attribute("class", css) + attribute("fill", fill) + "/>\n";
+  body_ += "<rect" + attribute("x", corner.x) + attribute("y", corner.y) +
+           attribute("width", width) + attribute("height", height) + attribute("class", css) +
+           attribute("fill", fill) + "/>\n";
 }
 
 void Drawing::circle(Point centre, double radius, const std::string& css) {
-  body_ += "<circle" + attribute("cx", centre.x) + attribute("cy", centre.y) + attribute("r", radius) +
-           attribute("class", css) + "/>\n";
+  body_ += "<circle" + attribute("cx", centre.x) + attribute("cy", centre.y) +
+           attribute("r", radius) + attribute("class", css) + "/>\n";
 }
 
 void Drawing::polyline(const std::vector<Point>& points, const std::string& css) {
@@ -134,17 +140,19 @@ void Drawing::polyline(const std::vector<Point>& points, const std::string& css)
 }
 
 void Drawing::cells(const std::string& data, const std::string& fill) {
-  body_ += "<path" + attribute("class", "cells") + attribute("fill", fill) + attribute("d", data) + "/>\n";
+  body_ += "<path" + attribute("class", "cells") + attribute("fill", fill) + attribute("d", data) +
+           "/>\n";
 }
 
 void Drawing::text(Point at, std::string_view text, Anchor anchor, const std::string& css) {
   constexpr const char* names[] = {"", "middle", "end"};
   body_ += "<text" + attribute("x", at.x) + attribute("y", at.y) +
-           attribute("text-anchor", names[int(anchor)]) + attribute("class", css) + ">" + escaped(text) +
-           "</text>\n";
+           attribute("text-anchor", names[int(anchor)]) + attribute("class", css) + ">" +
+           escaped(text) + "</text>\n";
 }
 
-double Drawing::paragraph(double top, const std::string& words, const std::string& css, double size) {
+double Drawing::paragraph(double top, const std::string& words, const std::string& css,
+                          double size) {
   const double width = kWidth - 2 * kMargin;
   std::string line;
   const auto put = [&] {

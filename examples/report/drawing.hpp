@@ -54,10 +54,12 @@ class Drawing {
   void polyline(const std::vector<Point>& points, const std::string& css);
   // `data`: of a path, one colour for many cells.
   void cells(const std::string& data, const std::string& fill);
-  void text(Point at, std::string_view text, Anchor anchor = Anchor::start, const std::string& css = "");
+  void text(Point at, std::string_view text, Anchor anchor = Anchor::start,
+            const std::string& css = "");
 
   // Lines over the whole width, the first with its top at `top`; returns where they end.
-  double paragraph(double top, const std::string& text, const std::string& css = "", double size = 12);
+  double paragraph(double top, const std::string& text, const std::string& css = "",
+                   double size = 12);
 
   [[nodiscard]] Picture finish(std::string name, std::string title, double height);
 

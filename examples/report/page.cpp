@@ -23,8 +23,8 @@ constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0072b2", "#4a9fe
                                                              {"#b98500", "#f0c040"},
                                                              {"#56b4e9", "#a5dcff"},
                                                              {"#6a7078", "#b8bec6"}}};
-constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"}, kInk{"#1b1f24", "#e6e9ec"},
-    kPaper{"#ffffff", "#16191d"};
+constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"},
+    kInk{"#1b1f24", "#e6e9ec"}, kPaper{"#ffffff", "#16191d"};
 
 // The value of a colour: a variable of the page, or as it is.
 [[nodiscard]] std::string value_of(const std::string& name, const Colour& colour, bool on_page) {
@@ -46,16 +46,18 @@ constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"}, kInk{
 
 [[nodiscard]] std::string picture_style(bool on_page) {
   const std::string ink = on_page ? "currentColor" : kInk.light;
-  std::string css = "svg text{font:12px system-ui,'DejaVu Sans',Arial,sans-serif;fill:" + ink +
-                    "}svg .title{font-size:14px;font-weight:600}svg .note{fill:" +
-                    value_of("soft", kSoft, on_page) +
-                    "}svg .letter{font-family:ui-monospace,'DejaVu Sans Mono',monospace}svg .frame{fill:none;"
-                    "stroke:" + ink + "}svg .mark{stroke:" + ink + ";stroke-width:1.2}svg .grid{stroke:" +
-                    value_of("grid", kGrid, on_page) +
-                    "}svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
-                    "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
-                    "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6;stroke:" +
-                    value_of("soft", kSoft, on_page) + "}";
+  std::string css =
+      "svg text{font:12px system-ui,'DejaVu Sans',Arial,sans-serif;fill:" + ink +
+      "}svg .title{font-size:14px;font-weight:600}svg .note{fill:" +
+      value_of("soft", kSoft, on_page) +
+      "}svg .letter{font-family:ui-monospace,'DejaVu Sans Mono',monospace}svg .frame{fill:none;"
+      "stroke:" +
+      ink + "}svg .mark{stroke:" + ink +
+      ";stroke-width:1.2}svg .grid{stroke:" + value_of("grid", kGrid, on_page) +
+      "}svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
+      "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
+      "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6;stroke:" +
+      value_of("soft", kSoft, on_page) + "}";
   for (std::size_t i = 0; i < kSeries.size(); ++i) {
     const std::string n = std::to_string(i), value = value_of("c" + n, kSeries[i], on_page);
     css += "svg .l" + n + "{stroke:" + value + "}svg .f" + n + "{fill:" + value + "}";
@@ -83,8 +85,8 @@ constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"}, kInk{
 [[nodiscard]] std::string svg_element(const Picture& picture, const std::string& attributes,
                                       const std::string& inside) {
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + coordinate(kWidth) + " " +
-         coordinate(picture.height) + "\" role=\"img\" aria-label=\"" + escaped(picture.title) + "\"" +
-         attributes + ">\n" + inside + picture.body + "</svg>\n";
+         coordinate(picture.height) + "\" role=\"img\" aria-label=\"" + escaped(picture.title) +
+         "\"" + attributes + ">\n" + inside + picture.body + "</svg>\n";
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
@@ -95,17 +97,19 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 }  // namespace
 
 std::string svg_text(const Picture& picture) {
-  const std::string size = " width=\"" + coordinate(2 * kWidth) + "\" height=\"" +
-                           coordinate(2 * picture.height) + "\"";
-  return svg_element(picture, size, "<style>" + picture_style(false) + "</style>\n<rect width=\"100%\" " +
-                                        "height=\"100%\" fill=\"" + kPaper.light + "\"/>\n");
+  const std::string size =
+      " width=\"" + coordinate(2 * kWidth) + "\" height=\"" + coordinate(2 * picture.height) + "\"";
+  return svg_element(picture, size,
+                     "<style>" + picture_style(false) + "</style>\n<rect width=\"100%\" " +
+                         "height=\"100%\" fill=\"" + kPaper.light + "\"/>\n");
 }
 
 std::string html_text(const Page& page) {
-  std::string text = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>" +
-                     escaped(page.title) + "</title>\n<style>" + page_style() +
-                     "</style>\n</head>\n<body>\n<main>\n<h1>" + escaped(page.title) + "</h1>\n";
+  std::string text =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>" +
+      escaped(page.title) + "</title>\n<style>" + page_style() +
+      "</style>\n</head>\n<body>\n<main>\n<h1>" + escaped(page.title) + "</h1>\n";
   if (!page.facts.empty()) {
     text += "<dl>\n";
     for (const auto& [name, value] : page.facts)

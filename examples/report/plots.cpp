@@ -30,7 +30,8 @@ constexpr double kAxisName = kLine + 6;  // room above a plot for the name of it
 }
 
 // Note and what was left out, below `top`; returns the height of the picture.
-[[nodiscard]] double foot_of(Drawing& drawing, double top, const std::string& note, std::size_t left_out) {
+[[nodiscard]] double foot_of(Drawing& drawing, double top, const std::string& note,
+                             std::size_t left_out) {
   std::string text = note;
   if (left_out > 0) text += (text.empty() ? "" : " ") + left_out_text(left_out);
   return text.empty() ? top + 4 : drawing.paragraph(top + 4, text, "note") + 6;
@@ -69,7 +70,8 @@ class Legend {
 }
 
 // The x axis of a plot: grid lines from `top` to `bottom`, numbers and the label below. Returns the end.
-double x_axis(Drawing& drawing, const Scale& x, double top, double bottom, const std::string& label) {
+double x_axis(Drawing& drawing, const Scale& x, double top, double bottom,
+              const std::string& label) {
   double last_end = -kWidth;
   for (const double tick : x.ticks()) {
     drawing.line({x(tick), top}, {x(tick), bottom}, "grid");
@@ -176,7 +178,8 @@ class BarDrawing {
         entry(chart_.groups[g], g, i, y + kBar * double(g), x);
     }
     if (chart_.points) drawing_.rectangle({left, top}, kWidth - 16 - left, bottom - top, "frame");
-    for (const double at : reference_places(range)) drawing_.line({x(at), top}, {x(at), bottom}, "mark");
+    for (const double at : reference_places(range))
+      drawing_.line({x(at), top}, {x(at), bottom}, "mark");
     return drawing_.finish(chart_.name, chart_.title,
                            foot_of(drawing_, legend(end), chart_.note, left_out_));
   }
@@ -237,7 +240,8 @@ class BarDrawing {
   [[nodiscard]] double legend(double top) {
     if (chart_.groups.size() < 2) return top;
     Legend legend(drawing_, top);
-    for (std::size_t g = 0; g < chart_.groups.size(); ++g) legend.add(chart_.groups[g].name, g, false);
+    for (std::size_t g = 0; g < chart_.groups.size(); ++g)
+      legend.add(chart_.groups[g].name, g, false);
     return legend.end();
   }
 
@@ -256,7 +260,9 @@ class Heat {
   [[nodiscard]] int level(double value) const {
     return std::clamp(int(scale_(value) * kLevels), 0, kLevels - 1);
   }
-  [[nodiscard]] static std::string colour_of(int level) { return heat_colour(double(level) / (kLevels - 1)); }
+  [[nodiscard]] static std::string colour_of(int level) {
+    return heat_colour(double(level) / (kLevels - 1));
+  }
 
   // A bar of all colours with numbers below; returns its end.
   double legend(Drawing& drawing, double top, const std::string& label) const {
@@ -265,7 +271,8 @@ class Heat {
     for (int i = 0; i < kLevels; ++i)
       drawing.rectangle({left + step * i, top + 18}, step + 0.3, 10, "cells", colour_of(i));
     for (const double tick : scale_.ticks())
-      drawing.text({left + (right - left) * scale_(tick), top + 42}, number_text(tick), Anchor::middle);
+      drawing.text({left + (right - left) * scale_(tick), top + 42}, number_text(tick),
+                   Anchor::middle);
     return top + 46;
   }
 
@@ -295,15 +302,18 @@ class HeatDrawing {
     for (std::size_t i = 0; i < map_.values.size(); ++i)
       if (!is_hidden(i)) shown.push_back(map_.values[i]);
     const Heat heat(range_of(shown, left_out_));
-    const double top = head_of(drawing_, map_.title) + kAxisName, left = 36, size = kWidth - left - 16;
+    const double top = head_of(drawing_, map_.title) + kAxisName, left = 36,
+                 size = kWidth - left - 16;
     const double cell = size / double(std::max<std::size_t>(1, std::max(map_.rows, map_.columns)));
-    const double right = left + cell * double(map_.columns), bottom = top + cell * double(map_.rows);
+    const double right = left + cell * double(map_.columns),
+                 bottom = top + cell * double(map_.rows);
     drawing_.text({kMargin, top - 10}, map_.y_label);
     draw_cells(heat, {left, top}, cell);
     drawing_.rectangle({left, top}, right - left, bottom - top, "frame");
     const auto each = std::max<std::size_t>(1, std::max(map_.rows, map_.columns) / 8);
     for (std::size_t i = 0; i < map_.columns; i += each)
-      drawing_.text({left + (double(i) + 0.5) * cell, bottom + 15}, std::to_string(i), Anchor::middle);
+      drawing_.text({left + (double(i) + 0.5) * cell, bottom + 15}, std::to_string(i),
+                    Anchor::middle);
     for (std::size_t i = 0; i < map_.rows; i += each)
       drawing_.text({left - 5, top + (double(i) + 0.5) * cell + 4}, std::to_string(i), Anchor::end);
     drawing_.text({(left + right) / 2, bottom + 15 + kLine}, map_.x_label, Anchor::middle);
@@ -330,7 +340,9 @@ class HeatDrawing {
     for (const auto& [level, path] : paths) drawing_.cells(path, Heat::colour_of(level));
   }
 
-  [[nodiscard]] bool is_hidden(std::size_t i) const { return !map_.hidden.empty() && map_.hidden[i]; }
+  [[nodiscard]] bool is_hidden(std::size_t i) const {
+    return !map_.hidden.empty() && map_.hidden[i];
+  }
 
   // -1 where there is no number.
   [[nodiscard]] int level_at(const Heat& heat, std::size_t row, std::size_t column) const {
@@ -360,7 +372,8 @@ class StripDrawing {
       top += kColumn + kLine + 6;
     }
     const double end = heat.legend(drawing_, top, strip_.colour_label);
-    return drawing_.finish(strip_.name, strip_.title, foot_of(drawing_, end, strip_.note, left_out_));
+    return drawing_.finish(strip_.name, strip_.title,
+                           foot_of(drawing_, end, strip_.note, left_out_));
   }
 
  private:

@@ -48,8 +48,9 @@ struct BarChart {
 struct HeatMap {
   std::string name, title, note, x_label, y_label, scale_label;
   std::size_t rows = 0, columns = 0;
-  std::vector<double> values;        // (rows, columns), the first row on top
-  std::vector<bool> hidden = {};     // likewise, or empty: cells without a value, which are not left out
+  std::vector<double> values;  // (rows, columns), the first row on top
+  std::vector<bool> hidden =
+      {};  // likewise, or empty: cells without a value, which are not left out
 };
 [[nodiscard]] Picture draw(const HeatMap& map);
 

@@ -10,7 +10,8 @@ namespace heed_report {
 namespace {
 
 constexpr std::array<double, 3> kRound{1, 2, 5};
-constexpr double kSmallest = 1e-280, kLargest = 1e300;  // so that steps and ends stay normal numbers
+constexpr double kSmallest = 1e-280,
+                 kLargest = 1e300;  // so that steps and ends stay normal numbers
 
 [[nodiscard]] std::vector<double> linear_ticks(double low, double high, int wanted) {
   // Widened also where the range is lost in the rounding of its ends.
@@ -64,8 +65,10 @@ bool Range::include(double value) {
 
 std::vector<double> ticks_over(const Range& range, int wanted) {
   if (range.logarithmic())
-    return range.empty() ? std::vector<double>{1, 10} : logarithmic_ticks(range.low(), range.high(), wanted);
-  return range.empty() ? linear_ticks(0, 1, wanted) : linear_ticks(range.low(), range.high(), wanted);
+    return range.empty() ? std::vector<double>{1, 10}
+                         : logarithmic_ticks(range.low(), range.high(), wanted);
+  return range.empty() ? linear_ticks(0, 1, wanted)
+                       : linear_ticks(range.low(), range.high(), wanted);
 }
 
 Scale::Scale(const Range& range, int wanted, double from, double to)

@@ -3,9 +3,9 @@
 
 // Everything that a caller needs: forward(), backward(), masks, the cache of decoding, and every variant.
 
-#include <heed/engine/backward_call.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/engine/explain.hpp>
-#include <heed/engine/forward.hpp>
-#include <heed/engine/kv_cache.hpp>
-#include <heed/ops/resonance.hpp>
+#include <heed/engine/forward_walk.hpp>
+#include <heed/kv_cache.hpp>
+#include <heed/measure/resonance.hpp>
 #include <heed/variants.hpp>

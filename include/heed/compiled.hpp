@@ -10,7 +10,8 @@
 #include <heed/engine/door.hpp>
 #include <heed/variants.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Each line becomes a source file of heed::compiled.
 extern template struct detail::Door<ScaledDot<float>>;
@@ -36,4 +37,5 @@ extern template struct detail::Door<Dialectical<double>>;
 extern template struct detail::Door<Prototype<float>>;
 extern template struct detail::Door<Prototype<double>>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -16,7 +16,8 @@
 #include <string>
 #include <utility>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // One entry of the list: an op ready to run on `geometry`.
 template <class Op>
@@ -39,7 +40,8 @@ void fill_tensors(Op& op, std::uint64_t seed) {
     const CounterRandom random(seed, ++stream);
     if (param.shape().size() < 2) return;
     const double spread = 1.0 / std::sqrt(double(param.shape().back()));
-    for (Index i = 0; i < param.size(); ++i) param[i] = Real(spread * random.normal(std::uint64_t(i)));
+    for (Index i = 0; i < param.size(); ++i)
+      param[i] = Real(spread * random.normal(std::uint64_t(i)));
   });
 }
 
@@ -88,13 +90,13 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
   add("intent-from-q", "gate q Wg", g, make_intent_from_q<Real>(g));
   add("intent-calculated", "gate q Wq + k Wk + v Wv", g, make_intent_calculated<Real>(g));
   add("ode", "5 steps", g, ResonantOde<Real>{});
-  add("ode-equilibrium", "fixed point", g, with(ResonantOde<Real>{}, [](auto& op) {
-        op.normaliser.mode = FlowMode::equilibrium;
-      }));
+  add("ode-equilibrium", "fixed point", g,
+      with(ResonantOde<Real>{}, [](auto& op) { op.normaliser.mode = FlowMode::equilibrium; }));
   add("dialectical", "3 steps, halting per token", g, with(Dialectical<Real>{}, [&](auto& op) {
         static_cast<DialecticalParams<Real>&>(op.readout) = DialecticalParams<Real>::zeros(g.dim_v);
       }));
   add("prototype", "winner by cosine", g, make_prototype<Real>(g, prototypes));
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -60,10 +60,11 @@ void check_value_dims() {
 template <class T, Needs needs>
 void check_groups() {
   for (const Index kv_heads : {1, 2, 3, 6})
-    for_calls<T, needs>(geometry(2, 6, kv_heads, 18, 18, 4, 4), [&](const auto& runner, auto& call) {
-      take_turns(call, std::uint64_t(kv_heads));
-      check_backward(runner, call);
-    });
+    for_calls<T, needs>(geometry(2, 6, kv_heads, 18, 18, 4, 4),
+                        [&](const auto& runner, auto& call) {
+                          take_turns(call, std::uint64_t(kv_heads));
+                          check_backward(runner, call);
+                        });
 }
 
 // As in decoding: forward may have computed the heads of a group as rows of one head, backward does not.
@@ -104,14 +105,16 @@ template <class T, Needs needs>
 void check_masks() {
   std::uint64_t turn = 0;
   for (const MaskCase<T>& mask : mask_cases<T>())
-    for (const auto& [len_q, len_kv] : {std::pair<Index, Index>{20, 20}, {9, 35}, {35, 9}, {1, 35}}) {
+    for (const auto& [len_q, len_kv] :
+         {std::pair<Index, Index>{20, 20}, {9, 35}, {35, 9}, {1, 35}}) {
       ++turn;
-      for_calls<T, needs>(geometry(2, 2, 1, len_q, len_kv, 4, 4), [&](const auto& runner, auto& call) {
-        INFO("mask: " << mask.name);
-        call.mask = mask.make(call.geometry);
-        take_turns(call, turn);
-        check_backward(runner, call);
-      });
+      for_calls<T, needs>(geometry(2, 2, 1, len_q, len_kv, 4, 4),
+                          [&](const auto& runner, auto& call) {
+                            INFO("mask: " << mask.name);
+                            call.mask = mask.make(call.geometry);
+                            take_turns(call, turn);
+                            check_backward(runner, call);
+                          });
     }
 }
 

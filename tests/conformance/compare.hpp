@@ -25,8 +25,9 @@ void note_rows(Distance& distance, const std::vector<T>& fast, const std::vector
                const Twin& twin, Index dim) {
   REQUIRE(fast.size() == slow.size());
   for (std::size_t n = 0; n < fast.size(); ++n)
-    distance.note(n, double(fast[n]), slow[n],
-                  tolerance::forward<T>(twin.s_row[n / std::size_t(dim)], twin.weighted_abs_value[n]));
+    distance.note(
+        n, double(fast[n]), slow[n],
+        tolerance::forward<T>(twin.s_row[n / std::size_t(dim)], twin.weighted_abs_value[n]));
 }
 
 // Against the naive loop in float: the largest error of each. `size` is what the rule multiplies.
@@ -83,8 +84,10 @@ void check_lse(const Runner<T>& runner, const Call<T>& call, const Outcome<T>& r
   REQUIRE(result.saved.lse.size() == rows * std::size_t(runner.maps));
   for (std::size_t n = 0; n < result.saved.lse.size(); ++n) {
     const double wanted = twin.lse[n / rows][n % rows];
-    if (!runner.lse_of_scores && std::isfinite(result.saved.lse[n]) && std::isfinite(wanted)) continue;
-    lse.note(n, double(result.saved.lse[n]), wanted, tolerance::lse<T>(twin.s_row[n % rows], wanted));
+    if (!runner.lse_of_scores && std::isfinite(result.saved.lse[n]) && std::isfinite(wanted))
+      continue;
+    lse.note(n, double(result.saved.lse[n]), wanted,
+             tolerance::lse<T>(twin.s_row[n % rows], wanted));
   }
   INFO("lse: " << lse.text());
   CHECK(lse.within());
@@ -123,7 +126,8 @@ Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, const Twi
   return result;
 }
 template <class T>
-Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call, Layout layout = Layout::dense) {
+Outcome<T> check_forward(const Runner<T>& runner, const Call<T>& call,
+                         Layout layout = Layout::dense) {
   return check_forward(runner, call, run_twins(runner, call), layout);
 }
 
@@ -157,7 +161,8 @@ Named check_backward(const Runner<T>& runner, const Call<T>& call, Layout layout
       const std::vector<double>& slow = exact[t].values;
       const bool parameter = slow.size() <= std::size_t(call.geometry.heads);
       if (parameter || call.geometry.len_kv == 1)
-        check_beside_naive(fast[t].values, naive[t].values, slow, "gradient", tolerance::sum_of_terms,
+        check_beside_naive(fast[t].values, naive[t].values, slow, "gradient",
+                           tolerance::sum_of_terms,
                            std::max(largest(slow), size_of_terms(runner, call)));
       else
         check_beside_naive(fast[t].values, naive[t].values, slow, "gradient",

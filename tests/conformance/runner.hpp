@@ -11,7 +11,7 @@
 
 #include <heed/check/op_gradcheck.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/backward_call.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/variants.hpp>
 
 #include "random_call.hpp"
@@ -24,17 +24,18 @@ using Named = std::vector<heed::NamedTensor>;
 struct Twin {
   std::vector<double> out, mixed;
   std::vector<std::vector<double>> lse;
-  std::vector<double> s_row, weighted_abs_value;  // of forward's tolerance; s_row covers the scores too
+  std::vector<double> s_row,
+      weighted_abs_value;  // of forward's tolerance; s_row covers the scores too
 };
 
 // What a test needs of a variant; the rest is not compiled.
 struct Needs {
   bool backward = false;
-  bool twin = false;           // slow twin in double
-  bool naive = false;          // slow twin in T
-  bool tape = false;           // its gradients in double
-  bool naive_tape = false;     // and in T
-  bool differences = false;    // central differences
+  bool twin = false;         // slow twin in double
+  bool naive = false;        // slow twin in T
+  bool tape = false;         // its gradients in double
+  bool naive_tape = false;   // and in T
+  bool differences = false;  // central differences
 };
 
 template <class T>
@@ -43,11 +44,11 @@ struct Runner {
   Geometry geometry;
   Index extra_dim = 0;
   int maps = 1;
-  bool plain_rows = false;       // readout is the identity: out is the mixed rows
+  bool plain_rows = false;  // readout is the identity: out is the mixed rows
   bool weights_sum_to_1 = false;
-  bool lse_of_scores = true;     // false: of what the flow's last softmax saw
-  bool linear_rows = false;      // every key of a row has as much of a gradient, whatever its weight
-  bool reads_own_rows = false;   // needs len_q = len_kv, and reads keys and values past the mask
+  bool lse_of_scores = true;    // false: of what the flow's last softmax saw
+  bool linear_rows = false;     // every key of a row has as much of a gradient, whatever its weight
+  bool reads_own_rows = false;  // needs len_q = len_kv, and reads keys and values past the mask
 
   std::function<void(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::TensorView<T>&,
                      heed::Saved<T>*, const heed::Options&)>
@@ -81,8 +82,13 @@ template <class S, class Op, class T>
 [[nodiscard]] Twin run_twin(const Op& op, const Call<T>& call) {
   const auto cast = heed::reference::cast_whole_op<S>(op);
   const auto result = heed::reference::forward(cast, problem_of<S>(call), {false, true, true});
-  const auto widen = [](const std::vector<S>& x) { return std::vector<double>(x.begin(), x.end()); };
-  Twin twin{widen(result.out), widen(result.mixed), {}, result.error_scale.s_row,
+  const auto widen = [](const std::vector<S>& x) {
+    return std::vector<double>(x.begin(), x.end());
+  };
+  Twin twin{widen(result.out),
+            widen(result.mixed),
+            {},
+            result.error_scale.s_row,
             result.error_scale.weighted_abs_value};
   const Index keys = call.geometry.len_kv;
   for (const auto& lse : result.lse) twin.lse.push_back(widen(lse));
@@ -97,8 +103,9 @@ template <class S, class Op, class T>
 
 template <class S, class Op, class T>
 [[nodiscard]] Named run_tape(const Op& op, const Call<T>& call) {
-  return heed::named_gradients(heed::reference::gradients(
-      heed::reference::cast_whole_op<S>(op), problem_of<S>(call), call.grad_out.template dense<S>()));
+  return heed::named_gradients(heed::reference::gradients(heed::reference::cast_whole_op<S>(op),
+                                                          problem_of<S>(call),
+                                                          call.grad_out.template dense<S>()));
 }
 
 // As heed::check_op_gradient, but for central differences alone, which compile faster.
@@ -153,8 +160,7 @@ void shake(Op& op, const Geometry& g, bool per_head) {
 }
 
 template <class Op>
-inline constexpr bool sums_to_one =
-    Op::NormaliserType::maps == 1 && Op::ReadoutType::identity;
+inline constexpr bool sums_to_one = Op::NormaliserType::maps == 1 && Op::ReadoutType::identity;
 
 template <class T, Needs needs, class Op>
 void attach(Runner<T>& runner, std::shared_ptr<const Op> op) {
@@ -167,9 +173,12 @@ void attach(Runner<T>& runner, std::shared_ptr<const Op> op) {
       heed::backward(*op, in, mask, saved, out, grad_out, grads, &grad, options);
       return named_params(grad);
     };
-  if constexpr (needs.twin) runner.twin = [op](const auto& call) { return run_twin<double>(*op, call); };
-  if constexpr (needs.naive) runner.naive = [op](const auto& call) { return run_twin<T>(*op, call); };
-  if constexpr (needs.tape) runner.tape = [op](const auto& call) { return run_tape<double>(*op, call); };
+  if constexpr (needs.twin)
+    runner.twin = [op](const auto& call) { return run_twin<double>(*op, call); };
+  if constexpr (needs.naive)
+    runner.naive = [op](const auto& call) { return run_twin<T>(*op, call); };
+  if constexpr (needs.tape)
+    runner.tape = [op](const auto& call) { return run_tape<double>(*op, call); };
   if constexpr (needs.naive_tape)
     runner.naive_tape = [op](const auto& call) { return run_tape<T>(*op, call); };
   if constexpr (needs.differences)
@@ -210,8 +219,7 @@ template <class T, Needs needs = Needs{}>
   const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
     const std::string name = variant.name;
     const bool halves = name == "differential" || name == "differential-v1";
-    const bool square =
-        name == "differential-v1" || name == "dialectical" || name == "prototype";
+    const bool square = name == "differential-v1" || name == "dialectical" || name == "prototype";
     if (halves && g.dim_qk % 2 != 0) return;
     if (square && g.dim_qk != g.dim_v) return;
     if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv) return;
@@ -300,7 +308,9 @@ template <class T>
   const auto like = [layout](const Tensor<T>& x) {
     return x.given() ? Tensor<T>(x.shape(), layout) : Tensor<T>();
   };
-  Part parts[] = {{"query", like(call.query)}, {"key", like(call.key)}, {"value", like(call.value)},
+  Part parts[] = {{"query", like(call.query)},
+                  {"key", like(call.key)},
+                  {"value", like(call.value)},
                   {"extra", like(call.extra)},
                   {"bias", call.mask.bias ? like(*call.mask.bias) : Tensor<T>()}};
   for (Part& part : parts) part.grad.fill(T(7));
@@ -314,7 +324,8 @@ template <class T>
     const bool always = &part < parts + 3;
     if (always || part.grad.size() > 0)
       named.push_back({part.name, part.grad.template dense<double>()});
-    heed::require(!part.grad.given() || part.grad.untouched(), "backward wrote beside grad_", part.name);
+    heed::require(!part.grad.given() || part.grad.untouched(), "backward wrote beside grad_",
+                  part.name);
   }
   named.insert(named.end(), params.begin(), params.end());
   return named;
@@ -349,7 +360,9 @@ struct Distance {
     if (std::isnan(fast) && std::isnan(slow)) return;
     if (fast == slow) return;
     const double e = std::abs(fast - slow);
-    const double r = e <= allowed ? e / allowed : std::isfinite(e) && allowed > 0 ? e / allowed : HUGE_VAL;
+    const double r = e <= allowed                      ? e / allowed
+                     : std::isfinite(e) && allowed > 0 ? e / allowed
+                                                       : HUGE_VAL;
     if (std::isfinite(e)) error = std::max(error, e);
     if (r > ratio) {
       ratio = r;

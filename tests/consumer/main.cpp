@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The smallest user of heed: attention over one key gives back its value, whatever the query.
-#include <heed/engine/forward.hpp>
+#include <heed/engine/forward_walk.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
 #include <cmath>
@@ -14,7 +14,8 @@ int main() {
   const auto view = [](const std::vector<float>& memory, const heed::Shape& shape) {
     return heed::TensorView<const float>(memory.data(), shape);
   };
-  heed::forward(heed::ScaledDot<float>{}, {view(query, queries), view(key, keys), view(value, keys)}, {},
+  heed::forward(heed::ScaledDot<float>{},
+                {view(query, queries), view(key, keys), view(value, keys)}, {},
                 heed::TensorView<float>(out.data(), queries));
   for (std::size_t i = 0; i < out.size(); ++i)
     if (std::abs(out[i] - value[i / 12 * 4 + i % 4]) > 1e-5F) return 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops of a user's own.
 
-#include <heed/engine/backward_call.hpp>
+#include <heed/engine/doors.hpp>
 
 #include "fuzz/op.hpp"
 #include "fuzz/own.hpp"

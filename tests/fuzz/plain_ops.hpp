@@ -232,8 +232,9 @@ struct OdeFormula : SoftmaxFormula {
       a = next;
       if (mode == equilibrium && change < 1e-17) break;
     }
-    if (multiplier) w.lse[0] = 0 * value(mean);  // the logarithm of a sum of 1, NaN in a row without one
-    if (!multiplier) {  // heed's drive lacks the row's own -rho |q|^2
+    if (multiplier)
+      w.lse[0] = 0 * value(mean);  // the logarithm of a sum of 1, NaN in a row without one
+    if (!multiplier) {             // heed's drive lacks the row's own -rho |q|^2
       const S* q = p.q(b, h, i);
       w.lse[0] += value(eta) * value(p.param(0, h)) * value(dot(q, q, p.sizes.dim_qk));
     }

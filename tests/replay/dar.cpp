@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run.hpp"
 
+#include <heed/measure/resonance.hpp>
 #include <heed/ops/dar.hpp>
-#include <heed/ops/resonance.hpp>
 
 namespace heed_test {
 
 namespace {
 
 heed::GateKind gate_of(const GoldenCase& golden) {
-  const std::map<std::string, heed::GateKind> kinds = {
-      {"logistic", heed::GateKind::logistic},
-      {"centered", heed::GateKind::centred},
-      {"tanh", heed::GateKind::tanh},
-      {"plin", heed::GateKind::piecewise_linear}};
+  const std::map<std::string, heed::GateKind> kinds = {{"logistic", heed::GateKind::logistic},
+                                                       {"centered", heed::GateKind::centred},
+                                                       {"tanh", heed::GateKind::tanh},
+                                                       {"plin", heed::GateKind::piecewise_linear}};
   const auto found = kinds.find(golden.text("gate"));
   heed::require(found != kinds.end(), golden.path(), ": the gate ", golden.text("gate"),
                 " is unknown");
@@ -65,8 +64,8 @@ std::vector<double> cosines_of(heed::Dar<double> op, const GoldenCase& golden) {
 void replay_dar(const GoldenCase& golden, Report& report) {
   const ParamNames names = {
       {"strength", "dlam"}, {"vigilance", "drho"}, {"sharpness", "dalpha"}, {"feedback", "dbeta"}};
-  check_operator(golden, names, report, [&]<class T>() { return dar_of<T>(golden); },
-                 steepness_of(golden));
+  check_operator(
+      golden, names, report, [&]<class T>() { return dar_of<T>(golden); }, steepness_of(golden));
   const auto op = dar_of<double>(golden);
   report.exact("lse", run_engine(op, golden).saved.lse, golden.tensor("lse"));
   if (golden.has("attn")) report.exact("attn", engine_weights(op, golden), golden.tensor("attn"));

@@ -54,8 +54,11 @@ void replay_differential(const GoldenCase& golden, Report& report) {
 }
 
 void replay_differential_v1(const GoldenCase& golden, Report& report) {
-  const ParamNames names = {{"lambda_q1", "dlq1"}, {"lambda_k1", "dlk1"}, {"lambda_q2", "dlq2"},
-                            {"lambda_k2", "dlk2"}, {"weight", "dweight"}};
+  const ParamNames names = {{"lambda_q1", "dlq1"},
+                            {"lambda_k1", "dlk1"},
+                            {"lambda_q2", "dlq2"},
+                            {"lambda_k2", "dlk2"},
+                            {"weight", "dweight"}};
   check_operator(golden, names, report, [&]<class T>() { return v1_of<T>(golden); });
   const auto op = v1_of<double>(golden);
   const auto run = run_engine(op, golden);

@@ -45,9 +45,8 @@ void replay_intent(const GoldenCase& golden, Report& report) {
                    [&]<class T>() { return from_q<T>(golden); });
     out = run_engine(from_q<double>(golden), golden).out;
   } else if (gate == "calc") {
-    const ParamNames names = {{"gate.query_weight", "dWq"},
-                              {"gate.key_weight", "dWk"},
-                              {"gate.value_weight", "dWv"}};
+    const ParamNames names = {
+        {"gate.query_weight", "dWq"}, {"gate.key_weight", "dWk"}, {"gate.value_weight", "dWv"}};
     check_operator(golden, names, report, [&]<class T>() { return calculated<T>(golden); });
     out = run_engine(calculated<double>(golden), golden).out;
   } else {
@@ -58,7 +57,8 @@ void replay_intent(const GoldenCase& golden, Report& report) {
   report.exact("attn_out", ungated.out, golden.tensor("attn_out"));
   report.exact("lse", ungated.saved.lse, golden.tensor("lse"));
   check_gate(golden, report, out);
-  if (golden.has("attn")) report.exact("attn", engine_weights(plain, golden), golden.tensor("attn"));
+  if (golden.has("attn"))
+    report.exact("attn", engine_weights(plain, golden), golden.tensor("attn"));
 }
 
 }  // namespace heed_test

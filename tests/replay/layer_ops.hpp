@@ -15,7 +15,8 @@ namespace heed_test {
   heed::DialecticalOptions options;
   options.max_steps = int(golden.integer("max_steps"));
   options.halt_eps = golden.number("halt_eps");
-  options.halting = golden.text("halting") == "seed" ? heed::Halting::batch : heed::Halting::per_token;
+  options.halting =
+      golden.text("halting") == "seed" ? heed::Halting::batch : heed::Halting::per_token;
   return options;
 }
 

@@ -14,9 +14,9 @@ template <class T>
 nn::LanguageModel<T> model_of(const GoldenCase& golden) {
   const Index vocabulary = golden.integer("vocab");
   if (golden.variant() == "model_dialectical")
-    return nn::make_dialectical_lm<T>(vocabulary, golden.integer("d_model"), golden.integer("d_head"),
-                                      golden.integer("max_len"), golden.integer("ff_mult"),
-                                      dialectical_options(golden), golden.flag("causal"));
+    return nn::make_dialectical_lm<T>(
+        vocabulary, golden.integer("d_model"), golden.integer("d_head"), golden.integer("max_len"),
+        golden.integer("ff_mult"), dialectical_options(golden), golden.flag("causal"));
   nn::GptOptions options;
   options.vocabulary = vocabulary;
   options.width = golden.integer("dim");
@@ -24,7 +24,8 @@ nn::LanguageModel<T> model_of(const GoldenCase& golden) {
   options.depth = golden.integer("depth");
   options.max_len = golden.integer("max_pos");
   options.tied = golden.flag("tied");
-  if (golden.variant() == "model_gpt2_ara_dyn") return nn::make_ode_lm<T>(options, ode_of_layer<T>(golden));
+  if (golden.variant() == "model_gpt2_ara_dyn")
+    return nn::make_ode_lm<T>(options, ode_of_layer<T>(golden));
   return nn::make_gpt<T>(options, [&](Index) {
     return std::make_unique<nn::ProjectedAttention<heed::Dar<T>>>(
         nn::dar_attention<T>(options.width, options.heads, dar_of_layer<T>(golden)));
@@ -49,8 +50,8 @@ std::vector<Index> whole_numbers(const GoldenCase& golden, const std::string& na
 
 // Weights of the model that the case stores as <prefix>.<name>.
 template <class T>
-void collect_weights(nn::LanguageModel<T>& model, const GoldenCase& golden, const std::string& prefix,
-                     Tensors& to) {
+void collect_weights(nn::LanguageModel<T>& model, const GoldenCase& golden,
+                     const std::string& prefix, Tensors& to) {
   model.visit(nn::Visitor<T>([&](const std::string& name, heed::Param<T>& value, heed::Param<T>&) {
     const std::string key = prefix + "." + name;
     if (golden.has(key)) to[key] = numbers(value.data(), value.size());
@@ -68,7 +69,8 @@ struct ModelRun {
     load_weights<T>(model, golden, rounded);
     nn::Context<T> c;
     c.threads = 2;
-    const std::vector<Index> ids = whole_numbers(golden, "ids"), targets = whole_numbers(golden, "targets");
+    const std::vector<Index> ids = whole_numbers(golden, "ids"),
+                             targets = whole_numbers(golden, "targets");
     const Index batch = golden.integer("B"), tokens = Index(ids.size());
     nn::Matrix<T> logits(tokens, golden.integer("vocab"));
     model.forward(c, batch, ids, logits.view());
@@ -107,9 +109,11 @@ void replay_model(const GoldenCase& golden, Report& report) {
   const ModelRun<double> wide(golden, true);
   const ModelRun<float> narrow(golden, true);
   for (const auto& [name, values] : wide.start)
-    report.rounded(name, narrow.start.at(name), values,
-                   std::vector<double>(values.size(), std::max(1e-5 * Report::largest(values), 5e-6)));
-  report.rounded("losses", narrow.losses, wide.losses, std::vector<double>(wide.losses.size(), 1e-4));
+    report.rounded(
+        name, narrow.start.at(name), values,
+        std::vector<double>(values.size(), std::max(1e-5 * Report::largest(values), 5e-6)));
+  report.rounded("losses", narrow.losses, wide.losses,
+                 std::vector<double>(wide.losses.size(), 1e-4));
 }
 
 }  // namespace heed_test

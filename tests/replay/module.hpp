@@ -27,21 +27,24 @@ struct LayerResult {
 template <class T, class Layer>
 void load_weights(Layer& layer, const GoldenCase& golden, bool rounded) {
   std::size_t found = 0, wanted = 0;
-  layer.visit(heed::nn::Visitor<T>([&](const std::string& name, heed::Param<T>& value, heed::Param<T>&) {
-    const std::string key = "param." + name;
-    heed::require(golden.extents(key) == value.shape(), golden.path(), ": ", key,
-                  " has another shape than the layer's");
-    value = golden.param<T>(key);
-    if (rounded)
-      for (Index i = 0; i < value.size(); ++i) value[i] = T(float(value[i]));
-    ++found;
-  }));
+  layer.visit(
+      heed::nn::Visitor<T>([&](const std::string& name, heed::Param<T>& value, heed::Param<T>&) {
+        const std::string key = "param." + name;
+        heed::require(golden.extents(key) == value.shape(), golden.path(), ": ", key,
+                      " has another shape than the layer's");
+        value = golden.param<T>(key);
+        if (rounded)
+          for (Index i = 0; i < value.size(); ++i) value[i] = T(float(value[i]));
+        ++found;
+      }));
   for (const auto& entry : golden.tensors()) wanted += entry.first.rfind("param.", 0) == 0 ? 1 : 0;
-  heed::require(found == wanted, golden.path(), ": it holds ", wanted, " weights, the layer has ", found);
+  heed::require(found == wanted, golden.path(), ": it holds ", wanted, " weights, the layer has ",
+                found);
 }
 
 template <class T>
-[[nodiscard]] std::vector<T> input(const GoldenCase& golden, const std::string& name, bool rounded) {
+[[nodiscard]] std::vector<T> input(const GoldenCase& golden, const std::string& name,
+                                   bool rounded) {
   std::vector<T> numbers;
   for (const double x : golden.tensor(name)) numbers.push_back(rounded ? T(float(x)) : T(x));
   return numbers;
@@ -54,9 +57,10 @@ template <class T>
 
 template <class T, class Layer>
 void collect_gradients(Layer& layer, Tensors& to) {
-  layer.visit(heed::nn::Visitor<T>([&](const std::string& name, heed::Param<T>&, heed::Param<T>& grad) {
-    to["grad." + name] = numbers(grad.data(), grad.size());
-  }));
+  layer.visit(
+      heed::nn::Visitor<T>([&](const std::string& name, heed::Param<T>&, heed::Param<T>& grad) {
+        to["grad." + name] = numbers(grad.data(), grad.size());
+      }));
 }
 
 // run.operator()<T>() in double against the case, and in float against double run on rounded numbers, which

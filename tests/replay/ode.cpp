@@ -79,7 +79,8 @@ void replay_ode(const GoldenCase& golden, Report& report) {
                  [&]<class T>() { return ode_of<T>(golden); });
   const auto op = ode_of<double>(golden);
   check_lse(op, golden, report);
-  if (golden.has("alpha")) report.exact("alpha", engine_weights(op, golden), golden.tensor("alpha"));
+  if (golden.has("alpha"))
+    report.exact("alpha", engine_weights(op, golden), golden.tensor("alpha"));
   if (golden.has("drive")) check_drive(op, golden, report);
   if (golden.has("alpha_steps")) check_steps(op, golden, report);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run.hpp"
 
-#include <heed/ops/art_memory.hpp>
 #include <heed/ops/prototype.hpp>
+#include <heed/ops/prototype/art_memory.hpp>
 
 namespace heed_test {
 

@@ -7,7 +7,7 @@
 #include "report.hpp"
 
 #include <heed/compiled.hpp>
-#include <heed/engine/backward_call.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <map>
@@ -42,13 +42,23 @@ template <class Op>
   const auto dout = golden.rounded<T>("dout");
   const heed::Mask<T> mask = golden.mask<T>(bias);
   const heed::Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
-  heed::Inputs<T> in{{q.data(), golden.shape("q")}, {k.data(), golden.shape("k")},
-                     {v.data(), golden.shape("v")}, {}};
-  EngineResult<Op> r{std::vector<T>(dout.size()), std::vector<T>(q.size()), std::vector<T>(k.size()),
-                     std::vector<T>(v.size()),    std::vector<T>(extra.size()),
-                     std::vector<T>(bias.size()), {}, op};
-  heed::Gradients<T> grads{{r.dq.data(), golden.shape("q")}, {r.dk.data(), golden.shape("k")},
-                           {r.dv.data(), golden.shape("v")}, {}, {}};
+  heed::Inputs<T> in{{q.data(), golden.shape("q")},
+                     {k.data(), golden.shape("k")},
+                     {v.data(), golden.shape("v")},
+                     {}};
+  EngineResult<Op> r{std::vector<T>(dout.size()),
+                     std::vector<T>(q.size()),
+                     std::vector<T>(k.size()),
+                     std::vector<T>(v.size()),
+                     std::vector<T>(extra.size()),
+                     std::vector<T>(bias.size()),
+                     {},
+                     op};
+  heed::Gradients<T> grads{{r.dq.data(), golden.shape("q")},
+                           {r.dk.data(), golden.shape("k")},
+                           {r.dv.data(), golden.shape("v")},
+                           {},
+                           {}};
   if (op.extra_dim(g) > 0) {
     in.extra = {extra.data(), golden.shape("i")};
     grads.extra = {r.dextra.data(), golden.shape("i")};
@@ -67,8 +77,8 @@ template <class Op>
 [[nodiscard]] std::vector<typename Op::Scalar> engine_weights(const Op& op,
                                                               const GoldenCase& golden) {
   using T = typename Op::Scalar;
-  using Mixer = heed::Attention<T, typename Op::ScoreType, typename Op::NormaliserType,
-                                heed::Identity<T>>;
+  using Mixer =
+      heed::Attention<T, typename Op::ScoreType, typename Op::NormaliserType, heed::Identity<T>>;
   const heed::Geometry g = golden.geometry();
   const auto q = golden.rounded<T>("q"), k = golden.rounded<T>("k");
   const auto bias = golden.rounded_if_any<T>("bias");
@@ -131,7 +141,8 @@ template <class Op>
     }
     const double q_top = largest_of(problem.query.data() + row * g.dim_qk, g.dim_qk);
     for (Index j = 0; j < g.len_kv; ++j) {
-      const double term = std::abs(w[std::size_t(row * g.len_kv + j)]) * (x[std::size_t(j)] + delta);
+      const double term =
+          std::abs(w[std::size_t(row * g.len_kv + j)]) * (x[std::size_t(j)] + delta);
       of_query += term * largest_of(problem.key.data() + (kv + j) * g.dim_qk, g.dim_qk);
       of_key[std::size_t(kv + j)] += term * q_top;
     }
@@ -150,7 +161,8 @@ void check_double(const Op& op, const GoldenCase& golden, const ParamNames& name
   report.exact(tag + std::string("dk"), r.dk, golden.tensor("dk"), terms.key);
   report.exact(tag + std::string("dv"), r.dv, golden.tensor("dv"));
   if (golden.has("di")) report.exact(tag + std::string("di"), r.dextra, golden.tensor("di"));
-  if (golden.has("dbias")) report.exact(tag + std::string("dbias"), r.dbias, golden.tensor("dbias"));
+  if (golden.has("dbias"))
+    report.exact(tag + std::string("dbias"), r.dbias, golden.tensor("dbias"));
   heed::for_each_param(r.dop, [&](const char* name, const heed::Param<double>& p) {
     const auto found = names.find(name);
     if (found == names.end()) return;
@@ -215,8 +227,9 @@ class FloatCheck {
     return all;
   }
 
-  void judge(const std::string& name, const std::vector<float>& got, const std::vector<double>& want,
-             const std::vector<float>& naive, double factor, double terms = 0) {
+  void judge(const std::string& name, const std::vector<float>& got,
+             const std::vector<double>& want, const std::vector<float>& naive, double factor,
+             double terms = 0) {
     double naive_error = 0;
     for (std::size_t i = 0; i < want.size() && i < naive.size(); ++i)
       if (std::isfinite(want[i])) naive_error = std::max(naive_error, std::abs(naive[i] - want[i]));
@@ -227,13 +240,13 @@ class FloatCheck {
     report_.rounded(name, got, want, std::vector<double>(want.size(), allowed));
   }
 
-  void judge_elements(const std::vector<float>& got,
-                      const heed::reference::Result<double>& want) {
+  void judge_elements(const std::vector<float>& got, const heed::reference::Result<double>& want) {
     const auto& scale = want.error_scale;
     const Index dim = golden_.geometry().dim_v;
     std::vector<double> allowed(got.size());
     for (std::size_t i = 0; i < got.size(); ++i)
-      allowed[i] = eps_ * (16 + 4 * scale.s_row[i / std::size_t(dim)]) * scale.weighted_abs_value[i];
+      allowed[i] =
+          eps_ * (16 + 4 * scale.s_row[i / std::size_t(dim)]) * scale.weighted_abs_value[i];
     report_.rounded("out by element", got, want.out, allowed);
   }
 

@@ -11,7 +11,9 @@
 
 #include <complex>
 
-namespace heed::inline HEED_ABI::math {
+namespace heed {
+inline namespace HEED_ABI {
+namespace math {
 
 template <std::floating_point Real>
 [[nodiscard]] constexpr Real value_of(const std::complex<Real>& x, Lookup) {
@@ -34,4 +36,6 @@ template <std::floating_point Real>
   return std::tanh(x);
 }
 
-}  // namespace heed::inline HEED_ABI::math
+}  // namespace math
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -19,7 +19,8 @@
 #include <cstddef>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // What a Dual over Real accepts as the other, constant operand.
 template <class C, class Real>
@@ -35,8 +36,8 @@ struct Dual {
   Dual() = default;
   Dual(const Real& constant) : value(constant) {}
   template <class C>
-    requires(std::is_arithmetic_v<C> && !std::is_same_v<C, Real>)
-  Dual(C constant) : value(math::constant<Real>(constant)) {}
+  requires(std::is_arithmetic_v<C> && !std::is_same_v<C, Real>) Dual(C constant)
+      : value(math::constant<Real>(constant)) {}
   Dual(const Real& v, const std::array<Real, directions>& g) : value(v), grad(g) {}
 
   // The independent variable of one direction, 0 <= direction < N.
@@ -141,14 +142,12 @@ struct Dual {
   }
 
   // By value only: two duals with equal values and different derivatives compare equal.
-  [[nodiscard]] friend bool operator==(const Dual& a, const Dual& b)
-    requires std::is_arithmetic_v<Real>
-  {
+  [[nodiscard]] friend bool operator==(const Dual& a,
+                                       const Dual& b) requires std::is_arithmetic_v<Real> {
     return a.value == b.value;
   }
-  [[nodiscard]] friend std::partial_ordering operator<=>(const Dual& a, const Dual& b)
-    requires std::is_arithmetic_v<Real>
-  {
+  [[nodiscard]] friend std::partial_ordering operator<=>(
+      const Dual& a, const Dual& b) requires std::is_arithmetic_v<Real> {
     return a.value <=> b.value;
   }
 
@@ -205,4 +204,5 @@ template <class Real, int Count>
 }
 
 }  // namespace math
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -16,8 +16,8 @@
 // Bounds: NaN and infinity propagate along the way to the root. A node whose adjoint is 0 passes
 // nothing on, not even 0 * inf: a branch dropped by select cannot leave a NaN behind.
 
-#include <heed/core/scalar.hpp>
 #include <heed/core/error.hpp>
+#include <heed/core/scalar.hpp>
 
 #include <compare>
 #include <concepts>
@@ -27,7 +27,8 @@
 #include <type_traits>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <std::floating_point Real>
 class Tape;
@@ -41,8 +42,7 @@ struct Var {
 
   Var() = default;
   template <class C>
-    requires std::is_arithmetic_v<C>
-  Var(C constant) : value(static_cast<Real>(constant)) {}
+  requires std::is_arithmetic_v<C> Var(C constant) : value(static_cast<Real>(constant)) {}
   Var(Tape<Real>* t, Index i, Real v) : tape(t), index(i), value(v) {}
 
   [[nodiscard]] bool is_constant() const { return index < 0; }
@@ -102,7 +102,8 @@ class Tape {
   }
 
   // A node f(a, b); a constant stands for "no parent". Throws when a or b lies on another tape.
-  [[nodiscard]] Var<Real> record(Real f, const Var<Real>& a, Real slope_a, const Var<Real>& b, Real slope_b) {
+  [[nodiscard]] Var<Real> record(Real f, const Var<Real>& a, Real slope_a, const Var<Real>& b,
+                                 Real slope_b) {
     const Index index = checked_count(size());
     nodes_.push_back({{slot(a), slot(b)}, f, {slope_a, slope_b}});
     return Var<Real>(this, index, f);
@@ -272,4 +273,5 @@ template <class Real>
       n, [=](Index i) { return a[i * stride_a]; }, [=](Index i) { return b[i * stride_b]; });
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

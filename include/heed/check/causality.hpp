@@ -35,7 +35,8 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct CausalityOptions {
   Index batch = 1;
@@ -162,8 +163,8 @@ class OutputWatch {
       if (may_change(batch, token, out_batch, position))
         effective = true;
       else if (report.leaks++ == 0)
-        report = {false,     report.runs, report.effective, 1,         change,    batch, token,
-                  out_batch, position,    n % width_,       double(a), double(b)};
+        report = {false, report.runs, report.effective, 1,          change,    batch,
+                  token, out_batch,   position,         n % width_, double(a), double(b)};
     }
     if (effective) ++report.effective;
   }
@@ -180,7 +181,8 @@ class OutputWatch {
 };
 
 template <class Real>
-void require_auditable(const std::vector<Real>& inputs, Index len, const CausalityOptions& options) {
+void require_auditable(const std::vector<Real>& inputs, Index len,
+                       const CausalityOptions& options) {
   require(len >= 0 && options.batch >= 0, "audit_causality: len is ", len, " and batch is ",
           options.batch, ", neither may be negative");
   const Index rows = options.batch * len;
@@ -203,7 +205,7 @@ void require_auditable(const std::vector<Real>& inputs, Index len, const Causali
 // Changes every token of `inputs` in turn and reports whether an earlier output, or one of another
 // sequence, noticed.
 template <class Real, class Run>
-  requires std::same_as<Real, float> || std::same_as<Real, double> || std::integral<Real>
+requires std::same_as<Real, float> || std::same_as<Real, double> || std::integral<Real>
 [[nodiscard]] CausalityReport audit_causality(Run&& run, const std::vector<Real>& inputs, Index len,
                                               const CausalityOptions& options = {}) {
   using Changes = detail::TokenChanges<Real>;
@@ -237,4 +239,5 @@ template <class Real, class Run>
   return report;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

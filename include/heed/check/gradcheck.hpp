@@ -20,9 +20,9 @@
 
 #include <heed/autodiff/complex_step.hpp>
 #include <heed/autodiff/dual.hpp>
-#include <heed/core/scalar.hpp>
 #include <heed/autodiff/tape.hpp>
 #include <heed/core/error.hpp>
+#include <heed/core/scalar.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -35,7 +35,8 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct NamedTensor {
   std::string name;
@@ -276,4 +277,5 @@ template <class F>
   return gradients;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

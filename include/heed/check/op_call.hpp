@@ -4,12 +4,13 @@
 // One call of an op with random inputs, and all that its passes return: what checks and timings run.
 
 #include <heed/core/random.hpp>
-#include <heed/engine/backward_call.hpp>
+#include <heed/engine/doors.hpp>
 
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Dense (batch, heads, len, dim) memory; normal numbers, the same for the same geometry.
 template <class Op>
@@ -92,4 +93,5 @@ class OpCall {
   Saved<Real> saved_;
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -36,7 +36,8 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct OpReport {
   std::vector<std::pair<std::string, GradientReport>>
@@ -292,4 +293,5 @@ template <AttentionOp Op>
   return report;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

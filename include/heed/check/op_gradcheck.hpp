@@ -27,7 +27,8 @@
 #include <type_traits>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct OpGradcheckOptions {
   GradcheckOptions gradcheck;
@@ -175,4 +176,5 @@ template <class Op>
   return check_gradient(loss, tensors, analytic, method, options.gradcheck);
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -16,7 +16,8 @@
 #include <sstream>
 #include <string>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct OpTiming {
   double forward = 0, backward = 0;              // seconds per call
@@ -26,8 +27,9 @@ struct OpTiming {
   [[nodiscard]] std::string text() const {
     std::ostringstream line;
     line.precision(3);
-    line << "forward " << forward * 1e3 << " ms (" << forward_ratio << " x plain attention), backward "
-         << backward * 1e3 << " ms (" << backward_ratio << " x)";
+    line << "forward " << forward * 1e3 << " ms (" << forward_ratio
+         << " x plain attention), backward " << backward * 1e3 << " ms (" << backward_ratio
+         << " x)";
     return line.str();
   }
 };
@@ -51,8 +53,9 @@ template <class F>
 
 // Throws as forward() does, and unless repeats is positive.
 template <class Op>
-[[nodiscard]] OpTiming time_op(const Op& op, const Geometry& g, const Mask<typename Op::Scalar>& mask = {},
-                               int repeats = 9, const Options& options = {}) {
+[[nodiscard]] OpTiming time_op(const Op& op, const Geometry& g,
+                               const Mask<typename Op::Scalar>& mask = {}, int repeats = 9,
+                               const Options& options = {}) {
   require(repeats > 0, "time_op: repeats is ", repeats, ", it must be positive");
   Geometry plain_sizes = g;
   plain_sizes.query_heads = g.heads;
@@ -74,4 +77,5 @@ template <class Op>
           detail::median_of(backward_ratio)};
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

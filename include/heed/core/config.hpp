@@ -11,7 +11,8 @@
 #error "heed relies on NaN and infinity: build without -ffast-math, -Ofast and -ffinite-math-only"
 #endif
 #if defined(__ASSOCIATIVE_MATH__)
-#error "heed relies on the order of operations: build without -funsafe-math-optimizations and -fassociative-math"
+#error \
+    "heed relies on the order of operations: build without -funsafe-math-optimizations and -fassociative-math"
 #endif
 
 #if defined(__AVX512F__)
@@ -28,15 +29,19 @@
 #define HEED_ISA v0_1_generic
 #endif
 
+#define HEED_JOIN_NOW(a, b) a##_##b
+#define HEED_JOIN(a, b) HEED_JOIN_NOW(a, b)
 #if defined(_OPENMP)
-#define HEED_ABI HEED_ISA::inline openmp
+#define HEED_ABI HEED_JOIN(HEED_ISA, openmp)
 #else
-#define HEED_ABI HEED_ISA::inline serial
+#define HEED_ABI HEED_JOIN(HEED_ISA, serial)
 #endif
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Every extent, stride and index. Signed, so that a difference of positions is a number.
 using Index = std::ptrdiff_t;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

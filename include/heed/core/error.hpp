@@ -16,7 +16,8 @@
 #include <string_view>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 namespace detail {
 
@@ -51,10 +52,12 @@ void append(std::string& text, const Part& part) {
   if (within(0, 0xC2, 0xDF)) return within(1, within(0, 0xC2, 0xC2) ? 0xA0 : 0x80, 0xBF) ? 2 : 0;
   // Not longer than need be, no surrogates, nothing beyond U+10FFFF.
   if (within(0, 0xE0, 0xEF)) {
-    const unsigned low = within(0, 0xE0, 0xE0) ? 0xA0 : 0x80, high = within(0, 0xED, 0xED) ? 0x9F : 0xBF;
+    const unsigned low = within(0, 0xE0, 0xE0) ? 0xA0 : 0x80,
+                   high = within(0, 0xED, 0xED) ? 0x9F : 0xBF;
     return within(1, low, high) && follows(2) ? 3 : 0;
   }
-  const unsigned low = within(0, 0xF0, 0xF0) ? 0x90 : 0x80, high = within(0, 0xF4, 0xF4) ? 0x8F : 0xBF;
+  const unsigned low = within(0, 0xF0, 0xF0) ? 0x90 : 0x80,
+                 high = within(0, 0xF4, 0xF4) ? 0x8F : 0xBF;
   return within(0, 0xF0, 0xF4) && within(1, low, high) && follows(2) && follows(3) ? 4 : 0;
 }
 
@@ -105,8 +108,10 @@ void require(bool condition, const Parts&... parts) {
 // a * b for extents and strides; throws when the product does not fit an Index.
 [[nodiscard]] inline Index checked_product(Index a, Index b, const char* what) {
   Index product;
-  if (__builtin_mul_overflow(a, b, &product)) fail(what, ": ", a, " x ", b, " overflows a 64-bit index");
+  if (__builtin_mul_overflow(a, b, &product))
+    fail(what, ": ", a, " x ", b, " overflows a 64-bit index");
   return product;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -5,7 +5,8 @@
 
 #include <heed/core/view.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // The sizes of one attention call. Differential V2 reads `query_heads` = 2 * heads; every other
 // variant has query_heads = heads. Output head h reads key and value head h / (heads / kv_heads).
@@ -23,4 +24,5 @@ struct Geometry {
   }
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -18,7 +18,8 @@
 #include <cmath>
 #include <limits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // An open interval of finite numbers, or with `with_low` one that its lower end belongs to. `rule` ends the
 // sentence "eta is 4, ...".
@@ -79,4 +80,5 @@ void keep_in_range(Part& part) {
   if constexpr (requires { part.keep_jointly(); }) part.keep_jointly();
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -16,7 +16,8 @@
 #include <omp.h>
 #endif
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // The number of workers that a call uses: `requested` if positive, else OpenMP's default; 1 when
 // already inside a parallel region or built without OpenMP.
@@ -120,4 +121,5 @@ void parallel_for(Index count, int threads, Body&& body) {
   });
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real>
 class Param {
@@ -37,7 +38,9 @@ class Param {
   [[nodiscard]] const Real& operator[](Index i) const { return values_[std::size_t(i)]; }
 
   // The value that head h reads: the scalar, or its own.
-  [[nodiscard]] const Real& head(Index h) const { return values_[std::size_t(size() == 1 ? 0 : h)]; }
+  [[nodiscard]] const Real& head(Index h) const {
+    return values_[std::size_t(size() == 1 ? 0 : h)];
+  }
   [[nodiscard]] Real& head(Index h) { return values_[std::size_t(size() == 1 ? 0 : h)]; }
 
   void set_zero() { std::fill(values_.begin(), values_.end(), Real(0)); }
@@ -70,4 +73,5 @@ void require_per_head(const Param<Real>& p, Index heads, const char* op, const c
           " values; it needs 1 or one per head (", heads, ")");
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -10,7 +10,8 @@
 #include <cstdint>
 #include <numbers>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 class CounterRandom {
  public:
@@ -21,9 +22,7 @@ class CounterRandom {
     return mix(key_ + (i + 1) * 0x9E3779B97F4A7C15ULL);
   }
   // Uniform in [0, 1), 53 bits.
-  [[nodiscard]] double uniform(std::uint64_t i) const {
-    return double(bits(i) >> 11) * 0x1.0p-53;
-  }
+  [[nodiscard]] double uniform(std::uint64_t i) const { return double(bits(i) >> 11) * 0x1.0p-53; }
   // Standard normal, by Box and Muller's transform.
   [[nodiscard]] double normal(std::uint64_t i) const {
     const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(2 * i)));
@@ -40,4 +39,5 @@ class CounterRandom {
   std::uint64_t key_;
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

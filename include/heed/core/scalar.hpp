@@ -22,7 +22,8 @@
 #include <concepts>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 namespace math {
 
 // Makes heed::math an associated namespace of a call.
@@ -30,12 +31,14 @@ struct Lookup {};
 
 // A GCC or clang vector: `float __attribute__((vector_size(64)))`.
 template <class S>
-concept VectorExtension = !std::is_class_v<S> && !std::is_pointer_v<S> && !std::is_array_v<S> &&
-                          requires(const S& x) { x[0]; };
+concept VectorExtension =
+    !std::is_class_v<S> && !std::is_pointer_v<S> && !std::is_array_v<S> && requires(const S& x) {
+  x[0];
+};
 
 // The number c as an S, in every lane of a pack and with derivative 0.
 template <class S, class C>
-  requires std::is_arithmetic_v<C>
+requires std::is_arithmetic_v<C>
 [[nodiscard]] constexpr S constant(C c) {
   if constexpr (VectorExtension<S>) {
     using Lane = std::remove_cvref_t<decltype(S{}[0])>;
@@ -84,10 +87,8 @@ template <std::floating_point Real>
   return std::exp(x);
 }
 template <class S>
-  requires requires(const S& x) { exp(x, Lookup{}); }
-[[nodiscard]] auto exp(const S& x) {
-  return exp(x, Lookup{});
-}
+requires requires(const S& x) { exp(x, Lookup{}); }
+[[nodiscard]] auto exp(const S& x) { return exp(x, Lookup{}); }
 
 // Natural logarithm. Derivative 1/x; +inf at 0.
 template <std::floating_point Real>
@@ -95,10 +96,8 @@ template <std::floating_point Real>
   return std::log(x);
 }
 template <class S>
-  requires requires(const S& x) { log(x, Lookup{}); }
-[[nodiscard]] auto log(const S& x) {
-  return log(x, Lookup{});
-}
+requires requires(const S& x) { log(x, Lookup{}); }
+[[nodiscard]] auto log(const S& x) { return log(x, Lookup{}); }
 
 // Derivative 1 / (2 sqrt(x)): +inf at 0, which an outer factor 0 turns into NaN. A formula that may
 // meet 0, such as a norm, selects around it. The complex step at 0 is large, but finite.
@@ -107,20 +106,16 @@ template <std::floating_point Real>
   return std::sqrt(x);
 }
 template <class S>
-  requires requires(const S& x) { sqrt(x, Lookup{}); }
-[[nodiscard]] auto sqrt(const S& x) {
-  return sqrt(x, Lookup{});
-}
+requires requires(const S& x) { sqrt(x, Lookup{}); }
+[[nodiscard]] auto sqrt(const S& x) { return sqrt(x, Lookup{}); }
 
 template <std::floating_point Real>
 [[nodiscard]] Real tanh(Real x) {
   return std::tanh(x);
 }
 template <class S>
-  requires requires(const S& x) { tanh(x, Lookup{}); }
-[[nodiscard]] auto tanh(const S& x) {
-  return tanh(x, Lookup{});
-}
+requires requires(const S& x) { tanh(x, Lookup{}); }
+[[nodiscard]] auto tanh(const S& x) { return tanh(x, Lookup{}); }
 
 // d tanh/dx = 4e / (1+e)^2 with e = exp(-2|x|): unlike 1 - tanh^2 it keeps its digits at large |x|.
 template <class S>
@@ -174,4 +169,5 @@ template <class A, class B>
 }
 
 }  // namespace math
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -15,7 +15,8 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Extents of a four-dimensional tensor.
 struct Shape {
@@ -53,28 +54,28 @@ namespace detail {
 
 template <class E>
 concept EigenTensorLike = requires(E& e) {
-  { e.data() };
+  {e.data()};
   { e.dimension(0) } -> std::convertible_to<Index>;
-  { E::NumDimensions };
-  { E::Layout };
+  {E::NumDimensions};
+  {E::Layout};
 };
 
 template <class E>
 concept EigenMatrixLike = requires(E& e) {
-  { e.data() };
+  {e.data()};
   { e.rows() } -> std::convertible_to<Index>;
   { e.cols() } -> std::convertible_to<Index>;
   { e.outerStride() } -> std::convertible_to<Index>;
   { e.innerStride() } -> std::convertible_to<Index>;
-  { E::IsRowMajor };
+  {E::IsRowMajor};
 };
 
 template <class E>
 concept MdspanLike = requires(E& e) {
-  { e.data_handle() };
+  {e.data_handle()};
   { e.extent(0) } -> std::convertible_to<Index>;
   { e.stride(0) } -> std::convertible_to<Index>;
-  { E::rank() };
+  {E::rank()};
 };
 
 }  // namespace detail
@@ -105,8 +106,8 @@ class TensorView {
 
   // A mutable view reads as a const one.
   template <class U>
-    requires(std::same_as<const U, Element> && !std::is_const_v<U>)
-  TensorView(const TensorView<U>& other)
+  requires(std::same_as<const U, Element> && !std::is_const_v<U>)
+      TensorView(const TensorView<U>& other)
       : data_(other.data_),
         pages_(other.pages_),
         page_rows_(other.page_rows_),
@@ -115,8 +116,7 @@ class TensorView {
 
   // Eigen::Tensor<Real, 4, RowMajor> or TensorMap of one: (batch, heads, len, dim).
   template <class E>
-    requires detail::EigenTensorLike<std::remove_reference_t<E>>
-  TensorView(E&& e)
+  requires detail::EigenTensorLike<std::remove_reference_t<E>> TensorView(E&& e)
       : TensorView(e.data(), {Index(e.dimension(0)), Index(e.dimension(1)), Index(e.dimension(2)),
                               Index(e.dimension(3))}) {
     using Tensor = std::remove_reference_t<E>;
@@ -126,8 +126,7 @@ class TensorView {
 
   // A row-major Eigen matrix or map (len, dim): one batch, one head.
   template <class E>
-    requires detail::EigenMatrixLike<std::remove_reference_t<E>>
-  TensorView(E&& e)
+  requires detail::EigenMatrixLike<std::remove_reference_t<E>> TensorView(E&& e)
       : TensorView(e.data(), {1, 1, Index(e.rows()), Index(e.cols())},
                    {0, 0, Index(e.outerStride())}) {
     static_assert(std::remove_reference_t<E>::IsRowMajor,
@@ -138,8 +137,8 @@ class TensorView {
 
   // Four- or two-dimensional mdspan-like types whose last stride is 1.
   template <class E>
-    requires detail::MdspanLike<std::remove_reference_t<E>>
-  TensorView(E&& e) : data_(e.data_handle()) {
+  requires detail::MdspanLike<std::remove_reference_t<E>> TensorView(E&& e)
+      : data_(e.data_handle()) {
     constexpr auto rank = std::remove_reference_t<E>::rank();
     static_assert(rank == 4 || rank == 2, "heed views mdspans of rank 4 or 2");
     require(e.stride(rank - 1) == 1 || e.extent(rank - 1) <= 1, "TensorView: the last stride is ",
@@ -170,7 +169,9 @@ class TensorView {
              (b * strides_.batch + h * strides_.head + t % page_rows_ * strides_.row);
     return data_ + (b * strides_.batch + h * strides_.head + t * strides_.row);
   }
-  [[nodiscard]] Element& operator()(Index b, Index h, Index t, Index c) const { return row(b, h, t)[c]; }
+  [[nodiscard]] Element& operator()(Index b, Index h, Index t, Index c) const {
+    return row(b, h, t)[c];
+  }
 
   // The pages as views of their own; the view itself if it is in one piece.
   [[nodiscard]] Index pages() const {
@@ -194,7 +195,8 @@ class TensorView {
       const Index far = checked_product(extent - 1, stride, "TensorView: extent x stride");
       Index& end = far < 0 ? span.first : span.last;
       if (__builtin_add_overflow(end, far, &end))
-        fail("TensorView: extent ", extent, " at stride ", stride, " reaches beyond a 64-bit index");
+        fail("TensorView: extent ", extent, " at stride ", stride,
+             " reaches beyond a 64-bit index");
     };
     reach(shape_.batch, strides_.batch);
     reach(shape_.heads, strides_.head);
@@ -217,16 +219,19 @@ class TensorView {
 
 // View of (batch, len, heads, dim) memory, the layout of most projections.
 template <class Element>
-[[nodiscard]] TensorView<Element> view_bthd(Element* data, Index batch, Index len, Index heads, Index dim) {
+[[nodiscard]] TensorView<Element> view_bthd(Element* data, Index batch, Index len, Index heads,
+                                            Index dim) {
   const Index row = checked_product(heads, dim, "view_bthd: heads x dim");
-  return {data, {batch, heads, len, dim}, {checked_product(len, row, "view_bthd: len x heads x dim"), dim, row}};
+  return {data,
+          {batch, heads, len, dim},
+          {checked_product(len, row, "view_bthd: len x heads x dim"), dim, row}};
 }
 
 // View of part `part` of a packed projection (batch, len, parts * heads * dim): QKV has 3 parts, QKVI
 // has 4.
 template <class Element>
-[[nodiscard]] TensorView<Element> view_packed(Element* data, Index batch, Index len, Index heads, Index dim,
-                                           Index parts, Index part) {
+[[nodiscard]] TensorView<Element> view_packed(Element* data, Index batch, Index len, Index heads,
+                                              Index dim, Index parts, Index part) {
   require(part >= 0 && part < parts, "view_packed: part ", part, " of ", parts, " parts");
   const Index width = checked_product(heads, dim, "view_packed: heads x dim");
   const Index row = checked_product(parts, width, "view_packed: parts x heads x dim");
@@ -250,7 +255,9 @@ template <class A, class B>
     return reinterpret_cast<std::uintptr_t>(v.data()) + std::uintptr_t(offset) * sizeof(*v.data());
   };
   const auto first = [&](const auto& v) { return address(v, v.span().first); };
-  const auto last = [&](const auto& v) { return address(v, v.span().last) + sizeof(*v.data()) - 1; };
+  const auto last = [&](const auto& v) {
+    return address(v, v.span().last) + sizeof(*v.data()) - 1;
+  };
   if (last(a) < first(b) || last(b) < first(a)) return false;
   if (sizeof(A) != sizeof(B)) return true;
   // Parts of a packed tensor: every element of a view lies in columns [0, width) of a common row.
@@ -263,11 +270,12 @@ template <class A, class B>
                          (a.shape().batch == 1 || a.strides().batch % row == 0) &&
                          (b.shape().batch == 1 || b.strides().batch % row == 0);
   if (!same_rows) return true;
-  const auto bytes = reinterpret_cast<std::intptr_t>(b.data()) -
-                     reinterpret_cast<std::intptr_t>(a.data());
+  const auto bytes =
+      reinterpret_cast<std::intptr_t>(b.data()) - reinterpret_cast<std::intptr_t>(a.data());
   Index shift = (bytes / Index(sizeof(A))) % row;
   if (shift < 0) shift += row;
   return shift < width(a) || shift + width(b) > row;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -20,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
@@ -66,9 +67,10 @@ struct CallStamp {
   [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
                                     const Dropout& dropout) {
     unsigned kinds = 0, bit = 1;
-    for (const bool given : {!mask.bands.empty(), mask.key_lengths.has_value(), mask.allowed.given(),
-                             mask.bias.given(), mask.query_documents.has_value(), mask.slopes.has_value(),
-                             mask.soft_cap != Real(0)}) {
+    for (const bool given :
+         {!mask.bands.empty(), mask.key_lengths.has_value(), mask.allowed.given(),
+          mask.bias.given(), mask.query_documents.has_value(), mask.slopes.has_value(),
+          mask.soft_cap != Real(0)}) {
       kinds |= given ? bit : 0;
       bit <<= 1;
     }
@@ -123,12 +125,14 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
   };
   unless_same(!op.empty(), "holds nothing: no forward() has filled it, or the last one threw");
   unless_same(op == other.op, "is of a call of another op");
-  unless_same(geometry == other.geometry, "is of a call with query and value of shapes ", shapes(geometry),
-              ", these are ", shapes(other.geometry));
-  unless_same(scale == other.scale, "is of a call with scale ", scale, ", this one has ", other.scale);
-  unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ", dropout.seed,
-              ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
-  const char* names[] = {"bands", "key lengths", "a boolean mask", "a bias", "documents", "slopes", "a soft cap"};
+  unless_same(geometry == other.geometry, "is of a call with query and value of shapes ",
+              shapes(geometry), ", these are ", shapes(other.geometry));
+  unless_same(scale == other.scale, "is of a call with scale ", scale, ", this one has ",
+              other.scale);
+  unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ",
+              dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
+  const char* names[] = {"bands",     "key lengths", "a boolean mask", "a bias",
+                         "documents", "slopes",      "a soft cap"};
   for (unsigned i = 0; i < std::size(names); ++i)
     unless_same((mask >> i & 1) == (other.mask >> i & 1), "is of a call ",
                 (mask >> i & 1) != 0 ? "with " : "without ", names[i], ", this one is ",
@@ -187,8 +191,9 @@ void require_output(const TensorView<Real>& view, const Shape& wanted, const cha
   if (!view.has_elements()) return;
   const Shape& s = view.shape();
   const Strides& strides = view.strides();
-  std::array<std::pair<Index, Index>, 3> steps{
-      {{std::abs(strides.batch), s.batch}, {std::abs(strides.head), s.heads}, {std::abs(strides.row), s.len}}};
+  std::array<std::pair<Index, Index>, 3> steps{{{std::abs(strides.batch), s.batch},
+                                                {std::abs(strides.head), s.heads},
+                                                {std::abs(strides.row), s.len}}};
   std::sort(steps.begin(), steps.end());
   Index taken = s.dim;
   for (const auto& [stride, count] : steps) {
@@ -209,7 +214,8 @@ void require_apart(const TensorView<A>& out, const TensorView<B>& input, const c
 
 // Throws unless every option lies in its range; the scale is checked where it is asked for.
 inline void require_options(const Options& options) {
-  require(options.threads >= 0, "Options: threads is ", options.threads, ", it must be 0 (default) or positive");
+  require(options.threads >= 0, "Options: threads is ", options.threads,
+          ", it must be 0 (default) or positive");
   require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
           "Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
           kPanelVectors, "]");
@@ -231,7 +237,8 @@ template <class Op, class Real>
   require_pages(in.key, "key", where);
   require_pages(in.value, "value", where);
   const Shape &q = in.query.shape(), &k = in.key.shape(), &v = in.value.shape();
-  for (const auto& [view, name] : {std::pair{&in.query, "query"}, {&in.key, "key"}, {&in.value, "value"}})
+  for (const auto& [view, name] :
+       {std::pair{&in.query, "query"}, {&in.key, "key"}, {&in.value, "value"}})
     require(view->given(), where, ": ", name, " was not given");
   require(k.dim == q.dim, where, ": key has dim_qk ", k.dim, ", query has ", q.dim);
   require(q.dim > 0, where, ": query has dim_qk 0; it must be at least 1");
@@ -259,8 +266,9 @@ template <class Op, class Real>
             " was given, the op reads none");
   }
   if constexpr (Op::ReadoutType::uses_own_rows)
-    require(g.len_q == g.len_kv, where, ": the readout reads key and value of its own row; len_q is ",
-            g.len_q, ", len_kv is ", g.len_kv);
+    require(g.len_q == g.len_kv, where,
+            ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
+            g.len_kv);
   return g;
 }
 
@@ -276,4 +284,5 @@ template <class Op>
   return 1.0 / std::sqrt(double(width));
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

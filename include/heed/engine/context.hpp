@@ -3,7 +3,7 @@
 
 // A call, checked and planned.
 
-#include <heed/engine/key_side.hpp>
+#include <heed/engine/keys.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/simd/instructions.hpp>
@@ -11,7 +11,8 @@
 #include <cmath>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // What all panels of a call read.
 template <class Op, class Real>
@@ -49,9 +50,7 @@ struct CallContext {
   // dQ carry the factor.
   static constexpr bool factor_in_feature = normed_dots<Score>;
   // From scaled dot products to what pairs call dot, and from query feature 0 to what they have of it.
-  [[nodiscard]] Real dot_factor() const {
-    return factor_in_feature ? Real(1) : 1 / query_factor();
-  }
+  [[nodiscard]] Real dot_factor() const { return factor_in_feature ? Real(1) : 1 / query_factor(); }
   [[nodiscard]] Real feature_factor() const {
     return factor_in_feature ? 1 / query_factor() : Real(1);
   }
@@ -73,4 +72,5 @@ struct CallContext {
   }
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -8,7 +8,8 @@
 
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 namespace detail {
 
@@ -21,8 +22,8 @@ struct Door {
                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options);
   static void backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                        const Saved<Real>& saved, const TensorView<const Real>& out,
-                       const TensorView<const Real>& grad_out, const Gradients<Real>& grads, Op* grad_op,
-                       const Options& options);
+                       const TensorView<const Real>& grad_out, const Gradients<Real>& grads,
+                       Op* grad_op, const Options& options);
 };
 
 }  // namespace detail
@@ -39,8 +40,7 @@ struct Door {
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
 template <AttentionOp Op>
 void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
-             const Mask<typename Op::Scalar>& mask,
-             const TensorView<typename Op::Scalar>& out,
+             const Mask<typename Op::Scalar>& mask, const TensorView<typename Op::Scalar>& out,
              Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
@@ -56,10 +56,10 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
               const TensorView<const typename Op::Scalar>& out,
               const TensorView<const typename Op::Scalar>& grad_out,
               const Gradients<typename Op::Scalar>& grads,
-              std::type_identity_t<Op>* grad_op = nullptr,
-              const Options& options = {}) {
+              std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::backward(op, in, mask, saved, out, grad_out, grads, grad_op, options);
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -6,27 +6,28 @@
 //
 //   std::puts(heed::explain(op, geometry, mask).text().c_str());
 
-#include <heed/engine/backward_call.hpp>
+#include <heed/engine/doors.hpp>
 
 #include <sstream>
 #include <string>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 enum class Pass { forward, backward };
 
 struct Explanation {
-  std::string instruction_set;   // that the headers were compiled for
-  Index lanes = 0;               // queries per panel
-  Index key_tile = 0;            // keys per tile
-  Index group = 0;               // panels that share a pass over keys and values
-  Index units = 0;               // units of work, handed out to the workers
+  std::string instruction_set;  // that the headers were compiled for
+  Index lanes = 0;              // queries per panel
+  Index key_tile = 0;           // keys per tile
+  Index group = 0;              // panels that share a pass over keys and values
+  Index units = 0;              // units of work, handed out to the workers
   int workers = 0;
-  Index scratch_bytes = 0;       // all workers, with side values of keys and sums of gradients
+  Index scratch_bytes = 0;  // all workers, with side values of keys and sums of gradients
   Index full_tiles = 0, partial_tiles = 0, skipped_tiles = 0;
-  double visible_flops = 0;      // of the plain products, over the pairs in tiles that are not skipped
-  double computed_flops = 0;     // the same with every lane of those tiles
+  double visible_flops = 0;   // of the plain products, over the pairs in tiles that are not skipped
+  double computed_flops = 0;  // the same with every lane of those tiles
   std::vector<std::string> remarks;  // why not faster
 
   [[nodiscard]] std::string text() const {
@@ -63,9 +64,8 @@ namespace detail {
 template <class Op, class Real>
 void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
   const Geometry& g = c.geometry;
-  const double per_pair =
-      pass == Pass::forward ? 2.0 * double(g.dim_qk + g.dim_v)
-                            : 2.0 * double(3 * g.dim_qk + 2 * g.dim_v);
+  const double per_pair = pass == Pass::forward ? 2.0 * double(g.dim_qk + g.dim_v)
+                                                : 2.0 * double(3 * g.dim_qk + 2 * g.dim_v);
   Scratch<Real> none;
   Panel<Op, Real> panel(c, none, pass == Pass::backward);
   for (Index b = 0; b < g.batch; ++b)
@@ -82,13 +82,15 @@ void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
           ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
           e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
           const bool narrow = tile.at.rows <= kNarrowRows<Real>;
-          e.computed_flops += per_pair * double(tile.at.keys * (narrow ? tile.at.rows : c.plan.lanes));
+          e.computed_flops +=
+              per_pair * double(tile.at.keys * (narrow ? tile.at.rows : c.plan.lanes));
         }
       }
 }
 
 template <class Op, class Real>
-void remark(const CallContext<Op, Real>& c, const Options& options, Index worker_bytes, Explanation& e) {
+void remark(const CallContext<Op, Real>& c, const Options& options, Index worker_bytes,
+            Explanation& e) {
   using Score = typename Op::ScoreType;
   using Normaliser = typename Op::NormaliserType;
   const Geometry& g = c.geometry;
@@ -117,8 +119,9 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
     say("the score has no score_vjp: backward differentiates it by dual numbers");
   const auto percent = [](double share) { return std::to_string(int(100 * share + 0.5)) + " %"; };
   if (c.plan.wide_tile > 0)
-    say("tiles are ", c.plan.tile, " keys wide: the mask hides blocks, such tiles compute ", percent(c.plan.share),
-        " of the pairs, ", c.plan.wide_tile, " keys would compute ", percent(c.plan.wide_share));
+    say("tiles are ", c.plan.tile, " keys wide: the mask hides blocks, such tiles compute ",
+        percent(c.plan.share), " of the pairs, ", c.plan.wide_tile, " keys would compute ",
+        percent(c.plan.wide_share));
   else if (c.mask.has_allowed() && c.plan.share > 0.9)
     say("the boolean mask hides hardly a whole block of ", c.plan.tile, " keys by ", c.plan.lanes,
         " queries: hidden pairs are computed, too");
@@ -157,8 +160,14 @@ template <AttentionOp Op>
     return folded;
   }
   KeySide<Op, Real> keys(op, g, {});
-  const CallContext<Op, Real> c{op, g, bound, {}, detail::plan_call<Real>(op, g, bound, options, 0, back),
-                                Real(scale_of(op, g, options)), keys, options.dropout};
+  const CallContext<Op, Real> c{op,
+                                g,
+                                bound,
+                                {},
+                                detail::plan_call<Real>(op, g, bound, options, 0, back),
+                                Real(scale_of(op, g, options)),
+                                keys,
+                                options.dropout};
   Explanation e;
   e.instruction_set = detail::instruction_set();
   e.lanes = c.plan.lanes;
@@ -170,9 +179,8 @@ template <AttentionOp Op>
     const Saved<Real> saved;
     detail::BackwardShared<Op, Real> shared(c, saved, {}, {}, {});
     shared_bytes += shared.bytes();
-    worker = scratch_elements<Real>([&](Scratch<Real>& s) {
-      return detail::BackwardWorker<Op, Real>(c, shared, s);
-    });
+    worker = scratch_elements<Real>(
+        [&](Scratch<Real>& s) { return detail::BackwardWorker<Op, Real>(c, shared, s); });
   } else {
     e.units = g.batch * g.kv_heads * c.groups_of(g.group());
     worker = scratch_elements<Real>([&](Scratch<Real>& s) {
@@ -188,4 +196,5 @@ template <AttentionOp Op>
   return e;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -9,7 +9,9 @@
 #include <heed/engine/call.hpp>
 #include <heed/mask/bound_mask.hpp>
 
-namespace heed::inline HEED_ABI::detail {
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
 
 [[nodiscard]] inline Geometry fold_heads(Geometry g) {
   g.len_q = g.group();
@@ -53,13 +55,15 @@ template <class U>
   const Shape& s = view.shape();
   if (!view.given() || s.heads != g.heads) return view;
   const Strides& strides = view.strides();
-  return {view.data(), {s.batch, g.kv_heads, g.group(), s.dim},
+  return {view.data(),
+          {s.batch, g.kv_heads, g.group(), s.dim},
           {strides.batch, g.group() * strides.head, strides.head}};
 }
 
 // What hides keys from the one query, now from each of its group.
 template <class Real>
-[[nodiscard]] Mask<Real> fold_heads(Mask<Real> mask, const BoundMask<Real>& bound, const Geometry& g) {
+[[nodiscard]] Mask<Real> fold_heads(Mask<Real> mask, const BoundMask<Real>& bound,
+                                    const Geometry& g) {
   mask.bands.clear();
   std::vector<Index> lengths;
   for (Index b = 0; b < g.batch; ++b) lengths.push_back(bound.keys_of(b, 0).end);
@@ -74,4 +78,6 @@ template <class Real>
   return mask;
 }
 
-}  // namespace heed::inline HEED_ABI::detail
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -8,7 +8,8 @@
 #include <heed/engine/call.hpp>
 #include <heed/engine/tile_choice.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Level-2 cache that tiles are sized for: what current x86 and Arm server cores have at least.
 inline constexpr Index kCacheBytes = Index(1) << 20;
@@ -26,7 +27,7 @@ struct Plan {
   Index tiles = 0;              // tiles of a whole row
   Index group = 1;              // panels that a worker takes through the tiles together
   Index panels = 0;             // panels per head
-  Index wide_tile = 0;          // keys per tile, had not the mask asked for fewer; 0 where it has not
+  Index wide_tile = 0;  // keys per tile, had not the mask asked for fewer; 0 where it has not
   double share = 0, wide_share = 0;  // of all pairs, that either computes; 0 where nobody looked
 
   [[nodiscard]] Index span_keys(bool streams, Index len_kv) const {
@@ -52,7 +53,9 @@ template <class Real>
   const Index per_key = ((backward ? 3 : 1) * lanes + (backward ? 2 : 1) * width) * size;
   const bool small = kRegisterBytes < 64 && !backward;
   return std::clamp<Index>((kCacheBytes / (small ? 4 : 2) - fixed) / per_key, 96,
-                           backward ? 192 : small ? 256 : 512);
+                           backward ? 192
+                           : small  ? 256
+                                    : 512);
 }
 
 }  // namespace detail
@@ -86,7 +89,8 @@ template <class Real>
     plan.tile = whole_panels(std::min(options.key_tile, most));
   } else {
     const Index natural = whole_panels(detail::natural_tile<Real>(g, plan.lanes, backward));
-    const detail::TileChoice choice = detail::choose_key_tile(mask, g, plan.lanes, std::min(natural, most));
+    const detail::TileChoice choice =
+        detail::choose_key_tile(mask, g, plan.lanes, std::min(natural, most));
     plan.tile = whole_panels(choice.keys);
     plan.share = choice.share;
     plan.wide_share = choice.wide_share;
@@ -119,4 +123,5 @@ inline constexpr double kWorkerFlops = 2e6;
   return int(std::max<Index>(1, std::min({threads, units, affordable, worthwhile})));
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -4,14 +4,16 @@
 // What the normaliser's source() says of all score maps of a call at once: which of them read rows in common,
 // so that their gradients are sums.
 
-#include <heed/core/geometry.hpp>
 #include <heed/core/error.hpp>
+#include <heed/core/geometry.hpp>
 #include <heed/plug/normaliser.hpp>
 
 #include <string>
 #include <vector>
 
-namespace heed::inline HEED_ABI::detail {
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
 
 // f(head, map, source) for every score map of a call.
 template <class Normaliser, class F>
@@ -25,8 +27,8 @@ template <class Normaliser>
 void require_sources(const Normaliser& normaliser, const Geometry& g, const std::string& where) {
   for_each_source(normaliser, g, [&](Index h, int map, const Source& s) {
     const auto check = [&](bool fits, const char* what, Index got, Index from, Index to) {
-      require(fits, where, ": the normaliser's source() gives map ", map, " of head ", h, " the ", what, " ",
-              got, ", it must lie in [", from, ", ", to, "]");
+      require(fits, where, ": the normaliser's source() gives map ", map, " of head ", h, " the ",
+              what, " ", got, ", it must lie in [", from, ", ", to, "]");
     };
     check(s.width >= 1 && s.width <= g.dim_qk, "width", s.width, 1, g.dim_qk);
     const auto within = [&](const char* what, Index at, Index last) {
@@ -42,7 +44,8 @@ void require_sources(const Normaliser& normaliser, const Geometry& g, const std:
 // Is every number of query read by exactly one map, and by the head of its own if `by_own_head`? Else the
 // gradient of query is a sum.
 template <class Normaliser>
-[[nodiscard]] bool reads_each_query_once(const Normaliser& normaliser, const Geometry& g, bool by_own_head) {
+[[nodiscard]] bool reads_each_query_once(const Normaliser& normaliser, const Geometry& g,
+                                         bool by_own_head) {
   std::vector<char> readers(std::size_t(g.query_heads * g.dim_qk), 0);
   bool once = true;
   for_each_source(normaliser, g, [&](Index h, int, const Source& s) {
@@ -63,9 +66,12 @@ template <class Normaliser>
   bool by_group = true;
   for_each_source(normaliser, g, [&](Index h, int map, const Source& s) {
     const Source first = normaliser.source(g, g.kv_head(h) * g.group(), map);
-    by_group = by_group && s.kv_head == g.kv_head(h) && s.key_column == first.key_column && s.width == first.width;
+    by_group = by_group && s.kv_head == g.kv_head(h) && s.key_column == first.key_column &&
+               s.width == first.width;
   });
   return by_group;
 }
 
-}  // namespace heed::inline HEED_ABI::detail
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

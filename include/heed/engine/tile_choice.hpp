@@ -9,22 +9,25 @@
 #include <algorithm>
 #include <vector>
 
-namespace heed::inline HEED_ABI::detail {
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
 
 struct TileChoice {
-  Index keys = 0;         // per tile
-  double share = 0;       // of all pairs, that such tiles compute; 0 where there was nothing to look at
+  Index keys = 0;    // per tile
+  double share = 0;  // of all pairs, that such tiles compute; 0 where there was nothing to look at
   double wide_share = 0;  // the same of tiles of the width that was offered
 };
 
 // Which of the blocks of kTileBlock keys some query of a panel sees.
 inline constexpr Index kTileBlock = 64;
 template <class Real>
-[[nodiscard]] std::vector<char> seen_blocks(const BoundMask<Real>& mask, const Geometry& g, Index b, Index h,
-                                            Index first, Index rows) {
+[[nodiscard]] std::vector<char> seen_blocks(const BoundMask<Real>& mask, const Geometry& g, Index b,
+                                            Index h, Index first, Index rows) {
   std::vector<char> seen;
   for (Index j = 0; j < g.len_kv; j += kTileBlock)
-    seen.push_back(mask.classify(b, h, first, rows, j, std::min(kTileBlock, g.len_kv - j)) != TileKind::empty);
+    seen.push_back(mask.classify(b, h, first, rows, j, std::min(kTileBlock, g.len_kv - j)) !=
+                   TileKind::empty);
   return seen;
 }
 
@@ -43,12 +46,14 @@ template <class Real>
 // `wide` keys per tile, or the half, the quarter ... of them that saves a tenth of the work; at least kTileBlock,
 // a multiple of `lanes`. A function of shapes and mask, of which it looks at a few panels of `lanes` queries.
 template <class Real>
-[[nodiscard]] TileChoice choose_key_tile(const BoundMask<Real>& mask, const Geometry& g, Index lanes, Index wide) {
+[[nodiscard]] TileChoice choose_key_tile(const BoundMask<Real>& mask, const Geometry& g,
+                                         Index lanes, Index wide) {
   constexpr Index kLooks = 16;
   constexpr double kTileCost = 16;  // of a tile by itself, in keys
   TileChoice best{wide, 0, 0};
   const Index panels = (g.len_q + lanes - 1) / lanes, all = g.batch * g.heads * panels;
-  if (all == 0 || g.len_kv <= kTileBlock || !(mask.has_allowed() || mask.has_documents())) return best;
+  if (all == 0 || g.len_kv <= kTileBlock || !(mask.has_allowed() || mask.has_documents()))
+    return best;
   std::vector<std::vector<char>> looks;
   for (Index i = 0; i < std::min(kLooks, all); ++i) {
     const Index unit = i * all / std::min(kLooks, all), first = unit % panels * lanes;
@@ -60,7 +65,9 @@ template <class Real>
     for (const auto& seen : looks) keys += computed_keys(seen, tile);
     return keys / double(Index(looks.size()) * Index(looks[0].size()) * kTileBlock);
   };
-  const auto cost = [&](Index tile, double computed) { return computed * (1 + kTileCost / double(tile)); };
+  const auto cost = [&](Index tile, double computed) {
+    return computed * (1 + kTileCost / double(tile));
+  };
   best.share = best.wide_share = share((wide + kTileBlock - 1) / kTileBlock * kTileBlock);
   double least = 0.9 * cost(wide, best.share);
   for (Index tile = 256; tile >= std::max(kTileBlock, lanes); tile /= 2) {
@@ -73,4 +80,6 @@ template <class Real>
   return best;
 }
 
-}  // namespace heed::inline HEED_ABI::detail
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

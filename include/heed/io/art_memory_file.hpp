@@ -12,7 +12,7 @@
 // Errors: std::runtime_error, one sentence that begins with the path. Saving is all or nothing.
 
 #include <heed/io/safetensors.hpp>
-#include <heed/ops/art_memory.hpp>
+#include <heed/ops/prototype/art_memory.hpp>
 
 #include <charconv>
 #include <filesystem>
@@ -20,7 +20,8 @@
 #include <stdexcept>
 #include <string>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 namespace detail {
 
@@ -28,9 +29,11 @@ namespace detail {
 template <class Real>
 [[nodiscard]] std::string round_trip_text(Real value) {
   char digits[40];
-  const auto [end, error] = std::to_chars(digits, digits + sizeof digits, value, std::chars_format::general,
-                                          std::numeric_limits<Real>::max_digits10);
-  require(error == std::errc(), "round_trip_text: the number has more than ", sizeof digits, " characters");
+  const auto [end, error] =
+      std::to_chars(digits, digits + sizeof digits, value, std::chars_format::general,
+                    std::numeric_limits<Real>::max_digits10);
+  require(error == std::errc(), "round_trip_text: the number has more than ", sizeof digits,
+          " characters");
   return {digits, end};
 }
 
@@ -49,8 +52,8 @@ class ArtMemoryReader {
     if (count < 0 || count > options.capacity)
       refuse("count ", count, " is outside [0, ", options.capacity, "], the capacity");
     if (options.capacity > max_values / (options.dim + 2))
-      refuse("capacity ", options.capacity, " x (dim ", options.dim, " + 2) is more than the limit of ",
-             max_values, " values");
+      refuse("capacity ", options.capacity, " x (dim ", options.dim,
+             " + 2) is more than the limit of ", max_values, " values");
     require_prototypes(count, options.dim);
     try {
       ArtMemory<Real> memory(options);
@@ -162,7 +165,8 @@ void save_art_memory(const std::filesystem::path& path, const ArtMemory<Real>& m
 // The memory of a file that was read already; `source` begins the messages. A few bytes can claim
 // any capacity: capacity * (dim + 2), what a memory allocates, is refused beyond max_values.
 template <class Real>
-[[nodiscard]] ArtMemory<Real> read_art_memory(const io::Safetensors& file, const std::string& source,
+[[nodiscard]] ArtMemory<Real> read_art_memory(const io::Safetensors& file,
+                                              const std::string& source,
                                               Index max_values = Index(1) << 28) {
   return detail::ArtMemoryReader<Real>(file, source).read(max_values);
 }
@@ -174,4 +178,5 @@ template <class Real>
   return read_art_memory<Real>(io::Safetensors::read(path), path.string(), max_values);
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -26,7 +26,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::io {
+namespace heed {
+inline namespace HEED_ABI {
+namespace io {
 
 // `code` is the errno of the failed call.
 [[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what, int code) {
@@ -103,7 +105,9 @@ class InputFile {
  public:
   // O_NONBLOCK: a named pipe is refused instead of waiting for a writer.
   explicit InputFile(const std::filesystem::path& path)
-      : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path, "cannot open the file") {
+      : path_(path),
+        file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path,
+              "cannot open the file") {
     const struct stat status = file_.status();
     if (!S_ISREG(status.st_mode))
       throw std::runtime_error(heed::detail::sentence(path.string(), ": not a regular file"));
@@ -128,8 +132,8 @@ class InputFile {
     const std::size_t got = file_.read_all(bytes);
     done_ += got;
     if (got != bytes.size())
-      throw std::runtime_error(heed::detail::sentence(path_.string(), ": shrank while it was read, ", done_, " of ",
-                                                      size_, " bytes are left"));
+      throw std::runtime_error(heed::detail::sentence(
+          path_.string(), ": shrank while it was read, ", done_, " of ", size_, " bytes are left"));
   }
 
  private:
@@ -198,7 +202,8 @@ inline void write_file_atomically(const std::filesystem::path& target,
   struct stat old {};
   const bool exists = ::stat(target.c_str(), &old) == 0;
   if (exists && !S_ISREG(old.st_mode))
-    throw std::runtime_error(heed::detail::sentence(target.string(), ": exists and is not a regular file"));
+    throw std::runtime_error(
+        heed::detail::sentence(target.string(), ": exists and is not a regular file"));
 
   File folder_handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC), target,
                      "cannot open its folder");
@@ -211,4 +216,6 @@ inline void write_file_atomically(const std::filesystem::path& target,
   folder_handle.sync("written, but its folder cannot be synced to disk");
 }
 
-}  // namespace heed::inline HEED_ABI::io
+}  // namespace io
+}  // namespace HEED_ABI
+}  // namespace heed

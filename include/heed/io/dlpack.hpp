@@ -32,7 +32,8 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct DlpackDeleter {
   template <class Managed>
@@ -49,8 +50,8 @@ using DlpackPtr = std::unique_ptr<Managed, DlpackDeleter>;
 namespace detail {
 
 template <class Real>
-concept DlpackElement = std::same_as<std::remove_const_t<Real>, float> ||
-                        std::same_as<std::remove_const_t<Real>, double>;
+concept DlpackElement = std::same_as < std::remove_const_t<Real>,
+float > || std::same_as<std::remove_const_t<Real>, double>;
 
 template <DlpackElement Real>
 [[nodiscard]] constexpr DLDataType dlpack_dtype() {
@@ -82,12 +83,14 @@ struct DlpackAxes {
   // Of row-major memory without gaps; extents are those that require_extents() takes.
   void set_dense_strides() {
     strides[3] = 1;
-    for (std::size_t a = 3; a > 0; --a) strides[a - 1] = strides[a] * std::max<Index>(1, extents[a]);
+    for (std::size_t a = 3; a > 0; --a)
+      strides[a - 1] = strides[a] * std::max<Index>(1, extents[a]);
   }
 };
 
 [[nodiscard]] inline DlpackAxes dlpack_axes(const DLTensor& tensor, const std::string& who) {
-  require(tensor.ndim == 4 || tensor.ndim == 2, who, " has ndim ", tensor.ndim, ", it must be 4 or 2");
+  require(tensor.ndim == 4 || tensor.ndim == 2, who, " has ndim ", tensor.ndim,
+          ", it must be 4 or 2");
   require(tensor.shape != nullptr, who, " has ndim ", tensor.ndim, " and a null shape");
   DlpackAxes axes;
   const auto first = std::size_t(4 - tensor.ndim);
@@ -115,8 +118,9 @@ inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes,
             ", it must not be negative");
     require(stride > 0 || !writes, who, " has stride 0 along ", DlpackAxes::names[a], " of extent ",
             extent, ", it can be viewed as const only");
-    require(stride <= (most / element_bytes - span) / (extent - 1), who, " has stride ", stride, " along ",
-            DlpackAxes::names[a], " of extent ", extent, ", its last element lies beyond ", most, " bytes");
+    require(stride <= (most / element_bytes - span) / (extent - 1), who, " has stride ", stride,
+            " along ", DlpackAxes::names[a], " of extent ", extent,
+            ", its last element lies beyond ", most, " bytes");
     span += stride * (extent - 1);
   }
   return span * element_bytes;
@@ -124,12 +128,13 @@ inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes,
 
 template <class Real>
 [[nodiscard]] Real* dlpack_data(const DLTensor& tensor, const Shape& shape, Index bytes,
-                               const std::string& who) {
+                                const std::string& who) {
   if (bytes == 0) return nullptr;
   require(tensor.data != nullptr, who, " has a null pointer and shape ", shape);
   const std::uintptr_t room = ~std::uintptr_t{0} - reinterpret_cast<std::uintptr_t>(tensor.data);
   require(tensor.byte_offset <= room && std::uintptr_t(bytes) <= room - tensor.byte_offset, who,
-          " has byte_offset ", tensor.byte_offset, " and ", bytes, " bytes, beyond the address space");
+          " has byte_offset ", tensor.byte_offset, " and ", bytes,
+          " bytes, beyond the address space");
   auto* first = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   const auto past = reinterpret_cast<std::uintptr_t>(first) % alignof(Real);
   require(past == 0, who, " lies ", past, " bytes past a multiple of ", alignof(Real),
@@ -170,17 +175,20 @@ template <detail::DlpackElement Real>
   using namespace detail;
   const std::string who = std::string("heed::view_dlpack: ") + name;
   const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<Real>();
-  require(dtype.code == wanted.code && dtype.bits == wanted.bits && dtype.lanes == wanted.lanes, who,
-          " has dtype ", dtype_text(dtype), ", the view has ", dtype_text(wanted));
-  std::int32_t device = 0;  // copied: as an enum, the number of a newer producer may be none of its values
+  require(dtype.code == wanted.code && dtype.bits == wanted.bits && dtype.lanes == wanted.lanes,
+          who, " has dtype ", dtype_text(dtype), ", the view has ", dtype_text(wanted));
+  std::int32_t device =
+      0;  // copied: as an enum, the number of a newer producer may be none of its values
   static_assert(sizeof device == sizeof tensor.device.device_type);
   std::memcpy(&device, &tensor.device.device_type, sizeof device);
-  require(device == kDLCPU || device == kDLCUDAHost || device == kDLROCMHost, who, " is on device type ",
-          device, ", it must be ", int(kDLCPU), " (CPU) or pinned host memory, ", int(kDLCUDAHost), " or ",
-          int(kDLROCMHost));
+  require(device == kDLCPU || device == kDLCUDAHost || device == kDLROCMHost, who,
+          " is on device type ", device, ", it must be ", int(kDLCPU),
+          " (CPU) or pinned host memory, ", int(kDLCUDAHost), " or ", int(kDLROCMHost));
   const DlpackAxes axes = dlpack_axes(tensor, who);
-  const Index bytes = require_dlpack_strides(axes, Index(sizeof(Real)), !std::is_const_v<Real>, who);
-  return {dlpack_data<Real>(tensor, axes.shape(), bytes, who), axes.shape(),
+  const Index bytes =
+      require_dlpack_strides(axes, Index(sizeof(Real)), !std::is_const_v<Real>, who);
+  return {dlpack_data<Real>(tensor, axes.shape(), bytes, who),
+          axes.shape(),
           {axes.strides[0], axes.strides[1], axes.strides[2]}};
 }
 
@@ -231,7 +239,8 @@ template <class Managed = DLManagedTensor, detail::DlpackElement Real>
 // A managed tensor that owns dense (batch, heads, len, dim) values.
 template <class Managed = DLManagedTensor, detail::DlpackElement Real>
 [[nodiscard]] DlpackPtr<Managed> to_dlpack(std::vector<Real> values, const Shape& shape) {
-  detail::DlpackAxes{{shape.batch, shape.heads, shape.len, shape.dim}, {}}.require_extents("heed::to_dlpack: values");
+  detail::DlpackAxes{{shape.batch, shape.heads, shape.len, shape.dim}, {}}.require_extents(
+      "heed::to_dlpack: values");
   const Index count = element_count(shape, "heed::to_dlpack: values");
   require(Index(values.size()) == count, "heed::to_dlpack: values has ", values.size(),
           " numbers, shape ", shape, " has ", count);
@@ -239,4 +248,5 @@ template <class Managed = DLManagedTensor, detail::DlpackElement Real>
   return to_dlpack<Managed>(TensorView<Real>(owner->data(), shape), owner);
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

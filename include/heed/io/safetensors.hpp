@@ -30,7 +30,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::io {
+namespace heed {
+inline namespace HEED_ABI {
+namespace io {
 
 // What the header of a file says, checked as a whole and against the file's size; no tensor has been read.
 class SafetensorsIndex {
@@ -84,16 +86,19 @@ class SafetensorsIndex {
 
  private:
   // From the length in the first 8 bytes.
-  [[nodiscard]] std::size_t begin_of_data(std::span<const std::byte> bytes, std::size_t file_bytes) const {
+  [[nodiscard]] std::size_t begin_of_data(std::span<const std::byte> bytes,
+                                          std::size_t file_bytes) const {
     if (file_bytes < 8)
       refuse(source_, "the file has ", file_bytes, " bytes, fewer than the 8 of a header length");
     std::uint64_t length = 0;
-    for (std::size_t i = 8; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(bytes[i]);
+    for (std::size_t i = 8; i-- > 0;)
+      length = length << 8 | std::to_integer<std::uint64_t>(bytes[i]);
     if (length > safetensors_limits::header_bytes)
       refuse(source_, "the header length ", length, " is more than the limit of ",
              safetensors_limits::header_bytes, " bytes");
     if (length > file_bytes - 8)
-      refuse(source_, "the header length ", length, " is more than the ", file_bytes - 8, " bytes that follow it");
+      refuse(source_, "the header length ", length, " is more than the ", file_bytes - 8,
+             " bytes that follow it");
     return 8 + static_cast<std::size_t>(length);
   }
 };
@@ -171,14 +176,15 @@ class Safetensors : public SafetensorsIndex {
   // A copy of a tensor of any floating dtype but the 8-bit ones, each number rounded to the nearest Real. A
   // finite number that no finite Real is near to is refused.
   template <class Real>
-    requires AnyOf<Real, float, double>
+  requires AnyOf<Real, float, double>
   [[nodiscard]] std::vector<Real> rounded(const std::string& name) const {
     const std::string& dtype = info(name).dtype;
     if (dtype == "F64") return round<Real, double>(name, [](double x) { return x; });
     if (dtype == "F32") return round<Real, float>(name, [](float x) { return x; });
     if (dtype == "F16") return round<Real, std::uint16_t>(name, float_of_f16);
     if (dtype == "BF16") return round<Real, std::uint16_t>(name, float_of_bf16);
-    refuse(source_, "tensor ", in_quotes(name), " is ", dtype, ", it must be F64, F32, F16 or BF16");
+    refuse(source_, "tensor ", in_quotes(name), " is ", dtype,
+           ", it must be F64, F32, F16 or BF16");
   }
 
  private:
@@ -231,4 +237,6 @@ class Safetensors : public SafetensorsIndex {
   std::vector<std::byte> file_;
 };
 
-}  // namespace heed::inline HEED_ABI::io
+}  // namespace io
+}  // namespace HEED_ABI
+}  // namespace heed

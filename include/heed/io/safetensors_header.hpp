@@ -28,7 +28,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::io {
+namespace heed {
+inline namespace HEED_ABI {
+namespace io {
 
 // Receives the parser's events. The nesting is at most object > object > array, so five places say
 // everything; whatever does not belong to its place is refused on sight.
@@ -242,4 +244,6 @@ class SafetensorsHeader {
   std::vector<std::uint64_t> offsets_;
 };
 
-}  // namespace heed::inline HEED_ABI::io
+}  // namespace io
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -22,7 +22,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::io {
+namespace heed {
+inline namespace HEED_ABI {
+namespace io {
 
 struct TensorInfo {
   std::string dtype;
@@ -139,7 +141,8 @@ template <Element To, Element From>
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 [[nodiscard]] inline float float_of_f16(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000U) << 16, exponent = bits >> 10 & 0x1FU, fraction = bits & 0x3FFU;
+  const std::uint32_t sign = (bits & 0x8000U) << 16, exponent = bits >> 10 & 0x1FU,
+                      fraction = bits & 0x3FFU;
   if (exponent == 0) {  // fraction 2^-24
     const float size = 0x1p-24F * static_cast<float>(fraction);
     return sign != 0 ? -size : size;
@@ -154,4 +157,6 @@ inline void require_little_endian(const std::string& source) {
     refuse(source, "the file is little-endian, this host is not");
 }
 
-}  // namespace heed::inline HEED_ABI::io
+}  // namespace io
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -25,7 +25,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::io {
+namespace heed {
+inline namespace HEED_ABI {
+namespace io {
 
 // Collects tensors (copies) and writes them. The bytes depend on the content only, not on the order
 // of the calls: the header lists the names sorted; the data lies widest dtype first and then by
@@ -153,4 +155,6 @@ class SafetensorsWriter {
   std::map<std::string, Tensor> tensors_;
 };
 
-}  // namespace heed::inline HEED_ABI::io
+}  // namespace io
+}  // namespace HEED_ABI
+}  // namespace heed

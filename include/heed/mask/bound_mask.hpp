@@ -12,7 +12,8 @@
 #include <cstring>
 #include <limits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 struct KeyRange {
   Index begin = 0, end = 0;
@@ -41,8 +42,8 @@ class BoundMask {
     check_documents(where);
     if (!mask.slopes) return;
     const std::vector<Real>& slopes = *mask.slopes;
-    require(Index(slopes.size()) == g.heads, where, ": alibi has ", slopes.size(), " slopes, there are ",
-            g.heads, " heads");
+    require(Index(slopes.size()) == g.heads, where, ": alibi has ", slopes.size(),
+            " slopes, there are ", g.heads, " heads");
     for (std::size_t h = 0; h < slopes.size(); ++h)
       require(std::isfinite(slopes[h]), where, ": alibi has slope ", slopes[h], " for head ", h,
               ", it must be finite");
@@ -131,8 +132,10 @@ class BoundMask {
   // offset + side + shift, at most kUnbounded in size: exact wherever a position can tell the difference.
   [[nodiscard]] static Index bound_at(Index offset, Index side, Index shift) {
     Index sum;
-    if (__builtin_add_overflow(offset, side, &sum)) sum = side > 0 ? 2 * kUnbounded : -2 * kUnbounded;
-    return std::clamp(std::clamp(sum, -2 * kUnbounded, 2 * kUnbounded) + shift, -kUnbounded, kUnbounded);
+    if (__builtin_add_overflow(offset, side, &sum))
+      sum = side > 0 ? 2 * kUnbounded : -2 * kUnbounded;
+    return std::clamp(std::clamp(sum, -2 * kUnbounded, 2 * kUnbounded) + shift, -kUnbounded,
+                      kUnbounded);
   }
 
   [[nodiscard]] TileKind band_kind(Index b, Index first, Index rows, Index key, Index count) const {
@@ -189,10 +192,12 @@ class BoundMask {
 
   void check_documents(const char* where) const {
     if (!mask_.query_documents && !mask_.key_documents) return;
-    const auto check = [&](const std::optional<std::vector<Index>>& ids, Index count, const char* of) {
-      require(ids.has_value(), where, ": documents has no ", of, " ids, but those of the other side");
-      require(Index(ids->size()) == count, where, ": documents has ", ids->size(), " ", of, " ids, there are ",
-              count, " (batch x length)");
+    const auto check = [&](const std::optional<std::vector<Index>>& ids, Index count,
+                           const char* of) {
+      require(ids.has_value(), where, ": documents has no ", of,
+              " ids, but those of the other side");
+      require(Index(ids->size()) == count, where, ": documents has ", ids->size(), " ", of,
+              " ids, there are ", count, " (batch x length)");
     };
     check(mask_.query_documents, g_.batch * g_.len_q, "query");
     check(mask_.key_documents, g_.batch * g_.len_kv, "key");
@@ -206,4 +211,5 @@ class BoundMask {
   Index slope_shift_ = 0;
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -17,7 +17,8 @@
 #include <optional>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Where query 0 sits on the key axis when the lengths differ.
 enum class Align { top_left, bottom_right };
@@ -142,4 +143,5 @@ template <class Real>
   return mask;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

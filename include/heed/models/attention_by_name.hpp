@@ -15,7 +15,9 @@
 #include <type_traits>
 #include <vector>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Plain attention with low-rank keys and values, a quarter of the width: a control beside the variants.
 inline constexpr const char* kLatentAttention = "sdpa-latent";
@@ -36,8 +38,8 @@ void set_depth(DifferentialV1<Real>& op, Index depth) {
 }
 
 template <class Real>
-[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> learning_prototypes(const AttentionOptions& options,
-                                                                        Index prototypes, Real correction) {
+[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> learning_prototypes(
+    const AttentionOptions& options, Index prototypes, Real correction) {
   KeyMemoryOptions<Real> memory;
   memory.capacity = prototypes;
   memory.correction = correction;
@@ -55,7 +57,8 @@ void for_each_extra_layer(F&& f) {
   f(kGatedAttention, []<class Real>(const AttentionOptions& even, Index) {
     IntentGated<Real> op;
     op.readout.grain = GateGrain::per_head;
-    return std::make_unique<ProjectedAttention<IntentGated<Real>>>(even, std::move(op), causal<Real>());
+    return std::make_unique<ProjectedAttention<IntentGated<Real>>>(even, std::move(op),
+                                                                   causal<Real>());
   });
   f(kPrototypeArt, []<class Real>(const AttentionOptions& even, Index prototypes) {
     return learning_prototypes<Real>(even, prototypes, Real(0));
@@ -79,7 +82,8 @@ void for_each_extra_layer(F&& f) {
 // The causal layer `name` of the list beside the variants; null for a name that is not in it.
 template <class Real>
 [[nodiscard]] std::unique_ptr<AttentionLayer<Real>> extra_attention_by_name(const std::string& name,
-                                                                            Index width, Index heads,
+                                                                            Index width,
+                                                                            Index heads,
                                                                             Index prototypes = 16) {
   const AttentionOptions even = AttentionOptions::even(width, heads);
   std::unique_ptr<AttentionLayer<Real>> made;
@@ -100,11 +104,13 @@ template <class Real>
 // The causal layer `name` for layer `layer` (from 0) of a model, with `prototypes` prototypes per head where
 // it has any. Throws for a name that is in neither list.
 template <class Real>
-[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> attention_by_name(const std::string& name, Index width,
-                                                                      Index heads, Index layer,
+[[nodiscard]] std::unique_ptr<AttentionLayer<Real>> attention_by_name(const std::string& name,
+                                                                      Index width, Index heads,
+                                                                      Index layer,
                                                                       Index prototypes = 16,
                                                                       std::uint64_t seed = 1) {
-  std::unique_ptr<AttentionLayer<Real>> made = extra_attention_by_name<Real>(name, width, heads, prototypes);
+  std::unique_ptr<AttentionLayer<Real>> made =
+      extra_attention_by_name<Real>(name, width, heads, prototypes);
   if (made) return made;
   std::string known;
   const AttentionOptions even = AttentionOptions::even(width, heads);
@@ -125,4 +131,6 @@ template <class Real>
   return made;
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

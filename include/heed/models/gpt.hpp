@@ -8,7 +8,9 @@
 
 #include <functional>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // attention(layer) makes the attention of layer 0, 1, ...
 template <class Real>
@@ -16,7 +18,7 @@ using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<Real>>(Index
 
 struct GptOptions {
   Index vocabulary = 0, width = 0, heads = 1, depth = 1, max_len = 0;
-  Index hidden = 0;          // of the MLP; 0: four times the width
+  Index hidden = 0;  // of the MLP; 0: four times the width
   bool tied = true;
   double dropout = 0;            // of the embeddings and of what each block adds
   double attention_dropout = 0;  // of the attention's weights
@@ -27,7 +29,8 @@ struct GptOptions {
 
 // GPT-2 with pre-norm blocks around any attention.
 template <class Real>
-[[nodiscard]] LanguageModel<Real> make_gpt(const GptOptions& o, const AttentionMaker<Real>& attention) {
+[[nodiscard]] LanguageModel<Real> make_gpt(const GptOptions& o,
+                                           const AttentionMaker<Real>& attention) {
   LanguageModelOptions model;
   model.vocabulary = o.vocabulary;
   model.width = o.width;
@@ -66,13 +69,14 @@ template <class Real>
   model.head = "lm";
   model.numbered = false;
   std::deque<TransformerBlock<Real>> blocks;
-  blocks.emplace_back(
-      BlockNames{"ln1", "attn", "out", "ff.0", "ff"}, NormKind::layer, width,
-      std::make_unique<ProjectedAttention<Dialectical<Real>>>(
-          dialectical_head<Real>(width, dim, halting, causal)),
-      Mlp<Real>(width, mlp_factor * width, Activation::silu, true, "1", "3"),
-      std::optional<Linear<Real>>(Linear<Real>(dim, width, true)));
+  blocks.emplace_back(BlockNames{"ln1", "attn", "out", "ff.0", "ff"}, NormKind::layer, width,
+                      std::make_unique<ProjectedAttention<Dialectical<Real>>>(
+                          dialectical_head<Real>(width, dim, halting, causal)),
+                      Mlp<Real>(width, mlp_factor * width, Activation::silu, true, "1", "3"),
+                      std::optional<Linear<Real>>(Linear<Real>(dim, width, true)));
   return LanguageModel<Real>(model, std::move(blocks));
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -13,7 +13,9 @@
 #include <algorithm>
 #include <cmath>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Fills every matrix that still holds zeros only, from its own stream of `seed`.
 template <class Real>
@@ -33,4 +35,6 @@ void initialise(LanguageModel<Real>& model, std::uint64_t seed) {
   }));
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

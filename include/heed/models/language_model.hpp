@@ -16,20 +16,22 @@
 #include <deque>
 #include <span>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 struct LanguageModelOptions {
   Index vocabulary = 0, width = 0;
-  Index max_len = 0;            // rows of the table of positions; 0: positions are not learnt
-  bool tied = true;             // the head is the embedding
+  Index max_len = 0;  // rows of the table of positions; 0: positions are not learnt
+  bool tied = true;   // the head is the embedding
   bool head_bias = false;
   std::optional<NormKind> final_norm = NormKind::layer;
-  double dropout = 0;           // of the embeddings
+  double dropout = 0;            // of the embeddings
   double attention_dropout = 0;  // of the weights of all blocks; 0 leaves each as it is
 
-  std::string embedding = "embed", position = "pos_emb.weight", blocks = "blocks",
-              norm = "ln_f", head = "lm_head";
-  bool numbered = true;         // "blocks.0", "blocks.1"; else the one block is "block"
+  std::string embedding = "embed", position = "pos_emb.weight", blocks = "blocks", norm = "ln_f",
+              head = "lm_head";
+  bool numbered = true;  // "blocks.0", "blocks.1"; else the one block is "block"
   std::vector<Index> position_shape() const {
     return numbered ? std::vector<Index>{max_len, width} : std::vector<Index>{1, max_len, width};
   }
@@ -51,8 +53,7 @@ class LanguageModel {
         blocks_(std::move(blocks)) {
     if (options.max_len > 0) position_ = Weight<Real>(options.position_shape());
     if (options.final_norm) norm_.emplace(*options.final_norm, options.width);
-    if (!options.tied)
-      head_ = Linear<Real>(options.width, options.vocabulary, options.head_bias);
+    if (!options.tied) head_ = Linear<Real>(options.width, options.vocabulary, options.head_bias);
     std::uint64_t stream = 1;
     for (TransformerBlock<Real>& block : blocks_) {
       block.stream = stream;
@@ -66,7 +67,8 @@ class LanguageModel {
   [[nodiscard]] std::deque<TransformerBlock<Real>>& blocks() { return blocks_; }
 
   // logits (tokens, vocabulary) of `batch` sequences of ids, one below the other.
-  void forward(Context<Real>& c, Index batch, std::span<const Index> ids, const MatrixView<Real>& logits) {
+  void forward(Context<Real>& c, Index batch, std::span<const Index> ids,
+               const MatrixView<Real>& logits) {
     run_blocks(c, batch, ids);
     head(c, hidden(), logits);
   }
@@ -106,7 +108,8 @@ class LanguageModel {
   }
   // logits of the tokens that follow those in the cache, which then holds them too; if it throws, the cache holds
   // what it held.
-  void step(Context<Real>& c, std::span<const Index> ids, Cache& cache, const MatrixView<Real>& logits) {
+  void step(Context<Real>& c, std::span<const Index> ids, Cache& cache,
+            const MatrixView<Real>& logits) {
     const Index held = cache.len();
     try {
       embed(c, cache.batch, ids, held);
@@ -124,8 +127,7 @@ class LanguageModel {
   void visit(const Visitor<Real>& f) {
     visit_part<Real>(options_.embedding, embedding_, f);
     visit_weight(options_.position.c_str(), position_, f);
-    for (std::size_t n = 0; n < blocks_.size(); ++n)
-      visit_part<Real>(block_name(n), blocks_[n], f);
+    for (std::size_t n = 0; n < blocks_.size(); ++n) visit_part<Real>(block_name(n), blocks_[n], f);
     if (norm_) visit_part<Real>(options_.norm, *norm_, f);
     if (head_) visit_part<Real>(options_.head, *head_, f);
   }
@@ -133,7 +135,8 @@ class LanguageModel {
     for (TransformerBlock<Real>& block : blocks_) block.keep_in_range();
   }
   void visit_state(const StateVisitor<Real>& f) {
-    for (std::size_t n = 0; n < blocks_.size(); ++n) visit_state_of<Real>(block_name(n), blocks_[n], f);
+    for (std::size_t n = 0; n < blocks_.size(); ++n)
+      visit_state_of<Real>(block_name(n), blocks_[n], f);
   }
 
  private:
@@ -149,8 +152,8 @@ class LanguageModel {
   // h = E[ids] + P, from position `first` on.
   void embed(Context<Real>& c, Index batch, std::span<const Index> ids, Index first) {
     const Index tokens = Index(ids.size());
-    require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens, " ids for a batch of ", batch,
-            "; it must divide them");
+    require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens, " ids for a batch of ",
+            batch, "; it must divide them");
     const Index len = tokens / batch;
     require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence of ",
             first + len, " tokens, the table of positions has ", options_.max_len);
@@ -183,7 +186,8 @@ class LanguageModel {
     return norm_ ? normed_.view() : activations_.back().view();
   }
 
-  void head(Context<Real>& c, const MatrixView<const Real>& h, const MatrixView<Real>& logits) const {
+  void head(Context<Real>& c, const MatrixView<const Real>& h,
+            const MatrixView<Real>& logits) const {
     require_extents(logits, h.rows, options_.vocabulary, "LanguageModel", "logits");
     if (head_) return head_->forward(c, h, logits);
     multiply(c, options_.width, factor(h),
@@ -192,8 +196,8 @@ class LanguageModel {
              logits);
   }
   // dh of dlogits; adds to the gradient of the head, or of the embedding.
-  void head_backward(Context<Real>& c, const MatrixView<const Real>& h, const MatrixView<const Real>& dlogits,
-                     const MatrixView<Real>& dh) {
+  void head_backward(Context<Real>& c, const MatrixView<const Real>& h,
+                     const MatrixView<const Real>& dlogits, const MatrixView<Real>& dh) {
     if (head_) return head_->backward(c, h, dlogits, dh);
     const Index words = options_.vocabulary, width = options_.width;
     multiply(c, words, factor(dlogits),
@@ -204,9 +208,10 @@ class LanguageModel {
 
   [[nodiscard]] double run_head(Context<Real>& c, std::span<const Index> targets, bool backward) {
     const MatrixView<const Real> h = hidden();
-    require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(), " targets for ", h.rows,
-            " tokens");
-    const Index counted = Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
+    require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(), " targets for ",
+            h.rows, " tokens");
+    const Index counted =
+        Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
     if (backward) dhidden_.resize(h.rows, options_.width);
     const Index chunk = std::max<Index>(1, kHeadChunk / options_.vocabulary);
     double sum = 0;
@@ -215,8 +220,9 @@ class LanguageModel {
       logits_.resize(rows, options_.vocabulary);
       const MatrixView<Real> logits = logits_.view();
       head(c, h.row_range(first, rows), logits);
-      const auto part = cross_entropy<Real>(c, logits, targets.subspan(std::size_t(first), std::size_t(rows)),
-                                            backward ? logits : MatrixView<Real>(), {}, counted);
+      const auto part =
+          cross_entropy<Real>(c, logits, targets.subspan(std::size_t(first), std::size_t(rows)),
+                              backward ? logits : MatrixView<Real>(), {}, counted);
       sum += part.loss;
       if (backward)
         head_backward(c, h.row_range(first, rows), logits, dhidden_.view().row_range(first, rows));
@@ -243,4 +249,6 @@ class LanguageModel {
   Matrix<Real> normed_, logits_, dhidden_;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

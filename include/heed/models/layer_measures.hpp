@@ -7,7 +7,9 @@
 #include <heed/nn/prototype_attention.hpp>
 #include <heed/variants.hpp>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // What nn/attention_measures.hpp says of a layer around an op of the list, with what a memory of prototypes
 // says of itself; of any other layer, its diagnostics.
@@ -28,4 +30,6 @@ template <class Real>
   return measures ? *measures : layer.diagnostics();
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

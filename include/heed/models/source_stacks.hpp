@@ -14,7 +14,9 @@
 
 #include <heed/models/gpt.hpp>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // The head width must be even, for the rotation. `norm`, `mlp_bias` and `max_len` of the options are not
 // read: a sequence may have any length.
@@ -22,8 +24,8 @@ template <class Real>
 [[nodiscard]] LanguageModel<Real> make_qkvi_lm(GptOptions o, ExtraSource gate,
                                                RopePairs pairs = RopePairs::interleaved,
                                                double theta = 10000) {
-  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: a width of ", o.width, " for ",
-          o.heads, " heads; heads must be of an even width");
+  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: a width of ", o.width,
+          " for ", o.heads, " heads; heads must be of an even width");
   o.norm = NormKind::rms;
   o.mlp_bias = false;
   o.max_len = 0;
@@ -46,4 +48,6 @@ template <class Real>
   });
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

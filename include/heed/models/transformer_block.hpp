@@ -15,7 +15,9 @@
 #include <optional>
 #include <variant>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 struct BlockNames {
   std::string norm1 = "ln1", attention = "attn", out = "out", norm2 = "ln2", mlp = "mlp";
@@ -70,14 +72,15 @@ class TransformerBlock {
   [[nodiscard]] Mlp<Real>& mlp() { return mlp_; }
 
   // y must not be x.
-  void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y) {
+  void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+               const MatrixView<Real>& y) {
     run(c, x, y, [&](const MatrixView<Real>& mixed) {
       attention_->forward(c, batch, normed1_.view(), mixed);
     });
   }
   // The tokens after those in the cache.
-  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y,
-            KvCache<Real>& cache) {
+  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+            const MatrixView<Real>& y, KvCache<Real>& cache) {
     run(c, x, y, [&](const MatrixView<Real>& mixed) {
       attention_->step(c, batch, normed1_.view(), mixed, cache);
     });
@@ -112,11 +115,14 @@ class TransformerBlock {
     visit_part<Real>(names_.mlp, mlp_, f);
   }
   void keep_in_range() { attention_->keep_in_range(); }
-  void visit_state(const StateVisitor<Real>& f) { visit_state_of<Real>(names_.attention, *attention_, f); }
+  void visit_state(const StateVisitor<Real>& f) {
+    visit_state_of<Real>(names_.attention, *attention_, f);
+  }
 
  private:
   template <class Attend>
-  void run(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y, Attend&& attend) {
+  void run(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y,
+           Attend&& attend) {
     for (Matrix<Real>* m : {&normed1_, &residual_, &normed2_}) m->resize(x.rows, x.columns);
     norm1_.forward(c, x, normed1_.view());
     if (out_) {
@@ -147,4 +153,6 @@ class TransformerBlock {
   Matrix<Real> dresidual_, dbranch_, dnormed_, dmixed_;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -22,7 +22,9 @@
 #include <map>
 #include <set>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 namespace detail {
 
@@ -42,13 +44,15 @@ inline void require_tensor(const io::SafetensorsIndex& file, const std::filesyst
                            const std::string& name, const std::vector<Index>& shape) {
   if (!file.contains(name)) fail_load(path, "there is no tensor ", name);
   if (file.info(name).shape != shape)
-    fail_load(path, name, " has the shape ", shape_text(file.info(name).shape), ", the model needs ",
-              shape_text(shape));
+    fail_load(path, name, " has the shape ", shape_text(file.info(name).shape),
+              ", the model needs ", shape_text(shape));
 }
 // The numbers of a tensor that must be there in this shape, in any floating type.
 template <class Real>
-[[nodiscard]] std::vector<Real> tensor_of(const io::Safetensors& file, const std::filesystem::path& path,
-                                          const std::string& name, const std::vector<Index>& shape) {
+[[nodiscard]] std::vector<Real> tensor_of(const io::Safetensors& file,
+                                          const std::filesystem::path& path,
+                                          const std::string& name,
+                                          const std::vector<Index>& shape) {
   require_tensor(file, path, name, shape);
   return file.rounded<Real>(name);
 }
@@ -56,8 +60,8 @@ template <class Real>
 // f(name, value) for all weights, and the state of a layer that has one.
 template <class Real, class Layer>
 void visit_stored(Layer& layer, const StateVisitor<Real>& f) {
-  layer.visit(
-      Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>&) { f(name, value); }));
+  layer.visit(Visitor<Real>(
+      [&](const std::string& name, Param<Real>& value, Param<Real>&) { f(name, value); }));
   if constexpr (requires { layer.visit_state(f); }) layer.visit_state(f);
 }
 
@@ -67,7 +71,8 @@ void visit_stored(Layer& layer, const StateVisitor<Real>& f) {
 template <class Real, class Layer>
 void add_weights(io::SafetensorsWriter& writer, Layer& layer, const std::string& prefix = "") {
   detail::visit_stored<Real>(layer, [&](const std::string& name, Param<Real>& value) {
-    writer.add(prefix + name, value.shape(), std::vector<Real>(value.data(), value.data() + value.size()));
+    writer.add(prefix + name, value.shape(),
+               std::vector<Real>(value.data(), value.data() + value.size()));
   });
 }
 
@@ -79,7 +84,8 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
   detail::visit_stored<Real>(layer, [&](const std::string& name, Param<Real>& value) {
     found.emplace_back(&value, detail::tensor_of<Real>(file, path, prefix + name, value.shape()));
   });
-  for (const auto& [param, numbers] : found) std::copy(numbers.begin(), numbers.end(), param->data());  // cannot throw
+  for (const auto& [param, numbers] : found)
+    std::copy(numbers.begin(), numbers.end(), param->data());  // cannot throw
 }
 
 // A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
@@ -122,7 +128,8 @@ class Gpt2File {
     for (const auto& [name, info] : file_.tensors())
       if (!used.contains(name) && !masks_.contains(name) && !(options_.tied && name == kHead))
         detail::fail_load(path_, "the model has no place for the tensor ", name);
-    for (const auto& [param, numbers] : found) std::copy(numbers.begin(), numbers.end(), param->data());
+    for (const auto& [param, numbers] : found)
+      std::copy(numbers.begin(), numbers.end(), param->data());
   }
 
  private:
@@ -137,13 +144,18 @@ class Gpt2File {
     std::vector<std::pair<Index, Index>> extents;  // (widths, columns): w width + c hidden
   };
   [[nodiscard]] static const std::vector<BlockTensor>& block_tensors() {
-    static const std::vector<BlockTensor> all = {
-        {"ln_1.weight", {{1, 0}}},          {"ln_1.bias", {{1, 0}}},
-        {"attn.c_attn.weight", {{1, 0}, {3, 0}}}, {"attn.c_attn.bias", {{3, 0}}},
-        {"attn.c_proj.weight", {{1, 0}, {1, 0}}}, {"attn.c_proj.bias", {{1, 0}}},
-        {"ln_2.weight", {{1, 0}}},          {"ln_2.bias", {{1, 0}}},
-        {"mlp.c_fc.weight", {{1, 0}, {0, 1}}},    {"mlp.c_fc.bias", {{0, 1}}},
-        {"mlp.c_proj.weight", {{0, 1}, {1, 0}}},  {"mlp.c_proj.bias", {{1, 0}}}};
+    static const std::vector<BlockTensor> all = {{"ln_1.weight", {{1, 0}}},
+                                                 {"ln_1.bias", {{1, 0}}},
+                                                 {"attn.c_attn.weight", {{1, 0}, {3, 0}}},
+                                                 {"attn.c_attn.bias", {{3, 0}}},
+                                                 {"attn.c_proj.weight", {{1, 0}, {1, 0}}},
+                                                 {"attn.c_proj.bias", {{1, 0}}},
+                                                 {"ln_2.weight", {{1, 0}}},
+                                                 {"ln_2.bias", {{1, 0}}},
+                                                 {"mlp.c_fc.weight", {{1, 0}, {0, 1}}},
+                                                 {"mlp.c_fc.bias", {{0, 1}}},
+                                                 {"mlp.c_proj.weight", {{0, 1}, {1, 0}}},
+                                                 {"mlp.c_proj.bias", {{1, 0}}}};
     return all;
   }
 
@@ -160,7 +172,8 @@ class Gpt2File {
     o.depth = 0;
     while (head.contains(block_name(o.depth, "ln_1.weight"))) ++o.depth;
     if (o.depth == 0) detail::fail_load(path_, "it has no block h.0");
-    if (o.width % 64 != 0) detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
+    if (o.width % 64 != 0)
+      detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
     o.heads = o.width / 64;
     o.hidden = extent(head, "h.0.mlp.c_fc.weight", 1);
     o.activation = Activation::gelu_tanh;
@@ -175,10 +188,11 @@ class Gpt2File {
   // Throws unless the file has every tensor of a GPT-2 of these sizes, and no other.
   void require_tensors(const io::SafetensorsIndex& head) const {
     const GptOptions& o = options_;
-    std::map<std::string, std::vector<Index>> needed = {{prefix_ + "wte.weight", {o.vocabulary, o.width}},
-                                                        {prefix_ + "wpe.weight", {o.max_len, o.width}},
-                                                        {prefix_ + "ln_f.weight", {o.width}},
-                                                        {prefix_ + "ln_f.bias", {o.width}}};
+    std::map<std::string, std::vector<Index>> needed = {
+        {prefix_ + "wte.weight", {o.vocabulary, o.width}},
+        {prefix_ + "wpe.weight", {o.max_len, o.width}},
+        {prefix_ + "ln_f.weight", {o.width}},
+        {prefix_ + "ln_f.bias", {o.width}}};
     for (Index n = 0; n < o.depth; ++n)
       for (const BlockTensor& tensor : block_tensors()) {
         std::vector<Index>& shape = needed[block_name(n, tensor.name)];
@@ -206,16 +220,23 @@ class Gpt2File {
 
   // heed's name to GPT-2's; an empty name for what GPT-2 does not have.
   [[nodiscard]] Source source_of(const std::string& name) const {
-    static const std::map<std::string, std::string> whole = {
-        {"embed.weight", "wte.weight"}, {"pos_emb.weight", "wpe.weight"},
-        {"ln_f.weight", "ln_f.weight"}, {"ln_f.bias", "ln_f.bias"}};
+    static const std::map<std::string, std::string> whole = {{"embed.weight", "wte.weight"},
+                                                             {"pos_emb.weight", "wpe.weight"},
+                                                             {"ln_f.weight", "ln_f.weight"},
+                                                             {"ln_f.bias", "ln_f.bias"}};
     static const std::map<std::string, std::string> in_block = {
-        {"ln1.weight", "ln_1.weight"},          {"ln1.bias", "ln_1.bias"},
-        {"ln2.weight", "ln_2.weight"},          {"ln2.bias", "ln_2.bias"},
-        {"attn.c_attn.weight", "attn.c_attn.weight"}, {"attn.c_attn.bias", "attn.c_attn.bias"},
-        {"attn.c_proj.weight", "attn.c_proj.weight"}, {"attn.c_proj.bias", "attn.c_proj.bias"},
-        {"mlp.0.weight", "mlp.c_fc.weight"},    {"mlp.0.bias", "mlp.c_fc.bias"},
-        {"mlp.2.weight", "mlp.c_proj.weight"},  {"mlp.2.bias", "mlp.c_proj.bias"}};
+        {"ln1.weight", "ln_1.weight"},
+        {"ln1.bias", "ln_1.bias"},
+        {"ln2.weight", "ln_2.weight"},
+        {"ln2.bias", "ln_2.bias"},
+        {"attn.c_attn.weight", "attn.c_attn.weight"},
+        {"attn.c_attn.bias", "attn.c_attn.bias"},
+        {"attn.c_proj.weight", "attn.c_proj.weight"},
+        {"attn.c_proj.bias", "attn.c_proj.bias"},
+        {"mlp.0.weight", "mlp.c_fc.weight"},
+        {"mlp.0.bias", "mlp.c_fc.bias"},
+        {"mlp.2.weight", "mlp.c_proj.weight"},
+        {"mlp.2.bias", "mlp.c_proj.bias"}};
     if (name == kHead) return {kHead};
     if (const auto found = whole.find(name); found != whole.end()) return {prefix_ + found->second};
     const std::string start = "blocks.";
@@ -225,11 +246,13 @@ class Gpt2File {
     const auto found = in_block.find(part);
     if (found == in_block.end()) return {};
     const bool matrix = part.ends_with(".weight") && !part.starts_with("ln");
-    return {prefix_ + "h." + name.substr(start.size(), dot - start.size()) + "." + found->second, matrix};
+    return {prefix_ + "h." + name.substr(start.size(), dot - start.size()) + "." + found->second,
+            matrix};
   }
 
   template <class Real>
-  [[nodiscard]] std::vector<Real> read(const Source& source, const std::vector<Index>& shape) const {
+  [[nodiscard]] std::vector<Real> read(const Source& source,
+                                       const std::vector<Index>& shape) const {
     if (!source.turned) return detail::tensor_of<Real>(file_, path_, source.name, shape);
     const Index out = shape.at(0), in = shape.at(1);
     const std::vector<Real> stored = detail::tensor_of<Real>(file_, path_, source.name, {in, out});
@@ -241,14 +264,17 @@ class Gpt2File {
   }
 
   // Of a matrix that holds numbers.
-  [[nodiscard]] Index extent(const io::SafetensorsIndex& head, const std::string& name, std::size_t axis) const {
+  [[nodiscard]] Index extent(const io::SafetensorsIndex& head, const std::string& name,
+                             std::size_t axis) const {
     const std::string full = prefix_ + name;
     if (!head.contains(full)) detail::fail_load(path_, "there is no tensor ", full);
     const auto& shape = head.info(full).shape;
-    if (shape.size() != 2) detail::fail_load(path_, full, " has ", shape.size(), " extents, it must have 2");
+    if (shape.size() != 2)
+      detail::fail_load(path_, full, " has ", shape.size(), " extents, it must have 2");
     for (const Index one : shape)
       if (one == 0)
-        detail::fail_load(path_, full, " has the shape ", detail::shape_text(shape), ", it holds no number");
+        detail::fail_load(path_, full, " has the shape ", detail::shape_text(shape),
+                          ", it holds no number");
     return shape[axis];
   }
 
@@ -261,4 +287,6 @@ class Gpt2File {
   io::Safetensors file_;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -35,7 +35,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 enum class Activation { gelu_erf, gelu_tanh, silu };
 
@@ -63,33 +65,32 @@ struct NormalTail<float> {
 template <>
 struct NormalTail<double> {
   static constexpr double end = 37.5;
-  static constexpr double numerator[] = {
-      0.5,
-      0.77423302759113418015,
-      0.5931182930162165072,
-      0.28867019863158678944,
-      0.097402203498118972598,
-      0.023531700015964432351,
-      0.0040700568859680608596,
-      0.00048763471621115682091,
-      0.000037001652113669552256,
-      1.3744692286998207644e-6};
-  static constexpr double denominator[] = {
-      1.0,
-      2.3463506159851240995,
-      2.5583535167575639521,
-      1.7113973816309661559,
-      0.78016417375276972532,
-      0.25416772599757355554,
-      0.060200653457124557026,
-      0.010294869045268400601,
-      0.0012257642509912302925,
-      0.000092749387393870068772,
-      3.4452834312805616454e-6};
+  static constexpr double numerator[] = {0.5,
+                                         0.77423302759113418015,
+                                         0.5931182930162165072,
+                                         0.28867019863158678944,
+                                         0.097402203498118972598,
+                                         0.023531700015964432351,
+                                         0.0040700568859680608596,
+                                         0.00048763471621115682091,
+                                         0.000037001652113669552256,
+                                         1.3744692286998207644e-6};
+  static constexpr double denominator[] = {1.0,
+                                           2.3463506159851240995,
+                                           2.5583535167575639521,
+                                           1.7113973816309661559,
+                                           0.78016417375276972532,
+                                           0.25416772599757355554,
+                                           0.060200653457124557026,
+                                           0.010294869045268400601,
+                                           0.0012257642509912302925,
+                                           0.000092749387393870068772,
+                                           3.4452834312805616454e-6};
 };
 
 template <class Real, std::size_t Count, std::size_t... Step>
-[[nodiscard]] inline Pack<Real> horner(const Real (&c)[Count], Pack<Real> x, std::index_sequence<Step...>) {
+[[nodiscard]] inline Pack<Real> horner(const Real (&c)[Count], Pack<Real> x,
+                                       std::index_sequence<Step...>) {
   Pack<Real> sum = c[Count - 1];
   ((sum = mul_add(sum, x, Pack<Real>(c[Count - 2 - Step]))), ...);
   return sum;
@@ -133,7 +134,8 @@ struct GeluErf {
 template <class Real>
 struct Silu {
   using P = Pack<Real>;
-  static constexpr Real end = sizeof(Real) == 4 ? Real(86) : Real(708);  // e^end is finite, and e^-end normal
+  static constexpr Real end =
+      sizeof(Real) == 4 ? Real(86) : Real(708);  // e^end is finite, and e^-end normal
 
   [[nodiscard]] static P value(P x) {
     const P e = heed::detail::exp_inside(-inside(x));
@@ -237,4 +239,6 @@ void activate_backward(Context<Real>& c, Activation activation,
   });
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

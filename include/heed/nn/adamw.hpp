@@ -27,7 +27,9 @@
 #include <set>
 #include <utility>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 struct AdamWOptions {
   double learning_rate = 1e-3;  // >= 0
@@ -45,8 +47,12 @@ struct AdamWStep {
   Pack<Real> beta1, rest1, beta2, rest2, correction2, epsilon, rate;
 
   AdamWStep(const AdamWOptions& o, Index t)
-      : beta1(Real(o.beta1)), rest1(Real(1 - o.beta1)), beta2(Real(o.beta2)), rest2(Real(1 - o.beta2)),
-        correction2(Real(1 / (1 - std::pow(o.beta2, double(t))))), epsilon(Real(o.epsilon)),
+      : beta1(Real(o.beta1)),
+        rest1(Real(1 - o.beta1)),
+        beta2(Real(o.beta2)),
+        rest2(Real(1 - o.beta2)),
+        correction2(Real(1 / (1 - std::pow(o.beta2, double(t))))),
+        epsilon(Real(o.epsilon)),
         rate(Real(o.learning_rate / (1 - std::pow(o.beta1, double(t))))) {}
 
   // What kLanes<Real> numbers become.
@@ -197,8 +203,7 @@ class AdamW {
       require_sizes(name, value, grad, where);
       const bool decaying = !decays || decays(name, std::as_const(value));
       const Real decay = decaying ? Real(options.learning_rate * options.weight_decay) : Real(0);
-      weights.push_back(
-          {name, {value.data(), grad.data(), nullptr, nullptr, value.size(), decay}});
+      weights.push_back({name, {value.data(), grad.data(), nullptr, nullptr, value.size(), decay}});
     });
     std::vector<Piece> pieces;
     for (const auto& [name, whole] : weights) {
@@ -274,4 +279,6 @@ class AdamW {
   Index steps_ = 0;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -3,8 +3,8 @@
 
 // What a model asks of an attention layer, whatever its variant, and the op inside of one.
 
-#include <heed/engine/backward_call.hpp>
-#include <heed/engine/kv_cache.hpp>
+#include <heed/engine/doors.hpp>
+#include <heed/kv_cache.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
 
@@ -14,7 +14,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Called with the dotted name of what a layer keeps beside its weights: "blocks.0.attn.memory.counts".
 template <class Real>
@@ -23,7 +25,8 @@ using StateVisitor = std::function<void(const std::string&, Param<Real>&)>;
 // Visits the state of a part, with `prefix` and a dot before its names.
 template <class Real, class Part>
 void visit_state_of(const std::string& prefix, Part& part, const StateVisitor<Real>& f) {
-  part.visit_state([&](const std::string& name, Param<Real>& state) { f(prefix + "." + name, state); });
+  part.visit_state(
+      [&](const std::string& name, Param<Real>& state) { f(prefix + "." + name, state); });
 }
 
 // Rows are tokens, `batch` sequences of equal length one below the other. A layer holds the activations of
@@ -56,7 +59,9 @@ class AttentionLayer {
   virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
   // Numbers that the last forward() reports, by name: means over its tokens.
-  [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const { return {}; }
+  [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
+    return {};
+  }
 };
 
 // An op with its mask, the gradient of its parameters, and what its forward pass leaves for backward.
@@ -109,11 +114,13 @@ class OpStage {
   [[nodiscard]] Options options(const Context<Real>& c) const {
     Options options;
     options.threads = c.threads;
-    if (c.training) options.dropout = {dropout_rate_, CounterRandom(c.seed, dropout_stream_).bits(c.step)};
+    if (c.training)
+      options.dropout = {dropout_rate_, CounterRandom(c.seed, dropout_stream_).bits(c.step)};
     return options;
   }
   void set_dropout(double rate, std::uint64_t stream) {
-    require(rate >= 0 && rate < 1, "OpStage::set_dropout: rate is ", rate, ", it must be in [0, 1)");
+    require(rate >= 0 && rate < 1, "OpStage::set_dropout: rate is ", rate,
+            ", it must be in [0, 1)");
     dropout_rate_ = rate;
     dropout_stream_ = stream;
   }
@@ -144,4 +151,6 @@ class OpStage {
   std::uint64_t dropout_stream_ = 0;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -11,7 +11,9 @@
 #include <heed/ops/resonant_ode.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 template <class Real>
 [[nodiscard]] Mask<Real> causal_or_full(bool causal) {
@@ -21,9 +23,11 @@ template <class Real>
 // c_attn (3 C, C), c_proj (C, C), both with bias. Strength, vigilance, sharpness and feedback are
 // constants, as in the source, unless `learns`.
 template <class Real>
-[[nodiscard]] ProjectedAttention<Dar<Real>> dar_attention(Index width, Index heads, const Dar<Real>& op = {},
+[[nodiscard]] ProjectedAttention<Dar<Real>> dar_attention(Index width, Index heads,
+                                                          const Dar<Real>& op = {},
                                                           bool causal = true, bool learns = false) {
-  ProjectedAttention<Dar<Real>> layer(AttentionOptions::even(width, heads), op, causal_or_full<Real>(causal));
+  ProjectedAttention<Dar<Real>> layer(AttentionOptions::even(width, heads), op,
+                                      causal_or_full<Real>(causal));
   layer.stage.learns = learns;
   return layer;
 }
@@ -47,14 +51,15 @@ template <class Real>
   options.bias = false;
   auto op = make_differential_v1<Real>(options.heads.dim_qk / 2, depth);
   std::uint64_t stream = std::uint64_t(depth) << 8;
-  op.normaliser.visit([&](const char*, Param<Real>& vector) { fill_normal(vector, 0.1, seed, stream++); });
+  op.normaliser.visit(
+      [&](const char*, Param<Real>& vector) { fill_normal(vector, 0.1, seed, stream++); });
   return {options, std::move(op), causal_or_full<Real>(causal)};
 }
 
 // The second form: twice the query heads, q_proj (2 C, C), and a lambda per token and head from lambda_proj.
 template <class Real>
-[[nodiscard]] ProjectedAttention<DifferentialV2<Real>> differential_v2_attention(Index width, Index heads,
-                                                                                 bool causal = true) {
+[[nodiscard]] ProjectedAttention<DifferentialV2<Real>> differential_v2_attention(
+    Index width, Index heads, bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.names.extra = "lambda_proj";
@@ -67,7 +72,8 @@ template <class Real>
 // calculated from q, k and v (w_q, w_k, w_v). Query-key norm, then rotation. No bias.
 template <class Real>
 [[nodiscard]] ProjectedAttention<IntentGated<Real>> intent_attention(Index width, Index heads,
-                                                                     ExtraSource gate, RopePairs pairs,
+                                                                     ExtraSource gate,
+                                                                     RopePairs pairs,
                                                                      double theta = 10000,
                                                                      bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
@@ -80,10 +86,9 @@ template <class Real>
 
 // q_proj, k_proj, v_proj, out_proj without bias. rho and eta are constants unless `learns`.
 template <class Real>
-[[nodiscard]] ProjectedAttention<ResonantOde<Real>> resonant_attention(Index width, Index heads,
-                                                                       const ResonantOde<Real>& op = {},
-                                                                       bool causal = true,
-                                                                       bool learns = false) {
+[[nodiscard]] ProjectedAttention<ResonantOde<Real>> resonant_attention(
+    Index width, Index heads, const ResonantOde<Real>& op = {}, bool causal = true,
+    bool learns = false) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.bias = false;
@@ -95,8 +100,8 @@ template <class Real>
 // Plain attention with keys and values from `rank` columns: q_proj, kv_down (rank, C), k_up and v_up
 // (C, rank), out_proj.
 template <class Real>
-[[nodiscard]] ProjectedAttention<ScaledDot<Real>> latent_attention(Index width, Index heads, Index rank,
-                                                                   bool causal = true) {
+[[nodiscard]] ProjectedAttention<ScaledDot<Real>> latent_attention(Index width, Index heads,
+                                                                   Index rank, bool causal = true) {
   AttentionOptions options = AttentionOptions::even(width, heads);
   options.names = split_names();
   options.latent = rank;
@@ -105,9 +110,8 @@ template <class Real>
 
 // One head of width `dim`: q, k, v (dim, C) without bias, the op's own weights, no projection behind.
 template <class Real>
-[[nodiscard]] ProjectedAttention<Dialectical<Real>> dialectical_head(Index width, Index dim,
-                                                                     const DialecticalOptions& halting = {},
-                                                                     bool causal = true) {
+[[nodiscard]] ProjectedAttention<Dialectical<Real>> dialectical_head(
+    Index width, Index dim, const DialecticalOptions& halting = {}, bool causal = true) {
   AttentionOptions options;
   options.width = width;
   options.heads = {1, 1, 1, 1, 1, 1, dim, dim};
@@ -119,4 +123,6 @@ template <class Real>
   return {options, op, causal_or_full<Real>(causal)};
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -7,7 +7,7 @@
 //   all                what the op reports per row (ProjectedAttention::diagnostics), and the share of rows
 //                      that used 1, 2, ... steps
 //   pair measures      what the score says of visible pairs, Score::measure(): resonance, and the share whose
-//                      gate input crosses the vigilance (ops/dar_gate.hpp)
+//                      gate input crosses the vigilance (ops/dar/gate.hpp)
 //   lambda             of a difference, over heads and rows
 //   mean_gate          of a gated readout, in (0, 1)
 //   intent_distance    |W_I - P W_I| / |W_I|, P the projection onto the rows of W_Q, W_K and W_V of the same
@@ -22,7 +22,9 @@
 #include <map>
 #include <set>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 using Measure = std::pair<std::string, double>;
 
@@ -30,8 +32,8 @@ namespace detail {
 
 // The call of a layer's last forward pass, its first sequences, for the slow twin.
 template <class Op>
-[[nodiscard]] reference::Problem<double> last_problem(const ProjectedAttention<Op>& layer, Index batch,
-                                                      Index sequences) {
+[[nodiscard]] reference::Problem<double> last_problem(const ProjectedAttention<Op>& layer,
+                                                      Index batch, Index sequences) {
   using Real = typename Op::Scalar;
   const Inputs<Real> in = layer.inputs(batch);
   reference::Problem<double> problem;
@@ -56,7 +58,8 @@ template <class Op>
 
 // Means over visible pairs.
 template <class Op>
-void measure_pairs(const Op& op, const reference::Problem<double>& problem, std::vector<Measure>& to) {
+void measure_pairs(const Op& op, const reference::Problem<double>& problem,
+                   std::vector<Measure>& to) {
   using Score = typename Op::ScoreType;
   if constexpr (requires { Score::measure_names; }) {
     const Geometry& g = problem.geometry;
@@ -82,7 +85,8 @@ void measure_pairs(const Op& op, const reference::Problem<double>& problem, std:
 }
 
 template <class Op>
-void measure_lambda(const Op& op, const reference::Problem<double>& problem, std::vector<Measure>& to) {
+void measure_lambda(const Op& op, const reference::Problem<double>& problem,
+                    std::vector<Measure>& to) {
   if constexpr (requires { op.normaliser.lambda_of(Index(0), 0.0); }) {
     const Geometry& g = problem.geometry;
     double sum = 0;
@@ -178,7 +182,8 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
         scores.take_query(0);
         for (Index j = 0; j < g.len_kv; ++j) used.emplace(h, Index(scores.pair(j).key[0]));
       }
-    to.emplace_back("prototypes_in_use", double(used.size()) / std::max<double>(1, double(g.heads)));
+    to.emplace_back("prototypes_in_use",
+                    double(used.size()) / std::max<double>(1, double(g.heads)));
   }
 }
 
@@ -202,7 +207,8 @@ template <class Op>
 [[nodiscard]] std::vector<Measure> measures_of(const ProjectedAttention<Op>& layer, Index batch,
                                                Index sequences = 2) {
   std::vector<Measure> measures = layer.diagnostics();
-  std::erase_if(measures, [](const Measure& m) { return m.first == "winner"; });  // an index has no mean
+  std::erase_if(measures,
+                [](const Measure& m) { return m.first == "winner"; });  // an index has no mean
   detail::measure_steps(layer.saved(), measures);
   const auto problem = detail::last_problem(layer, batch, std::min(batch, sequences));
   const auto op = reference::cast_whole_op<double>(layer.stage.op);
@@ -214,4 +220,6 @@ template <class Op>
   return measures;
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

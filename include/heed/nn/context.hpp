@@ -7,7 +7,9 @@
 
 #include <cstdint>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // One per model; its layers take turns, so that calls with one context must not run at the same time.
 template <class Real>
@@ -16,7 +18,9 @@ struct Context {
   bool training = false;   // dropout, memory updates and whatever else is for training only
   std::uint64_t seed = 0;  // of all random numbers of a run
   std::uint64_t step = 0;  // number of the training step: other random numbers in each
-  Matrix<Real> packed;        // of multiply()
+  Matrix<Real> packed;     // of multiply()
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

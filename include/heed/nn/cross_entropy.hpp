@@ -22,7 +22,9 @@
 #include <span>
 #include <vector>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // The target of a token that does not count.
 inline constexpr Index kIgnoreIndex = -100;
@@ -89,9 +91,9 @@ template <class Real>
   Index counted = 0;
   for (std::size_t t = 0; t < targets.size(); ++t) {
     const Index target = targets[t];
-    require(target == kIgnoreIndex || (target >= 0 && target < classes),
-            "cross_entropy: target ", target, " at position ", t, " is neither one of the ",
-            classes, " classes nor kIgnoreIndex (", kIgnoreIndex, ")");
+    require(target == kIgnoreIndex || (target >= 0 && target < classes), "cross_entropy: target ",
+            target, " at position ", t, " is neither one of the ", classes,
+            " classes nor kIgnoreIndex (", kIgnoreIndex, ")");
     counted += target != kIgnoreIndex;
   }
   return counted;
@@ -136,4 +138,6 @@ template <class Real>
   return result;
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -18,7 +18,9 @@
 
 #include <algorithm>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 namespace detail {
 
@@ -63,4 +65,6 @@ void apply_dropout(Context<Real>& c, double rate, std::uint64_t stream,
   });
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -7,7 +7,9 @@
 #include <heed/nn/context.hpp>
 #include <heed/simd/instructions.hpp>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 namespace detail {
 
@@ -16,9 +18,8 @@ template <class Real, class Body>
 void for_row_blocks(const Context<Real>& c, Index rows, Index columns, Body&& body) {
   const Index block = std::max<Index>(1, (Index(1) << 16) / std::max<Index>(1, columns));
   const Index blocks = (rows + block - 1) / block;
-  parallel_for(blocks, blocks > 1 ? resolve_threads(c.threads) : 1, [&](Index n) {
-    body(n * block, std::min(rows, (n + 1) * block));
-  });
+  parallel_for(blocks, blocks > 1 ? resolve_threads(c.threads) : 1,
+               [&](Index n) { body(n * block, std::min(rows, (n + 1) * block)); });
 }
 
 }  // namespace detail
@@ -46,4 +47,6 @@ void add(const Context<Real>& c, const MatrixView<const Real>& from, const Matri
   });
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

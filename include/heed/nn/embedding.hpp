@@ -17,7 +17,9 @@
 #include <algorithm>
 #include <span>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Tokens by their ids, or positions by their numbers.
 template <class Real>
@@ -56,8 +58,7 @@ class Embedding {
     parallel_for((columns + chunk - 1) / chunk, resolve_threads(c.threads), [&](Index n) {
       const Index first = n * chunk, count = std::min(chunk, columns - first);
       for (Index t = 0; t < tokens; ++t)
-        add(dy.row(t) + first, count,
-            weight.grad.data() + ids[std::size_t(t)] * columns + first);
+        add(dy.row(t) + first, count, weight.grad.data() + ids[std::size_t(t)] * columns + first);
     });
   }
 
@@ -76,4 +77,6 @@ class Embedding {
   }
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -11,7 +11,9 @@
 #include <heed/nn/multiply.hpp>
 #include <heed/nn/weight.hpp>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 template <class Real>
 class Linear {
@@ -30,7 +32,8 @@ class Linear {
                Into into = Into::overwrite) const {
     require_extents(x, x.rows, in(), "Linear::forward", "x");
     require_extents(y, x.rows, out(), "Linear::forward", "y");
-    require(into == Into::overwrite || !bias.given(), "Linear::forward: it has a bias and cannot add to y");
+    require(into == Into::overwrite || !bias.given(),
+            "Linear::forward: it has a bias and cannot add to y");
     multiply(c, in(), factor(x), transposed(values()), y, into,
              bias.given() ? bias.value.data() : nullptr);
   }
@@ -44,8 +47,8 @@ class Linear {
       require_extents(dx, x.rows, in(), "Linear::backward", "dx");
       multiply(c, out(), factor(dy), factor(values()), dx, into);
     }
-    multiply(c, x.rows, transposed(dy), factor(x), MatrixView<Real>(weight.grad.data(), out(), in()),
-             Into::add);
+    multiply(c, x.rows, transposed(dy), factor(x),
+             MatrixView<Real>(weight.grad.data(), out(), in()), Into::add);
     if (bias.given()) add_column_sums(c, dy, bias.grad.data());
   }
 
@@ -58,4 +61,6 @@ class Linear {
   [[nodiscard]] MatrixView<const Real> values() const { return {weight.value.data(), out(), in()}; }
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Rows of Real or const Real, `stride` apart; the columns of a row lie side by side. Does not own.
 template <class Real>
@@ -24,8 +26,8 @@ struct MatrixView {
       : MatrixView(memory, row_count, column_count, column_count) {}
   // A mutable view reads as a const one.
   template <class U>
-    requires(std::is_same_v<const U, Real> && !std::is_const_v<U>)
-  MatrixView(const MatrixView<U>& other)
+  requires(std::is_same_v<const U, Real> && !std::is_const_v<U>)
+      MatrixView(const MatrixView<U>& other)
       : MatrixView(other.data, other.rows, other.columns, other.stride) {}
 
   [[nodiscard]] bool given() const { return data != nullptr; }
@@ -50,7 +52,8 @@ void require_extents(const MatrixView<Real>& m, Index rows, Index columns, const
 // [h dim, (h + 1) dim).
 template <class Real>
 [[nodiscard]] TensorView<Real> heads_of(const MatrixView<Real>& tokens, Index batch, Index heads) {
-  const Index len = batch > 0 ? tokens.rows / batch : 0, dim = heads > 0 ? tokens.columns / heads : 0;
+  const Index len = batch > 0 ? tokens.rows / batch : 0,
+              dim = heads > 0 ? tokens.columns / heads : 0;
   return {tokens.data, {batch, heads, len, dim}, {len * tokens.stride, dim, tokens.stride}};
 }
 
@@ -64,7 +67,8 @@ class Matrix {
 
   // Memory grows and never shrinks; contents are undefined afterwards. Throws std::bad_alloc.
   void resize(Index rows, Index columns) {
-    require(rows >= 0 && columns >= 0, "Matrix: ", rows, " x ", columns, ", neither may be negative");
+    require(rows >= 0 && columns >= 0, "Matrix: ", rows, " x ", columns,
+            ", neither may be negative");
     const Index count = checked_product(rows, columns, "Matrix");
     if (count > capacity_) {
       memory_ = Scratch<Real>(count);
@@ -87,4 +91,6 @@ class Matrix {
   Index capacity_ = 0, rows_ = 0, columns_ = 0;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -18,7 +18,9 @@
 #include <string>
 #include <utility>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 namespace detail {
 
@@ -139,7 +141,8 @@ class SwiGlu {
     });
   }
   // dg = dh o u o silu'(g)
-  void multiply_by_slope(Context<Real>& c, const MatrixView<const Real>& dh, const MatrixView<Real>& dg) {
+  void multiply_by_slope(Context<Real>& c, const MatrixView<const Real>& dh,
+                         const MatrixView<Real>& dg) {
     const MatrixView<Real> g = gate_.view(), u = up_.view();
     detail::for_lanes(c, g.rows, g.columns, [&](Index r, Index j, Index count) {
       const auto load = [&](const MatrixView<const Real>& from) {
@@ -154,4 +157,6 @@ class SwiGlu {
   Matrix<Real> work_, gate_change_;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

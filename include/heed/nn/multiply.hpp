@@ -21,7 +21,9 @@
 
 #include <algorithm>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // An operand at any strides, one of which is 1: element (i, k) is data[i * row + k * column].
 template <class Real>
@@ -73,7 +75,8 @@ class Product {
       Real* rows = scratch.take(kRowBlock * kDepthBlock);
       Real* edge = scratch.take(kRowBlock * L);
       for (Index u = units.next(); u >= 0; u = units.next())
-        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows, edge);
+        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows,
+                       edge);
     });
   }
 
@@ -122,7 +125,8 @@ class Product {
   }
 
   // Rows along the depth are read in place; others are copied side by side.
-  [[nodiscard]] Broadcast<Real> block_of_a(Index first, Index count, Index k, Index deep, Real* rows) const {
+  [[nodiscard]] Broadcast<Real> block_of_a(Index first, Index count, Index k, Index deep,
+                                           Real* rows) const {
     const Real* from = a_.data + first * a_.row + k * a_.column;
     if (a_.column == 1) return {from, a_.row, 1};
     for (Index d = 0; d < deep; ++d)
@@ -181,7 +185,8 @@ class Product {
 // is added to every row. out must not overlap a or b.
 template <class Real>
 void multiply(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor<Real>& b,
-              const MatrixView<Real>& out, Into into = Into::overwrite, const Real* bias = nullptr) {
+              const MatrixView<Real>& out, Into into = Into::overwrite,
+              const Real* bias = nullptr) {
   if (out.rows == 0 || out.columns == 0) return;
   detail::Product<Real>(c, depth, a, b, out, into, bias).run();
 }
@@ -200,4 +205,6 @@ void add_column_sums(Context<Real>& c, const MatrixView<const Real>& rows, Real*
   });
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

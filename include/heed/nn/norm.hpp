@@ -23,7 +23,9 @@
 
 #include <cmath>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 namespace detail {
 
@@ -38,7 +40,9 @@ template <class S, class Real>
 inline void write(float value, float* to) { *to = value; }
 inline void write(double value, double* to) { *to = value; }
 template <class Real>
-inline void write(Pack<Real> value, Real* to) { value.store(to); }
+inline void write(Pack<Real> value, Real* to) {
+  value.store(to);
+}
 
 // body(S(), j) for the columns from j on, as many as S holds.
 template <class Real, class Body>
@@ -68,7 +72,7 @@ template <class Real>
 struct GroupNorm {
   Index width;
   Real eps;
-  bool centred;  // around the mean
+  bool centred;               // around the mean
   const Real *weight, *bias;  // either may be null
 
   struct Statistics {
@@ -96,7 +100,8 @@ struct GroupNorm {
   }
 
   // Adds to the gradients of weight and bias; writes dx or adds to it. All three may be null.
-  void backward(const Real* x, const Real* dy, Real* dx, Into into, Real* dweight, Real* dbias) const {
+  void backward(const Real* x, const Real* dy, Real* dx, Into into, Real* dweight,
+                Real* dbias) const {
     const Statistics at = statistics(x);
     const auto normal = [&](auto s, Index j) {
       return (read<decltype(s)>(x + j) - at.mean) * at.scale;
@@ -128,9 +133,8 @@ void for_norm_blocks(Context<Real>& c, Index rows, Index columns, const Body& bo
   constexpr Index numbers_per_thread = 100000;
   const Index worth = 1 + rows * columns / numbers_per_thread;
   const Index threads = std::min<Index>(resolve_threads(c.threads), worth);
-  parallel_for((rows + kNormRows - 1) / kNormRows, int(threads), [&](Index b) {
-    body(b, b * kNormRows, std::min(rows, (b + 1) * kNormRows));
-  });
+  parallel_for((rows + kNormRows - 1) / kNormRows, int(threads),
+               [&](Index b) { body(b, b * kNormRows, std::min(rows, (b + 1) * kNormRows)); });
 }
 
 template <class Real>
@@ -144,8 +148,8 @@ void norm_forward(Context<Real>& c, const GroupNorm<Real>& norm, const MatrixVie
 
 template <class Real>
 void norm_backward(Context<Real>& c, const GroupNorm<Real>& norm, const MatrixView<const Real>& x,
-                   const MatrixView<const Real>& dy, const MatrixView<Real>& dx, Into into, Real* dweight,
-                   Real* dbias) {
+                   const MatrixView<const Real>& dy, const MatrixView<Real>& dx, Into into,
+                   Real* dweight, Real* dbias) {
   const Index width = norm.width, learned = dweight || dbias ? 2 * width : 0;
   Matrix<Real> sums((x.rows + kNormRows - 1) / kNormRows, learned);
   for_norm_blocks(c, x.rows, x.columns, [&](Index block, Index first, Index last) {
@@ -241,8 +245,8 @@ class RMSNorm {
     require_groups(x, "RMSNorm::backward");
     require_extents(dy, x.rows, x.columns, "RMSNorm::backward", "dy");
     if (dx.given()) require_extents(dx, x.rows, x.columns, "RMSNorm::backward", "dx");
-    detail::norm_backward(c, norm(), x, dy, dx, into,
-                          weight.given() ? weight.grad.data() : nullptr, static_cast<Real*>(nullptr));
+    detail::norm_backward(c, norm(), x, dy, dx, into, weight.given() ? weight.grad.data() : nullptr,
+                          static_cast<Real*>(nullptr));
   }
 
   void visit(const Visitor<Real>& f) { visit_weight("weight", weight, f); }
@@ -259,4 +263,6 @@ class RMSNorm {
   Real eps_ = Real(1e-6);
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

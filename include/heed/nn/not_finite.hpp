@@ -5,7 +5,9 @@
 
 #include <stdexcept>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Thrown where a layer cannot go on with a number that is not finite: not a mistake of the call, but of the
 // numbers that training has come to.
@@ -13,4 +15,6 @@ struct NotFinite : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -23,7 +23,9 @@
 
 #include <optional>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Where the op's extra input comes from.
 enum class ExtraSource { projected, from_query, calculated };
@@ -113,8 +115,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const Matrix<Real>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
     const Geometry& g = options_.heads;
     return {part(read_from().view(), query_, batch, g.query_heads),
-            part(keys.view(), key_, batch, g.kv_heads), part(values.view(), value_, batch, g.kv_heads),
-            extra_of(rows_.view(), batch)};
+            part(keys.view(), key_, batch, g.kv_heads),
+            part(values.view(), value_, batch, g.kv_heads), extra_of(rows_.view(), batch)};
   }
 
   void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
@@ -185,8 +187,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const Geometry& g = options_.heads;
     return KvCache<Real>(batch, g.kv_heads, g.dim_qk, g.dim_v);
   }
-  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y,
-            KvCache<Real>& cache) override {
+  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+            const MatrixView<Real>& y, KvCache<Real>& cache) override {
     require(can_step(),
             "ProjectedAttention::step: the layer is not causal, or its op needs all rows at once");
     const Index position = cache.len();
@@ -245,7 +247,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const ProjectionNames& names = options_.names;
     const bool projects_extra = extra_.count > 0 && options_.extra == ExtraSource::projected;
     const auto add = [&](const std::string& name, const Part& to, bool of_memory) {
-      projections_.push_back({name, Linear<Real>(options_.width, to.count, options_.bias), to, of_memory});
+      projections_.push_back(
+          {name, Linear<Real>(options_.width, to.count, options_.bias), to, of_memory});
     };
     require(options_.latent == 0 || names.packed.empty(),
             "ProjectedAttention: a latent needs a projection each for q, k and v");
@@ -253,7 +256,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
       latent_ = Linear<Real>(options_.width, options_.latent, false);
       add(names.query, query_, false);
       for (const auto& [name, to] : {std::pair{"k_up", key_}, {"v_up", value_}})
-        projections_.push_back({name, Linear<Real>(options_.latent, to.count, false), to, true, true});
+        projections_.push_back(
+            {name, Linear<Real>(options_.latent, to.count, false), to, true, true});
       if (projects_extra) add(names.extra, extra_, false);
     } else if (!names.packed.empty()) {
       add(names.packed, {0, projects_extra ? total() : extra_.first}, false);
@@ -278,8 +282,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   template <class U>
-  [[nodiscard]] static TensorView<U> part(const MatrixView<U>& rows, const Part& columns, Index batch,
-                                          Index heads) {
+  [[nodiscard]] static TensorView<U> part(const MatrixView<U>& rows, const Part& columns,
+                                          Index batch, Index heads) {
     return heads_of(rows.column_range(columns.first, columns.count), batch, heads);
   }
   template <class U>
@@ -294,8 +298,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   // Rows of q, k, v and the extra input; the first token of a sequence stands at `position`.
   void project(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                const MatrixView<const Real>& memory, Index position) {
-    require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0, "ProjectedAttention: ",
-            x.rows, " and ", memory.rows, " tokens in ", batch, " sequences; they must divide evenly");
+    require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0,
+            "ProjectedAttention: ", x.rows, " and ", memory.rows, " tokens in ", batch,
+            " sequences; they must divide evenly");
     crosses_ = memory.data != x.data || memory.rows != x.rows;
     require(!crosses_ || options_.names.packed.empty(),
             "ProjectedAttention: cross attention needs a projection each for q, k and v");
@@ -323,7 +328,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   // What a projection reads, and which of two matrices of rows it belongs to.
-  [[nodiscard]] MatrixView<const Real> source_of(const Projection& p, const MatrixView<const Real>& x,
+  [[nodiscard]] MatrixView<const Real> source_of(const Projection& p,
+                                                 const MatrixView<const Real>& x,
                                                  const MatrixView<const Real>& memory) const {
     if (p.of_latent) return latent_rows_.view();
     return crosses_ && p.of_memory ? memory : x;
@@ -366,19 +372,23 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void gate_backward(Context<Real>& c) {
     for (Gate& gate : gates_)
-      gate.linear.backward(c, range(rows_, gate.from), range(drows_, extra_), range(drows_, gate.from),
-                           Into::add);
+      gate.linear.backward(c, range(rows_, gate.from), range(drows_, extra_),
+                           range(drows_, gate.from), Into::add);
   }
 
-  void project_backward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<const Real>& memory,
-                        const MatrixView<Real>& dx, const MatrixView<Real>& dmemory) {
+  void project_backward(Context<Real>& c, const MatrixView<const Real>& x,
+                        const MatrixView<const Real>& memory, const MatrixView<Real>& dx,
+                        const MatrixView<Real>& dmemory) {
     Into into_x = Into::overwrite, into_memory = Into::overwrite, into_latent = Into::overwrite;
     if (latent_) dlatent_.resize(memory.rows, options_.latent);
     for (Projection& p : projections_) {
       const bool other = crosses_ && p.of_memory;
       Into& into = p.of_latent ? into_latent : other ? into_memory : into_x;
       p.linear.backward(c, source_of(p, x, memory), range(rows_of(p, drows_, dmemory_rows_), p.to),
-                        p.of_latent ? dlatent_.view() : other ? dmemory : dx, into);
+                        p.of_latent ? dlatent_.view()
+                        : other     ? dmemory
+                                    : dx,
+                        into);
       into = Into::add;
     }
     if (latent_)
@@ -386,8 +396,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                         crosses_ ? into_memory : into_x);
   }
 
-  void mix(Context<Real>& c, Index batch, const Inputs<Real>& in, Index tokens, const MatrixView<Real>& y,
-           Index position = 0) {
+  void mix(Context<Real>& c, Index batch, const Inputs<Real>& in, Index tokens,
+           const MatrixView<Real>& y, Index position = 0) {
     mixed_.resize(tokens, mixed_width());
     stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads), position);
     if (out_) return out_->forward(c, mixed_.view(), y);
@@ -409,4 +419,6 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   Matrix<Real> drows_, dmemory_rows_, dturned_, dmemory_turned_, dmixed_;
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

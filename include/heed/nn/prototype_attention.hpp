@@ -2,7 +2,7 @@
 #pragma once
 
 // Prototype attention (ops/prototype.hpp) that learns its prototypes online: each key head has an ART
-// memory (ops/art_memory.hpp, cosine matching), which learns the keys that the op reads.
+// memory (ops/prototype/art_memory.hpp, cosine matching), which learns the keys that the op reads.
 //
 //   W = memory                                           prototypes of each head, zeros behind them
 //   y = layer(x; W)                                      nn/projected_attention.hpp
@@ -34,11 +34,13 @@
 
 #include <span>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 template <class Real>
 struct KeyMemoryOptions {
-  Index capacity = 16;        // prototypes per head
+  Index capacity = 16;              // prototypes per head
   Real vigilance = Real(0.5);       // rho in [-1, 1]
   Real learning_rate = Real(0.01);  // eta in [0, 1]
   Real correction = Real(0);        // lambda >= 0
@@ -53,7 +55,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
                      const KeyMemoryOptions<Real>& memory = {})
       : projected(options, op_of(options.heads, memory), std::move(mask)),
         options_(memory),
-        prototypes_(std::vector<Index>{options.heads.kv_heads, memory.capacity, options.heads.dim_qk}),
+        prototypes_(
+            std::vector<Index>{options.heads.kv_heads, memory.capacity, options.heads.dim_qk}),
         counts_(std::vector<Index>{options.heads.kv_heads}) {
     require(memory.correction >= 0 && std::isfinite(memory.correction),
             "PrototypeAttention: correction is ", memory.correction,
@@ -93,16 +96,20 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   }
 
   [[nodiscard]] bool can_step() const override { return projected.can_step(); }
-  [[nodiscard]] KvCache<Real> new_cache(Index batch) const override { return projected.new_cache(batch); }
+  [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
+    return projected.new_cache(batch);
+  }
   // Learns nothing, in training neither.
-  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x, const MatrixView<Real>& y,
-            KvCache<Real>& cache) override {
+  void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
+            const MatrixView<Real>& y, KvCache<Real>& cache) override {
     take_memories();
     projected.step(c, batch, x, y, cache);
     batch_ = batch;
   }
 
-  void set_dropout(double rate, std::uint64_t stream) override { projected.set_dropout(rate, stream); }
+  void set_dropout(double rate, std::uint64_t stream) override {
+    projected.set_dropout(rate, stream);
+  }
 
   // Keys and memories of the last forward(), before it learned: prototypes per head, share of keys that
   // resonate, mean match with the best prototype, and the loss of the correction.
@@ -136,13 +143,15 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   }
 
  private:
-  [[nodiscard]] static Prototype<Real> op_of(const Geometry& g, const KeyMemoryOptions<Real>& memory) {
+  [[nodiscard]] static Prototype<Real> op_of(const Geometry& g,
+                                             const KeyMemoryOptions<Real>& memory) {
     (void)heed::detail::checked_art_options(art_options(g.dim_qk, memory));
     Prototype<Real> op = make_prototype<Real>(g, memory.capacity);
     op.score.counts.assign(std::size_t(g.heads), 0);
     return op;
   }
-  [[nodiscard]] static ArtOptions<Real> art_options(Index dim, const KeyMemoryOptions<Real>& memory) {
+  [[nodiscard]] static ArtOptions<Real> art_options(Index dim,
+                                                    const KeyMemoryOptions<Real>& memory) {
     ArtOptions<Real> options;
     options.capacity = memory.capacity;
     options.dim = dim;
@@ -201,7 +210,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     });
     for (Index h = 0; h < kv_heads(); ++h) {
       const ArtMemory<Real>& memory = taught[std::size_t(h)];
-      std::copy(memory.prototypes().begin(), memory.prototypes().end(), prototypes_.data() + h * head_size());
+      std::copy(memory.prototypes().begin(), memory.prototypes().end(),
+                prototypes_.data() + h * head_size());
       counts_[h] = Real(memory.count());
     }
   }
@@ -239,8 +249,11 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   }
 
   KeyMemoryOptions<Real> options_;
-  Param<Real> prototypes_, counts_;  // what was learned so far; op.score.W is what the last forward() read
-  Index batch_ = 0;               // of the last forward()
+  Param<Real> prototypes_,
+      counts_;       // what was learned so far; op.score.W is what the last forward() read
+  Index batch_ = 0;  // of the last forward()
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

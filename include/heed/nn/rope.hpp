@@ -21,7 +21,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // Which columns of a head turn together: (2m, 2m + 1), or (m, m + dim / 2).
 enum class RopePairs { interleaved, half };
@@ -168,4 +170,6 @@ struct Rope {
   }
 };
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

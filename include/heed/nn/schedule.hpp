@@ -9,7 +9,9 @@
 #include <limits>
 #include <numbers>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 //   s < warmup   peak (s + 1) / warmup
 //   s < total    floor + (peak - floor) (1 + cos(pi (s - warmup) / (total - warmup))) / 2
@@ -73,4 +75,6 @@ double clip_gradients(Layer& layer, double max_norm) {
   return norm;
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -9,7 +9,9 @@
 #include <functional>
 #include <string>
 
-namespace heed::inline HEED_ABI::nn {
+namespace heed {
+inline namespace HEED_ABI {
+namespace nn {
 
 // A tensor and the gradient that backward passes add to; both empty where a layer does without it.
 template <class Real>
@@ -42,7 +44,8 @@ void visit_part(const std::string& prefix, Part& part, const Visitor<Real>& f) {
 // Of everything that visit() shows.
 template <class Real, class Layer>
 void clear_gradients(Layer& layer) {
-  layer.visit(Visitor<Real>([](const std::string&, Param<Real>&, Param<Real>& grad) { grad.set_zero(); }));
+  layer.visit(
+      Visitor<Real>([](const std::string&, Param<Real>&, Param<Real>& grad) { grad.set_zero(); }));
 }
 // After a step of an optimiser: brings weights that have a range back into it, in layers and models that have a
 // member of this name. AdamW calls it; an optimiser of your own does so, too. A model of your own that holds
@@ -67,4 +70,6 @@ void fill_normal(Param<Real>& param, double deviation, std::uint64_t seed, std::
     param[i] = Real(deviation * random.normal(std::uint64_t(i)));
 }
 
-}  // namespace heed::inline HEED_ABI::nn
+}  // namespace nn
+}  // namespace HEED_ABI
+}  // namespace heed

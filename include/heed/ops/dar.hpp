@@ -6,7 +6,7 @@
 //
 //   x_ij = q_i . k_j                       n_i = 1/(|q_i| + eps),  m_j = 1/(|k_j| + eps)
 //   c_ij = x_ij n_i m_j                    low rank: q P and k P in place of q and k, here only
-//   r_ij = gate(c_ij)                      static, unrolled or converged: ops/dar_gate.hpp
+//   r_ij = gate(c_ij)                      static, unrolled or converged: ops/dar/gate.hpp
 //   L_ij = lambda                          adaptive: lambda w/(1 + w),  w = |q_i| |k_j| / d
 //   score_ij = logit_ij + L_ij r_ij
 //
@@ -34,15 +34,16 @@
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
 #include <heed/core/interval.hpp>
-#include <heed/ops/dar_features.hpp>
-#include <heed/ops/dar_gate.hpp>
+#include <heed/ops/dar/features.hpp>
+#include <heed/ops/dar/gate.hpp>
 #include <heed/plug/attention.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real>
 struct DarScore : DarOptions {
@@ -61,7 +62,8 @@ struct DarScore : DarOptions {
   template <class S>
   using Scalars = ScalarsOf<DarScore, S>;
 
-  Param<Real> strength = Real(0.3), vigilance = Real(0.6), sharpness = Real(8), feedback = Real(0.5);
+  Param<Real> strength = Real(0.3), vigilance = Real(0.6), sharpness = Real(8),
+              feedback = Real(0.5);
   Param<Real> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
 
   template <class F>
@@ -104,8 +106,8 @@ struct DarScore : DarOptions {
     const Index heads = std::max(sharpness.size(), feedback.size());
     double largest = 0.0;
     for (Index h = 0; h < heads; ++h)
-      largest = std::max(largest, std::abs(plain_value(sharpness.head(h)) *
-                                           plain_value(feedback.head(h))));
+      largest = std::max(largest,
+                         std::abs(plain_value(sharpness.head(h)) * plain_value(feedback.head(h))));
     return largest * resonance_gate().steepness();
   }
 
@@ -144,7 +146,7 @@ struct DarScore : DarOptions {
     return resonance_gate().value(gate_input<S>(pair), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // What reports say of a pair: r, and 1 where c' crosses the vigilance (ops/dar_gate.hpp), else 0.
+  // What reports say of a pair: r, and 1 where c' crosses the vigilance (ops/dar/gate.hpp), else 0.
   static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
   [[nodiscard]] std::array<double, 2> measure(const PairType<double>& pair,
                                               const Scalars<double>& p) const {
@@ -225,8 +227,7 @@ struct DarScore : DarOptions {
     [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
       const S fall = p[2] * (p[1] - pair.dot * pair.query[0] * pair.key[0]);  // alpha (rho - c)
       S r = math::falling_sigmoid(fall);
-      for (int t = 1; t < iterations(); ++t)
-        r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
+      for (int t = 1; t < iterations(); ++t) r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
       return pair.logit + p[0] * r;
     }
 
@@ -390,4 +391,5 @@ struct DarScore : DarOptions {
 template <class Real>
 using Dar = Attention<Real, DarScore<Real>, Softmax<Real>, Identity<Real>>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

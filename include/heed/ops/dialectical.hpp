@@ -16,7 +16,7 @@
 // The step that halts a row is still applied. u+, u-, tension and Su [u+|u-] + bs do not depend on
 // z: they are computed once. cos = u+ . u- / (n+ n-) with n = max(|u|, 1e-6).
 //
-// Derivatives: ops/dialectical_backward.hpp. Halting decisions are constants.
+// Derivatives: ops/dialectical/step_vjp.hpp. Halting decisions are constants.
 //
 // Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias
 //           bs (d); gate g (1, d), gate_bias bg (1): (out, in), shared by all heads.
@@ -35,13 +35,14 @@
 // Cost      a row: (4 + steps) d^2 multiplications beside the 2 len_kv d of plain attention;
 //           backward (12 + 3 steps) d^2. Halting::batch surveys first: up to (3 + steps) d^2 more.
 
-#include <heed/ops/dialectical_backward.hpp>
-#include <heed/ops/dialectical_reference.hpp>
+#include <heed/ops/dialectical/reference.hpp>
+#include <heed/ops/dialectical/step_vjp.hpp>
 #include <heed/plug/attention.hpp>
 
 #include <algorithm>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real>
 struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<Real> {
@@ -137,13 +138,13 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   [[nodiscard]] bool stops_alone() const { return halting == Halting::per_token; }
 
   // z = query, then `limit` steps, or fewer if all rows halt and `stop` is set; returns how many.
-  int recurse(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes, const LaneTile<Real>& z,
-              int limit, bool stop) const {
+  int recurse(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
+              const LaneTile<Real>& z, int limit, bool stop) const {
     std::copy(panel.query.data, panel.query.data + z.rows * z.lanes, z.data);
     detail::begin_recursion(lanes, panel.valid_lanes);
     for (int t = 0; t < limit; ++t) {
-      detail::dialectical_step<Real>(params(), *this, lanes, {z.constant(), lanes.step, z, lanes.gate},
-                                     panel.vectors);
+      detail::dialectical_step<Real>(params(), *this, lanes,
+                                     {z.constant(), lanes.step, z, lanes.gate}, panel.vectors);
       if (stop && !detail::any_active(lanes, panel.vectors)) return t + 1;
     }
     return limit;
@@ -178,4 +179,5 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
 template <class Real>
 using Dialectical = Attention<Real, DotScore<Real>, Softmax<Real>, DialecticalReadout<Real>>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

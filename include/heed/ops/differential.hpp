@@ -12,7 +12,7 @@
 //   dS2 = -lambda P2 o (X - r2)
 //   dlambda = -sum_i r2_i                        per token: dlambda_i = -r2_i
 //
-// Symbols  s scale, default 1/sqrt(w); w width of one map; lambda: ops/difference_lambda.hpp
+// Symbols  s scale, default 1/sqrt(w); w width of one map; lambda: ops/differential/lambda.hpp
 // Shapes   Differential and V1: query and key (.., 2w), the halves [q1|q2] and [k1|k2], value
 //          (.., dim_v), in V1 usually 2w wide; V2: query (batch, 2 heads, len_q, w), extra (batch,
 //          heads, len_q, 1)
@@ -27,8 +27,8 @@
 //          applies to both maps
 // Cost     two exponentials per pair; one product with the values for both maps
 
-#include <heed/ops/difference_lambda.hpp>
-#include <heed/ops/head_norm.hpp>
+#include <heed/ops/differential/head_norm.hpp>
+#include <heed/ops/differential/lambda.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/softmax.hpp>
@@ -38,7 +38,8 @@
 #include <array>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real, class Lambda>
 struct Difference : Lambda {
@@ -70,7 +71,8 @@ struct Difference : Lambda {
       const P inverse1 = inverse(sum1), factor2 = -factor * inverse(sum2);
       for (Index j = 0; j < scores1.rows; ++j) {
         const P e1 = scores1.load(j, v), e2 = scores2.load(j, v);
-        const P p1 = unless(e1 == P(Real(0)), e1 * inverse1);  // a hidden pair in a row of NaN stays 0
+        const P p1 =
+            unless(e1 == P(Real(0)), e1 * inverse1);  // a hidden pair in a row of NaN stays 0
         scores1.store(j, v, select(e2 == P(Real(0)), p1, mul_add(e2, factor2, p1)));
       }
     }
@@ -141,7 +143,9 @@ struct Difference : Lambda {
     return select(hidden, P(Real(0)), x);
   }
   // 0 for a row that sees no key; NaN stays NaN.
-  [[nodiscard]] static P inverse(P sum) { return select(sum == P(Real(0)), P(Real(0)), Real(1) / sum); }
+  [[nodiscard]] static P inverse(P sum) {
+    return select(sum == P(Real(0)), P(Real(0)), Real(1) / sum);
+  }
 
   // Scores of vector v become exponentials, 0 where hidden; returns their sum.
   [[nodiscard]] static P exponentiate(const LaneTile<Real>& scores, const Real* score_max, int v) {
@@ -160,7 +164,8 @@ struct Difference : Lambda {
   }
 
   // The same from scores[map] into dscores[map], kHidden where hidden; and the sum of e X.
-  [[nodiscard]] static RowSums exponentiate_with(const RowBlock<Real>& block, std::size_t map, int v) {
+  [[nodiscard]] static RowSums exponentiate_with(const RowBlock<Real>& block, std::size_t map,
+                                                 int v) {
     const LaneTile<Real>&scores = block.scores[map], &out = block.dscores[map];
     const P top = base(block.score_max[map], v);
     RowSums sums{Real(0), Real(0)};
@@ -201,7 +206,8 @@ struct Difference : Lambda {
 
 // One learnable lambda, or one per head; the source form.
 template <class Real>
-using Differential = Attention<Real, DotScore<Real>, Difference<Real, GivenLambda<Real>>, Identity<Real>>;
+using Differential =
+    Attention<Real, DotScore<Real>, Difference<Real, GivenLambda<Real>>, Identity<Real>>;
 
 // Microsoft's V1: lambda from four vectors, then a norm per head; see make_differential_v1.
 template <class Real>
@@ -210,7 +216,8 @@ using DifferentialV1 =
 
 // V2: pairs of whole query heads, lambda per token from the op's extra input.
 template <class Real>
-using DifferentialV2 = Attention<Real, DotScore<Real>, Difference<Real, TokenLambda<Real>>, Identity<Real>>;
+using DifferentialV2 =
+    Attention<Real, DotScore<Real>, Difference<Real, TokenLambda<Real>>, Identity<Real>>;
 
 // V1 of the layer at `depth` (from 1) with maps of width w and values of width 2w: lambda_init and
 // the norm's factor 1 - lambda_init belong together. `vectors` are lambda_q1, lambda_k1, lambda_q2
@@ -231,8 +238,10 @@ template <class Real>
     param = given.empty() ? Param<Real>(std::vector<Index>{width}) : Param<Real>({width}, given);
   });
   if (with_weight)
-    op.readout.weight = Param<Real>({2 * width}, std::vector<Real>(std::size_t(2 * width), Real(1)));
+    op.readout.weight =
+        Param<Real>({2 * width}, std::vector<Real>(std::size_t(2 * width), Real(1)));
   return op;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

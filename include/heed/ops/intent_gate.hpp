@@ -27,10 +27,11 @@
 // Cost     one sigmoid per output number; from q: dim_qk dim_v multiplications a row, calculated
 //          (2 dim_qk + dim_v) dim_v, backward twice that.
 
-#include <heed/ops/lane_gate.hpp>
+#include <heed/ops/intent_gate/lanes.hpp>
 #include <heed/plug/attention.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // I is the op's extra input "intent".
 template <class Real>
@@ -91,7 +92,8 @@ struct IntentFromQuery : detail::GateReadout<Real> {
   }
   void vjp(const ReadoutPanel<Real>& panel, IntentFromQuery& grad) const {
     const LaneTile<Real> intent = logits(panel);
-    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
+    grad.add_bias_gradient(panel.head,
+                           this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
     const Real* rows = this->rows_of(panel, intent);
     from_query(panel).vjp(panel.query, intent, panel.vectors, panel.valid_lanes, rows,
                           this->padded_columns(intent.rows), panel.dquery, grad.weight);
@@ -146,13 +148,14 @@ struct IntentCalculated : detail::GateReadout<Real> {
   }
   void vjp(const ReadoutPanel<Real>& panel, IntentCalculated& grad) const {
     const LaneTile<Real> intent = logits(panel);
-    grad.add_bias_gradient(panel.head, this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
+    grad.add_bias_gradient(panel.head,
+                           this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
     const Real* rows = this->rows_of(panel, intent);
     const auto chain = [&](const Param<Real>& weight, const LaneTile<const Real>& x,
                            const LaneTile<Real>& dx, Param<Real>& dweight) {
       const detail::LaneProjection<Real> projection{weight, panel.head};
-      projection.vjp(x, intent, panel.vectors, panel.valid_lanes, rows, this->padded_columns(intent.rows), dx,
-                     dweight);
+      projection.vjp(x, intent, panel.vectors, panel.valid_lanes, rows,
+                     this->padded_columns(intent.rows), dx, dweight);
     };
     chain(query_weight, panel.query, panel.dquery, grad.query_weight);
     chain(key_weight, panel.own_key, panel.down_key, grad.key_weight);
@@ -210,4 +213,5 @@ template <class Real>
   return op;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

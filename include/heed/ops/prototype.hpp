@@ -17,7 +17,7 @@
 //           + mu sum over the i with j*(i) = m of dout_i
 //   dmixed = dout,  dq_i -= mu dout_i,  dmu = sum_i dout_i . (W_j*(i) - q_i)
 //
-// Symbols  strength lambda, pull mu: one value, or one per head. W: ops/prototype_memory.hpp.
+// Symbols  strength lambda, pull mu: one value, or one per head. W: ops/prototype/memory.hpp.
 // Shapes   W (heads, M, dim_qk); categories are per query head, also where heads share keys. The
 //          readout needs dim_v = dim_qk.
 // Bounds   |score - logit| <= |lambda|; equal at lambda = 0, where dlambda is still exact. Without
@@ -29,10 +29,11 @@
 // Cost     M dim_qk multiplications per query and key, once; per pair one table entry. The readout:
 //          M dim_qk per query again.
 
-#include <heed/ops/prototype_readout.hpp>
+#include <heed/ops/prototype/readout.hpp>
 #include <heed/plug/attention.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // score = logit + lambda t f. Key feature 0 is the category, query feature 0 is f.
 template <class Real>
@@ -109,10 +110,9 @@ struct PrototypeScore : PrototypeMemory<Real> {
       for (Index c = 0; c < dim; ++c) out[m * dim + c] = math::constant<Real>(0);
     for (Index m = 0; m < (count > 0 ? table_size() : 0); ++m) {
       const Index source = m < count ? m : 0;
-      const Real factor = math::constant<Real>(1) /
-                       (this->norm(h, source) + math::constant<Real>(this->eps));
-      for (Index c = 0; c < dim; ++c)
-        out[m * dim + c] = this->prototype(h, source)[c] * factor;
+      const Real factor =
+          math::constant<Real>(1) / (this->norm(h, source) + math::constant<Real>(this->eps));
+      for (Index c = 0; c < dim; ++c) out[m * dim + c] = this->prototype(h, source)[c] * factor;
     }
   }
   void table_vjp(Index h, Index dim, const double* dtable, PrototypeScore& grad) const {
@@ -134,15 +134,15 @@ struct PrototypeScore : PrototypeMemory<Real> {
     const double factor = 1.0 / (n + this->eps);
     double along = 0.0;  // (w / n) . du
     for (Index c = 0; c < dim && n > 0.0; ++c) along += double(w[c]) / n * du[c];
-    for (Index c = 0; c < dim; ++c)
-      dw[c] += Real((du[c] - double(w[c]) * factor * along) * factor);
+    for (Index c = 0; c < dim; ++c) dw[c] += Real((du[c] - double(w[c]) * factor * along) * factor);
   }
 };
 
 // Score and readout share one W, which the score keeps and visits: op.score.W. Every copy is tied
 // to its own.
 template <class Real>
-struct Prototype : Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>> {
+struct Prototype
+    : Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>> {
   using Parts = Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>>;
   template <class U>
   using rebind = Prototype<U>;
@@ -162,4 +162,5 @@ template <class Real>
   return op;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -28,10 +28,11 @@
 //           that of section 3.3, where the note has one "normalized(S)" for both.
 // Cost      one product q.k, one a.v, n exponentials per pair; backward as many again.
 
-#include <heed/ops/resonant_flow.hpp>
+#include <heed/ops/resonant_ode/flow.hpp>
 #include <heed/plug/attention.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // The drive D. Table of side values: key feature 0 is |k|^2.
 template <class Real>
@@ -98,4 +99,5 @@ struct ResonantScore : NoSideValues {
 template <class Real>
 using ResonantOde = Attention<Real, ResonantScore<Real>, ResonantFlow<Real>, Identity<Real>>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

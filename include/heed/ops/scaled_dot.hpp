@@ -15,9 +15,11 @@
 
 #include <heed/plug/attention.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real>
 using ScaledDot = Attention<Real, DotScore<Real>, Softmax<Real>, Identity<Real>>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -18,7 +18,8 @@
 #include <concepts>
 #include <string>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real, class Score, class Normaliser, class Readout>
 struct Attention {
@@ -27,9 +28,9 @@ struct Attention {
   using NormaliserType = Normaliser;
   using ReadoutType = Readout;
   template <class U>
-  using rebind = Attention<U, typename Score::template rebind<U>,
-                           typename Normaliser::template rebind<U>,
-                           typename Readout::template rebind<U>>;
+  using rebind =
+      Attention<U, typename Score::template rebind<U>, typename Normaliser::template rebind<U>,
+                typename Readout::template rebind<U>>;
 
   Score score;
   Normaliser normaliser;
@@ -110,9 +111,7 @@ template <class U, class Part>
     static_cast<typename Part::Options&>(out) = part;
   if constexpr (requires { out.take_options(part); }) out.take_options(part);
   std::vector<Param<U>> values;
-  const auto read = [&](const char*, auto& param) {
-    values.push_back(param.template cast<U>());
-  };
+  const auto read = [&](const char*, auto& param) { values.push_back(param.template cast<U>()); };
   std::size_t next = 0;
   const auto write = [&](const char*, Param<U>& param) { param = values[next++]; };
   const_cast<Part&>(part).visit(read);
@@ -134,4 +133,5 @@ template <class U, class Op>
   return out;
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -4,17 +4,20 @@
 // The derivative of a score: its own score_vjp, or, where it has none, dual numbers run through score().
 // A user's score without a derivative thus still gets a fused backward in O(len) memory.
 
-#include <heed/plug/lane_dual.hpp>
+#include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/score.hpp>
 
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Score, class S>
 concept HasScoreVjp = requires(const Score& score, const PairOf<Score, S>& pair,
                                const ScalarsOf<Score, S>& p, S g, PairOf<Score, S>& d,
-                               ScalarsOf<Score, S>& dp) { score.score_vjp(pair, p, g, d, dp); };
+                               ScalarsOf<Score, S>& dp) {
+  score.score_vjp(pair, p, g, d, dp);
+};
 
 namespace detail {
 
@@ -40,14 +43,16 @@ struct Directions {
 };
 
 template <class Score, class Form, class S>
-[[gnu::always_inline]] inline void differentiate_by_duals(
-    const Form& form, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p, S g,
-    PairOf<Score, S>& d, ScalarsOf<Score, S>& dp) {
+[[gnu::always_inline]] inline void differentiate_by_duals(const Form& form,
+                                                          const PairOf<Score, S>& pair,
+                                                          const ScalarsOf<Score, S>& p, S g,
+                                                          PairOf<Score, S>& d,
+                                                          ScalarsOf<Score, S>& dp) {
   using At = Directions<Score>;
   using D = LaneDual<S, At::count>;
   PairOf<Score, D> lifted;
-  At::for_each_field([](auto n, D& to, const S& from) { to = D::template variable<n>(from); }, lifted,
-                     pair);
+  At::for_each_field([](auto n, D& to, const S& from) { to = D::template variable<n>(from); },
+                     lifted, pair);
   lifted.query_index = D(pair.query_index);
   lifted.key_index = D(pair.key_index);
   ScalarsOf<Score, D> scalars;
@@ -92,12 +97,12 @@ concept GathersSums = requires {
 
 // How a loop holds a form: a small one by value, in registers; a score with parameters by reference.
 template <class Form>
-using HeldForm =
-    std::conditional_t<std::is_trivially_copyable_v<Form>, const Form, const Form&>;
+using HeldForm = std::conditional_t<std::is_trivially_copyable_v<Form>, const Form, const Form&>;
 
 // d.<field> = g * dscore/dfield; dp[i] += g * dscore/dp[i]. `d` arrives zeroed.
 template <class Score, class Form, class S>
-[[gnu::always_inline]] inline void differentiate_score(const Form& form, const PairOf<Score, S>& pair,
+[[gnu::always_inline]] inline void differentiate_score(const Form& form,
+                                                       const PairOf<Score, S>& pair,
                                                        const ScalarsOf<Score, S>& p, S g,
                                                        PairOf<Score, S>& d,
                                                        ScalarsOf<Score, S>& dp) {
@@ -107,4 +112,5 @@ template <class Score, class Form, class S>
     detail::differentiate_by_duals<Score>(form, pair, p, g, d, dp);
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -38,7 +38,8 @@
 #include <algorithm>
 #include <array>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // What one score map of one output head reads.
 struct Source {
@@ -55,19 +56,19 @@ struct Source {
 template <class Real>
 struct RowBlock {
   Index head = 0;
-  int vectors = 0;  // lanes = vectors * kLanes<Real>
-  std::array<LaneTile<Real>, 2> scores;   // [keys][lanes] per map, natural-log units
-  std::array<const Real*, 2> score_max;   // [lanes]: largest visible score, -infinity for none
-  const Real* extra = nullptr;            // [lanes] (uses_extra)
-  LaneTile<Real> work;                    // [work_tiles * keys][lanes]
-  std::array<Real*, 2> lse;               // out, [lanes]: log-sum-exp of each map; -infinity for none
-  Real* diagnostics = nullptr;            // out, [diagnostics][lanes]
+  int vectors = 0;                       // lanes = vectors * kLanes<Real>
+  std::array<LaneTile<Real>, 2> scores;  // [keys][lanes] per map, natural-log units
+  std::array<const Real*, 2> score_max;  // [lanes]: largest visible score, -infinity for none
+  const Real* extra = nullptr;           // [lanes] (uses_extra)
+  LaneTile<Real> work;                   // [work_tiles * keys][lanes]
+  std::array<Real*, 2> lse;     // out, [lanes]: log-sum-exp of each map; -infinity for none
+  Real* diagnostics = nullptr;  // out, [diagnostics][lanes]
   // Backward only.
   LaneTile<Real> dweights;                // [keys][lanes]: gradient of the weights
   LaneTile<Real> weights;                 // out: may alias dweights
   std::array<LaneTile<Real>, 2> dscores;  // out: may alias scores
   Real* dextra = nullptr;                 // out, [lanes] (uses_extra)
-  Index valid_lanes = 0;               // lanes beyond it are padding and add to no parameter
+  Index valid_lanes = 0;                  // lanes beyond it are padding and add to no parameter
 
   [[nodiscard]] Index keys() const { return scores[0].rows; }
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }
@@ -96,12 +97,13 @@ struct RowExponentials {
 template <class Real>
 [[nodiscard]] inline RowExponentials<Real> exponentiate_row(const RowBlock<Real>& block, int v,
                                                             const LaneTile<Real>& to) {
-  const Pack<Real> largest = Pack<Real>::load(block.score_max[0] + v * kLanes<Real>), zero = Real(0);
+  const Pack<Real> largest = Pack<Real>::load(block.score_max[0] + v * kLanes<Real>),
+                   zero = Real(0);
   RowExponentials<Real> row{select(largest == Pack<Real>(-kInfinity<Real>), zero, largest), zero};
   for (Index j = 0; j < block.keys(); ++j) {
     const Pack<Real> score = block.scores[0].load(j, v);
-    const Pack<Real> e = select(score == Pack<Real>(-kInfinity<Real>), zero,
-                                math::exp(Pack<Real>(score - row.top)));
+    const Pack<Real> e =
+        select(score == Pack<Real>(-kInfinity<Real>), zero, math::exp(Pack<Real>(score - row.top)));
     to.store(j, v, e);
     row.sum += e;
   }
@@ -155,4 +157,5 @@ template <class Real>
   return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<Real>, 0, kLanes<Real>));
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

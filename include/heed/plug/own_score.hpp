@@ -38,21 +38,22 @@
 // the position of the first query as an option.
 //
 // Cost    without score_vjp dual numbers over vectors differentiate the formula; what it does not read, or
-//         what a parameter does not reach, costs nothing (plug/lane_dual.hpp).
+//         what a parameter does not reach, costs nothing (autodiff/lane_dual.hpp).
 // Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range.
 
+#include <heed/autodiff/lane_dual.hpp>
 #include <heed/core/interval.hpp>
-#include <heed/plug/row_norm.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
-#include <heed/plug/lane_dual.hpp>
+#include <heed/simd/row_norm.hpp>
 
 #include <cmath>
 #include <string>
 #include <tuple>
 #include <utility>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Where a parameter or option may lie; never NaN or infinite. Parameters that are learnt come back into it after
 // each step of an optimiser (core/interval.hpp).
@@ -165,7 +166,7 @@ struct FeaturesOf {
   using Type = NoSideValues;
 };
 template <class Formula>
-  requires requires { typename Formula::Features; }
+requires requires { typename Formula::Features; }
 struct FeaturesOf<Formula> {
   using Type = typename Formula::Features;
 };
@@ -185,7 +186,9 @@ struct AnyScoreVjp {
 template <class Formula>
 struct BothScoreVjps : Formula, AnyScoreVjp {};
 template <class Formula>
-inline constexpr bool names_score_vjp = !requires { &BothScoreVjps<Formula>::score_vjp; };
+inline constexpr bool names_score_vjp = !requires {
+  &BothScoreVjps<Formula>::score_vjp;
+};
 
 template <class Member>
 inline constexpr bool is_param = false;
@@ -219,8 +222,9 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
     });
   }
   void validate(const Geometry& g, const char* where) const {
-    static_assert(!detail::names_score_vjp<Formula<Real>> || HasScoreVjp<OwnScore, Real>,
-                  "score_vjp must be callable as score_vjp(pair, p, g, d, dp); see heed/plug/score.hpp");
+    static_assert(
+        !detail::names_score_vjp<Formula<Real>> || HasScoreVjp<OwnScore, Real>,
+        "score_vjp must be callable as score_vjp(pair, p, g, d, dp); see heed/plug/score.hpp");
     require_ranges(*this, g.heads, where);
     each([&](const auto& named) {
       const auto& member = this->*named.member;
@@ -233,7 +237,8 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
   void take_options(const OwnScore<Formula, U>& from) {
     [&]<std::size_t... i>(std::index_sequence<i...>) {
       (take_option(std::get<i>(kNames), from, std::get<i>(OwnScore<Formula, U>::kNames)), ...);
-    }(std::make_index_sequence<std::tuple_size_v<decltype(kNames)>>{});
+    }
+    (std::make_index_sequence<std::tuple_size_v<decltype(kNames)>>{});
   }
 
   [[nodiscard]] Real scalar(int i, Index h) const {
@@ -250,7 +255,8 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
   static constexpr auto kNames = detail::parameters_of<Formula<Real>>();
   static constexpr int scalars = std::apply(
       [](const auto&... named) {
-        return (0 + ... + int(detail::is_param<typename std::remove_cvref_t<decltype(named)>::Type>));
+        return (0 + ... +
+                int(detail::is_param<typename std::remove_cvref_t<decltype(named)>::Type>));
       },
       kNames);
 
@@ -279,4 +285,5 @@ struct OwnScore : Formula<Real>, detail::FeaturesOf<Formula<Real>>::Type {
 template <template <class> class Formula, class Real>
 using OwnAttention = Attention<Real, OwnScore<Formula, Real>, Softmax<Real>, Identity<Real>>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

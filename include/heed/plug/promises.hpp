@@ -20,18 +20,20 @@
 
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Part>
 inline constexpr bool place_free = false;
 template <class Part>
-  requires requires { typename Part::PlaceFree; }
+requires requires { typename Part::PlaceFree; }
 inline constexpr bool place_free<Part> = std::is_same_v<typename Part::PlaceFree, Part>;
 
 template <class Score>
 inline constexpr bool normed_dots = false;
 template <class Score>
-  requires requires { typename Score::NormedDots; }
+requires requires { typename Score::NormedDots; }
 inline constexpr bool normed_dots<Score> = std::is_same_v<typename Score::NormedDots, Score>;
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -31,7 +31,8 @@
 
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real>
 struct ReadoutPanel {
@@ -39,19 +40,19 @@ struct ReadoutPanel {
   Index batch = 0, head = 0, first_row = 0;
   Index valid_lanes = 0;
   int vectors = 0;
-  int global = 0;                       // result of the survey, for readouts that have one
-  LaneTile<Real> tile;                     // [dim_v][lanes]
-  LaneTile<const Real> query;              // [dim_qk][lanes], unscaled
-  LaneTile<const Real> own_key, own_value; // [dim_qk][lanes], [dim_v][lanes]
-  LaneTile<const Real> extra;              // [extra_dim][lanes]
-  LaneTile<Real> work;                     // [work_rows][lanes]
-  LaneTile<Real> diagnostics;              // out, [diagnostics][lanes]
+  int global = 0;                           // result of the survey, for readouts that have one
+  LaneTile<Real> tile;                      // [dim_v][lanes]
+  LaneTile<const Real> query;               // [dim_qk][lanes], unscaled
+  LaneTile<const Real> own_key, own_value;  // [dim_qk][lanes], [dim_v][lanes]
+  LaneTile<const Real> extra;               // [extra_dim][lanes]
+  LaneTile<Real> work;                      // [work_rows][lanes]
+  LaneTile<Real> diagnostics;               // out, [diagnostics][lanes]
   // Backward only.
-  LaneTile<const Real> saved;              // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
-  Real* delta = nullptr;                   // out, [lanes]
-  LaneTile<Real> dquery;                   // add, [dim_qk][lanes]
-  LaneTile<Real> down_key, down_value;     // add: gradients of own_key and own_value
-  LaneTile<Real> dextra;                   // out, [extra_dim][lanes]
+  LaneTile<const Real> saved;           // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
+  Real* delta = nullptr;                // out, [lanes]
+  LaneTile<Real> dquery;                // add, [dim_qk][lanes]
+  LaneTile<Real> down_key, down_value;  // add: gradients of own_key and own_value
+  LaneTile<Real> dextra;                // out, [extra_dim][lanes]
 };
 
 // Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
@@ -73,7 +74,8 @@ struct ReadoutContext {
     return key.data() + ((b * geometry.kv_heads + kv_head) * geometry.len_kv + j) * geometry.dim_qk;
   }
   [[nodiscard]] const S* value_row(Index b, Index kv_head, Index j) const {
-    return value.data() + ((b * geometry.kv_heads + kv_head) * geometry.len_kv + j) * geometry.dim_v;
+    return value.data() +
+           ((b * geometry.kv_heads + kv_head) * geometry.len_kv + j) * geometry.dim_v;
   }
   [[nodiscard]] const S* extra_row(Index b, Index h, Index i, Index extra_dim) const {
     return extra.data() + geometry.row_index(b, h, i) * extra_dim;
@@ -86,7 +88,8 @@ template <class Real, class A, class B>
 inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Real* delta) {
   for (int v = 0; v < vectors; ++v) {
     Pack<Real> sum = Real(0);
-    for (Index c = 0; c < a.rows; ++c) sum = mul_add(Pack<Real>(a.load(c, v)), Pack<Real>(b.load(c, v)), sum);
+    for (Index c = 0; c < a.rows; ++c)
+      sum = mul_add(Pack<Real>(a.load(c, v)), Pack<Real>(b.load(c, v)), sum);
     sum.store(delta + v * kLanes<Real>);
   }
 }
@@ -121,4 +124,5 @@ struct Identity : PlainReadout {
   void reference(ReadoutContext<S>&) const {}
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

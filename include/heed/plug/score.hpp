@@ -41,7 +41,8 @@
 
 #include <array>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // What one pair offers. Also the type of its gradient.
 template <class S, int QueryFeatures, int KeyFeatures>
@@ -101,4 +102,5 @@ struct DotScore : NoSideValues {
   }
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

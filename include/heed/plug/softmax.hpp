@@ -21,7 +21,8 @@
 #include <cmath>
 #include <vector>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Rows of lanes: where a row's exponentials stand. Three per query.
 template <class Real>
@@ -148,8 +149,8 @@ struct Softmax {
   }
 
   template <class Shifted>
-  static void exponentiate_about(const LaneTile<Real>& scores, int v, const SoftmaxState<Real>& state,
-                                 Shifted&& shifted) {
+  static void exponentiate_about(const LaneTile<Real>& scores, int v,
+                                 const SoftmaxState<Real>& state, Shifted&& shifted) {
     const Index at = v * kLanes<Real>;
     const P reference = exponent_base(state, v);
     P sum = P::load(state.sum + at);
@@ -168,4 +169,5 @@ struct Softmax {
   }
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

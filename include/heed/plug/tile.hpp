@@ -8,7 +8,8 @@
 
 #include <algorithm>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Rows of lanes in scratch memory.
 template <class Real>
@@ -56,4 +57,5 @@ struct LaneRowGrad {
   void add_table(Index m, Pack<Real> g) const { table_tile.add(m, vector, g); }
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -27,7 +27,9 @@
 #include <utility>
 #include <vector>
 
-namespace heed::inline HEED_ABI::reference {
+namespace heed {
+inline namespace HEED_ABI {
+namespace reference {
 
 // What the tolerance rules are made of, over visible keys j:
 //   s_row               per row, over all maps: max_j scale sum_c |q_c k_jc|
@@ -160,7 +162,8 @@ class Forward {
 
   // numbers[n] <- keep ? numbers[n] / (1 - rate) : 0 for the pairs of a query with keys[n].
   template <class Number>
-  void drop(Index b, Index h, Index i, const std::vector<Index>& keys, std::vector<Number>& numbers) const {
+  void drop(Index b, Index h, Index i, const std::vector<Index>& keys,
+            std::vector<Number>& numbers) const {
     const Dropout& dropout = problem_.dropout;
     if (dropout.rate == 0) return;
     const std::uint64_t row_key = dropout.row_keys(b, h).bits(std::uint64_t(i));
@@ -218,8 +221,8 @@ class Forward {
 
   void read_out() {
     const auto reports = std::size_t(Op::ReadoutType::diagnostics);
-    ReadoutContext<S> context{g_, result_.mixed, problem_.query, problem_.key, problem_.value,
-                              problem_.extra, {}};
+    ReadoutContext<S> context{
+        g_, result_.mixed, problem_.query, problem_.key, problem_.value, problem_.extra, {}};
     context.diagnostics.assign(reports, std::vector<double>(std::size_t(g_.query_rows())));
     op_.readout.reference(context);
     result_.out = std::move(context.out);
@@ -254,7 +257,7 @@ struct Gradients {
   using Real = typename Op::Scalar;
   std::vector<Real> dquery, dkey, dvalue, dextra;
   std::vector<Real> dbias;  // of problem.bias; empty when the bias is the mask's or not given
-  Op op;                 // of the parameters
+  Op op;                    // of the parameters
 };
 
 namespace detail {
@@ -319,4 +322,6 @@ template <class Op>
           read(taped.extra), read(taped.bias), detail::read_params(adjoint, op, taped_op)};
 }
 
-}  // namespace heed::inline HEED_ABI::reference
+}  // namespace reference
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -19,7 +19,9 @@
 #include <optional>
 #include <vector>
 
-namespace heed::inline HEED_ABI::reference {
+namespace heed {
+inline namespace HEED_ABI {
+namespace reference {
 
 // The inputs of one attention call, dense (batch, heads, len, dim).
 template <class S>
@@ -50,10 +52,9 @@ template <class Op>
 template <class U, class S>
 [[nodiscard]] Problem<U> cast_problem(const Problem<S>& problem) {
   const auto cast = [](const std::vector<S>& x) { return std::vector<U>(x.begin(), x.end()); };
-  return {problem.geometry,    cast(problem.query), cast(problem.key),
-          cast(problem.value), cast(problem.extra), cast(problem.bias),
-          problem.bias_shape,  problem.mask,        problem.scale,
-          problem.dropout};
+  return {problem.geometry,    cast(problem.query), cast(problem.key),  cast(problem.value),
+          cast(problem.extra), cast(problem.bias),  problem.bias_shape, problem.mask,
+          problem.scale,       problem.dropout};
 }
 
 // Gives the problem the parts of a mask of any type. Its bias is copied into problem.bias, so that
@@ -62,9 +63,10 @@ template <class S, class Real>
 void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
   std::optional<std::vector<double>> slopes;
   if (mask.slopes) slopes.emplace(mask.slopes->begin(), mask.slopes->end());
-  problem.mask = Mask<double>{mask.bands, mask.key_lengths, mask.allowed, {},
-                              mask.query_documents, mask.key_documents,
-                              std::move(slopes), mask.slope_align, double(mask.soft_cap)};
+  problem.mask =
+      Mask<double>{mask.bands,           mask.key_lengths,   mask.allowed,      {},
+                   mask.query_documents, mask.key_documents, std::move(slopes), mask.slope_align,
+                   double(mask.soft_cap)};
   problem.bias.clear();
   problem.bias_shape = mask.bias.shape();
   const Shape& s = problem.bias_shape;
@@ -110,8 +112,8 @@ template <class U, class Op>
   auto cast = cast_op<U>(op);
   if constexpr (Op::ScoreType::has_projection)
     require(cast.score.projection().shape() == op.score.projection().shape(),
-            "cast_op: the projection of the score has ", op.score.projection().size(),
-            " numbers, ", cast.score.projection().size(), " after the cast");
+            "cast_op: the projection of the score has ", op.score.projection().size(), " numbers, ",
+            cast.score.projection().size(), " after the cast");
   return cast;
 }
 
@@ -284,8 +286,8 @@ class MapScores {
       score = score - math::constant<S>(mask_.slope(h_)) * math::constant<S>(distance);
     }
     if (!problem_.bias.empty())
-      return score + problem_.bias[std::size_t(
-                         broadcast_row_begin(problem_.bias_shape, b_, h_, i_) + j)];
+      return score +
+             problem_.bias[std::size_t(broadcast_row_begin(problem_.bias_shape, b_, h_, i_) + j)];
     if (mask_.has_bias()) return score + math::constant<S>(mask_.bias_row(b_, h_, i_)[j]);
     return score;
   }
@@ -304,4 +306,6 @@ class MapScores {
   std::vector<std::optional<KeySide>> keys_;
 };
 
-}  // namespace heed::inline HEED_ABI::reference
+}  // namespace reference
+}  // namespace HEED_ABI
+}  // namespace heed

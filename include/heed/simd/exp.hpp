@@ -13,7 +13,8 @@
 #include <heed/core/scalar.hpp>
 #include <heed/simd/pack.hpp>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 inline constexpr double kLog2e = 1.4426950408889634074;
 inline constexpr double kLn2 = 0.69314718055994530942;
@@ -85,7 +86,8 @@ template <class Real>
 [[nodiscard]] inline Pack<Real> scale_by_power(Pack<Real> f, Pack<Real> rounded) {
   using Bits = typename Pack<Real>::Bits;
   const Pack<Real> p = mul_add(exp2_tail(f), f, Pack<Real>(Real(1)));
-  return typename Pack<Real>::Vector(Bits(p.v) + (Bits(rounded.v) << FloatLayout<Real>::mantissa_bits));
+  return typename Pack<Real>::Vector(Bits(p.v) +
+                                     (Bits(rounded.v) << FloatLayout<Real>::mantissa_bits));
 }
 
 // e^x where neither end overflows; log2(e) in two parts keeps the reduced argument exact.
@@ -115,7 +117,8 @@ namespace math {
 template <class Real>
 [[nodiscard]] inline Pack<Real> exp(Pack<Real> x, Lookup) {
   using L = detail::FloatLayout<Real>;
-  const Pack<Real> top = (L::bias - Real(1)) * Real(kLn2), bottom = -(L::bias - Real(1)) * Real(kLn2);
+  const Pack<Real> top = (L::bias - Real(1)) * Real(kLn2),
+                   bottom = -(L::bias - Real(1)) * Real(kLn2);
   const Pack<Real> inside = min(top, max(bottom, x));
   const Pack<Real> y = detail::exp_inside(inside);
   const Pack<Real> low = select(x < bottom, Pack<Real>(Real(0)), y);
@@ -160,8 +163,8 @@ template <class Real>
 
 // In four chains, so that an addition need not wait for the one before.
 template <class Real, class A, class B>
-[[nodiscard]] Pack<Real> dot_product(std::type_identity<Pack<Real>>, Index n, const A& a, const B& b,
-                                     Lookup) {
+[[nodiscard]] Pack<Real> dot_product(std::type_identity<Pack<Real>>, Index n, const A& a,
+                                     const B& b, Lookup) {
   constexpr Index chains = 4;
   Pack<Real> sums[chains] = {Real(0), Real(0), Real(0), Real(0)};
   Index i = 0;
@@ -180,10 +183,12 @@ template <class Real>
 }
 
 template <class Real>
-[[nodiscard]] inline Pack<Real> select(typename Pack<Real>::Mask mask, Pack<Real> a, Pack<Real> b, Lookup) {
+[[nodiscard]] inline Pack<Real> select(typename Pack<Real>::Mask mask, Pack<Real> a, Pack<Real> b,
+                                       Lookup) {
   return heed::select(mask, a, b);
 }
 
 }  // namespace math
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

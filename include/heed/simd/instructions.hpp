@@ -12,7 +12,8 @@
 #include <immintrin.h>
 #endif
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 #if defined(__AVX512F__)
 namespace detail {
@@ -110,4 +111,5 @@ template <class Mask>
 #endif
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

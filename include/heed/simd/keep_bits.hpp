@@ -22,11 +22,12 @@
 #include <array>
 #include <cstring>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Of the weights of an attention call.
 struct Dropout {
-  double rate = 0;         // in [0, 1): the share that becomes 0; the others are divided by 1 - rate
+  double rate = 0;  // in [0, 1): the share that becomes 0; the others are divided by 1 - rate
   std::uint64_t seed = 0;  // the same one drops the same pairs
   bool operator==(const Dropout&) const = default;
 
@@ -94,7 +95,8 @@ class Dropper {
     return {rate, Words(first), every_lane(std::uint32_t(key >> 32)), stride_of(kLanes<Real>)};
   }
   // One row per lane, those of vector `v` of the keys; column, column + 1, ... one after the other.
-  [[nodiscard]] static Dropper along_rows(double rate, const LaneKeys<Real>& keys, int v, Index column) {
+  [[nodiscard]] static Dropper along_rows(double rate, const LaneKeys<Real>& keys, int v,
+                                          Index column) {
     Words first, k1;
     std::memcpy(&first, keys.low.data() + v * kLanes<Real>, sizeof(first));
     std::memcpy(&k1, keys.high.data() + v * kLanes<Real>, sizeof(k1));
@@ -127,4 +129,5 @@ class Dropper {
   typename Pack<Real>::Mask keep_{};
 };
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

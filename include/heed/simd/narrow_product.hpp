@@ -12,7 +12,8 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // Up to this many queries these products are faster than a panel of one vector.
 template <class Real>
@@ -96,7 +97,8 @@ inline void mix_vectors(const Real* rows, Index stride, Index keys, const Real* 
 
 // out[key] = rows[key] . query, 0 behind the last key: `out` has room for whole vectors.
 template <class Real>
-void row_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* query, Real* out) {
+void row_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* query,
+              Real* out) {
   constexpr Index W = kLanes<Real>;
   for (Index j = 0; j < keys; j += W) {
     const Index count = std::min(W, keys - j);
@@ -156,4 +158,5 @@ void narrow_mix(const Real* rows, Index stride, Index keys, Index columns, const
     row_mix(rows, stride, keys, columns, weights + i, lanes, out + i, lanes);
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -12,7 +12,8 @@
 #include <limits>
 #include <type_traits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 #if defined(__AVX512F__)
 inline constexpr int kRegisterBytes = 64;
@@ -54,7 +55,8 @@ struct Register<double> {
 // W lanes of Real.
 template <class Real>
 struct Pack {
-  static_assert(std::is_same_v<Real, float> || std::is_same_v<Real, double>, "heed packs float or double");
+  static_assert(std::is_same_v<Real, float> || std::is_same_v<Real, double>,
+                "heed packs float or double");
   static constexpr int width = kRegisterBytes / int(sizeof(Real));
   using Vector = typename detail::Register<Real>::Vector;
   using Mask = typename detail::Register<Real>::Mask;
@@ -68,10 +70,12 @@ struct Pack {
   // Every lane holds the same number.
   Pack(Real scalar) : v(scalar - Vector{}) {}
   template <class U>
-    requires(std::is_arithmetic_v<U> && !std::is_same_v<U, Real>)
-  Pack(U scalar) : Pack(Real(scalar)) {}
+  requires(std::is_arithmetic_v<U> && !std::is_same_v<U, Real>) Pack(U scalar)
+      : Pack(Real(scalar)) {}
 
-  [[nodiscard]] static Pack load(const Real* p) { return Vector(*reinterpret_cast<const Unaligned*>(p)); }
+  [[nodiscard]] static Pack load(const Real* p) {
+    return Vector(*reinterpret_cast<const Unaligned*>(p));
+  }
   void store(Real* p) const { *reinterpret_cast<Unaligned*>(p) = v; }
   [[nodiscard]] static Pack iota() {
     Vector lanes;
@@ -80,10 +84,22 @@ struct Pack {
   }
   [[nodiscard]] Real lane(int i) const { return v[i]; }
 
-  Pack& operator+=(Pack o) { v += o.v; return *this; }
-  Pack& operator-=(Pack o) { v -= o.v; return *this; }
-  Pack& operator*=(Pack o) { v *= o.v; return *this; }
-  Pack& operator/=(Pack o) { v /= o.v; return *this; }
+  Pack& operator+=(Pack o) {
+    v += o.v;
+    return *this;
+  }
+  Pack& operator-=(Pack o) {
+    v -= o.v;
+    return *this;
+  }
+  Pack& operator*=(Pack o) {
+    v *= o.v;
+    return *this;
+  }
+  Pack& operator/=(Pack o) {
+    v /= o.v;
+    return *this;
+  }
   friend Pack operator+(Pack a, Pack b) { return a.v + b.v; }
   friend Pack operator-(Pack a, Pack b) { return a.v - b.v; }
   friend Pack operator*(Pack a, Pack b) { return a.v * b.v; }
@@ -155,4 +171,5 @@ template <class Real>
   return lanes[0];
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -14,7 +14,8 @@
 #include <algorithm>
 #include <limits>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 // The left operand: element (i, k) is data[i * row + k * depth]. It may come in segments of `period`
 // columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) * segment].
@@ -34,7 +35,8 @@ namespace detail {
 
 template <class Real, int Rows, int Vectors, Store S>
 [[gnu::always_inline]] inline void micro_kernel(Index depth, Broadcast<Real> a, const Real* b,
-                                                Index b_row, Real* c, Index c_row, Real* running_max) {
+                                                Index b_row, Real* c, Index c_row,
+                                                Real* running_max) {
   using Vector = typename Pack<Real>::Vector;
   constexpr int W = kLanes<Real>;
   Vector acc[Rows][Vectors];
@@ -81,8 +83,8 @@ template <int Vectors>
 inline constexpr int kMicroRows = Vectors >= 3 ? 6 : (kRegisters == 32 ? 12 : 6);
 
 template <class Real, int Vectors, Store S>
-[[gnu::noinline]] void gemm_vectors(Index rows, Index depth, Broadcast<Real> a, const Real* b, Index b_row,
-                                    Real* c, Index c_row, Real* running_max) {
+[[gnu::noinline]] void gemm_vectors(Index rows, Index depth, Broadcast<Real> a, const Real* b,
+                                    Index b_row, Real* c, Index c_row, Real* running_max) {
   constexpr int R = kMicroRows<Vectors>;
   const auto run = [&]<int Rows>() {
     micro_kernel<Real, Rows, Vectors, S>(depth, a, b, b_row, c, c_row, running_max);
@@ -93,7 +95,8 @@ template <class Real, int Vectors, Store S>
   // R and R - 1 rows cover any larger count; four rows would leave the load ports short of work.
   const Index tiles = (rows + R - 1) / R, short_tiles = tiles * R - rows;
   const bool even_split = short_tiles <= tiles;
-  for (Index n = even_split ? tiles - short_tiles : rows / R; n > 0; --n) run.template operator()<R>();
+  for (Index n = even_split ? tiles - short_tiles : rows / R; n > 0; --n)
+    run.template operator()<R>();
   if (even_split)
     while (rows > 0) run.template operator()<R - 1>();
   if constexpr (R > 8)
@@ -108,11 +111,13 @@ template <class Real, int Vectors, Store S>
 // C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
 // largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
 template <Store S, class Real>
-inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<Real> a, const Real* b, Index b_row,
-                       Real* c, Index c_row, Real* running_max = nullptr) {
+inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<Real> a, const Real* b,
+                       Index b_row, Real* c, Index c_row, Real* running_max = nullptr) {
   switch (vectors) {
-    case 1: return detail::gemm_vectors<Real, 1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    case 2: return detail::gemm_vectors<Real, 2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 1:
+      return detail::gemm_vectors<Real, 1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 2:
+      return detail::gemm_vectors<Real, 2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
     default: break;
   }
   if constexpr (kPanelVectors == 4) {
@@ -126,8 +131,8 @@ inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<Real> a, 
 // the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
 // readable up to the next multiple of W columns; C is touched in its own columns only.
 template <class Real>
-void gemm_add(Index rows, Index depth, Index columns, Broadcast<Real> a, const Real* b, Index b_row, Real* c,
-              Index c_row) {
+void gemm_add(Index rows, Index depth, Index columns, Broadcast<Real> a, const Real* b, Index b_row,
+              Real* c, Index c_row) {
   constexpr Index W = kLanes<Real>;
   Index done = 0;
   while (columns - done >= W) {
@@ -150,4 +155,5 @@ void gemm_add(Index rows, Index depth, Index columns, Broadcast<Real> a, const R
   }
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -9,7 +9,8 @@
 #include <new>
 #include <utility>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 template <class Real>
 class Scratch {
@@ -24,7 +25,9 @@ class Scratch {
                                                   std::align_val_t(alignment)))),
         capacity_(padded(count)) {}
   Scratch(Scratch&& other) noexcept
-      : memory_(std::exchange(other.memory_, nullptr)), capacity_(other.capacity_), used_(other.used_) {}
+      : memory_(std::exchange(other.memory_, nullptr)),
+        capacity_(other.capacity_),
+        used_(other.used_) {}
   Scratch& operator=(Scratch&& other) noexcept {
     std::swap(memory_, other.memory_);
     std::swap(capacity_, other.capacity_);
@@ -47,7 +50,8 @@ class Scratch {
   [[nodiscard]] Index used() const { return used_; }
 
  private:
-  static constexpr Index kMost = std::numeric_limits<Index>::max() / Index(sizeof(Real)) - Index(alignment);
+  static constexpr Index kMost =
+      std::numeric_limits<Index>::max() / Index(sizeof(Real)) - Index(alignment);
   // What take(count) consumes: whole cache lines.
   [[nodiscard]] static constexpr Index padded(Index count) {
     constexpr Index line = Index(alignment / sizeof(Real));
@@ -71,4 +75,5 @@ template <class Real, class Build>
   return counter.used();
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -9,7 +9,8 @@
 #include <algorithm>
 #include <utility>
 
-namespace heed::inline HEED_ABI {
+namespace heed {
+inline namespace HEED_ABI {
 
 namespace detail {
 
@@ -50,11 +51,12 @@ template <class Real>
 // hoisted out of a caller's loops, spill what they save.
 template <class Real>
 [[gnu::noinline]] void transpose_block(const Real* source, Index source_row, Real* destination,
-                            Index destination_row, Real factor) {
+                                       Index destination_row, Real factor) {
   constexpr int W = kLanes<Real>;
   Pack<Real> rows[W];
 #pragma GCC unroll 16
-  for (int i = 0; i < W; ++i) rows[i] = Pack<Real>::load(source + i * source_row) * Pack<Real>(factor);
+  for (int i = 0; i < W; ++i)
+    rows[i] = Pack<Real>::load(source + i * source_row) * Pack<Real>(factor);
   transpose_stages<Real, 1>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) rows[i].store(destination + i * destination_row);
@@ -64,8 +66,8 @@ template <class Real>
 
 // tile[c][r] = factor * source[r][c] for r < rows, 0 for rows <= r < lanes. lanes: multiple of W.
 template <class Real>
-void pack_lanes(const Real* source, Index source_row, Index rows, Index columns, Real* tile, Index lanes,
-                Real factor = Real(1)) {
+void pack_lanes(const Real* source, Index source_row, Index rows, Index columns, Real* tile,
+                Index lanes, Real factor = Real(1)) {
   constexpr Index W = kLanes<Real>;
   const Index full_rows = rows / W * W, full_columns = columns / W * W;
   for (Index r = 0; r < full_rows; r += W) {
@@ -77,7 +79,8 @@ void pack_lanes(const Real* source, Index source_row, Index rows, Index columns,
   }
   if (full_rows == lanes) return;
   for (Index c = 0; c < columns; ++c) {
-    for (Index r = full_rows; r < rows; ++r) tile[c * lanes + r] = factor * source[r * source_row + c];
+    for (Index r = full_rows; r < rows; ++r)
+      tile[c * lanes + r] = factor * source[r * source_row + c];
     for (Index r = rows; r < lanes; ++r) tile[c * lanes + r] = Real(0);
   }
 }
@@ -119,4 +122,5 @@ void add_unpacked_lanes(const Real* tile, Index lanes, Index rows, Index columns
     }
 }
 
-}  // namespace heed::inline HEED_ABI
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -21,9 +21,10 @@ struct Memory {
 template <class T, class Op>
 bool mixes(const heed::Variant<Op>& variant) {
   const heed::Geometry& g = variant.geometry;
-  Memory<T> query({1, g.query_heads, 1, g.dim_qk}, T(0.5)), key({1, g.kv_heads, 1, g.dim_qk}, T(0.25)),
-      value({1, g.kv_heads, 1, g.dim_v}, T(0.75)), out({1, g.heads, 1, g.dim_v}),
-      grad_out({1, g.heads, 1, g.dim_v}, T(1)), grad_value({1, g.kv_heads, 1, g.dim_v});
+  Memory<T> query({1, g.query_heads, 1, g.dim_qk}, T(0.5)),
+      key({1, g.kv_heads, 1, g.dim_qk}, T(0.25)), value({1, g.kv_heads, 1, g.dim_v}, T(0.75)),
+      out({1, g.heads, 1, g.dim_v}), grad_out({1, g.heads, 1, g.dim_v}, T(1)),
+      grad_value({1, g.kv_heads, 1, g.dim_v});
   Memory<T> extra({1, g.heads, 1, variant.op.extra_dim(g)});
   const heed::Inputs<T> in{query.view(), key.view(), value.view(),
                            extra.numbers.empty() ? heed::TensorView<T>{} : extra.view()};

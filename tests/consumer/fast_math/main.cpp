@@ -16,7 +16,9 @@ int main() {
   std::printf("plain %.6f, it must be %.6f\n", double(out[4]), plain);
   if (!(std::abs(out[4] - plain) < 1e-6)) return 1;
   // Resonance adds 0.3 sigmoid(8 (cos - 0.6)); the cosines are 1/sqrt(2) twice, and 1.
-  const auto gate = [](double cosine) { return std::exp(0.3 / (1 + std::exp(-8 * (cosine - 0.6)))); };
+  const auto gate = [](double cosine) {
+    return std::exp(0.3 / (1 + std::exp(-8 * (cosine - 0.6))));
+  };
   const double r1 = one * gate(std::sqrt(0.5)), r2 = two * gate(1.0);
   const double resonant = (r1 + r2) / (2 * r1 + r2);
   heed::forward(heed::Dar<float>{}, in, heed::causal<float>(), {out, shape});

@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <vector>
 
-std::vector<float> attend_base(const std::vector<float>& x, std::ptrdiff_t heads, std::ptrdiff_t dim);
-std::vector<float> attend_avx2(const std::vector<float>& x, std::ptrdiff_t heads, std::ptrdiff_t dim);
+std::vector<float> attend_base(const std::vector<float>& x, std::ptrdiff_t heads,
+                               std::ptrdiff_t dim);
+std::vector<float> attend_avx2(const std::vector<float>& x, std::ptrdiff_t heads,
+                               std::ptrdiff_t dim);
 
 int main() {
   const std::ptrdiff_t heads = 2, len = 37, dim = 16;
@@ -21,7 +23,8 @@ int main() {
   }
   const std::vector<float> wide = attend_avx2(x, heads, dim);
   float largest = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(base[i] - wide[i]));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    largest = std::max(largest, std::abs(base[i] - wide[i]));
   std::printf("largest difference %g\n", double(largest));
   return largest < 1e-5F && largest > 0 ? 0 : 1;  // 0: one of the two ran twice
 }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "measure.hpp"
+
+#include "memory_meter.hpp"
+#include "progress.hpp"
+#include "runner.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+namespace compare {
+
+namespace {
+
+constexpr char kBaseline[] = "sdpa";
+constexpr heed::Shape kGradientShape{1, 2, 24, 16};
+// Calls are repeated until one sample lasts this long.
+constexpr double kSampleSeconds = 0.01;
+
+[[nodiscard]] double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// One pass of one variant: what its timing needs and gathers.
+struct Pass {
+  void (Runner::*run)() = nullptr;
+  Index scratch_bytes = 0;
+  int calls = 1;                     // per sample
+  std::vector<double> samples = {};  // ms per call
+
+  void prepare(Runner& runner) {
+    (runner.*run)();  // buffers of the caller get their sizes
+    const double once = std::max(time_calls(runner, 1), 1e-9);
+    calls = int(std::clamp(std::ceil(kSampleSeconds / once), 1.0, 10'000.0));
+  }
+
+  void sample(Runner& runner) { samples.push_back(time_calls(runner, calls) * 1e3 / calls); }
+
+  // Seconds in all. Memory is the most of all calls: workers need not all be at work in each.
+  [[nodiscard]] double time_calls(Runner& runner, int count) {
+    const MemoryMeter meter;
+    const double start = seconds();
+    for (int i = 0; i < count; ++i) (runner.*run)();
+    const double elapsed = seconds() - start;
+    scratch_bytes = std::max(scratch_bytes, meter.peak_bytes());
+    return elapsed;
+  }
+
+  [[nodiscard]] double median() const {
+    std::vector<double> sorted = samples;
+    std::sort(sorted.begin(), sorted.end());
+    const std::size_t half = sorted.size() / 2;
+    return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  }
+};
+
+struct Timed {
+  Runner* runner;
+  Pass forward{&Runner::forward}, backward{&Runner::backward};
+};
+
+[[nodiscard]] Runners make_runners(Dtype dtype, const RunnerSetup& setup, const TextInput& text) {
+  return dtype == Dtype::float32 ? make_float_runners(setup, text)
+                                 : make_double_runners(setup, text);
+}
+
+// Rounds over all variants, each forward then backward; the peak is measured around every round.
+// Returns how many rounds there were.
+int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, double& peak,
+                Progress& progress) {
+  const double deadline = seconds() + settings.seconds_per_dtype();
+  const auto say = [&](const std::string& what, const Timed& one) {
+    progress.show(std::string(dtype_name(dtype)) + ": " + what + ", " + one.runner->name());
+  };
+  for (Timed& one : all) {
+    say("first calls", one);
+    one.forward.prepare(*one.runner);
+    one.backward.prepare(*one.runner);
+  }
+  int round = 0;
+  double longest = 0;
+  while (round < settings.min_rounds() ||
+         (round < settings.max_rounds() && seconds() + longest < deadline)) {
+    const double start = seconds();
+    ++round;
+    peak = std::max(peak, measure_peak(dtype, settings.threads));
+    for (Timed& one : all) {
+      say("round " + std::to_string(round) + " of " + std::to_string(settings.max_rounds()), one);
+      one.forward.sample(*one.runner);
+      one.backward.sample(*one.runner);
+    }
+    peak = std::max(peak, measure_peak(dtype, settings.threads));
+    longest = std::max(longest, seconds() - start);
+  }
+  return round;
+}
+
+// Backward in `dtype` against central differences of forward in double, at the same numbers.
+[[nodiscard]] std::map<std::string, double> gradient_errors(const Settings& settings, Dtype dtype,
+                                                            const std::string& text,
+                                                            Progress& progress) {
+  const TextInput input(text, kGradientShape.batch, kGradientShape.len, settings.seed);
+  const RunnerSetup setup{settings.variants, baseline_geometry(kGradientShape), settings.causal, 1,
+                          settings.seed};
+  const Runners checked = make_runners(dtype, setup, input);
+  const Runners twins = make_runners(Dtype::float64, setup, input);
+  heed::GradcheckOptions options;
+  options.max_entries_per_tensor = 32;
+  std::map<std::string, double> errors;
+  for (std::size_t i = 0; i < checked.size(); ++i) {
+    progress.show(std::string(dtype_name(dtype)) + ": gradients of " + checked[i]->name());
+    const GradientPoint point = checked[i]->gradient_point();
+    const auto loss = [&](const std::vector<std::vector<double>>& at) {
+      return twins[i]->loss(at);
+    };
+    errors[checked[i]->name()] =
+        heed::check_gradient_on<double>(loss, point.tensors, point.gradients, options).worst_error;
+  }
+  return errors;
+}
+
+// Pairs of a query and a key that it sees, over all batches and heads.
+[[nodiscard]] double visible_pairs(const Settings& settings) {
+  const heed::Shape& s = settings.shape;
+  const double len = double(s.len);
+  return double(s.batch) * double(s.heads) * (settings.causal ? len * (len + 1) / 2 : len * len);
+}
+
+[[nodiscard]] Record record_of(const Timed& one, const Pass& pass, const Pass& baseline,
+                               const char* pass_name, double flops) {
+  Record record;
+  record.variant = one.runner->name();
+  record.pass = pass_name;
+  record.ms = pass.median();
+  record.gflops = flops / record.ms * 1e-6;
+  record.ratio_to_baseline = record.ms / baseline.median();
+  record.scratch_bytes = pass.scratch_bytes;
+  record.settings = one.runner->settings();
+  return record;
+}
+
+void add_records(const std::vector<Timed>& all, const Settings& settings, Dtype dtype,
+                 const std::map<std::string, double>& errors, Comparison& comparison) {
+  const auto baseline = std::find_if(
+      all.begin(), all.end(), [](const Timed& one) { return one.runner->name() == kBaseline; });
+  const double product = 2 * visible_pairs(settings) * double(settings.shape.dim);
+  for (const Timed& one : all) {
+    const auto error = errors.find(one.runner->name());
+    if (error == errors.end()) continue;  // a baseline that was not asked for
+    for (Record record :
+         {record_of(one, one.forward, baseline->forward, "forward", 2 * product),
+          record_of(one, one.backward, baseline->backward, "backward", 5 * product)}) {
+      record.dtype = dtype;
+      record.peak_share = record.gflops / comparison.peak_gflops.at(dtype);
+      record.gradient_error = error->second;
+      comparison.records.push_back(record);
+    }
+  }
+}
+
+void compare_dtype(const Settings& settings, Dtype dtype, const std::string& text,
+                   Comparison& comparison, Progress& progress) {
+  const auto errors = gradient_errors(settings, dtype, text, progress);
+  progress.show(std::string(dtype_name(dtype)) + ": projecting the text");
+  std::vector<std::string> names = settings.variants;
+  if (std::find(names.begin(), names.end(), kBaseline) == names.end())
+    names.emplace_back(kBaseline);
+  const TextInput input(text, settings.shape.batch, settings.shape.len, settings.seed);
+  const Runners runners = make_runners(
+      dtype,
+      {names, baseline_geometry(settings.shape), settings.causal, settings.threads, settings.seed},
+      input);
+  std::vector<Timed> all;
+  for (const auto& runner : runners) all.push_back({runner.get()});
+  double& peak = comparison.peak_gflops[dtype];
+  comparison.rounds[dtype] = time_rounds(all, settings, dtype, peak, progress);
+  add_records(all, settings, dtype, errors, comparison);
+}
+
+}  // namespace
+
+Comparison run_comparison(const Settings& settings) {
+  const std::string text =
+      settings.text_file.empty() ? default_text() : read_text(settings.text_file);
+  Comparison comparison;
+  comparison.text_source = settings.text_file.empty() ? "built in" : settings.text_file;
+  comparison.text_bytes = Index(text.size());
+  comparison.gradient_shape = kGradientShape;
+  Progress progress;
+  for (const Dtype dtype : settings.dtypes)
+    compare_dtype(settings, dtype, text, comparison, progress);
+  return comparison;
+}
+
+void require_gradients(const Comparison& comparison) {
+  for (const Record& r : comparison.records) {
+    if (r.gradient_error <= gradient_bound(r.dtype)) continue;
+    char text[160];
+    std::snprintf(text, sizeof text,
+                  "the gradient check of %s in %s failed: the error is %.2g, it must be at most %g",
+                  r.variant.c_str(), dtype_name(r.dtype), r.gradient_error,
+                  gradient_bound(r.dtype));
+    throw std::runtime_error(text);
+  }
+}
+
+std::vector<LengthTime> time_shorter_texts(const Settings& settings) {
+  const std::string text =
+      settings.text_file.empty() ? default_text() : read_text(settings.text_file);
+  const Dtype dtype = settings.dtypes.front();
+  std::vector<LengthTime> times;
+  Progress progress;
+  for (const Index part : {4, 2}) {
+    Settings shorter = settings;
+    shorter.quick = true;
+    shorter.shape.len = settings.shape.len / part;
+    if (shorter.shape.len < 16) continue;
+    const TextInput input(text, shorter.shape.batch, shorter.shape.len, settings.seed);
+    const Runners runners = make_runners(dtype,
+                                         {settings.variants, baseline_geometry(shorter.shape),
+                                          settings.causal, settings.threads, settings.seed},
+                                         input);
+    std::vector<Timed> all;
+    for (const auto& runner : runners) all.push_back({runner.get()});
+    double peak = 0;
+    time_rounds(all, shorter, dtype, peak, progress);
+    for (const Timed& one : all) {
+      times.push_back({one.runner->name(), "forward", shorter.shape.len, one.forward.median()});
+      times.push_back({one.runner->name(), "backward", shorter.shape.len, one.backward.median()});
+    }
+  }
+  return times;
+}
+
+}  // namespace compare

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pictures.hpp"
+
+#include "../report/page.hpp"
+#include "../report/plots.hpp"
+#include "inner_view.hpp"
+#include "text_input.hpp"
+
+#include <algorithm>
+
+namespace compare {
+
+namespace {
+
+using heed_report::BarChart;
+using heed_report::HeatMap;
+using heed_report::LinePlot;
+using heed_report::Picture;
+using heed_report::Series;
+using heed_report::TextStrip;
+
+constexpr Index kMapTokens = 64, kStripTokens = 128;
+constexpr int kMostSteps = 12;
+
+[[nodiscard]] std::string counted(Index number, const char* what) {
+  return std::to_string(number) + what;
+}
+
+// A byte of the text as one character that can be seen, or a blank.
+[[nodiscard]] std::string visible(char c) {
+  if (c == '\n') return "\u21B5";
+  return c >= ' ' && c <= '~' ? std::string(1, c) : "\u00B7";
+}
+
+class Pictures {
+ public:
+  Pictures(const Settings& settings, const Comparison& comparison)
+      : settings_(settings),
+        comparison_(comparison),
+        text_(settings.text_file.empty() ? default_text() : read_text(settings.text_file)) {}
+
+  [[nodiscard]] std::vector<Picture> all() {
+    for (const Dtype dtype : settings_.dtypes) costs(dtype);
+    lengths();
+    if (has("dar")) resonance();
+    if (has("ode")) convergence();
+    if (has("dialectical")) tension();
+    return std::move(pictures_);
+  }
+
+ private:
+  // Is the variant, or one whose name begins so, among those compared?
+  [[nodiscard]] bool has(const std::string& name) const {
+    return std::any_of(settings_.variants.begin(), settings_.variants.end(),
+                       [&](const std::string& variant) { return variant.rfind(name, 0) == 0; });
+  }
+
+  void costs(Dtype dtype) {
+    const std::string type = dtype_name(dtype);
+    BarChart chart{
+        "cost_" + type,
+        "Time of a pass relative to plain attention, " + type,
+        "Medians of " + counted(comparison_.rounds.at(dtype), " rounds; less is faster."),
+        "time over that of sdpa",
+        {},
+        {{"forward", {}}, {"backward", {}}}};
+    for (const Record& r : comparison_.records) {
+      if (r.dtype != dtype) continue;
+      if (r.pass == "forward") chart.labels.push_back(r.variant);
+      chart.groups[r.pass == "forward" ? 0 : 1].values.push_back(r.ratio_to_baseline);
+    }
+    chart.reference = 1;
+    pictures_.push_back(draw(chart));
+  }
+
+  void lengths() {
+    std::vector<LengthTime> times = time_shorter_texts(settings_);
+    if (times.empty()) return;
+    const Dtype dtype = settings_.dtypes.front();
+    for (const Record& r : comparison_.records)
+      if (r.dtype == dtype) times.push_back({r.variant, r.pass, settings_.shape.len, r.ms});
+    for (const std::string pass : {"forward", "backward"}) {
+      LinePlot plot{"length_" + pass,
+                    "Time against length, " + pass + ", " + dtype_name(dtype),
+                    "The longest text from all rounds, the others from three.",
+                    {"tokens", true},
+                    {"ms per pass", true},
+                    {},
+                    true};
+      for (const std::string& variant : settings_.variants) {
+        Series series{variant, {}, {}};
+        for (const LengthTime& t : times)
+          if (t.variant == variant && t.pass == pass) {
+            series.x.push_back(double(t.len));
+            series.y.push_back(t.ms);
+          }
+        plot.series.push_back(std::move(series));
+      }
+      pictures_.push_back(draw(plot));
+    }
+  }
+
+  [[nodiscard]] std::string untrained() const {
+    return "First head on the first " +
+           counted(kMapTokens, " tokens; random projections, nothing is trained.");
+  }
+
+  void resonance() {
+    const ResonanceMaps maps = dar_maps(settings_, text_, kMapTokens);
+    const auto len = std::size_t(maps.len);
+    pictures_.push_back(
+        draw(HeatMap{"dar_weights", "Attention of dar: weight of each pair", untrained(),
+                     "key, token of the text", "query, token of the text", "weight", len, len,
+                     maps.weights, maps.hidden}));
+    pictures_.back().beside_next = true;
+    pictures_.push_back(draw(HeatMap{
+        "dar_resonance", "Resonance of dar: r of each pair", untrained(), "key, token of the text",
+        "query, token of the text", "resonance r", len, len, maps.resonance, maps.hidden}));
+  }
+
+  void convergence() {
+    Series series{"", {}, ode_residuals(settings_, text_, kMapTokens, kMostSteps)};
+    for (int steps = 1; steps <= kMostSteps; ++steps) series.x.push_back(steps);
+    pictures_.push_back(draw(LinePlot{
+        "ode_convergence",
+        "Convergence of the resonant flow (ode)",
+        "Mean over the rows of all heads, first " + counted(kMapTokens, " tokens, double."),
+        {"steps", false, true},
+        {"residual: largest change of a weight in the last step", true},
+        {series},
+        true}));
+  }
+
+  void tension() {
+    const DialecticalRows rows = dialectical_rows(settings_, text_, kStripTokens);
+    TextStrip strip{"dialectical",
+                    "Steps and tension of dialectical attention",
+                    "Here a row halts after " + std::to_string(rows.max_steps) +
+                        " steps, or when one moves it by less than " +
+                        heed_report::number_text(rows.halt_eps) +
+                        " of its length. First head; random weights, " + "nothing is trained.",
+                    "steps of each token",
+                    "tension of each token",
+                    {},
+                    rows.steps,
+                    rows.tension};
+    for (std::size_t i = 0; i < rows.steps.size(); ++i)
+      strip.characters.push_back(visible(text_[i % text_.size()]));
+    pictures_.push_back(draw(strip));
+  }
+
+  const Settings& settings_;
+  const Comparison& comparison_;
+  std::string text_;
+  std::vector<Picture> pictures_;
+};
+
+}  // namespace
+
+void write_pictures(const Settings& settings, const Machine& machine,
+                    const Comparison& comparison) {
+  if (settings.report_folder.empty()) return;
+  const heed::Shape& s = settings.shape;
+  heed_report::Page page;
+  page.title = "Variants of attention compared";
+  page.facts = {
+      {"machine", machine.name + ", " + counted(machine.cores, " cores")},
+      {"compiled", machine.compiler + ": " + machine.flags},
+      {"threads", std::to_string(settings.threads)},
+      {"shape", "sequences " + counted(s.batch, ", heads ") + counted(s.heads, ", tokens ") +
+                    counted(s.len, ", width ") + std::to_string(s.dim) +
+                    (settings.causal ? ", causal" : ", every token sees all")},
+      {"text", comparison.text_source + ", " + counted(comparison.text_bytes, " bytes")},
+      {"seed", std::to_string(settings.seed)}};
+  page.pictures = Pictures(settings, comparison).all();
+  heed_report::write_page(settings.report_folder, page);
+}
+
+}  // namespace compare

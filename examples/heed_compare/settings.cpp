@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include "runner.hpp"
+#include "training.hpp"
+
+#include "../program/options.hpp"
+#include "../report/page.hpp"
+
+#include <heed/core/parallel.hpp>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace compare {
+
+namespace {
+
+constexpr heed::Shape kShape{1, 4, 2048, 64};
+constexpr heed::Shape kQuickShape{1, 4, 512, 64};
+
+constexpr const char* kOutput =
+    "\nThe gradient check compares with central differences: up to 3e-6 passes in double, 1e-4 in "
+    "float.\n"
+    "Standard output has the table; standard error has a line of progress where it is a terminal.\n"
+    "bench/FORMATS.md describes the fields of --json and --csv and the files of --report.\n";
+
+// The words of the command line, not yet understood.
+struct Words {
+  std::string variants, shape, dtype = "both", threads = "0", seed = "1";
+};
+
+[[nodiscard]] std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> items(1);
+  for (const char c : text) {
+    if (c == ',')
+      items.emplace_back();
+    else
+      items.back() += c;
+  }
+  return items;
+}
+
+using heed_program::kMaxThreads;
+using heed_program::detail::read_number;
+
+[[nodiscard]] std::string joined(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+  return text;
+}
+
+// All there are; training has its controls first.
+[[nodiscard]] std::vector<std::string> known_names(bool trains) {
+  std::vector<std::string> names = trains ? training_controls() : std::vector<std::string>{};
+  for (std::string& name : variant_names()) names.push_back(std::move(name));
+  return names;
+}
+
+[[nodiscard]] std::vector<std::string> read_variants(const std::string& text,
+                                                     const std::vector<std::string>& known) {
+  const std::vector<std::string> asked = split(text);
+  for (const std::string& name : asked)
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known));
+  std::vector<std::string> chosen;
+  for (const std::string& name : known)
+    if (std::find(asked.begin(), asked.end(), name) != asked.end()) chosen.push_back(name);
+  return chosen;
+}
+
+[[nodiscard]] heed::Shape read_shape(const std::string& text) {
+  const std::vector<std::string> items = split(text);
+  Index n[4] = {};
+  bool good = items.size() == 4;
+  for (std::size_t i = 0; good && i < 4; ++i) good = read_number(items[i], n[i]) && n[i] >= 1;
+  if (!good)
+    throw UsageError("--shape is \"" + text +
+                     "\", it must be four positive whole numbers B,H,T,d such as 1,4,2048,64");
+  if (n[3] % 2 != 0)
+    throw UsageError("--shape has d = " + items[3] +
+                     ", it must be even: differential attention reads halves of a head");
+  return {n[0], n[1], n[2], n[3]};
+}
+
+// All variants together need about `tensors` arrays of the baseline's shape, in double.
+void require_memory(const heed::Shape& shape) {
+  constexpr double tensors = 32;
+  const double needed = tensors * 8 * double(shape.batch) * double(shape.heads) *
+                        double(shape.len) * double(shape.dim);
+  const double present = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  if (present > 0 && needed > present) {
+    char text[160];
+    std::snprintf(
+        text, sizeof text,
+        "--shape needs about %.1f GB of memory for all variants, this machine has %.1f GB",
+        needed * 1e-9, present * 1e-9);
+    throw UsageError(text);
+  }
+}
+
+[[nodiscard]] std::vector<Dtype> read_dtypes(const std::string& text) {
+  if (text == "float") return {Dtype::float32};
+  if (text == "double") return {Dtype::float64};
+  if (text == "both") return {Dtype::float32, Dtype::float64};
+  throw UsageError("--dtype is \"" + text + "\", it must be float, double or both");
+}
+
+[[nodiscard]] int read_threads(const std::string& text) {
+  int threads = -1;
+  if (!read_number(text, threads) || threads < 0 || threads > kMaxThreads)
+    throw UsageError("--threads is \"" + text + "\", it must be a whole number from 0 (OpenMP's " +
+                     "default) to " + std::to_string(kMaxThreads));
+  return heed::resolve_threads(threads);
+}
+
+[[nodiscard]] std::uint64_t read_seed(const std::string& text) {
+  std::uint64_t seed = 0;
+  if (!read_number(text, seed))
+    throw UsageError("--seed is \"" + text + "\", it must be a whole number from 0 to 2^64 - 1");
+  return seed;
+}
+
+void declare(CLI::App& app, Settings& settings, Words& words) {
+  app.set_help_flag("--help,-h", "Prints this help and ends");
+  app.set_version_flag("--version", "heed_compare " HEED_VERSION, "Prints the version and ends");
+  app.footer(std::string(heed_program::kExitCodes) + kOutput);
+  app.add_option(
+         "--variants", words.variants,
+         "Variants to compare, separated by commas (default: all): " + joined(variant_names()) +
+             "; with --train also the controls " + joined(training_controls()))
+      ->type_name("A,B,...");
+  app.add_option(
+         "--shape", words.shape,
+         "Batch, heads, tokens and width of a head; the width is even (default 1,4,2048,64; "
+         "with --quick 1,4,512,64)")
+      ->type_name("B,H,T,d");
+  app.add_flag("--causal", settings.causal, "Hides later tokens from earlier ones");
+  app.add_option("--threads", words.threads,
+                 "Number of threads, at most 1024 (default 0: OpenMP's own choice)")
+      ->type_name("N");
+  app.add_option("--dtype", words.dtype, "float, double or both (default both)")->type_name("TYPE");
+  app.add_flag("--quick", settings.quick,
+               "A short sequence and three rounds instead of five to nine");
+  app.add_option("--seed", words.seed, "Seed of embedding, projections and parameters (default 1)")
+      ->type_name("N");
+  app.add_option("--train", settings.train_steps,
+                 "Trains a small language model with each variant for so many steps, and compares "
+                 "their losses on the part of the text that is held out")
+      ->type_name("STEPS")
+      ->check(heed_program::whole(1, heed_program::kMaxSteps));
+  app.add_option("--seeds", settings.seeds,
+                 "Runs of each variant with --train, 1 to 1000 (default 1)")
+      ->type_name("N")
+      ->check(heed_program::whole(1, 1000));
+  const auto add_size = [&](const char* name, Index& size, const char* text) {
+    app.add_option(name, size, std::string(text) + " of the model that --train trains")
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(heed_program::whole(1, heed_program::kMaxSize));
+  };
+  add_size("--width", settings.model.width, "Width");
+  add_size("--heads", settings.model.heads, "Heads");
+  add_size("--depth", settings.model.depth, "Blocks");
+  add_size("--len", settings.model.len, "Tokens per sequence");
+  add_size("--batch", settings.model.batch, "Sequences per step");
+  app.add_option("--lr", settings.learning_rate, "Peak of the learning rate with --train")
+      ->type_name("X")
+      ->capture_default_str()
+      ->check(heed_program::number(0, 1e30));
+  app.add_option("--text", settings.text_file,
+                 "File whose bytes are the tokens, repeated as often as needed (default: a text "
+                 "inside the program)")
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
+  app.add_option(
+         "--then", settings.then_file,
+         "With --train: a second text that each model goes on with for as many steps; how much "
+         "of the first it forgets is told")
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
+  app.add_option("--json", settings.json_file,
+                 "Writes machine and records as JSON; - is standard "
+                 "output, and the table moves to standard error")
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
+  app.add_option("--csv", settings.csv_file, "Writes the records as CSV; - as for --json")
+      ->type_name("FILE")
+      ->check(heed_program::path_of("file"));
+  app.add_option("--report", settings.report_folder,
+                 "Writes report.html, a page of pictures, and each picture as SVG into this folder")
+      ->type_name("FOLDER")
+      ->check(heed_program::path_of("folder"));
+}
+
+// Options that say nothing about what is asked for.
+void note_unused(const CLI::App& app, bool trains) {
+  const std::vector<const char*> unused =
+      trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
+             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth",
+                                        "--len",   "--batch", "--lr"};
+  for (const char* option : unused)
+    if (app.count(option) > 0)
+      std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option,
+                   trains ? "with" : "without");
+}
+
+// Standard output is no file.
+[[nodiscard]] heed_program::NamedFile named(const char* option, const std::string& file) {
+  return {option, file == "-" ? "" : file};
+}
+
+void require_outputs(const Settings& settings) {
+  const heed_program::NamedFile json = named("--json", settings.json_file),
+                                csv = named("--csv", settings.csv_file);
+  const std::vector<heed_program::NamedFile> inputs = {{"--text", settings.text_file},
+                                                       {"--then", settings.then_file}};
+  if (!settings.json_file.empty() && settings.json_file == settings.csv_file)
+    throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
+  for (const heed_program::NamedFile& output : {json, csv}) {
+    heed_program::require_apart(output, inputs);
+    if (!output.path.empty()) heed_program::require_output(output.option, output.path);
+  }
+  if (!json.path.empty() && !csv.path.empty() && heed_program::same_file(json.path, csv.path))
+    throw UsageError("--json \"" + json.path + "\" and --csv \"" + csv.path + "\" name one file");
+  heed_program::require_pages_apart({"--report", settings.report_folder},
+                                    {inputs[0], inputs[1], json, csv});
+  if (settings.report_folder.empty()) return;
+  try {
+    heed_report::prepare_folder(settings.report_folder);
+  } catch (const std::runtime_error& error) {
+    throw UsageError(error.what());
+  }
+}
+
+}  // namespace
+
+ParsedCommandLine parse_command_line(int argc, char** argv) {
+  ParsedCommandLine parsed;
+  Settings& settings = parsed.settings;
+  Words words;
+  CLI::App app(
+      "Compares attention variants on real text: gradients, forward and backward time against the "
+      "machine's peak and the baseline sdpa, scratch memory.",
+      "heed_compare");
+  declare(app, settings, words);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    parsed.finished = true;
+    return parsed;
+  } catch (const CLI::CallForVersion& version) {
+    std::puts(version.what());
+    parsed.finished = true;
+    return parsed;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(std::string(error.what()) + "; --help lists the options");
+  }
+  const std::vector<std::string> known = known_names(settings.train_steps > 0);
+  settings.variants = app.count("--variants") > 0 ? read_variants(words.variants, known) : known;
+  settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
+                   : settings.quick         ? kQuickShape
+                                            : kShape;
+  settings.dtypes = read_dtypes(words.dtype);
+  settings.threads = read_threads(words.threads);
+  settings.seed = read_seed(words.seed);
+  if (app.count("--then") > 0 && settings.train_steps == 0)
+    throw UsageError("--then needs --train STEPS");
+  note_unused(app, settings.train_steps > 0);
+  if (settings.train_steps == 0) require_memory(settings.shape);
+  require_outputs(settings);
+  return parsed;
+}
+
+}  // namespace compare

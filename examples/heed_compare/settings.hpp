@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "../program/program.hpp"
+
+#include <heed/core/view.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace compare {
+
+using heed::Index;
+
+using heed_program::UsageError;
+
+enum class Dtype { float32, float64 };
+
+// As users write it, and as it stands in reports.
+[[nodiscard]] inline const char* dtype_name(Dtype dtype) {
+  return dtype == Dtype::float32 ? "float" : "double";
+}
+
+// The language model that --train trains with each variant.
+struct ModelSizes {
+  Index width = 128, heads = 4, depth = 3, len = 128, batch = 4;
+};
+
+// What to compare, and where the results go.
+struct Settings {
+  std::vector<std::string> variants;  // in the order of the list
+  heed::Shape shape;                  // (B, H, T, d) of the baseline
+  bool causal = false;
+  bool quick = false;
+  int threads = 1;
+  std::vector<Dtype> dtypes;
+  std::uint64_t seed = 1;
+  Index train_steps = 0;        // 0: nothing is trained
+  int seeds = 1;                // seed, seed + 1, ...
+  double learning_rate = 2e-3;  // its peak
+  ModelSizes model;
+  std::string text_file, then_file;  // empty: not given
+  std::string json_file, csv_file;   // empty: not given; "-": standard output
+  std::string report_folder;         // of the page of pictures; empty: not given
+
+  // Rounds of timings: at least `min_rounds`, more while the time for one dtype is not used up.
+  [[nodiscard]] int min_rounds() const { return quick ? 3 : 5; }
+  [[nodiscard]] int max_rounds() const { return quick ? 3 : 9; }
+  [[nodiscard]] double seconds_per_dtype() const { return 50; }
+};
+
+// Settings of the command line; nothing remains to be done when `finished` (the help was printed).
+struct ParsedCommandLine {
+  Settings settings;
+  bool finished = false;
+};
+
+// Throws UsageError.
+[[nodiscard]] ParsedCommandLine parse_command_line(int argc, char** argv);
+
+}  // namespace compare

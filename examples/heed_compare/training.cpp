@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training.hpp"
+
+#include "../heed_lm/text_data.hpp"
+#include "../heed_lm/training.hpp"
+#include "progress.hpp"
+#include "text_input.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/models/attention_by_name.hpp>
+#include <heed/models/layer_measures.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace compare {
+
+namespace {
+
+namespace nn = heed::nn;
+using heed_lm::ModelConfig;
+
+// The baseline with the usual MLP of four widths, whatever the others have.
+constexpr const char* kUnmatched = "sdpa-4x";
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// A text in characters if it is UTF-8, else in bytes.
+[[nodiscard]] std::unique_ptr<heed_lm::Tokenizer> tokenizer_for(const std::string& text) {
+  try {
+    return std::make_unique<heed_lm::CharacterTokenizer>(heed_lm::alphabet_of(text));
+  } catch (const std::invalid_argument&) {
+    return std::make_unique<heed_lm::ByteTokenizer>();
+  }
+}
+
+class Trainer {
+ public:
+  // Throws UsageError where the text cannot be used.
+  explicit Trainer(const Settings& settings) : settings_(settings) {
+    try {
+      open(settings);
+    } catch (const std::exception& error) {
+      throw UsageError(error.what());
+    }
+  }
+
+  [[nodiscard]] std::string description() const {
+    return source_->description() + ", vocabulary " + std::to_string(vocabulary_);
+  }
+
+  // The width of the MLP that brings a variant to `wanted` parameters, or next to it.
+  [[nodiscard]] Index matched_hidden(const std::string& name, Index wanted) const {
+    ModelConfig config = config_of(name, 1);
+    const Index own = parameters(config);
+    ++config.hidden;
+    const Index each = parameters(config) - own;
+    return config.hidden - 1 + (wanted - own + each / 2) / each;
+  }
+  [[nodiscard]] Index parameters(const ModelConfig& config) const {
+    heed_lm::Model model = heed_lm::make_model(config);
+    return nn::count_weights<float>(model);
+  }
+  [[nodiscard]] ModelConfig config_of(const std::string& name, std::uint64_t seed) const {
+    ModelConfig config;
+    config.variant = name == kUnmatched ? "sdpa" : name;
+    config.vocabulary = vocabulary_;
+    config.width = settings_.model.width;
+    config.heads = settings_.model.heads;
+    config.depth = settings_.model.depth;
+    config.len = settings_.model.len;
+    config.hidden = 4 * config.width;
+    config.seed = seed;
+    return config;
+  }
+
+  // Trains one seed; adds to `result`.
+  void run(const ModelConfig& config, TrainedVariant& result, std::vector<double>& speeds,
+           Progress& progress) const {
+    heed_lm::Run run;
+    run.config = config;
+    run.model = std::make_unique<heed_lm::Model>(heed_lm::make_model(config));
+    heed_report::Curve* curve = result.losses.empty() ? &result.curve : nullptr;
+    double speed = 0;
+    bool sound = train_on(*source_, run, result.name, progress, curve, speed);
+    speeds.push_back(speed);
+    result.skipped += run.skipped;
+    result.losses.push_back(sound ? loss_on(*source_, run) : kNone);
+    result.measures.clear();
+    sound = sound && std::isfinite(result.losses.back());
+    if (sound) result.measures = measures_of(*run.model);
+    if (!second_) return;
+    if (sound) {
+      sound = train_on(*second_, run, result.name + ", second text", progress, nullptr, speed);
+      result.skipped += run.skipped;
+    }
+    result.second.push_back(sound ? loss_on(*second_, run) : kNone);
+    result.forgotten.push_back(sound ? loss_on(*source_, run) : kNone);
+  }
+
+ private:
+  void open(const Settings& settings) {
+    const std::string text =
+        settings.text_file.empty() ? default_text() : read_text(settings.text_file);
+    const std::string then =
+        settings.then_file.empty() ? "" : read_text(settings.then_file, "--then");
+    const auto tokenizer = tokenizer_for(text + then);
+    vocabulary_ = tokenizer->vocab_size();
+    heed_lm::DataSettings data;
+    data.len = settings.model.len;
+    source_ = heed_lm::make_text_source(tokenizer->encode(text), data);
+    if (!then.empty()) second_ = heed_lm::make_text_source(tokenizer->encode(then), data);
+  }
+
+  // From fresh moments and a fresh schedule. False where it ended early, as numbers were not finite. `speed`: tokens
+  // per second; the losses go to `curve`, if any.
+  [[nodiscard]] bool train_on(const heed_lm::DataSource& source, heed_lm::Run& run,
+                              const std::string& name, Progress& progress,
+                              heed_report::Curve* curve, double& speed) const {
+    run.step = run.skipped = 0;
+    run.optimiser = heed::nn::AdamW<float>();
+    run.train.steps = settings_.train_steps;
+    run.train.warmup = std::min<Index>(100, settings_.train_steps / 10);
+    run.train.batch = settings_.model.batch;
+    run.train.seed = run.config.seed;
+    run.train.learning_rate = settings_.learning_rate;
+    heed_lm::Watch watch;
+    watch.on_step = [&](const heed_lm::Report& r) {
+      speed = r.tokens_per_second;
+      if (curve != nullptr && !r.skipped) curve->add(double(r.step), r.loss);
+      progress.show(name + ", seed " + std::to_string(run.config.seed) + ": step " +
+                    std::to_string(r.step) + " of " + std::to_string(r.steps));
+    };
+    try {
+      heed_lm::train(run, source, settings_.threads, watch);
+      return true;
+    } catch (const heed_lm::NotFinite&) {
+      return false;
+    }
+  }
+  [[nodiscard]] double loss_on(const heed_lm::DataSource& source, heed_lm::Run& run) const {
+    nn::Context<float> context = evaluation();
+    return heed_lm::evaluate(*run.model, context, source, run.train.batch);
+  }
+  [[nodiscard]] nn::Context<float> evaluation() const {
+    nn::Context<float> context;
+    context.threads = settings_.threads;
+    return context;
+  }
+
+  // Scalars that the ops have learnt and what the layers do with the first held-out rows: means over layers.
+  [[nodiscard]] std::map<std::string, double> measures_of(heed_lm::Model& model) const {
+    std::map<std::string, std::pair<double, int>> sums;
+    const auto note = [&](const std::string& name, double value) {
+      sums[name].first += value;
+      ++sums[name].second;
+    };
+    model.visit(nn::Visitor<float>(
+        [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+          if (value.size() == 1) note(name.substr(name.rfind('.') + 1), double(value[0]));
+        }));
+    nn::Context<float> context = evaluation();
+    const heed_lm::Batch rows = source_->validation_batch(0, settings_.model.batch);
+    (void)model.loss(context, rows.rows, rows.inputs, rows.targets);
+    for (auto& block : model.blocks())
+      for (const auto& [name, value] : nn::measures_of(block.attention(), rows.rows))
+        note(name, value);
+    std::map<std::string, double> means;
+    for (const auto& [name, sum] : sums) means[name] = sum.first / sum.second;
+    return means;
+  }
+
+  const Settings& settings_;
+  Index vocabulary_ = 0;
+  std::unique_ptr<heed_lm::DataSource> source_, second_;
+};
+
+}  // namespace
+
+bool TrainedVariant::all_finite() const {
+  const auto finite = [](const std::vector<double>& x) {
+    return std::all_of(x.begin(), x.end(), [](double loss) { return std::isfinite(loss); });
+  };
+  return finite(losses) && finite(second) && finite(forgotten);
+}
+
+std::vector<std::string> training_controls() {
+  std::vector<std::string> names = {kUnmatched};
+  for (std::string& name : nn::extra_attention_names()) names.push_back(std::move(name));
+  return names;
+}
+
+TrainingComparison compare_training(const Settings& settings,
+                                    const std::function<void(const std::string&)>& on_start,
+                                    const std::function<void(const TrainedVariant&)>& on_variant) {
+  const Trainer trainer(settings);
+  Index largest = 0;
+  for (const std::string& name : settings.variants)
+    largest = std::max(largest, trainer.parameters(trainer.config_of(name, 1)));
+  TrainingComparison comparison;
+  comparison.data = trainer.description();
+  on_start(comparison.data);
+  for (const std::string& name : settings.variants) {
+    TrainedVariant result;
+    result.name = name;
+    ModelConfig config = trainer.config_of(name, 1);
+    if (name != kUnmatched) config.hidden = trainer.matched_hidden(name, largest);
+    result.hidden = config.hidden;
+    result.parameters = trainer.parameters(config);
+    std::vector<double> speeds;
+    {
+      Progress progress;
+      for (int seed = 0; seed < settings.seeds; ++seed) {
+        config.seed = settings.seed + std::uint64_t(seed);
+        trainer.run(config, result, speeds, progress);
+      }
+    }
+    std::sort(speeds.begin(), speeds.end());
+    result.tokens_per_second = speeds[speeds.size() / 2];
+    on_variant(result);
+    comparison.variants.push_back(std::move(result));
+  }
+  return comparison;
+}
+
+}  // namespace compare

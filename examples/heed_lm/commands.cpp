@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands.hpp"
+
+#include "bpe_tokenizer.hpp"
+#include "finite.hpp"
+#include "resume.hpp"
+#include "run_report.hpp"
+
+#include "../program/program.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/models/weights_file.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+
+namespace heed_lm {
+
+namespace {
+
+namespace nn = heed::nn;
+using heed_program::as_usage;
+
+std::atomic<bool> interrupted{false};
+
+// While it lives, Ctrl-C, SIGTERM and SIGHUP ask training to stop; a Ctrl-C after that ends the program. The other
+// two may come together, when a session ends, and ask once. A SIGHUP that was ignored before (nohup) stays so.
+class InterruptGuard {
+ public:
+  InterruptGuard() {
+    interrupted = false;
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) {
+      old_[i] = std::signal(kSignals[i], [](int number) {
+        if (interrupted.exchange(true) && number == SIGINT) std::_Exit(128 + SIGINT);
+      });
+      if (kSignals[i] == SIGHUP && old_[i] == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+    }
+  }
+  ~InterruptGuard() {
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) std::signal(kSignals[i], old_[i]);
+  }
+  InterruptGuard(const InterruptGuard&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  void (*old_[std::size(kSignals)])(int);
+};
+
+[[nodiscard]] std::string duration(double seconds) {
+  const long whole = std::lround(std::max(0.0, seconds));
+  char text[32];
+  std::snprintf(text, sizeof text, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+  return text;
+}
+
+// A line per validation; on a terminal one more that is drawn again ten times a second.
+class TrainingLog {
+ public:
+  TrainingLog() = default;
+  TrainingLog(const TrainingLog&) = delete;
+  ~TrainingLog() { clear(); }
+
+  void step(const Report& r) {
+    last_ = r;
+    if (r.skipped) ++skipped_;
+    const auto now = Clock::now();
+    if (terminal_ && now - drawn_ >= std::chrono::milliseconds(100)) {
+      std::fprintf(stderr, "\r\033[Kstep %td/%td  loss %s  %.0f tokens/s  %s left", r.step, r.steps,
+                   loss_text(r.loss).c_str(), r.tokens_per_second,
+                   duration(r.seconds_left).c_str());
+      std::fflush(stderr);
+      drawn_ = now;
+      dirty_ = true;
+    }
+  }
+  void evaluation(Index step, double loss) {
+    clear();
+    std::printf("step %td  training %s  validation %s  %.0f tokens/s\n", step,
+                loss_text(last_.loss).c_str(), loss_text(loss).c_str(), last_.tokens_per_second);
+    std::fflush(stdout);
+  }
+  void fault(const std::string& text) {
+    clear();
+    std::fprintf(stderr, "heed_lm: %s\n", text.c_str());
+  }
+  // Of this run, after its end.
+  void skipped_steps() {
+    if (skipped_ > 1) fault(std::to_string(skipped_) + " steps were skipped in all");
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void clear() {
+    if (dirty_) std::fputs("\r\033[K", stderr);
+    dirty_ = false;
+  }
+  bool terminal_ = heed_program::draws(STDERR_FILENO), dirty_ = false;
+  Index skipped_ = 0;
+  Report last_;
+  Clock::time_point drawn_;
+};
+
+// Nothing without --report.
+[[nodiscard]] std::optional<RunReport> open_report(const TrainCommand& command) {
+  if (command.report.empty()) return {};
+  return as_usage([&] { return RunReport(command.report, "Training of a language model"); });
+}
+
+void describe(RunReport& report, const Run& run, const DataSource& data) {
+  const ModelConfig& c = run.config;
+  report.fact("model", c.variant + ", " + std::to_string(nn::count_weights<float>(*run.model)) +
+                           " parameters");
+  report.fact("shape", "width " + std::to_string(c.width) + ", heads " + std::to_string(c.heads) +
+                           ", blocks " + std::to_string(c.depth) + ", tokens " +
+                           std::to_string(c.len));
+  report.fact("training", "sequences per step " + std::to_string(run.train.batch) + ", seed " +
+                              std::to_string(run.train.seed));
+  report.fact("data", data.description());
+}
+
+// Throws UsageError unless everything can be written, and nothing over what is read.
+void require_outputs(const TrainCommand& command) {
+  const DataSettings& d = command.data;
+  std::vector<heed_program::NamedFile> files = {{"--text", d.text},
+                                                {"--instructions", d.instructions},
+                                                {"--vocab", d.vocab},
+                                                {"--merges", d.merges},
+                                                {"--gpt2", command.gpt2}};
+  const heed_program::NamedFile out{"--out", command.out};
+  heed_program::require_apart(out, files);
+  if (!out.path.empty()) heed_program::require_output(out.option, out.path);
+  if (out.path != command.resume) files.push_back({"--resume", command.resume});
+  files.push_back(out);
+  heed_program::require_pages_apart({"--report", command.report}, files);
+}
+
+// The run that the command starts or goes on with, and the data that fit its tokenizer.
+struct Prepared {
+  Run run;
+  std::unique_ptr<DataSource> data;
+};
+
+[[nodiscard]] Prepared prepare(TrainCommand& command) {
+  heed::require(command.resume.empty() || command.gpt2.empty(),
+                "--resume and --gpt2 were given; it must be one of them");
+  Prepared p;
+  if (!command.resume.empty()) {
+    p.run = load_run(command.resume);
+    require_finite(p.run, command.resume);
+    require_same_settings(command, p.run);
+    if (command.given.contains("--steps")) p.run.train.steps = command.train.steps;
+    command.data.seed = p.run.train.seed;
+    command.data.len = p.run.train.len > 0 ? p.run.train.len : p.run.config.len;
+  } else if (!command.gpt2.empty()) {
+    p.run = run_from_gpt2(command.gpt2, command.model, make_tokenizer(command.data));
+    require_finite(p.run, command.gpt2);
+    require_same_settings(command, p.run);
+    p.run.train = command.train;
+    command.data.len = p.run.train.len = std::min(command.data.len, p.run.config.len);
+  } else {
+    p.run.tokenizer = make_tokenizer(command.data);
+    p.run.config = command.model;
+    p.run.config.vocabulary = p.run.tokenizer->vocab_size();
+    p.run.config.len = command.data.len;
+    p.run.train = command.train;
+    p.run.model = std::make_unique<Model>(make_model(p.run.config));
+  }
+  p.data = open_data(command.data, *p.run.tokenizer);
+  heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
+                ": it was trained on other data than this, or another part was held out");
+  heed::require(p.run.step < p.run.train.steps, command.resume, ": step ", p.run.step, " of ",
+                p.run.train.steps, " is done; --steps must be more to go on");
+  p.run.data = p.data->fingerprint();
+  return p;
+}
+
+// A model's config and tokenizer, from a checkpoint or from a GPT-2 with its vocabulary.
+[[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
+                           const std::string& merges) {
+  const bool gpt2 = is_gpt2_file(checkpoint);
+  heed::require(!gpt2 || (!vocab.empty() && !merges.empty()), checkpoint,
+                ": a GPT-2 of Hugging Face needs --vocab and --merges");
+  Run run = gpt2 ? run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges))
+                 : load_run(checkpoint);
+  require_finite(run, checkpoint);
+  return run;
+}
+
+// Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
+[[nodiscard]] bool is_parameter(const std::string& name,
+                                const std::optional<nn::GptOptions>& gpt2) {
+  if (!gpt2) return !name.starts_with("adamw.");
+  return !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") &&
+         !(gpt2->tied && name == "lm_head.weight");
+}
+
+// What the attention layers say of the last rows they saw: steps, tension, residual, ...
+void print_reports(Model& model) {
+  Index number = 0;
+  for (auto& block : model.blocks()) {
+    std::string line;
+    char part[64];
+    for (const auto& [name, mean] : block.attention().diagnostics()) {
+      std::snprintf(part, sizeof part, "  %s %.4g", name.c_str(), mean);
+      line += part;
+    }
+    if (!line.empty()) std::printf("block %td%s\n", number, line.c_str());
+    ++number;
+  }
+}
+
+}  // namespace
+
+int run_train(TrainCommand command) {
+  const bool known = std::ranges::count(model_names(), command.model.variant) > 0;
+  heed::require(known, "--variant is ", command.model.variant, "; --help lists the variants");
+  if (command.out.empty()) command.out = command.resume;
+  require_outputs(command);
+  Prepared p = as_usage([&] { return prepare(command); });
+  Run& run = p.run;
+  std::optional<RunReport> report = open_report(command);
+  if (report) describe(*report, run, *p.data);
+  std::printf("%s, %td parameters; %s\n", run.config.variant.c_str(),
+              nn::count_weights<float>(*run.model), p.data->description().c_str());
+  std::fflush(stdout);
+  const InterruptGuard guard;
+  // A run that leaves files does not end with the reader of its lines; main() says so in the end.
+  if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
+  TrainingLog log;
+  Index saved = -1;  // step of the last checkpoint
+  Watch watch;
+  watch.evaluate_every = command.evaluate_every;
+  watch.save_every = command.save_every;
+  watch.on_step = [&](const Report& r) {
+    log.step(r);
+    if (report) report->step(r);
+  };
+  watch.on_evaluation = [&](Index step, double loss) {
+    log.evaluation(step, loss);
+    if (!report) return;
+    report->evaluation(step, loss);
+    report->write();
+  };
+  watch.on_fault = [&](const std::string& text) { log.fault(text); };
+  watch.stop = [] { return interrupted.load(); };
+  if (!command.out.empty())
+    watch.on_save = [&] {
+      save_run(run, command.out);
+      saved = run.step;
+    };
+  try {
+    train(run, *p.data, command.threads, watch);
+  } catch (const NotFinite& error) {
+    if (report) report->write();
+    const std::string file = saved >= 0 ? command.out + " holds step " + std::to_string(saved)
+                             : command.out.empty() || command.out != command.resume
+                                 ? "nothing was saved"
+                                 : command.out + " is as it was";
+    throw NotFinite(error.what() + ("; " + file));
+  }
+  log.skipped_steps();
+  if (report) report->write();
+  if (interrupted && run.step < run.train.steps) {
+    std::printf("stopped after step %td of %td; ", run.step, run.train.steps);
+    if (command.out.empty())
+      std::puts("nothing was saved");
+    else
+      std::printf("--resume %s goes on from here:\n%s\n",
+                  heed_program::shell_word(command.out).c_str(), resuming_command(command).c_str());
+  }
+  return report && report->failed() ? 1 : 0;
+}
+
+int run_eval(const EvalCommand& command) {
+  const Run run = as_usage(
+      [&] { return open_run(command.checkpoint, command.data.vocab, command.data.merges); });
+  DataSettings settings = command.data;
+  settings.len = run.config.len;
+  const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
+  nn::Context<float> context;
+  context.threads = command.threads;
+  const double loss = evaluate(*run.model, context, *data, command.batch);
+  if (!std::isfinite(loss))
+    throw std::runtime_error(command.checkpoint + ": the loss is not finite");
+  std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(),
+              loss, std::exp(loss));
+  if (run.data != 0 && run.data != data->fingerprint())
+    std::puts("not the data that it was trained on, or another part of it was held out");
+  print_reports(*run.model);
+  return 0;
+}
+
+int run_generate(const GenerateCommand& command) {
+  require_sampling(command.sampling);
+  const Run run =
+      as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
+  Sampling sampling = command.sampling;
+  sampling.window = run.config.len;
+  const std::string start =
+      command.prompt ? *command.prompt : run.tokenizer->token(text_start(*run.tokenizer));
+  const std::vector<Index> prompt = run.tokenizer->encode(start);
+  heed::require(!prompt.empty(), "--prompt is \"\", it must hold a token at least");
+  nn::Context<float> context;
+  context.threads = command.threads;
+  StreamDecoder decoder(*run.tokenizer);
+  const auto say = [](const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return std::fflush(stdout) == 0;
+  };
+  (void)say(start);
+  generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
+    if (id == run.tokenizer->end_of_text()) return false;
+    return say(decoder.push(id));
+  });
+  (void)say(decoder.finish() + "\n");
+  return 0;
+}
+
+int run_info(const std::string& path) {
+  using heed::printable;
+  const auto file = as_usage([&] { return heed::io::SafetensorsIndex::read(path); });
+  for (const auto& [key, value] : file.metadata())
+    std::printf("%s: %s%s\n", printable(key).c_str(), printable(value.substr(0, 300)).c_str(),
+                value.size() > 300 ? " ..." : "");
+  std::optional<nn::GptOptions> gpt2;
+  if (nn::Gpt2File::is_gpt2(file)) gpt2 = as_usage([&] { return nn::Gpt2File(path).options(); });
+  Index total = 0;
+  for (const auto& [name, info] : file.tensors()) {
+    if (is_parameter(name, gpt2))
+      total += Index((info.end - info.begin) / heed::io::dtype_width(info.dtype));
+    std::printf("%-4s %-44s %s\n", info.dtype.c_str(), printable(name).c_str(),
+                nn::detail::shape_text(info.shape).c_str());
+  }
+  std::printf("%td parameters\n", total);
+  if (gpt2)
+    std::printf("GPT-2: vocabulary %td, width %td, heads %td, depth %td, positions %td\n",
+                gpt2->vocabulary, gpt2->width, gpt2->heads, gpt2->depth, gpt2->max_len);
+  return 0;
+}
+
+}  // namespace heed_lm

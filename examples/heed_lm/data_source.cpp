@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "data_source.hpp"
+
+#include "bpe_tokenizer.hpp"
+#include "instructions.hpp"
+#include "parens.hpp"
+#include "text_data.hpp"
+#include "text_file.hpp"
+
+#include <heed/core/error.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+namespace heed_lm {
+
+namespace {
+
+// FNV-1a over whole numbers.
+[[nodiscard]] std::uint64_t hash_of(std::span<const Index> numbers) {
+  std::uint64_t hash = 0xCBF29CE484222325u;
+  for (const Index n : numbers) hash = (hash ^ std::uint64_t(n)) * 0x100000001B3u;
+  return hash;
+}
+
+class TextSource final : public DataSource {
+ public:
+  TextSource(std::vector<Index> tokens, const DataSettings& settings)
+      : fingerprint_(hash_of(tokens)), data_(std::move(tokens), settings.len, settings.held_out) {
+    fingerprint_ = fingerprint_ * 31 + std::uint64_t(data_.training_tokens());
+  }
+  [[nodiscard]] Batch training_batch(Index rows, std::uint64_t seed,
+                                     std::uint64_t step) const override {
+    return data_.training_batch(rows, seed, step);
+  }
+  [[nodiscard]] Index validation_rows() const override { return data_.validation_windows(); }
+  [[nodiscard]] Batch validation_batch(Index first, Index rows) const override {
+    return data_.validation_batch(first, rows);
+  }
+  [[nodiscard]] std::string description() const override {
+    std::ostringstream out;
+    out << data_.training_tokens() << " tokens for training, " << data_.validation_tokens()
+        << " held out";
+    return out.str();
+  }
+  [[nodiscard]] std::uint64_t fingerprint() const override { return fingerprint_; }
+
+ private:
+  std::uint64_t fingerprint_;
+  TextData data_;
+};
+
+// The last examples of the file are held out; the others are taken in a new order each epoch.
+class InstructionSource final : public DataSource {
+ public:
+  InstructionSource(const std::vector<Instruction>& examples, const Tokenizer& tokenizer,
+                    const DataSettings& settings)
+      : data_(examples, tokenizer, settings.len) {
+    const Index held =
+        std::max<Index>(1, Index(std::llround(settings.held_out * double(data_.count()))));
+    training_ = data_.count() - held;
+    heed::require(training_ > 0, settings.instructions, ": ", data_.count(),
+                  " examples; there must be at least 2, one of them held out");
+    fingerprint_ = std::uint64_t(training_);
+    for (Index i = 0; i < data_.count(); ++i) {
+      const Index one[] = {i};
+      const Batch batch = data_.batch(one);
+      fingerprint_ = fingerprint_ * 31 + hash_of(batch.inputs);
+    }
+  }
+  [[nodiscard]] Batch training_batch(Index rows, std::uint64_t seed,
+                                     std::uint64_t step) const override {
+    const std::uint64_t count = std::uint64_t(training_), first = step * std::uint64_t(rows);
+    std::vector<Index> chosen, order;
+    for (std::uint64_t number = first; number < first + std::uint64_t(rows); ++number) {
+      if (order.empty() || number % count == 0)
+        order = example_order(training_, seed, number / count);
+      chosen.push_back(order[std::size_t(number % count)]);
+    }
+    return data_.batch(chosen);
+  }
+  [[nodiscard]] Index validation_rows() const override { return data_.count() - training_; }
+  [[nodiscard]] Batch validation_batch(Index first, Index rows) const override {
+    std::vector<Index> chosen;
+    for (Index r = first; r < std::min(first + rows, validation_rows()); ++r)
+      chosen.push_back(training_ + r);
+    return data_.batch(chosen);
+  }
+  [[nodiscard]] std::string description() const override {
+    std::ostringstream out;
+    out << training_ << " examples for training, " << validation_rows() << " held out, "
+        << data_.cut_count() << " cut";
+    return out.str();
+  }
+  [[nodiscard]] std::uint64_t fingerprint() const override { return fingerprint_; }
+
+ private:
+  InstructionData data_;
+  Index training_ = 0;
+  std::uint64_t fingerprint_ = 0;
+};
+
+// Validation examples have numbers that training does not reach.
+class ParenthesesSource final : public DataSource {
+ public:
+  explicit ParenthesesSource(const DataSettings& settings)
+      : seed_(settings.seed), task_(settings.seed, 6, settings.len) {}
+  [[nodiscard]] Batch training_batch(Index rows, std::uint64_t, std::uint64_t step) const override {
+    return task_.batch(step * std::uint64_t(rows), rows);
+  }
+  [[nodiscard]] Index validation_rows() const override { return 256; }
+  [[nodiscard]] Batch validation_batch(Index first, Index rows) const override {
+    return task_.batch(kValidation + std::uint64_t(first),
+                       std::min(rows, validation_rows() - first));
+  }
+  [[nodiscard]] std::string description() const override { return "balanced parentheses"; }
+  [[nodiscard]] std::uint64_t fingerprint() const override { return seed_; }
+
+ private:
+  static constexpr std::uint64_t kValidation = std::uint64_t(1) << 62;
+  std::uint64_t seed_;
+  ParenthesesTask task_;
+};
+
+void require_one_source(const DataSettings& s) {
+  const int given = int(!s.text.empty()) + int(!s.instructions.empty()) + int(!s.task.empty());
+  heed::require(given == 1, "data: ", given,
+                " sources were given; it must be one of --text, --instructions and --task");
+  heed::require(s.task.empty() || s.task == "parens", "--task is ", s.task, ", it must be parens");
+}
+
+[[nodiscard]] std::string read_some_text(const std::string& path) {
+  std::string text = read_text_file(path);
+  heed::require(!text.empty(), "--text ", path, ": the file is empty");
+  return text;
+}
+
+// What is wrong with a text is said with its name.
+template <class F>
+auto about_text(const std::string& path, const char* advice, F&& f) {
+  try {
+    return f();
+  } catch (const std::invalid_argument& error) {
+    heed::fail("--text ", path, ": ", error.what(), advice);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
+  require_one_source(s);
+  if (!s.task.empty()) return std::make_unique<CharacterTokenizer>(kParenthesesAlphabet);
+  heed::require(s.vocab.empty() == s.merges.empty(), "--vocab and --merges go together; ",
+                s.vocab.empty() ? "--vocab" : "--merges", " is missing");
+  const std::string name = !s.tokenizer.empty() ? s.tokenizer
+                           : !s.vocab.empty()   ? "gpt2"
+                           : s.text.empty()     ? "bytes"
+                                                : "characters";
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  if (name == "characters") {
+    heed::require(!s.text.empty(), "--tokenizer characters takes its alphabet from --text");
+    const std::string text = read_some_text(s.text);
+    return about_text(s.text, "; --tokenizer bytes reads any file",
+                      [&] { return std::make_unique<CharacterTokenizer>(alphabet_of(text)); });
+  }
+  heed::require(name == "gpt2", "--tokenizer is ", name, ", it must be bytes, characters or gpt2");
+  heed::require(!s.vocab.empty(), "--tokenizer gpt2 needs --vocab and --merges");
+  return read_bpe_tokenizer(s.vocab, s.merges);
+}
+
+std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& tokenizer) {
+  require_one_source(s);
+  if (!s.task.empty()) return std::make_unique<ParenthesesSource>(s);
+  if (!s.instructions.empty())
+    return std::make_unique<InstructionSource>(read_instructions(s.instructions), tokenizer, s);
+  const std::string text = read_some_text(s.text);
+  return about_text(s.text, "", [&] { return make_text_source(tokenizer.encode(text), s); });
+}
+
+std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens,
+                                             const DataSettings& settings) {
+  return std::make_unique<TextSource>(std::move(tokens), settings);
+}
+
+}  // namespace heed_lm

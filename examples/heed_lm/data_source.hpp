@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Where batches come from: a text, instructions, or the parentheses task.
+
+#include "text_batch.hpp"
+#include "tokenizer.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace heed_lm {
+
+class DataSource {
+ public:
+  virtual ~DataSource() = default;
+  // A function of seed and step alone.
+  [[nodiscard]] virtual Batch training_batch(Index rows, std::uint64_t seed,
+                                             std::uint64_t step) const = 0;
+  // Rows of the hold-out, none of which training sees; rows first, first + 1, ... of validation_rows().
+  [[nodiscard]] virtual Index validation_rows() const = 0;
+  [[nodiscard]] virtual Batch validation_batch(Index first, Index rows) const = 0;
+  // One line for people, and a number that changes with the data and with what of it is held out.
+  [[nodiscard]] virtual std::string description() const = 0;
+  [[nodiscard]] virtual std::uint64_t fingerprint() const = 0;
+};
+
+struct DataSettings {
+  std::string text, instructions, task;  // one of them: a file, a file, "parens"
+  std::string tokenizer;                 // bytes, characters or gpt2; empty: characters, or gpt2 if
+                                         // files are given
+  std::string vocab, merges;             // of gpt2
+  Index len = 256;
+  double held_out = 0.1;
+  std::uint64_t seed = 1;
+};
+
+// The tokenizer that the settings ask for; a text's own alphabet for characters.
+[[nodiscard]] std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);
+[[nodiscard]] std::unique_ptr<DataSource> open_data(const DataSettings& settings,
+                                                    const Tokenizer& tokenizer);
+
+// Of tokens that are at hand; `len` and `held_out` of the settings are read.
+[[nodiscard]] std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens,
+                                                           const DataSettings& settings);
+
+}  // namespace heed_lm

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Small language models with any variant of attention: training, evaluation, text, and what a file holds.
+//
+// Exit code  0 done, 1 the work could not be finished, 2 options or input that cannot be used.
+
+#include "../program/options.hpp"
+#include "../program/program.hpp"
+#include "commands.hpp"
+
+namespace {
+
+using namespace heed_lm;
+using heed_program::kMaxSize;
+using heed_program::kMaxSteps;
+using heed_program::number;
+using heed_program::path_of;
+using heed_program::whole;
+
+constexpr double kAny = heed_program::kMaxReal;
+
+// Adds options to one command, each with the name of its value, its range and its default.
+class Options {
+ public:
+  explicit Options(CLI::App& app) : app_(app) {}
+
+  void file(const char* name, std::string& value, const char* text,
+            const char* kind = "FILE") const {
+    app_.add_option(name, value, text)
+        ->type_name(kind)
+        ->check(path_of(std::string(kind) == "FILE" ? "file" : "folder"));
+  }
+  void required_file(const char* name, std::string& value, const char* text) const {
+    app_.add_option(name, value, text)->type_name("")->required()->check(path_of("file"));
+  }
+  void size(const char* name, Index& value, const char* text, Index least = 1,
+            Index most = kMaxSize) const {
+    app_.add_option(name, value, text)
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(whole(least, most));
+  }
+  void real(const char* name, double& value, const char* text, double most = kAny) const {
+    app_.add_option(name, value, text)
+        ->type_name("X")
+        ->capture_default_str()
+        ->check(number(0, most));
+  }
+  void seed(std::uint64_t& value, const char* text) const {
+    app_.add_option("--seed", value, text)
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(heed_program::seed());
+  }
+  void threads(int& value) const {
+    app_.add_option("--threads", value, "Number of threads, at most 1024; 0: OpenMP's own choice")
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(whole(0, heed_program::kMaxThreads));
+  }
+  void word(const char* name, std::string& value, const char* text) const {
+    app_.add_option(name, value, text)->type_name("NAME");
+  }
+
+ private:
+  CLI::App& app_;
+};
+
+void add_data(CLI::App& app, DataSettings& data) {
+  const Options o(app);
+  o.file("--text", data.text, "Text to learn, the last part held out");
+  o.file("--instructions", data.instructions, "Instructions with answers, JSON lines");
+  o.word("--task", data.task, "parens: balanced parentheses, made as they are needed");
+  o.word(
+      "--tokenizer", data.tokenizer,
+      "bytes, characters or gpt2 (default: gpt2 with --vocab, characters with --text, else bytes)");
+  o.file("--vocab", data.vocab, "GPT-2's vocab.json");
+  o.file("--merges", data.merges, "GPT-2's merges.txt");
+  o.real("--held-out", data.held_out, "Part of the data that validation keeps, from 0 to below 1",
+         1);
+}
+
+void add_model(CLI::App& app, TrainCommand& c) {
+  const Options o(app);
+  std::string names;
+  for (const std::string& name : model_names()) names += (names.empty() ? "" : ", ") + name;
+  app.add_option("--variant", c.model.variant,
+                 "Attention in the frame of GPT-2, or a stack with its own: " + names)
+      ->type_name("NAME")
+      ->capture_default_str();
+  o.size("--width", c.model.width, "Width, a multiple of the heads");
+  o.size("--heads", c.model.heads, "Heads");
+  o.size("--depth", c.model.depth, "Number of blocks");
+  o.size("--hidden", c.model.hidden,
+         "Width inside of the MLP; 0: four times the width, dialectical-lm twice", 0);
+  o.size("--len", c.data.len, "Tokens of a sequence");
+  o.real("--dropout", c.model.dropout, "Of embeddings and blocks, from 0 to below 1", 1);
+  o.real("--attention-dropout", c.model.attention_dropout,
+         "Of the attention's weights, from 0 to below 1", 1);
+  app.add_flag("--untied{false}", c.model.tied, "A head of its own beside the embedding");
+  app.add_flag("--no-mask{false}", c.model.causal,
+               "dialectical-lm without its mask, as in its source");
+}
+
+void add_train(CLI::App& app, TrainCommand& c) {
+  const Options o(app);
+  add_data(app, c.data);
+  add_model(app, c);
+  o.size("--batch", c.train.batch, "Sequences per step");
+  o.size("--steps", c.train.steps, "Steps in all, those of a resumed run included", 1, kMaxSteps);
+  o.size("--warmup", c.train.warmup, "Steps until the learning rate has its peak", 0, kMaxSteps);
+  o.real("--lr", c.train.learning_rate, "Peak of the learning rate");
+  o.real("--weight-decay", c.train.weight_decay, "Of matrices, per unit of the learning rate");
+  o.real("--clip", c.train.clip, "Largest norm of a gradient; 0: any");
+  o.seed(c.train.seed, "Of weights, batches and dropout");
+  o.file("--out", c.out, "Checkpoint to write (default: that of --resume)");
+  o.file("--resume", c.resume,
+         "Checkpoint to go on from, with its model and settings, which other options may not "
+         "contradict; --steps "
+         "may be raised, data are named again");
+  o.file("--gpt2", c.gpt2, "model.safetensors of a Hugging Face GPT-2 to start from");
+  o.file("--report", c.report,
+         "Writes report.html, a page of pictures, and each picture as SVG into this folder",
+         "FOLDER");
+  o.size("--eval-every", c.evaluate_every,
+         "Steps from one validation to the next; 0: at the end only", 0, kMaxSteps);
+  o.size("--save-every", c.save_every, "Steps from one checkpoint to the next; 0: at the end only",
+         0, kMaxSteps);
+  o.threads(c.threads);
+}
+
+void add_eval(CLI::App& app, EvalCommand& c) {
+  const Options o(app);
+  o.required_file("checkpoint", c.checkpoint, "Of heed_lm train, or a Hugging Face GPT-2");
+  add_data(app, c.data);
+  o.size("--batch", c.batch, "Sequences at a time");
+  o.threads(c.threads);
+}
+
+void add_generate(CLI::App& app, GenerateCommand& c) {
+  const Options o(app);
+  o.required_file("checkpoint", c.checkpoint, "Of heed_lm train, or a Hugging Face GPT-2");
+  app.add_option("--prompt", c.prompt,
+                 "Text to go on with (default: a line break; where the model has none, a space or "
+                 "its first token)")
+      ->type_name("TEXT");
+  o.size("--tokens", c.tokens, "At most so many", 0, kMaxSteps);
+  o.real("--temperature", c.sampling.temperature, "0: always the likeliest token");
+  o.size("--top-k", c.sampling.top_k, "Of the likeliest tokens only; 0: all", 0, kMaxSteps);
+  o.real("--top-p", c.sampling.top_p,
+         "Of the likeliest tokens with this probability, from above 0 to 1", 1);
+  o.seed(c.sampling.seed, "Of the draws");
+  o.file("--vocab", c.vocab, "GPT-2's vocab.json, for a Hugging Face GPT-2");
+  o.file("--merges", c.merges, "GPT-2's merges.txt, for a Hugging Face GPT-2");
+  o.threads(c.threads);
+}
+
+// The four commands and what was said about each.
+class CommandLine {
+ public:
+  CommandLine() {
+    app_.set_help_flag("--help,-h", "Prints this help and ends");
+    app_.set_version_flag("--version", "heed_lm " HEED_VERSION, "Prints the version and ends");
+    app_.require_subcommand(1);
+    app_.footer(std::string("heed_lm COMMAND --help lists the options of a command.\n\n") +
+                heed_program::kExitCodes + kOutput);
+    for (CLI::App* command : {train_app_, eval_app_, generate_app_, info_app_})
+      command->footer(std::string(heed_program::kExitCodes) + kOutput);
+    add_train(*train_app_, train_);
+    add_eval(*eval_app_, eval_);
+    add_generate(*generate_app_, generate_);
+    Options(*info_app_).required_file("file", file_, "Safetensors");
+  }
+
+  int run(int argc, char** argv) {
+    require_command(argc, argv);
+    train_.program = argv[0];
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+      std::fputs(app_.help().c_str(), stdout);
+      return 0;
+    } catch (const CLI::CallForVersion& version) {
+      std::puts(version.what());
+      return 0;
+    } catch (const CLI::ParseError& error) {
+      throw heed_program::UsageError(std::string(error.what()) + "; --help lists the options");
+    }
+    return run_command();
+  }
+
+ private:
+  static constexpr const char* kOutput =
+      "\nStandard output has the results, a line each; progress is a line on standard error where "
+      "that is a\n"
+      "terminal. bench/FORMATS.md describes the lines, the page of --report and checkpoints.\n";
+
+  // CLI11 says of a wrong command that one is required.
+  void require_command(int argc, char** argv) const {
+    const std::string word = argc > 1 ? argv[1] : "";
+    if (word.rfind("-", 0) == 0) return;
+    for (const CLI::App* command : {train_app_, eval_app_, generate_app_, info_app_})
+      if (word == command->get_name()) return;
+    throw heed_program::UsageError(
+        "the command is \"" + word +
+        "\", it must be train, eval, generate or info; --help says more");
+  }
+  int run_command() {
+    if (*train_app_) {
+      for (const CLI::Option* option : train_app_->get_options())
+        if (option->count() > 0) train_.given[option->get_name()] = option->results().back();
+      train_.data.seed = train_.model.seed = train_.train.seed;
+      return run_train(train_);
+    }
+    if (*eval_app_) return run_eval(eval_);
+    if (*generate_app_) return run_generate(generate_);
+    return run_info(file_);
+  }
+
+  CLI::App app_{"Small language models with any variant of attention", "heed_lm"};
+  CLI::App* train_app_ = app_.add_subcommand("train", "Trains a model, or goes on training one");
+  CLI::App* eval_app_ =
+      app_.add_subcommand("eval", "Loss on the part of the data that was held out");
+  CLI::App* generate_app_ = app_.add_subcommand("generate", "Goes on with a text");
+  CLI::App* info_app_ = app_.add_subcommand("info", "What a file of weights holds");
+  TrainCommand train_;
+  EvalCommand eval_;
+  GenerateCommand generate_;
+  std::string file_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return heed_program::run("heed_lm", [&] { return CommandLine().run(argc, argv); });
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_config.hpp"
+
+#include "../program/limits.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/models/attention_by_name.hpp>
+#include <heed/models/initialise.hpp>
+#include <heed/models/source_stacks.hpp>
+
+#include <algorithm>
+
+namespace heed_lm {
+
+namespace {
+
+namespace nn = heed::nn;
+
+// f(member, the same of GptOptions)
+template <class Config, class Options, class F>
+void for_each_option(Config& c, Options& o, F&& f) {
+  f(c.vocabulary, o.vocabulary);
+  f(c.width, o.width);
+  f(c.heads, o.heads);
+  f(c.depth, o.depth);
+  f(c.len, o.max_len);
+  f(c.hidden, o.hidden);
+  f(c.tied, o.tied);
+  f(c.dropout, o.dropout);
+  f(c.attention_dropout, o.attention_dropout);
+}
+
+// The MLP's columns in widths.
+[[nodiscard]] Index dialectical_factor(const ModelConfig& c) {
+  return c.hidden > 0 ? std::max<Index>(1, c.hidden / c.width) : 2;
+}
+[[nodiscard]] Model make_dialectical(const ModelConfig& c) {
+  return nn::make_dialectical_lm<float>(c.vocabulary, c.width, c.width / c.heads, c.len,
+                                        dialectical_factor(c), {}, c.causal);
+}
+template <nn::ExtraSource gate>
+[[nodiscard]] Model make_qkvi(const ModelConfig& c) {
+  return nn::make_qkvi_lm<float>(c.gpt_options(), gate);
+}
+[[nodiscard]] Model make_ode(const ModelConfig& c) {
+  return nn::make_ode_lm<float>(c.gpt_options());
+}
+
+struct Stack {
+  const char* name;
+  Model (*make)(const ModelConfig&);
+};
+constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
+                             {"qkvi-from-q", make_qkvi<nn::ExtraSource::from_query>},
+                             {"qkvi-calculated", make_qkvi<nn::ExtraSource::calculated>},
+                             {"ode-lm", make_ode},
+                             {kDialecticalLm, make_dialectical}};
+
+[[nodiscard]] const Stack* find_stack(const std::string& name) {
+  const auto* found = std::find_if(std::begin(kStacks), std::end(kStacks),
+                                   [&](const Stack& stack) { return name == stack.name; });
+  return found == std::end(kStacks) ? nullptr : found;
+}
+
+[[nodiscard]] Model make_gpt(const ModelConfig& c) {
+  return nn::make_gpt<float>(c.gpt_options(), [&](Index layer) {
+    return nn::attention_by_name<float>(c.variant, c.width, c.heads, layer, c.prototypes, c.seed);
+  });
+}
+
+// Columns of the MLP.
+[[nodiscard]] Index hidden_of(const ModelConfig& c) {
+  if (c.variant == kDialecticalLm) return dialectical_factor(c) * c.width;
+  return c.hidden > 0 ? c.hidden : 4 * c.width;
+}
+
+[[nodiscard]] Model make_untrained(const ModelConfig& c) {
+  const Stack* stack = find_stack(c.variant);
+  return stack != nullptr ? stack->make(c) : make_gpt(c);
+}
+
+[[nodiscard]] std::string list_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+// By how many rows of its width a small model of the same kind grows with `size`.
+[[nodiscard]] Index rows_per(const ModelConfig& c, Index ModelConfig::*size) {
+  ModelConfig small = c;
+  small.vocabulary = small.depth = small.len = small.prototypes = 1;
+  small.width = 8;
+  small.heads = 2;
+  small.hidden = 8;
+  const auto numbers = [&] {
+    Model model = make_untrained(small);
+    Index count = 0;
+    const auto add = [&](const std::string&, heed::Param<float>& p, auto&...) {
+      count += p.size();
+    };
+    model.visit(nn::Visitor<float>(add));
+    model.visit_state(nn::StateVisitor<float>(add));
+    return count;
+  };
+  const Index before = numbers();
+  small.*size += 1;
+  return (numbers() - before) / small.width;
+}
+
+}  // namespace
+
+void ModelConfig::take(const nn::GptOptions& options) {
+  for_each_option(*this, options, [](auto& own, const auto& theirs) { own = theirs; });
+}
+
+nn::GptOptions ModelConfig::gpt_options() const {
+  nn::GptOptions options;
+  for_each_option(*this, options, [](const auto& own, auto& theirs) { theirs = own; });
+  options.activation = nn::activation_named(activation);
+  return options;
+}
+
+std::vector<std::string> stack_names() {
+  std::vector<std::string> names;
+  for (const Stack& stack : kStacks) names.push_back(stack.name);
+  return names;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names = nn::attention_names();
+  for (const std::string& name : nn::extra_attention_names()) names.push_back(name);
+  for (const std::string& stack : stack_names()) names.push_back(stack);
+  return names;
+}
+
+bool has_own_frame(const std::string& variant) { return find_stack(variant) != nullptr; }
+
+void require_usable(const ModelConfig& c) {
+  const auto at_least = [](const char* name, Index value, Index least) {
+    heed::require(value >= least, name, " is ", value, ", it must be at least ", least);
+  };
+  at_least("vocabulary", c.vocabulary, 1);
+  at_least("width", c.width, 1);
+  at_least("heads", c.heads, 1);
+  at_least("depth", c.depth, 1);
+  at_least("len", c.len, 1);
+  at_least("hidden", c.hidden, 0);
+  at_least("prototypes", c.prototypes, 1);
+  for (const auto& [name, value] : {std::pair{"width", c.width},
+                                    {"heads", c.heads},
+                                    {"depth", c.depth},
+                                    {"len", c.len},
+                                    {"hidden", c.hidden},
+                                    {"prototypes", c.prototypes}})
+    heed::require(value <= heed_program::kMaxSize, name, " is ", value, ", it must be at most ",
+                  heed_program::kMaxSize);
+  const std::vector<std::string> names = model_names();
+  heed::require(std::ranges::count(names, c.variant) > 0,
+                "variant: ", c.variant.size() > 80 ? c.variant.substr(0, 80) + "..." : c.variant,
+                " is no variant; there are ", list_of(names));
+  heed::require(c.width % c.heads == 0, "width is ", c.width, ", it must be a multiple of heads, ",
+                c.heads);
+  for (const auto& [name, part] :
+       {std::pair{"dropout", c.dropout}, {"attention_dropout", c.attention_dropout}}) {
+    heed::require(part >= 0 && part < 1, name, " is ", part, ", it must lie in [0, 1)");
+    heed::require(part == 0 || c.variant != kDialecticalLm, name, " is ", part, ", ",
+                  kDialecticalLm, " has none; it must be 0");
+  }
+  heed::require(c.causal || c.variant == kDialecticalLm, "causal is false for ", c.variant,
+                ", only ", kDialecticalLm, " can do without its mask");
+}
+
+double least_numbers(const ModelConfig& c) {
+  const double width = double(c.width), hidden = double(hidden_of(c));
+  // Every block of GPT-2's frame projects its attention's rows with a square matrix.
+  const double square = c.variant == kDialecticalLm ? 0 : width;
+  const double blocks = c.variant == kDialecticalLm ? 1 : double(c.depth);
+  const auto rows = [&](Index ModelConfig::*size) {
+    return double(rows_per(c, size)) * double(c.*size);
+  };
+  return width * (rows(&ModelConfig::vocabulary) + rows(&ModelConfig::len) +
+                  blocks * (square + 2 * hidden + rows(&ModelConfig::prototypes)));
+}
+
+Model make_model(const ModelConfig& config) {
+  require_usable(config);
+  Model model = make_untrained(config);
+  nn::initialise(model, config.seed);
+  return model;
+}
+
+}  // namespace heed_lm

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a model is made from, as the command line and checkpoints have it.
+
+#include <heed/models/gpt.hpp>
+
+#include <string>
+#include <vector>
+
+namespace heed_lm {
+
+using heed::Index;
+using Model = heed::nn::LanguageModel<float>;
+
+// The source's one-block model.
+inline constexpr const char* kDialecticalLm = "dialectical-lm";
+
+struct ModelConfig {
+  std::string variant = "sdpa";  // of model_names()
+  Index vocabulary = 0, width = 256, heads = 4, depth = 4, len = 256;
+  Index hidden = 0;  // of the MLP; 0: four times the width, dialectical-lm twice
+  Index prototypes = 16;
+  bool tied = true, causal = true;
+  std::string activation = "gelu";
+  double dropout = 0;            // of the embeddings and of what each block adds
+  double attention_dropout = 0;  // of the attention's weights
+  std::uint64_t seed = 1;        // of the first weights
+
+  template <class Self, class F>
+  static void for_each_field(Self& c, F&& f) {
+    f("variant", c.variant);
+    f("vocabulary", c.vocabulary);
+    f("width", c.width);
+    f("heads", c.heads);
+    f("depth", c.depth);
+    f("len", c.len);
+    f("hidden", c.hidden);
+    f("prototypes", c.prototypes);
+    f("tied", c.tied);
+    f("causal", c.causal);
+    f("activation", c.activation);
+    f("dropout", c.dropout);
+    f("attention_dropout", c.attention_dropout);
+    f("seed", c.seed);
+  }
+
+  // What it shares with a GPT-2 stack, the activation aside.
+  void take(const heed::nn::GptOptions& options);
+  [[nodiscard]] heed::nn::GptOptions gpt_options() const;
+};
+
+// Stacks with a frame of their own; and before them the attentions that GPT-2's frame takes.
+[[nodiscard]] std::vector<std::string> stack_names();
+[[nodiscard]] std::vector<std::string> model_names();
+[[nodiscard]] bool has_own_frame(const std::string& variant);
+
+// Throws std::invalid_argument unless each setting can be used; makes nothing.
+void require_usable(const ModelConfig& config);
+// Numbers (weights, and what layers keep beside them) that a model of usable settings has at the least, without
+// making it: within a factor of 16 of what it has.
+[[nodiscard]] double least_numbers(const ModelConfig& config);
+
+// With its first weights.
+[[nodiscard]] Model make_model(const ModelConfig& config);
+
+}  // namespace heed_lm

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training.hpp"
+
+#include <heed/nn/not_finite.hpp>
+#include <heed/nn/schedule.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+namespace heed_lm {
+
+namespace {
+
+namespace nn = heed::nn;
+
+[[nodiscard]] Index count_targets(const Batch& batch) {
+  return Index(batch.targets.size()) -
+         std::count(batch.targets.begin(), batch.targets.end(), kNoTarget);
+}
+
+// Matrices decay; biases, norms and the scalars of ops do not.
+[[nodiscard]] bool decays(const std::string&, const heed::Param<float>& weight) {
+  return weight.shape().size() >= 2;
+}
+
+// One step at the optimiser's present rate, or none. Returns what kept it from being taken, null: nothing.
+[[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch,
+                                    double& loss) {
+  Model& model = *run.model;
+  nn::clear_gradients<float>(model);
+  try {
+    loss = model.gradient(context, batch.rows, batch.inputs, batch.targets);
+  } catch (
+      const nn::NotFinite&) {  // keys that a memory is to learn; the rows behind them have no loss
+    loss = std::numeric_limits<double>::quiet_NaN();
+  }
+  if (!std::isfinite(loss)) return "the loss is not finite";
+  // The norm is summed in double, which no gradient in float overflows: it is finite if all of them are.
+  const double bound =
+      run.train.clip > 0 ? run.train.clip : std::numeric_limits<double>::infinity();
+  if (!std::isfinite(nn::clip_gradients<float>(model, bound))) return "the gradient is not finite";
+  if (!run.optimiser.step_if_finite(context, model))
+    return "the weights would not be finite after it";
+  return nullptr;
+}
+
+// Of the first rows that are held out: a short look at whether a model gives numbers at all.
+[[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
+                                      const DataSource& data, Index batch) {
+  const bool training = std::exchange(context.training, false);
+  const Batch rows = data.validation_batch(0, batch);
+  const double loss = model.loss(context, rows.rows, rows.inputs, rows.targets);
+  context.training = training;
+  return loss;
+}
+
+// Says a thing the first time only.
+class Once {
+ public:
+  explicit Once(const std::function<void(const std::string&)>& say) : say_(say) {}
+  void operator()(const std::string& text) {
+    if (say_ && !std::exchange(said_, true)) say_(text);
+  }
+
+ private:
+  const std::function<void(const std::string&)>& say_;
+  bool said_ = false;
+};
+
+constexpr const char* kAdvice = "; a smaller --lr may help";
+
+}  // namespace
+
+double evaluate(Model& model, nn::Context<float>& context, const DataSource& data, Index batch) {
+  const bool training = std::exchange(context.training, false);
+  double sum = 0;
+  Index counted = 0;
+  for (Index first = 0; first < data.validation_rows(); first += batch) {
+    const Batch rows = data.validation_batch(first, batch);
+    const Index targets = count_targets(rows);
+    sum += double(targets) * model.loss(context, rows.rows, rows.inputs, rows.targets);
+    counted += targets;
+  }
+  context.training = training;
+  return counted > 0 ? sum / double(counted) : 0;
+}
+
+void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
+  using Clock = std::chrono::steady_clock;
+  const TrainSettings& s = run.train;
+  nn::Context<float> context;
+  context.threads = threads;
+  context.training = true;
+  context.seed = s.seed;
+  run.optimiser.decays = decays;
+  run.optimiser.options.weight_decay = s.weight_decay;
+  run.optimiser.options.beta2 = 0.99;
+  const nn::WarmupCosine schedule{s.warmup, std::max(s.steps, s.warmup), s.learning_rate,
+                                  0.1 * s.learning_rate};
+  Model& model = *run.model;
+  run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
+  const Clock::time_point start = Clock::now();
+  const Index first = run.step;
+  double tokens = 0;
+  Index faults = 0;  // skipped steps in a row
+  Once say_skip(watch.on_fault), say_unsaved(watch.on_fault);
+  while (run.step < s.steps) {
+    const Batch batch = data.training_batch(s.batch, s.seed, std::uint64_t(run.step));
+    context.step = std::uint64_t(run.step);
+    run.optimiser.options.learning_rate = schedule.at(run.step);
+    double loss = 0;
+    const char* const fault = take_step(run, context, batch, loss);
+    ++run.step;
+    const std::string place = "step " + std::to_string(run.step) + ": ";
+    if (fault != nullptr) {
+      ++run.skipped;
+      ++faults;
+      say_skip(place + fault + "; the step is skipped, " + std::to_string(kMostFaults) +
+               " of them in a row end training");
+    } else {
+      faults = 0;
+    }
+    tokens += double(batch.inputs.size());
+
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (watch.on_step)
+      watch.on_step({run.step, s.steps, loss, run.optimiser.options.learning_rate, tokens / seconds,
+                     seconds / double(run.step - first) * double(s.steps - run.step),
+                     fault != nullptr});
+    if (faults == kMostFaults)
+      throw NotFinite(place + std::to_string(faults) +
+                      " steps in a row met numbers that are not finite" + kAdvice);
+    const bool last = run.step == s.steps;
+    std::optional<double> held_out;
+    if (watch.on_evaluation &&
+        (last || (watch.evaluate_every > 0 && run.step % watch.evaluate_every == 0))) {
+      held_out = evaluate(model, context, data, s.batch);
+      watch.on_evaluation(run.step, *held_out);
+    }
+    const bool stop = watch.stop && watch.stop();
+    const bool saves = watch.on_save &&
+                       (last || stop || (watch.save_every > 0 && run.step % watch.save_every == 0));
+    if (saves && !held_out) held_out = short_evaluation(model, context, data, s.batch);
+    const bool sound = !held_out || std::isfinite(*held_out);
+    if (!sound && (last || stop))
+      throw NotFinite(place + "the loss of held-out rows is not finite" + kAdvice);
+    if (saves && sound) watch.on_save();
+    if (saves && !sound)
+      say_unsaved(place + "the loss of held-out rows is not finite; nothing is saved");
+    if (stop) return;
+  }
+}
+
+}  // namespace heed_lm

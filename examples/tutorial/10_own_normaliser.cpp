@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Learn here: a normaliser of your own sees all scores of a row. Here a softmax with a sink of learnt height b:
+//
+//   w_j = exp(s_j) / (exp(b) + sum_k exp(s_k))    dL/ds_j = w_j (G_j - r)    r = sum_k w_k G_k    G = dL/dw
+//   share of the sink = exp(b) / (the same)       dL/db = -share r
+//
+// Rows of a block are keys, lanes are queries; a hidden score is -infinity (heed/plug/normaliser.hpp).
+
+#include <heed/check/op_check.hpp>
+
+#include <cstdio>
+
+template <class T>
+struct Sink : heed::PlainRows {
+  template <class U>
+  using rebind = Sink<U>;
+  using P = heed::Pack<T>;
+  heed::Param<T> height = T(0);
+
+  void visit(auto&& f) { f("height", height); }
+  void validate(const heed::Geometry& g, const char* where) const {
+    heed::require_per_head(height, g.heads, where, "height");
+  }
+
+  void forward(const heed::RowBlock<T>& block) const {
+    for (int v = 0; v < block.vectors; ++v) weigh(block, v, block.scores[0]);
+  }
+  void vjp(const heed::RowBlock<T>& block, Sink& grad) const {
+    for (int v = 0; v < block.vectors; ++v) {
+      const P share = weigh(block, v, block.dscores[0]);
+      const P r = heed::softmax_row_vjp(block, v);  // dscores and weights
+      grad.height.head(block.head) -= T(heed::sum_valid_lanes(share * r, v, block.valid_lanes));
+    }
+  }
+  template <class S>
+  std::vector<S> reference(std::vector<std::vector<S>> rows, heed::Index h,
+                           const S&) const {  // one row
+    rows[0].push_back(height.head(h));
+    std::vector<S> weights = heed::long_hand_softmax(rows[0]);
+    weights.pop_back();
+    return weights;
+  }
+
+ private:
+  // Weights of vector v from its scores; returns the share of the sink.
+  P weigh(const heed::RowBlock<T>& block, int v, const heed::LaneTile<T>& weights) const {
+    const auto [top, sum] = heed::exponentiate_row(block, v, weights);
+    const P b = height.head(block.head);
+    heed::scale_row(weights, v, P(T(1) / (sum + heed::math::exp(P(b - top)))));
+    return T(1) / (T(1) + sum * heed::math::exp(P(top - b)));
+  }
+};
+
+int main() {
+  heed::Attention<float, heed::DotScore<float>, Sink<float>, heed::Identity<float>> op;
+  op.normaliser.height = {-1.0F, 0.0F, 1.0F, 2.0F};
+  const heed::OpReport report = heed::check_op(op);
+  std::printf("%s", report.text().c_str());
+  return report.passed() ? 0 : 1;
+}

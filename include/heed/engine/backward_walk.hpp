@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Backward: one skeleton for every variant, groups of query panels over tiles of keys, as in forward.
+//
+//   X = V dO^T     P = weights     dS = normaliser's vjp     dx = score's vjp
+//   with dropout, X and the P that is summed into dV are dropped, the P of the vjp is not
+//   dV += P dO     dK += dx Q      dQ += dx^T K
+//
+// Groups run in parallel; what they add to shared rows (dK, dV, bias and side-value gradients) they add
+// tile by tile in a fixed order, each behind its turnstile: the first group of a family passes tile 0,
+// the second follows one tile behind. No buffer is reduced afterwards, no bit depends on the threads.
+//
+// Memory  per worker as in forward; O(len_kv) for side values; nothing else.
+
+#include <heed/engine/query_gradients.hpp>
+
+#include <deque>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// A panel on its way back.
+template <class Op, class Real>
+struct BackwardPanel {
+  Panel<Op, Real> panel;
+  PanelGradients<Op, Real> gradients;
+  LaneTile<Real> dmixed;     // [dim_v][lanes]: dL/dmixed
+  SoftmaxState<Real> state;  // of streaming normalisers, as forward left it
+  bool any_spoilt = false;   // has a lane of it no finite score?
+  Real* delta;               // [lanes]: rowsum(dmixed o mixed)
+  const Real* extra = nullptr;
+  LaneTile<Real> weights, dscores;  // [tile][lanes], of streaming normalisers
+  SeenTile seen;                    // the tile at hand
+
+  BackwardPanel(const CallContext<Op, Real>& c, BackwardShared<Op, Real>& shared,
+                const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
+      : panel(c, scratch, true),
+        gradients(c, shared, panel, work, index, scratch),
+        dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
+        state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
+        delta(scratch.take(c.plan.lanes)) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    weights = {piece_at(work.weights, index * tile * lanes), tile, lanes};
+    dscores = {piece_at(work.dscores, index * tile * lanes), tile, lanes};
+  }
+  BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
+};
+
+template <class Op, class Real>
+class BackwardWorker {
+ public:
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  using Context = CallContext<Op, Real>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  BackwardWorker(const Context& c, BackwardShared<Op, Real>& shared, Scratch<Real>& scratch)
+      : c_(c), s_(shared), work_(c, scratch), own_(zeros_like(c.op)) {
+    const Geometry& g = c.geometry;
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, shared, work_, i, scratch);
+    for (auto& dots : dots_) dots = take(span);
+    saved_tile_ = take(g.dim_v);
+    if constexpr (!Normaliser::streams) dweights_ = take(g.len_kv);
+    projected_ = take(c.keys.needs().rank > 0 ? tile : 0);
+    transposed_ = scratch.take(c.mask.has_bias() ? tile * lanes : 0);
+    top_ = scratch.take(lanes);
+    dtable_ = scratch.take(c.keys.needs().table_rows * g.dim_qk);
+  }
+  BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_
+
+  void run(Index unit) {
+    const VisitingOrder::Visit visit = s_.order.visit(unit);
+    own_.visit([](const char*, auto& param) { param.set_zero(); });
+    std::fill(dtable_, dtable_ + table_size(), Real(0));
+    const Index first = visit.group * c_.plan.group;
+    active_ = std::min(c_.plan.group, c_.plan.panels - first);
+    for (Index i = 0; i < active_; ++i)
+      panels_[std::size_t(i)].panel.move_to(visit.batch, visit.head, first + i);
+    for_active([&](My& my) {
+      my.panel.load_queries();
+      my.gradients.begin(visit);
+      load_output_gradient(my);
+      if constexpr (Normaliser::streams)
+        load_state(my);
+      else
+        weigh_rows(my);
+    });
+    const KeyRange shared = shared_keys(panels_, active_);
+    for (Index t = 0; t < c_.plan.tiles; ++t) {
+      for_parts(c_.plan, t, c_.geometry.len_kv, shared, [&](const KeyRange& keys) {
+        const bool together = see_tiles(keys);
+        for_active([&](My& my) { run_tile(my, t, together); });
+        if (together) add_together(visit, t);
+      });
+      for_active([&](My& my) { my.gradients.add_own_rows(t); });
+      s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+      s_.tiles.pass(visit.gate(t, c_.plan.tiles));
+    }
+    for_active([&](My& my) {
+      my.gradients.finish(own_, dtable_);
+      if (!s_.sums_queries) my.gradients.write_query_gradients();
+    });
+    commit(visit.head, unit);
+  }
+
+ private:
+  using My = BackwardPanel<Op, Real>;
+  using WeighedTile = typename PanelGradients<Op, Real>::WeighedTile;
+
+  template <class Body>
+  void for_active(Body&& body) {
+    for (Index i = 0; i < active_; ++i) body(panels_[std::size_t(i)]);
+  }
+  [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
+
+  // dL/dmixed and delta.
+  void load_output_gradient(My& my) {
+    const TilePlace& place = my.panel.place;
+    const Index dim = c_.geometry.dim_v, lanes = c_.plan.lanes;
+    const auto pack = [&](const Real* rows, Index stride, const LaneTile<Real>& to) {
+      pack_lanes(rows, stride, place.rows, dim, to.data, lanes);
+    };
+    const auto pack_view = [&](const TensorView<const Real>& view, const LaneTile<Real>& to) {
+      pack(view.row(place.batch, place.head, place.query), view.strides().row, to);
+    };
+    pack_view(s_.grad_out, my.dmixed);
+    if constexpr (Readout::saves_mixed)
+      pack(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, saved_tile_);
+    else
+      pack_view(s_.out, saved_tile_);
+    ReadoutPanel<Real> readout = my.panel.readout.load(place, my.dmixed);
+    readout.global = s_.saved.global;
+    readout.saved = saved_tile_.constant();
+    readout.delta = my.delta;
+    my.gradients.attach(readout);
+    my.extra = readout.extra.data;
+    c_.op.readout.vjp(readout, own_.readout);
+    my.gradients.take_output_gradient(my.dmixed);
+  }
+
+  // Is lane i of a streaming panel a row whose visible scores are all -infinity or NaN, and so all NaN?
+  [[nodiscard]] static bool spoilt(const SoftmaxState<Real>& state, Index i) {
+    return std::isnan(state.sum[i]) && state.reference[i] == -kInfinity<Real>;
+  }
+
+  void load_state(My& my) {
+    const Index rows = c_.geometry.query_rows(), count = my.panel.place.rows;
+    const Real* from = s_.saved.state.data() + my.panel.first_row();
+    Normaliser::begin(my.state, c_.plan.lanes);
+    std::copy(from, from + count, my.state.shift);
+    std::copy(from + rows, from + rows + count, my.state.reference);
+    std::copy(from + 2 * rows, from + 2 * rows + count, my.state.sum);
+    my.any_spoilt = false;
+    for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my.state, i);
+  }
+
+  // Takes all panels to these keys. True where one product over all their queries may add to dK, and one to
+  // dV: the panels see the same keys.
+  [[nodiscard]] bool see_tiles(const KeyRange& keys) {
+    bool alike = Normaliser::streams && active_ > 1;
+    for_active([&](My& my) {
+      my.seen = my.panel.tile(keys);
+      const TilePlace &at = my.seen.at, &first = panels_[0].seen.at;
+      alike = alike && my.seen.kind != TileKind::empty && at.key == first.key &&
+              at.keys == first.keys && my.gradients.sums_plainly(my.seen);
+    });
+    return alike;
+  }
+
+  void run_tile(My& my, Index t, bool together) {
+    if (my.seen.kind == TileKind::empty) return;
+    if constexpr (Normaliser::streams)
+      my.gradients.add(t, my.seen, weigh_tile(my, my.seen), together);
+    else
+      my.gradients.add(t, my.seen, weighed_part(my, my.seen.at), together);
+  }
+
+  // dK += dscores^T Q, dV += weights^T dO over the queries of the group.
+  void add_together(const VisitingOrder::Visit& visit, Index t) {
+    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+    const TilePlace& at = panels_[0].seen.at;
+    const Source& source = panels_[0].panel.query[0].source();
+    const Index lanes = c_.plan.lanes;
+    const auto add = [&](const Real* weights, const Real* rows, Index columns,
+                         const TensorView<Real>& to, Index kv_head, Index column) {
+      if (!to.given()) return;
+      gemm_add(at.keys, active_ * lanes, columns,
+               Broadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
+               whole_vectors<Real>(columns), to.row(at.batch, kv_head, at.key) + column,
+               to.strides().row);
+    };
+    add(work_.dscores, work_.q, source.width, s_.grads.key, source.kv_head, source.key_column);
+    add(work_.weights, work_.dout, c_.geometry.dim_v, s_.grads.value, c_.geometry.kv_head(at.head),
+        0);
+  }
+
+  [[nodiscard]] WeighedTile weigh_tile(My& my, const SeenTile& seen) {
+    WeighedTile tile{my.weights.part(0, seen.at.keys), {}, {}};
+    tile.dots[0] = dots_[0].part(0, seen.at.keys);
+    tile.dscores[0] = my.dscores.part(0, seen.at.keys);
+    score_tile(my, 0, seen, tile.dots[0], tile.weights, top_);
+    weight_gradients(my, seen.at, tile.dscores[0]);
+    softmax_vjp(my, seen.at.key, tile.weights, tile.dscores[0]);
+    for (Index i = 0; my.any_spoilt && i < seen.at.rows; ++i)
+      if (spoilt(my.state, i))
+        for (const auto& rows : {tile.weights, tile.dscores[0]})
+          my.panel.spoil(rows, i, seen.at.key);
+    return tile;
+  }
+
+  // Recomputes dot products and scores as forward did.
+  void score_tile(const My& my, int m, const SeenTile& seen, const LaneTile<Real>& dots,
+                  const LaneTile<Real>& scores, Real* top) {
+    const auto& side = my.panel.query[std::size_t(m)];
+    if (c_.plain()) {
+      side.tile_scores(seen.at, seen.kind, scores, projected_, top, transposed_);
+      return;
+    }
+    side.dots(seen.at, dots);
+    side.projected_dots(seen.at, projected_);
+    side.scores(seen.at, seen.kind, dots, projected_, scores, top, transposed_);
+  }
+
+  // X = V dmixed^T
+  void weight_gradients(const My& my, const TilePlace& at, const LaneTile<Real>& x) const {
+    const Rows<Real> values = my.panel.values(at);
+    panel_gemm<Store::overwrite>(at.keys, values.columns, c_.plan.vectors,
+                                 Broadcast<Real>{values.data, values.stride, 1}, my.dmixed.data,
+                                 my.dmixed.lanes, x.data, x.lanes);
+  }
+
+  // scores -> weights, X -> dscores = weight (X - delta), 0 where hidden.
+  void softmax_vjp(const My& my, Index key, const LaneTile<Real>& scores,
+                   const LaneTile<Real>& x) const {
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      if (my.panel.dropout.drops())
+        softmax_vjp(my, v, my.panel.dropout.along_queries(v, key), scores, x);
+      else
+        softmax_vjp(my, v, KeepAll{}, scores, x);
+  }
+  struct KeepAll {
+    void next() {}
+    [[nodiscard]] Pack<Real> operator()(Pack<Real> x) const { return x; }
+  };
+  template <class Drop>
+  void softmax_vjp(const My& my, int v, Drop drop, const LaneTile<Real>& scores,
+                   const LaneTile<Real>& x) const {
+    const Index lane = v * kLanes<Real>;
+    const Pack<Real> shift = Pack<Real>::load(my.state.shift + lane);
+    const Pack<Real> base = Normaliser::exponent_base(my.state, v);
+    const Pack<Real> factor = Normaliser::factor(my.state, v);
+    const Pack<Real> delta = Pack<Real>::load(my.delta + lane);
+    const Pack<Real> hidden = -kInfinity<Real>;
+    for (Index j = 0; j < scores.rows; ++j) {
+      drop.next();
+      const Pack<Real> score = scores.load(j, v);
+      const Pack<Real> weight = Normaliser::weight_of(score, shift, base) * factor;
+      const Pack<Real> seen = weight * (drop(x.load(j, v)) - delta);
+      // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
+      scores.store(j, v, select(score == hidden, Pack<Real>(Real(0)), drop(weight)));
+      x.store(j, v, select(score == hidden, Pack<Real>(Real(0)), seen));
+    }
+  }
+
+  // Row normalisers: all scores and weight gradients of the row, and its vjp.
+  void weigh_rows(My& my) {
+    Panel<Op, Real>& panel = my.panel;
+    RowBlock<Real> block = panel.row_block();
+    block.dweights = block.weights = {dweights_.data, panel.seen.size(), c_.plan.lanes};
+    block.dscores = block.scores;
+    if constexpr (Normaliser::uses_extra) {
+      block.extra = my.extra;
+      block.dextra = my.gradients.extra().data;
+    }
+    const auto weigh = [&](const KeyRange& keys) {
+      const SeenTile seen = panel.tile(keys);
+      const WeighedTile tile = weighed_part(my, seen.at);
+      if (seen.kind == TileKind::empty) {
+        for (const auto& scores : tile.dscores) scores.fill(-kInfinity<Real>);
+        return tile.weights.fill(Real(0));
+      }
+      for (int m = 0; m < kMaps; ++m)
+        score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
+                   panel.rows.max[m]);
+      weight_gradients(my, seen.at, tile.weights);
+      panel.dropout.drop(tile.weights, seen.at.key);
+    };
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      for_parts(c_.plan, t, c_.geometry.len_kv, panel.shared, weigh);
+    c_.op.normaliser.vjp(block, own_.normaliser);
+    panel.dropout.drop(block.weights, panel.seen.begin);
+    for (Index i = 0; i < panel.place.rows; ++i)
+      if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
+  }
+  // Gradients of a row that forward has found to be NaN, and of what it has read.
+  void spoil_row(const My& my, const RowBlock<Real>& block, Index i) {
+    const Real nan = std::numeric_limits<Real>::quiet_NaN();
+    for (const auto& rows : block.dscores)
+      if (rows.data) my.panel.spoil(rows, i, my.panel.seen.begin);
+    my.panel.spoil(block.weights, i, my.panel.seen.begin);
+    if (block.dextra) block.dextra[i] = nan;
+    own_.normaliser.visit([&](const char*, auto& param) {
+      for (Index n = 0; n < param.size(); ++n)
+        if (param.size() != c_.geometry.heads || n == block.head) param[n] = nan;
+    });
+  }
+  // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
+  [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
+    const auto part = [&](const LaneTile<Real>& row) {
+      return row.part(at.key - my.panel.seen.begin, at.keys);
+    };
+    WeighedTile tile{part(dweights_), {}, {}};
+    for (std::size_t m = 0; m < kMaps; ++m) {
+      tile.dots[m] = part(dots_[m]);
+      tile.dscores[m] = part(my.panel.rows.scores[m]);
+    }
+    return tile;
+  }
+
+  // Adds what the group leaves for sums over all heads to the call's, in the order of the units.
+  void commit(Index head, Index unit) {
+    s_.commits.wait(0, unit);
+    if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
+    std::size_t at = 0;
+    own_.visit([&](const char*, auto& param) {
+      for (Index i = 0; i < param.size(); ++i) s_.dparams[at++] += double(param[i]);
+    });
+    for (Index i = 0; i < table_size(); ++i)
+      s_.dtables[std::size_t(head * table_size() + i)] += double(dtable_[i]);
+    s_.commits.pass(0);
+  }
+
+  const Context& c_;
+  BackwardShared<Op, Real>& s_;
+  TileScratch<Op, Real> work_;
+  Op own_;  // parameter gradients of the group
+  std::deque<My> panels_;
+  Index active_ = 0;
+  std::array<LaneTile<Real>, kMaps> dots_;
+  LaneTile<Real> saved_tile_, projected_;
+  LaneTile<Real> dweights_;  // of row normalisers
+  Real *transposed_, *top_, *dtable_;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Forward: one skeleton for every variant. Panels of queries walk over tiles of keys:
+//
+//   streaming normaliser   per tile: scores -> weights -> out += V^T weights
+//   row normaliser         all tiles: scores; once: scores -> weights; all tiles: out += V^T weights
+//
+// Parallel over (batch, key-value head, group of panels): the panels of a group, of one query head or of
+// several that share keys and values, take turns at each tile while it is in cache. A group is computed
+// the same way by whichever thread takes it.
+//
+// Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
+
+#include <heed/engine/door.hpp>
+#include <heed/engine/fold_heads.hpp>
+#include <heed/engine/tile/few_queries.hpp>
+
+#include <atomic>
+#include <numeric>
+#include <span>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+namespace detail {
+
+// A panel and what it mixes.
+template <class Op, class Real>
+struct ForwardPanel {
+  Panel<Op, Real> panel;
+  LaneTile<Real> out;        // [dim_v][lanes]
+  SoftmaxState<Real> state;  // of a streaming normaliser
+  RowBlock<Real> block;      // of a row normaliser
+
+  ForwardPanel(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
+      : panel(c, scratch, false),
+        out{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
+        state(SoftmaxState<Real>::take(scratch, c.plan.lanes)) {}
+};
+
+template <class Op, class Real>
+class ForwardWorker {
+ public:
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  using Context = CallContext<Op, Real>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  // unbuilt: the keys' side values where this worker computes them on the way; may be null.
+  ForwardWorker(const Context& c, const TensorView<Real>& out, Saved<Real>* saved,
+                KeySide<Op, Real>* unbuilt, Scratch<Real>& scratch)
+      : c_(c), out_view_(out), saved_(saved), unbuilt_(unbuilt), few_(c, scratch) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
+    scores_ = {scratch.take(tile * lanes), tile, lanes};
+    projected_ = {scratch.take(tile * lanes), tile, lanes};
+    transposed_ = scratch.take(tile * lanes);
+    copy_ = scratch.take(tile * c.geometry.dim_v);
+    if (unbuilt) side_tiles_ = unbuilt->take_tiles(scratch);
+    tile_max_ = scratch.take(lanes);
+    rescale_ = scratch.take(lanes);
+  }
+
+  // Mixes values for a group of panels and leaves them, normalised, in lanes.
+  void mix(Index b, Index kv_head, Index group) {
+    move_to(b, kv_head, group);
+    for (My& my : active()) {
+      my.panel.load_queries();
+      my.out.fill(Real(0));
+    }
+    if constexpr (Normaliser::streams)
+      mix_streaming();
+    else
+      mix_rows();
+    if (saved_ && !saved_->mixed.empty())
+      for (const My& my : active()) save_mixed(my);
+  }
+
+  // Takes mixed rows that an earlier pass left in `mixed` back into lanes.
+  void reload(Index b, Index kv_head, Index group, const std::vector<Real>& mixed) {
+    move_to(b, kv_head, group);
+    const Index dim = c_.geometry.dim_v;
+    for (My& my : active())
+      pack_lanes(mixed.data() + my.panel.first_row() * dim, dim, my.panel.place.rows, dim,
+                 my.out.data, my.out.lanes);
+  }
+
+  // The survey of readouts that look at all rows before they answer: the largest answer.
+  [[nodiscard]] int survey() {
+    int largest = 0;
+    if constexpr (requires { c_.op.readout.needs_survey(); })
+      for (My& my : active())
+        largest =
+            std::max(largest, c_.op.readout.survey(my.panel.readout.load(my.panel.place, my.out)));
+    return largest;
+  }
+
+  // Applies the readout and writes the rows to user memory.
+  void read(int global) {
+    for (My& my : active()) read(my, global);
+  }
+
+ private:
+  using My = ForwardPanel<Op, Real>;
+  static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
+
+  [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
+  // The panels of a key-value head's readers, head by head, in groups.
+  void move_to(Index b, Index kv_head, Index group) {
+    active_ = 0;
+    built_tile_ = finite_key_ = -1;
+    const Index readers = c_.geometry.group(), panels = c_.plan.panels;
+    for (My& my : panels_) {
+      const Index item = group * c_.plan.group + active_;
+      if (item >= readers * panels) return;
+      my.panel.move_to(b, kv_head * readers + item / panels, item % panels);
+      ++active_;
+    }
+  }
+
+  // body(my, tile) and empty(my, tile), part of a tile by part for all panels.
+  template <class Body, class Empty>
+  void for_tiles(Body&& body, Empty&& empty) {
+    const KeyRange shared = shared_keys(panels_, active_);
+    for (Index t = 0; t < c_.plan.tiles; ++t)
+      for_parts(c_.plan, t, c_.geometry.len_kv, shared, [&](const KeyRange& keys) {
+        for (My& my : active()) {
+          const SeenTile tile = my.panel.tile(keys);
+          if (tile.kind == TileKind::empty)
+            empty(my, tile);
+          else
+            body(my, tile);
+        }
+      });
+  }
+
+  void mix_streaming() {
+    for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
+    for_tiles([&](My& my, const SeenTile& tile) { mix_streaming(my, tile); },
+              [](My&, const SeenTile&) {});
+    for (My& my : active()) {
+      for (Index i = 0; i < my.panel.place.rows; ++i)
+        if (my.state.sum[i] == Real(0) && my.panel.sees_any(i)) my.state.sum[i] = kNan;
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        const Pack<Real> factor = Normaliser::factor(my.state, v);
+        for (Index col = 0; col < my.out.rows; ++col)
+          my.out.store(col, v, my.out.load(col, v) * factor);
+      }
+      if (saved_) save_state(my);
+    }
+  }
+
+  void mix_streaming(My& my, const SeenTile& tile) {
+    build_side_values(tile.at);
+    std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
+    if (tile.at.rows <= kNarrowRows<Real>) {
+      few_.score(my.panel, tile, tile_max_);
+      move_references(my);
+      few_.weigh(tile, my.state);
+      few_.drop(my.panel, tile);
+      return few_.mix(tile, my.panel.values(tile.at), my.out, copy_);
+    }
+    const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
+    my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
+    move_references(my);
+    mix_tile(my, tile, scores, [&] {
+      for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(scores, v, my.state);
+      my.panel.dropout.drop(scores, tile.at.key);
+    });
+  }
+
+  // Those of the tile that holds `at`, unless the panel before has them built.
+  void build_side_values(const TilePlace& at) {
+    if (!unbuilt_) return;
+    const Index tile = at.key / c_.plan.tile, first = tile * c_.plan.tile;
+    if (tile == built_tile_ && c_.keys.shares(built_head_, at.head)) return;
+    built_tile_ = tile;
+    built_head_ = at.head;
+    unbuilt_->build(side_tiles_, at.batch, at.head, first,
+                    std::min(c_.plan.tile, c_.geometry.len_kv - first));
+  }
+
+  void move_references(My& my) {
+    bool moved = false;
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const Index at = v * kLanes<Real>;
+      Normaliser::move_reference(my.state, v, Pack<Real>::load(tile_max_ + at), moved)
+          .store(rescale_ + at);
+    }
+    if (!moved) return;
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const Pack<Real> rescale = Pack<Real>::load(rescale_ + v * kLanes<Real>);
+      for (Index col = 0; col < my.out.rows; ++col)
+        my.out.store(col, v, my.out.load(col, v) * rescale);
+    }
+  }
+
+  void mix_rows() {
+    for (My& my : active()) my.block = my.panel.row_block();
+    const auto part = [](const My& my, int m, const TilePlace& at) {
+      return my.block.scores[std::size_t(m)].part(at.key - my.panel.seen.begin, at.keys);
+    };
+    for_tiles(
+        [&](My& my, const SeenTile& tile) {
+          build_side_values(tile.at);
+          for (int m = 0; m < kMaps; ++m)
+            my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(my, m, tile.at),
+                                                       projected_, my.panel.rows.max[m],
+                                                       transposed_);
+        },
+        [&](My& my, const SeenTile& tile) {
+          for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
+        });
+    for (My& my : active()) {
+      if constexpr (Normaliser::uses_extra)
+        my.block.extra = my.panel.readout.load(my.panel.place, my.out).extra.data;
+      c_.op.normaliser.forward(my.block);
+    }
+    for_tiles(
+        [&](My& my, const SeenTile& tile) {
+          const LaneTile<Real> weights = part(my, 0, tile.at);
+          mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
+        },
+        [](My&, const SeenTile&) {});
+    for (My& my : active()) {
+      for (Index i = 0; i < my.panel.place.rows; ++i)
+        if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
+      if (saved_) save_rows(my);
+    }
+  }
+
+  // All that query i of the panel has given is NaN: all visible scores of a map are -infinity or NaN.
+  void spoil_row(My& my, Index i) {
+    for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
+    for (int m = 0; m < kMaps; ++m)
+      if (my.panel.rows.max[m][i] == -kInfinity<Real>) my.panel.rows.lse[m][i] = kNan;
+    for (int d = 0; d < Normaliser::diagnostics; ++d)
+      my.panel.rows.diagnostics[d * c_.plan.lanes + i] = kNan;
+  }
+
+  // out += V^T weights over one tile; `weigh` turns what it holds into those weights.
+  template <class Weigh>
+  void mix_tile(My& my, const SeenTile& seen, const LaneTile<Real>& tile, Weigh&& weigh) {
+    const Rows<Real> values = my.panel.values(seen.at);
+    if (!seen.hides_pairs || finite(seen.at, values)) {
+      weigh();
+      add_lane_product(values, tile, c_.plan.vectors, seen.at.rows, my.out);
+      return;
+    }
+    const LaneTile<Real> visible{transposed_, seen.at.keys, tile.lanes};
+    my.panel.mark_hidden(seen.at, seen.kind, visible);
+    weigh();
+    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, seen.at.rows, my.out, copy_);
+  }
+
+  // The panels of a group ask in turn about the same values.
+  [[nodiscard]] bool finite(const TilePlace& at, const Rows<Real>& values) {
+    if (at.key != finite_key_ || at.keys != finite_keys_) finite_ = all_finite(values);
+    finite_key_ = at.key;
+    finite_keys_ = at.keys;
+    return finite_;
+  }
+
+  void read(My& my, int global) {
+    const TilePlace& place = my.panel.place;
+    if constexpr (!Readout::identity) {
+      ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out);
+      panel.global = global;
+      c_.op.readout.forward(panel);
+      if (saved_)
+        save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
+    }
+    unpack_lanes(my.out.data, my.out.lanes, place.rows, c_.geometry.dim_v,
+                 out_view_.row(place.batch, place.head, place.query), out_view_.strides().row);
+  }
+
+  void save_state(const My& my) {
+    const Index rows = c_.geometry.query_rows(), first = my.panel.first_row();
+    for (Index i = 0; i < my.panel.place.rows; ++i) {
+      Real* at = saved_->state.data() + first + i;
+      at[0] = my.state.shift[i];
+      at[rows] = my.state.reference[i];
+      at[2 * rows] = my.state.sum[i];
+      saved_->lse[std::size_t(first + i)] = Normaliser::lse(my.state, i);
+    }
+  }
+  void save_rows(const My& my) {
+    const RowBlock<Real>& block = my.block;
+    for (int m = 0; m < kMaps; ++m)
+      std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + my.panel.place.rows,
+                saved_->lse.data() + m * c_.geometry.query_rows() + my.panel.first_row());
+    save_diagnostics(my, block.diagnostics, 0, Normaliser::diagnostics);
+  }
+  void save_diagnostics(const My& my, const Real* lanes, int first, int count) {
+    for (int d = 0; d < count; ++d)
+      std::copy(lanes + d * c_.plan.lanes, lanes + d * c_.plan.lanes + my.panel.place.rows,
+                saved_->diagnostics[std::size_t(first + d)].data() + my.panel.first_row());
+  }
+  void save_mixed(const My& my) {
+    const Index dim = c_.geometry.dim_v;
+    unpack_lanes(my.out.data, my.out.lanes, my.panel.place.rows, dim,
+                 saved_->mixed.data() + my.panel.first_row() * dim, dim);
+  }
+
+  const Context& c_;
+  TensorView<Real> out_view_;
+  Saved<Real>* saved_;
+  KeySide<Op, Real>* unbuilt_;
+  SideTiles<Real> side_tiles_;
+  Index built_tile_ = -1, built_head_ = 0;   // where side values were built last
+  Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
+  bool finite_ = true;
+  FewQueries<Op, Real> few_;
+  std::vector<My> panels_;
+  Index active_ = 0;
+  LaneTile<Real> scores_, projected_;
+  Real *transposed_, *copy_, *tile_max_, *rescale_;
+};
+
+template <class Op, class Real>
+void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  const std::size_t rows = std::size_t(c.geometry.query_rows());
+  saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
+  saved.state.assign(Normaliser::streams ? SoftmaxState<Real>::rows * rows : 0, Real(0));
+  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
+  saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
+                           std::vector<Real>(rows, Real(0)));
+  saved.diagnostic_names.clear();
+  for (int d = 0; d < Normaliser::diagnostics; ++d)
+    saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
+  for (int d = 0; d < Readout::diagnostics; ++d)
+    saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
+  saved.global = 0;
+}
+
+// Longest groups first: under a causal mask the last one.
+template <class Op, class Real, class Body>
+void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
+  const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
+  for (Index unit = units.next(); unit >= 0; unit = units.next()) {
+    const Index head = unit / groups;
+    body(head / heads, head % heads, groups - 1 - unit % groups);
+  }
+}
+
+// A checked call. The folded heads of one query come here as a call of their own.
+template <class Op, class Real>
+void run_forward(const Op& op, const Geometry& g, const Inputs<Real>& in,
+                 const BoundMask<Real>& mask, const TensorView<Real>& out, Saved<Real>* saved,
+                 const Options& options) {
+  using Worker = ForwardWorker<Op, Real>;
+  KeySide<Op, Real> keys(op, g, in.key);
+  const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
+  const CallContext<Op, Real> c{op,
+                                g,
+                                mask,
+                                in,
+                                plan_call<Real>(op, g, mask, options, pages, false),
+                                Real(scale_of(op, g, options)),
+                                keys,
+                                options.dropout};
+  if (saved) prepare_saved(c, *saved);
+  const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
+  if (units == 0) return;
+  Saved<Real>* target = saved;
+  // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
+  KeySide<Op, Real>* unbuilt = c.groups_of(g.group()) == 1 ? &keys : nullptr;
+  const auto build = [&](Scratch<Real>& scratch) {
+    return Worker(c, out, target, unbuilt, scratch);
+  };
+  const Index elements = scratch_elements<Real>(build);
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  if (!unbuilt) keys.build(workers);
+
+  bool survey = false;
+  if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();
+  Saved<Real> own;
+  if (survey && !target) {
+    prepare_saved(c, own);
+    target = &own;
+  }
+  std::atomic<int> global{0};
+  Dispenser first(units), second(survey ? units : 0);
+  run_workers(workers, [&](int) {
+    Scratch<Real> scratch(elements);
+    Worker worker = build(scratch);
+    for_groups(c, first, [&](Index b, Index kv_head, Index group) {
+      worker.mix(b, kv_head, group);
+      if (!survey) return worker.read(0);
+      int seen = global.load(), found = worker.survey();
+      while (seen < found && !global.compare_exchange_weak(seen, found)) {
+      }
+    });
+  });
+  if (!survey) return;
+  target->global = global.load();
+  run_workers(workers, [&](int) {
+    Scratch<Real> scratch(elements);
+    Worker worker = build(scratch);
+    for_groups(c, second, [&](Index b, Index kv_head, Index group) {
+      worker.reload(b, kv_head, group, target->mixed);
+      worker.read(target->global);
+    });
+  });
+}
+
+template <class Op>
+void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
+  const std::string where = door_name("heed::forward", options.name);
+  if (saved) saved->stamp = {};
+  require_options(options);
+  const Geometry g = geometry_of(op, in, where);
+  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_apart(out, in.query, "out", "query", where);
+  require_apart(out, in.key, "out", "key", where);
+  require_apart(out, in.value, "out", "value", where);
+  require_apart(out, in.extra, "out", "extra", where);
+  require_apart(out, mask.bias, "out", "bias", where);
+  require_apart(out, mask.allowed, "out", "the boolean mask", where);
+  const BoundMask<Real> bound(mask, g, where.c_str());
+  if (heads_fold(op, g, mask, bound, options.dropout)) {
+    const Geometry folded = fold_heads(g);
+    const Mask<Real> folded_mask = fold_heads(mask, bound, g);
+    run_forward<Op, Real>(
+        op, folded, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
+        BoundMask<Real>(folded_mask, folded, where.c_str()), fold_heads(out, g), saved, options);
+  } else {
+    run_forward<Op, Real>(op, g, in, bound, out, saved, options);
+  }
+  if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout);
+}
+
+}  // namespace detail
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Side values of keys: features, projected rows and tables, computed once per call, ahead of it or tile by
+// tile on the way; and the way of their gradients back into dK.
+//
+// Memory  (key_features + rank) numbers per key, map and head; O(len_kv), nothing for scores that ask
+//         for nothing.
+
+#include <heed/core/parallel.hpp>
+#include <heed/engine/call.hpp>
+#include <heed/engine/sources.hpp>
+#include <heed/engine/tile/products.hpp>
+#include <heed/simd/scratch.hpp>
+#include <heed/simd/transpose.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// What a score asks for, at run time.
+template <class Op>
+struct SideNeeds {
+  using Score = typename Op::ScoreType;
+  static constexpr int maps = Op::NormaliserType::maps;
+  static constexpr bool any = Score::query_features > 0 || Score::key_features > 0 ||
+                              Score::has_projection || Score::has_table;
+
+  Index rank = 0, table_rows = 0;
+  // Do the heads of a group read the same columns of their own key-value head?
+  bool keys_by_group;
+  // Do the keys' side values depend on the query head that reads them?
+  bool per_query_head;
+
+  SideNeeds(const Op& op, const Geometry& g)
+      : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
+        per_query_head(maps > 1 || Score::has_table || !keys_by_group) {
+    if constexpr (Score::has_projection)
+      rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
+    if constexpr (Score::has_table) table_rows = op.score.table_size();
+  }
+};
+
+// Lane tiles of a set of rows: the rows themselves, projected rows and table entries.
+template <class Real>
+struct SideTiles {
+  LaneTile<Real> x, projected, table;
+
+  [[nodiscard]] LaneRow<Real> row(int v) const {
+    return {x.constant(), projected.constant(), table.constant(), v};
+  }
+  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v}; }
+
+  [[nodiscard]] static SideTiles take(Scratch<Real>& scratch, Index width, Index rank,
+                                      Index table_rows, Index lanes) {
+    return {{scratch.take(width * lanes), width, lanes},
+            {scratch.take(rank * lanes), rank, lanes},
+            {scratch.take(table_rows * lanes), table_rows, lanes}};
+  }
+
+  // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
+  // nothing flows back. The row may hold anything, and 0 times a NaN in it must not become its gradient.
+  [[nodiscard]] auto idle_lanes(const Pack<Real>* dfeatures, int count, int v) const {
+    const Pack<Real> zero = Real(0);
+    auto idle = zero == zero;
+    for (int i = 0; i < count; ++i) idle = idle & (dfeatures[i] == zero);
+    for (const auto& tile : {projected, table})
+      for (Index r = 0; r < tile.rows; ++r) idle = idle & (tile.load(r, v) == zero);
+    return idle;
+  }
+  // Afterwards: no gradient for them.
+  template <class Lanes>
+  void clear_lanes(Lanes idle, int v) const {
+    for (const auto& tile : {x, projected, table})
+      for (Index r = 0; r < tile.rows; ++r)
+        tile.store(r, v, select(idle, Pack<Real>(Real(0)), tile.load(r, v)));
+  }
+
+  // projected = P^T x and table = W x, both read in place.
+  template <class Score>
+  void derive(const Score& score, const Real* table_matrix, int vectors) const {
+    const Index width = x.rows;
+    if constexpr (Score::has_projection)
+      if (projected.rows > 0)
+        panel_gemm<Store::overwrite>(projected.rows, width, vectors,
+                                     Broadcast<Real>{score.projection().data(), 1, projected.rows},
+                                     x.data, x.lanes, projected.data, projected.lanes);
+    if constexpr (Score::has_table)
+      panel_gemm<Store::overwrite>(table.rows, width, vectors,
+                                   Broadcast<Real>{table_matrix, width, 1}, x.data, x.lanes,
+                                   table.data, table.lanes);
+  }
+  // Gradients the other way: `g` holds those of projected and table; adds to g.x.
+  template <class Score>
+  static void chain(const Score& score, const Real* table_matrix, int vectors, const SideTiles& g) {
+    const Index width = g.x.rows;
+    if constexpr (Score::has_projection)
+      if (g.projected.rows > 0)
+        panel_gemm<Store::add>(width, g.projected.rows, vectors,
+                               Broadcast<Real>{score.projection().data(), g.projected.rows, 1},
+                               g.projected.data, g.projected.lanes, g.x.data, g.x.lanes);
+    if constexpr (Score::has_table)
+      panel_gemm<Store::add>(width, g.table.rows, vectors, Broadcast<Real>{table_matrix, 1, width},
+                             g.table.data, g.table.lanes, g.x.data, g.x.lanes);
+  }
+};
+
+template <class Op, class Real>
+class KeySide {
+ public:
+  using Score = typename Op::ScoreType;
+  using Needs = SideNeeds<Op>;
+  static constexpr int kFeatures = Score::key_features;
+
+  KeySide(const Op& op, const Geometry& g, const TensorView<const Real>& key)
+      : op_(op), g_(g), key_(key), needs_(op, g) {
+    if constexpr (Needs::any) {
+      const Index rows = g.batch * heads() * Needs::maps * g.len_kv;
+      features_.resize(std::size_t(rows * kFeatures));
+      projected_.resize(std::size_t(rows * needs_.rank));
+      tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
+      if constexpr (Score::has_table)
+        for (Index h = 0; h < g.heads; ++h) op.score.prepare_table(h, g.dim_qk, table_data(h));
+    }
+  }
+
+  [[nodiscard]] const Needs& needs() const { return needs_; }
+
+  [[nodiscard]] Index bytes() const {
+    return Index((features_.size() + projected_.size() + tables_.size()) * sizeof(Real));
+  }
+
+  // Fills all side values; constant afterwards.
+  void build(int threads) {
+    if constexpr (!Needs::any) return;
+    parallel_for(g_.batch * heads(), threads, [&](Index unit) {
+      Scratch<Real> scratch(tile_elements(g_.dim_qk));
+      build(take_tiles(scratch), unit / heads(), reader(unit % heads()), 0, g_.len_kv);
+    });
+  }
+  // Fills those of keys [first, first + count) as query head h reads them.
+  void build(const SideTiles<Real>& tiles, Index b, Index h, Index first, Index count) {
+    if constexpr (!Needs::any) return;
+    for (int map = 0; map < Needs::maps; ++map)
+      for (Index j = first; j < first + count; j += kWidth)
+        build_block(tiles, b, h, map, j, std::min(kWidth, first + count - j));
+  }
+  // Room for build(); nothing for scores that ask for nothing.
+  [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch) const {
+    if constexpr (!Needs::any) return {};
+    return take_tiles(scratch, g_.dim_qk);
+  }
+  // Do query heads h and other read the same side values?
+  [[nodiscard]] bool shares(Index h, Index other) const { return side_head(h) == side_head(other); }
+
+  // Feature i of keys j, j + 1, ... as query head h reads them.
+  [[nodiscard]] const Real* feature(Index b, Index h, int map, int i, Index j) const {
+    return features_.data() + feature_at(b, h, map, i, j);
+  }
+  [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count) const {
+    return {projected_.data() + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
+  }
+  [[nodiscard]] const Real* table(Index h) const {
+    return tables_.data() + h * needs_.table_rows * g_.dim_qk;
+  }
+  // Position of key j's side values in arrays over (batch, head, map, key).
+  [[nodiscard]] Index row(Index b, Index h, int map, Index j) const {
+    return ((b * heads() + side_head(h)) * Needs::maps + map) * g_.len_kv + j;
+  }
+  [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
+
+  // Adds to grad_key what the gradients of the features (`dfeatures`) and of the projected keys
+  // (`dprojected`), laid out by row(), contribute.
+  void chain(const Real* dfeatures, const Real* dprojected, const TensorView<Real>& grad_key,
+             int threads) {
+    if constexpr (kFeatures > 0 || Score::has_projection)
+      parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
+        const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
+        for (Index side = 0; side < heads(); ++side)
+          for (int map = 0; map < Needs::maps; ++map)
+            if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
+              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key);
+      });
+  }
+
+ private:
+  static constexpr int kVectors = kPanelVectors;
+  static constexpr Index kWidth = kPanelLanes<Real>;
+
+  [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
+    return row(b, h, map, 0) * kFeatures + i * g_.len_kv + j;
+  }
+  // That have side values of their own; none where no head reads any.
+  [[nodiscard]] Index heads() const {
+    return needs_.per_query_head || g_.heads == 0 ? g_.heads : g_.kv_heads;
+  }
+  [[nodiscard]] Index side_head(Index h) const { return needs_.per_query_head ? h : g_.kv_head(h); }
+  [[nodiscard]] Real* table_data(Index h) {
+    return tables_.data() + h * needs_.table_rows * g_.dim_qk;
+  }
+  // A query head that reads side head hf.
+  [[nodiscard]] Index reader(Index hf) const {
+    return needs_.per_query_head ? hf : hf * g_.group();
+  }
+  [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
+    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);
+  }
+  [[nodiscard]] Index tile_elements(Index width) const {
+    return scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s, width); });
+  }
+
+  // Lane tiles of keys [j, j + count) as head h reads them.
+  void load(const SideTiles<Real>& tiles, Index b, Index h, const Source& source, Index j,
+            Index count) const {
+    pack_lanes(key_.row(b, source.kv_head, j) + source.key_column, key_.strides().row, count,
+               source.width, tiles.x.data, kWidth);
+    tiles.derive(op_.score, table(h), kVectors);
+  }
+
+  void build_block(SideTiles<Real> tiles, Index b, Index h, int map, Index j, Index count) {
+    const Source source = op_.normaliser.source(g_, h, map);
+    tiles.x.rows = source.width;
+    load(tiles, b, h, source, j, count);
+    for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
+      Pack<Real> f[kFeatures + 1];
+      op_.score.key_features_of(tiles.row(v), f);
+      const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
+      for (int i = 0; i < kFeatures; ++i) {
+        Real values[kLanes<Real>];
+        f[i].store(values);
+        std::copy(values, values + lanes, features_.data() + feature_at(b, h, map, i, j + first));
+      }
+    }
+    if (needs_.rank > 0)
+      unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,
+                   projected_.data() + row(b, h, map, j) * needs_.rank, needs_.rank);
+  }
+
+  void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
+                  const TensorView<Real>& grad_key) const {
+    const Source source = op_.normaliser.source(g_, h, map);
+    Scratch<Real> scratch(2 * tile_elements(source.width));
+    const SideTiles<Real> tiles = take_tiles(scratch, source.width);
+    const SideTiles<Real> grads = take_tiles(scratch, source.width);
+    for (Index j = 0; j < g_.len_kv; j += kWidth) {
+      const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
+      load(tiles, b, h, source, j, count);
+      grads.x.fill(Real(0));
+      grads.table.fill(Real(0));
+      if (needs_.rank > 0)
+        pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
+                   grads.projected.data, kWidth);
+      for (int v = 0; v < kVectors; ++v)
+        chain_features(tiles, grads, v, dfeatures + at * kFeatures, count);
+      SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
+      add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
+                         grad_key.row(b, source.kv_head, j) + source.key_column,
+                         grad_key.strides().row);
+    }
+  }
+
+  void chain_features(const SideTiles<Real>& tiles, const SideTiles<Real>& grads, int v,
+                      const Real* dfeatures, Index count) const {
+    if constexpr (kFeatures > 0) {
+      Pack<Real> f[kFeatures], df[kFeatures];
+      const Index first = v * kLanes<Real>;
+      for (int i = 0; i < kFeatures; ++i) {
+        Real lanes[kLanes<Real>] = {};
+        for (Index lane = first; lane < std::min<Index>(count, first + kLanes<Real>); ++lane)
+          lanes[lane - first] = dfeatures[lane * kFeatures + i];
+        df[i] = Pack<Real>::load(lanes);
+      }
+      op_.score.key_features_of(tiles.row(v), f);
+      const auto idle = grads.idle_lanes(df, kFeatures, v);
+      op_.score.key_features_vjp(tiles.row(v), f, df, grads.grad(v));
+      grads.clear_lanes(idle, v);
+    }
+  }
+
+  const Op& op_;
+  Geometry g_;
+  TensorView<const Real> key_;
+  Needs needs_;
+  std::vector<Real> features_, projected_, tables_;
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

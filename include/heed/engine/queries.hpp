@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One panel of queries, as forward and backward both see it: where it stands, its query rows, its own
+// rows for the readout, its whole-row scratch for row normalisers, and the tiles of keys it walks over.
+
+#include <heed/engine/tile/dropout.hpp>
+#include <heed/engine/tile/scores.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// Mixed rows in and out of lanes, for readouts.
+template <class Op, class Real>
+class PanelReadout {
+ public:
+  using Readout = typename Op::ReadoutType;
+
+  PanelReadout(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) : c_(c) {
+    const Index lanes = c.plan.lanes;
+    const auto take = [&](Index rows) {
+      return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
+    };
+    query_ = take(query_dim(c.geometry));
+    own_key_ = take(own_dim(c.geometry.dim_qk));
+    own_value_ = take(own_dim(c.geometry.dim_v));
+    extra_ = take(c.op.extra_dim(c.geometry));
+    work_ = take(c.op.readout.work_rows(c.geometry, backward));
+    diagnostics_ = take(Readout::diagnostics);
+  }
+  [[nodiscard]] static Index query_dim(const Geometry& g) {
+    return Readout::uses_query ? g.dim_qk : 0;
+  }
+  [[nodiscard]] static Index own_dim(Index dim) { return Readout::uses_own_rows ? dim : 0; }
+
+  // Transposes what the readout reads of the panel's own rows.
+  [[nodiscard]] ReadoutPanel<Real> load(const TilePlace& place, const LaneTile<Real>& tile) const {
+    const auto fetch = [&](const TensorView<const Real>& view, Index head,
+                           const LaneTile<Real>& lanes) {
+      if (lanes.rows > 0)
+        pack_lanes(view.row(place.batch, head, place.query), view.strides().row, place.rows,
+                   lanes.rows, lanes.data, lanes.lanes);
+    };
+    const Index kv = c_.geometry.kv_head(place.head);
+    fetch(c_.in.query, place.head, query_);
+    fetch(c_.in.key, kv, own_key_);
+    fetch(c_.in.value, kv, own_value_);
+    fetch(c_.in.extra, place.head, extra_);
+    ReadoutPanel<Real> panel;
+    panel.geometry = c_.geometry;
+    panel.batch = place.batch;
+    panel.head = place.head;
+    panel.first_row = place.query;
+    panel.valid_lanes = place.rows;
+    panel.vectors = c_.plan.vectors;
+    panel.tile = tile;
+    panel.query = query_.constant();
+    panel.own_key = own_key_.constant();
+    panel.own_value = own_value_.constant();
+    panel.extra = extra_.constant();
+    panel.work = work_;
+    panel.diagnostics = diagnostics_;
+    return panel;
+  }
+
+ private:
+  const CallContext<Op, Real>& c_;
+  LaneTile<Real> query_, own_key_, own_value_, extra_, work_, diagnostics_;
+};
+
+// Whole rows and their lanes for a row normaliser.
+template <class Op, class Real>
+struct RowScratch {
+  using Normaliser = typename Op::NormaliserType;
+  LaneTile<Real> scores[2], work;
+  Real *max[2], *lse[2], *diagnostics;
+
+  [[nodiscard]] static Index tiles(const Op& op, bool backward) {
+    if constexpr (Normaliser::streams)
+      return 0;
+    else
+      return Normaliser::maps + op.normaliser.work_tiles(backward);
+  }
+  RowScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) {
+    if constexpr (!Normaliser::streams) {
+      const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
+      for (int m = 0; m < Normaliser::maps; ++m)
+        scores[m] = {scratch.take(keys * lanes), keys, lanes};
+      const Index rows = c.op.normaliser.work_tiles(backward) * keys;
+      work = {scratch.take(rows * lanes), rows, lanes};
+      for (int m = 0; m < 2; ++m) {
+        max[m] = scratch.take(lanes);
+        lse[m] = scratch.take(lanes);
+      }
+      diagnostics = scratch.take(Normaliser::diagnostics * lanes);
+    }
+  }
+  // After all scores: has lane i no number in one of its maps?
+  [[nodiscard]] bool saw_nothing(Index i) const {
+    bool nothing = false;
+    for (int m = 0; m < Normaliser::maps; ++m) nothing = nothing || max[m][i] == -kInfinity<Real>;
+    return nothing;
+  }
+};
+
+// The plan of a call; in backward a row normaliser keeps the gradients of a row's weights, too.
+template <class Real, class Op>
+[[nodiscard]] Plan plan_call(const Op& op, const Geometry& g, const BoundMask<Real>& mask,
+                             const Options& options, Index page_rows, bool backward) {
+  const Index rows = RowScratch<Op, Real>::tiles(op, backward);
+  return make_plan<Real>(g, mask, options, rows > 0 && backward ? rows + 1 : rows, page_rows,
+                         backward);
+}
+
+struct SeenTile {
+  TilePlace at;
+  TileKind kind;     // partial, too, where only lanes beyond the last query are hidden
+  bool hides_pairs;  // may the mask or a bias hide a pair of it?
+};
+
+// Fewer shared keys than this are not worth a part of their own.
+inline constexpr Index kPartKeys = 32;
+
+// Visits the keys of tile `t` in parts: those that the bands and key lengths of all panels leave to every
+// query (`shared`) by themselves, so that pairs are hidden in the strips around them only.
+template <class Body>
+void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& shared, Body&& body) {
+  const KeyRange tile{t * plan.tile, std::min((t + 1) * plan.tile, len_kv)};
+  const Index from = std::clamp(shared.begin, tile.begin, tile.end);
+  const Index to = std::clamp(shared.end, from, tile.end);
+  if (to - from < kPartKeys) return body(tile);
+  if (tile.begin < from) body(KeyRange{tile.begin, from});
+  body(KeyRange{from, to});
+  if (to < tile.end) body(KeyRange{to, tile.end});
+}
+
+// Keys that all of these panels share.
+template <class Panels>
+[[nodiscard]] KeyRange shared_keys(const Panels& panels, Index count) {
+  KeyRange all = panels[0].panel.shared;
+  for (Index i = 1; i < count; ++i) {
+    const KeyRange& own = panels[std::size_t(i)].panel.shared;
+    all = {std::max(all.begin, own.begin), std::min(all.end, own.end)};
+  }
+  return all;
+}
+
+template <class Op, class Real>
+class Panel {
+ public:
+  using Normaliser = typename Op::NormaliserType;
+  using Context = CallContext<Op, Real>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  std::array<QuerySide<Op, Real>, kMaps> query;
+  PanelReadout<Op, Real> readout;
+  RowScratch<Op, Real> rows;
+  PanelDropout<Real> dropout;
+  TilePlace place;
+  KeyRange seen;    // by some query, the band and the key length looked at
+  KeyRange shared;  // by every query, likewise
+
+  Panel(const Context& c, Scratch<Real>& scratch, bool backward)
+      : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
+        readout(c, scratch, backward),
+        rows(c, scratch, backward),
+        dropout(c.dropout),
+        c_(c) {}
+
+  // Takes over panel `panel` of head (b, h).
+  void move_to(Index b, Index h, Index panel) {
+    place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
+    place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
+    dropout.move_to(place);
+    seen = c_.mask.keys_of_rows(b, place.query, place.rows);
+    shared = c_.mask.keys_of_all_rows(b, place.query, place.rows);
+  }
+  void load_queries() {
+    for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
+  }
+
+  // Position of the first query in arrays over (batch, head, query).
+  [[nodiscard]] Index first_row() const {
+    return c_.geometry.row_index(place.batch, place.head, place.query);
+  }
+  [[nodiscard]] Rows<Real> values(const TilePlace& at) const {
+    const auto& value = c_.in.value;
+    return {value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys, c_.geometry.dim_v,
+            value.strides().row};
+  }
+
+  // The tile of these keys, cut to those that the panel sees: empty, without a key, outside of them.
+  [[nodiscard]] SeenTile tile(const KeyRange& keys) const {
+    SeenTile seen_tile{place, TileKind::empty, false};
+    TilePlace& at = seen_tile.at;
+    at.key = std::clamp(keys.begin, seen.begin, seen.end);
+    at.keys = std::clamp(keys.end, seen.begin, seen.end) - at.key;
+    if (at.keys == 0) return seen_tile;
+    seen_tile.kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
+    seen_tile.hides_pairs = seen_tile.kind == TileKind::partial || c_.mask.has_bias();
+    if (seen_tile.kind == TileKind::full && at.rows < c_.plan.lanes)
+      seen_tile.kind = TileKind::partial;
+    return seen_tile;
+  }
+
+  // Does query i of the panel see any key? Asked where its sum is 0: hidden pairs and visible pairs of score
+  // -infinity weigh nothing alike, but with visible ones alone the row is NaN, with hidden ones alone 0.
+  [[nodiscard]] bool sees_any(Index i) const {
+    return c_.mask.sees_any(place.batch, place.head, place.query + i);
+  }
+  // NaN in lane i of a tile from `key` on, where the pair is visible.
+  void spoil(const LaneTile<Real>& tile, Index i, Index key) const {
+    for (Index j = 0; j < tile.rows; ++j)
+      if (c_.mask.visible(place.batch, place.head, place.query + i, key + j))
+        tile.row(j)[i] = std::numeric_limits<Real>::quiet_NaN();
+  }
+
+  // marks: -infinity where a pair of the tile is hidden, else 0.
+  void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<Real>& marks) const {
+    marks.fill(Real(0));
+    const TileMask<Real> tile_mask(c_.mask, at, c_.plan.vectors);
+    if (kind == TileKind::partial) tile_mask.hide(marks);
+    if (c_.mask.has_bias()) tile_mask.hide_biased(marks);
+  }
+
+  // Whole rows over the keys that the panel sees, with no score in them yet.
+  [[nodiscard]] RowBlock<Real> row_block() const {
+    RowBlock<Real> block;
+    block.head = place.head;
+    block.vectors = c_.plan.vectors;
+    block.valid_lanes = place.rows;
+    block.work = rows.work;
+    block.diagnostics = rows.diagnostics;
+    for (int m = 0; m < kMaps; ++m) {
+      const std::size_t i = std::size_t(m);
+      block.scores[i] = {rows.scores[m].data, seen.size(), c_.plan.lanes};
+      block.score_max[i] = rows.max[m];
+      block.lse[i] = rows.lse[m];
+      std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<Real>);
+    }
+    return block;
+  }
+
+ private:
+  template <int... M>
+  [[nodiscard]] static std::array<QuerySide<Op, Real>, kMaps> sides(
+      const Context& c, Scratch<Real>& scratch, std::integer_sequence<int, M...>) {
+    return {QuerySide<Op, Real>(c, scratch, M)...};
+  }
+  const Context& c_;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

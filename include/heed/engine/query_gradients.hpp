@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What one panel adds to the gradients, tile by tile: its own rows' gradients stay in lanes until the
+// panel is done; what it shares with other panels (dK, dV, bias, side values) is added behind
+// turnstiles, in a fixed order.
+
+#include <heed/engine/queries.hpp>
+#include <heed/engine/tile/derivatives.hpp>
+#include <heed/engine/visiting_order.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
+// side for sums over all their queries.
+template <class Op, class Real>
+struct TileScratch {
+  Real *weights, *dscores;  // [group][tile][lanes], of streaming normalisers
+  Real *q, *dout;  // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
+  LaneTile<Real> marks, projected, dprojected;
+  Real* projected_rows;  // finite copy of the panel's projected rows
+  Real* copy;            // finite copy of a tile of keys or values
+  Real* key_lanes;       // see ScoreChain
+
+  TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    const Index queries = c.plan.group * lanes;
+    const Index sums = Op::NormaliserType::streams ? queries * tile : 0;
+    weights = scratch.take(sums);
+    dscores = scratch.take(sums);
+    q = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_qk));
+    dout = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_v));
+    marks = take(tile);
+    projected = take(rank > 0 ? tile : 0);
+    dprojected = take(rank > 0 ? tile : 0);
+    projected_rows = scratch.take(lanes * whole_vectors<Real>(rank));
+    copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
+    key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<Real>);
+  }
+};
+
+template <class Op, class Real>
+class PanelGradients {
+ public:
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  using Context = CallContext<Op, Real>;
+  static constexpr int kMaps = Normaliser::maps;
+
+  // A tile after the normaliser's vjp, [keys][lanes] each.
+  struct WeighedTile {
+    LaneTile<Real> weights;
+    std::array<LaneTile<Real>, kMaps> dots, dscores;
+  };
+
+  // index: of the panel in its group.
+  PanelGradients(const Context& c, BackwardShared<Op, Real>& shared, const Panel<Op, Real>& panel,
+                 const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
+      : c_(c), s_(shared), panel_(panel), work_(work), index_(index) {
+    const Geometry& g = c.geometry;
+    const Index lanes = c.plan.lanes;
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    const auto take_rows = [&](Index columns) {
+      return scratch.take(lanes * whole_vectors<Real>(columns));
+    };
+    for (Map& map : maps_) {
+      map.grad = QueryGrad<Op, Real>::take(c, scratch);
+      map.q_memory = &map == maps_.data() ? nullptr : take_rows(g.dim_qk);
+      map.clean_memory = take_rows(g.dim_qk);
+      map.projected = take_rows(c.keys.needs().rank);
+    }
+    dout_memory_ = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
+    dout_clean_memory_ = take_rows(g.dim_v);
+    dextra_ = take(c.op.extra_dim(g));
+    dquery_ = take(PanelReadout<Op, Real>::query_dim(g));
+    down_key_ = take(PanelReadout<Op, Real>::own_dim(g.dim_qk));
+    down_value_ = take(PanelReadout<Op, Real>::own_dim(g.dim_v));
+  }
+
+  // Gradient of the panel's extra rows, [extra_dim][lanes].
+  [[nodiscard]] const LaneTile<Real>& extra() const { return dextra_; }
+
+  // Starts the panel, whose queries must be loaded.
+  void begin(const VisitingOrder::Visit& visit) {
+    visit_ = visit;
+    for (const auto& tile : {dquery_, down_key_, down_value_, dextra_}) tile.fill(Real(0));
+    finite_ = true;
+    for (int m = 0; m < kMaps; ++m) copy_queries(m);
+  }
+
+  // Where the readout's vjp writes.
+  void attach(ReadoutPanel<Real>& readout) const {
+    readout.dquery = dquery_;
+    readout.down_key = down_key_;
+    readout.down_value = down_value_;
+    readout.dextra = dextra_;
+  }
+
+  // dL/dmixed, [dim_v][lanes]: the rows that are summed into dV.
+  void take_output_gradient(const LaneTile<Real>& dmixed) {
+    const Index dim = dmixed.rows, rows = panel_.place.rows;
+    dout_ = {dout_memory_, rows, dim, whole_vectors<Real>(dim)};
+    std::fill(dout_memory_, dout_memory_ + c_.plan.lanes * whole_vectors<Real>(dim), Real(0));
+    unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<Real>(dim));
+    finite_ = finite_ && all_finite(dout_);
+    if (finite_) return;
+    dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole_vectors<Real>(dim));
+    for (Map& map : maps_) map.clean = finite_copy(map.q, map.clean_memory, map.q.stride);
+  }
+
+  // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
+
+  // Do the sums over queries need no guard against what hidden pairs hold?
+  [[nodiscard]] bool sums_plainly(const SeenTile& seen) const { return finite_ || !hides(seen); }
+
+  // together: the worker adds to dK and dV for all panels of the group.
+  void add(Index t, const SeenTile& seen, const WeighedTile& weighed, bool together) {
+    const TilePlace& at = seen.at;
+    const bool shares_bias = s_.grads.bias.given();
+    marked_ = false;
+    if (shares_bias) {
+      wait(t);
+      for (const auto& dscores : weighed.dscores) add_bias_gradient(at, dscores);
+    }
+    for (int m = 0; m < kMaps; ++m) {
+      const std::size_t i = std::size_t(m);
+      const LaneTile<Real>& dscores = weighed.dscores[i];
+      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
+      if (!c_.plain()) {
+        panel_.query[i].projected_dots(at, work_.projected);
+        chain.run(at, weighed.dots[i], work_.projected, dscores, work_.dprojected,
+                  hides(seen) ? marks(seen) : LaneTile<Real>{});
+      }
+      add_to_queries(m, seen, dscores);
+      if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
+      if (!c_.plain()) add_side_values(m, seen, chain);
+      if (!together) add_to_keys(m, seen, dscores);
+    }
+    if (s_.grads.value.given() && !together)
+      add_rows(weighed.weights, seen, dout_, dout_clean_,
+               s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
+               s_.grads.value.strides().row);
+  }
+
+  // Adds to the key and value rows at the queries' own positions, where they lie in tile `t`.
+  void add_own_rows(Index t) const {
+    if constexpr (Readout::uses_own_rows) {
+      const TilePlace& place = panel_.place;
+      if (place.query / c_.plan.tile != t) return;
+      wait(t);
+      const Index kv = c_.geometry.kv_head(place.head);
+      const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
+        if (to.given())
+          add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
+                             to.row(place.batch, kv, place.query), to.strides().row);
+      };
+      add(down_key_, s_.grads.key);
+      add(down_value_, s_.grads.value);
+    }
+  }
+
+  // After the last tile: gradients of the panel's rows but for query; adds those of the score's parameters to
+  // `parameters` and those of its table to `table`.
+  void finish(Op& parameters, Real* table) {
+    for (int m = 0; m < kMaps; ++m) finish_map(m, parameters);
+    if constexpr (Score::has_table) add_table(table);
+    const TilePlace& place = panel_.place;
+    if (s_.grads.extra.given() && dextra_.rows > 0)
+      unpack_lanes(dextra_.data, dextra_.lanes, place.rows, dextra_.rows,
+                   s_.grads.extra.row(place.batch, place.head, place.query),
+                   s_.grads.extra.strides().row);
+  }
+
+  // After finish(): the gradient of query, which is added to rows that others add to where `sums_queries`.
+  void write_query_gradients() const {
+    if (!s_.grads.query.given()) return;
+    const TilePlace& place = panel_.place;
+    const Index stride = s_.grads.query.strides().row;
+    for (int m = 0; m < kMaps; ++m) {
+      const LaneTile<Real>& dq = maps_[std::size_t(m)].grad.dq;
+      const Source& source = panel_.query[std::size_t(m)].source();
+      Real* to =
+          s_.grads.query.row(place.batch, source.query_head, place.query) + source.query_column;
+      if (s_.sums_queries)
+        add_unpacked_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
+      else
+        unpack_lanes(dq.data, dq.lanes, place.rows, dq.rows, to, stride);
+    }
+    if (dquery_.rows > 0)
+      add_unpacked_lanes(dquery_.data, dquery_.lanes, place.rows, dquery_.rows,
+                         s_.grads.query.row(place.batch, place.head, place.query), stride);
+  }
+
+ private:
+  // One score map.
+  struct Map {
+    QueryGrad<Op, Real> grad;
+    Real *q_memory, *clean_memory;
+    Real* projected;      // the rows times the score's projection, times projected_factor()
+    Rows<Real> q, clean;  // the panel's rows, times the row factor; without non-finite numbers
+  };
+
+  // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
+  [[nodiscard]] bool hides(const SeenTile& seen) const {
+    return seen.kind == TileKind::partial || c_.mask.has_bias();
+  }
+
+  // Of the tile at hand: -infinity where a pair is hidden, else 0.
+  [[nodiscard]] const LaneTile<Real>& marks(const SeenTile& seen) {
+    if (!marked_) panel_.mark_hidden(seen.at, seen.kind, work_.marks.part(0, seen.at.keys));
+    marked_ = true;
+    return work_.marks;
+  }
+
+  // Where dscores stand for dL/d(factor q.k), rows and dQ carry the factor.
+  [[nodiscard]] Real row_factor() const { return c_.row_factor(); }
+  void wait(Index t) const { s_.tiles.wait(visit_.gate(t, c_.plan.tiles), visit_.rank); }
+
+  // Padded row-major copy, times a factor; zeros behind the last row.
+  [[nodiscard]] Rows<Real> padded_copy(const Rows<Real>& from, Real factor, Real* memory) const {
+    const Index padded = whole_vectors<Real>(from.columns);
+    std::fill(memory + from.count * padded, memory + c_.plan.lanes * padded, Real(0));
+    for (Index r = 0; r < from.count; ++r)
+      for (Index col = 0; col < padded; ++col)
+        memory[r * padded + col] = col < from.columns ? from.row(r)[col] * factor : Real(0);
+    return {memory, from.count, from.columns, padded};
+  }
+
+  void copy_queries(int m) {
+    Map& map = maps_[std::size_t(m)];
+    const auto& side = panel_.query[std::size_t(m)];
+    const Index width = side.source().width, rows = panel_.place.rows;
+    map.grad.clear(width);
+    // Those of map 0 stand beside those of the other panels of the group.
+    if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
+    map.q = padded_copy({side.query_rows(), rows, width, c_.in.query.strides().row}, row_factor(),
+                        map.q_memory);
+    finite_ = finite_ && all_finite(map.q);
+    if constexpr (Score::has_projection) {
+      const Index rank = c_.keys.needs().rank;
+      if (rank == 0) return;
+      std::fill(map.projected, map.projected + rows * whole_vectors<Real>(rank), Real(0));
+      unpack_lanes(side.projected().data, c_.plan.lanes, rows, rank, map.projected,
+                   whole_vectors<Real>(rank));
+    }
+  }
+
+  // out[key] += sum over lanes weights[key][lane] * rows[lane]
+  void add_rows(const LaneTile<Real>& weights, const SeenTile& seen, const Rows<Real>& rows,
+                const Rows<Real>& clean, Real* out, Index stride) {
+    if (sums_plainly(seen))
+      add_row_product(weights, rows, out, stride);
+    else
+      add_row_product_guarded(weights, marks(seen), rows, clean, out, stride);
+  }
+  // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
+  void add_lanes(const Rows<Real>& values, const SeenTile& seen, const LaneTile<Real>& weights,
+                 const LaneTile<Real>& out) {
+    if (!hides(seen) || all_finite(values))
+      add_lane_product(values, weights, c_.plan.vectors, panel_.place.rows, out);
+    else
+      add_lane_product_guarded(values, weights, marks(seen), c_.plan.vectors, panel_.place.rows,
+                               out, work_.copy);
+  }
+
+  void add_to_queries(int m, const SeenTile& seen, const LaneTile<Real>& dscores) {
+    const TilePlace& at = seen.at;
+    Map& map = maps_[std::size_t(m)];
+    const auto& side = panel_.query[std::size_t(m)];
+    add_lanes(side.key_rows(at.key, at.keys), seen, dscores, map.grad.dq);
+    if constexpr (Score::has_projection)
+      if (map.grad.side.projected.rows > 0)
+        add_lanes(side.projected_keys(at.key, at.keys), seen, work_.dprojected.part(0, at.keys),
+                  map.grad.side.projected);
+  }
+
+  void add_to_keys(int m, const SeenTile& seen, const LaneTile<Real>& dscores) {
+    if (!s_.grads.key.given()) return;
+    const Map& map = maps_[std::size_t(m)];
+    const Source& source = panel_.query[std::size_t(m)].source();
+    add_rows(dscores, seen, map.q, map.clean,
+             s_.grads.key.row(seen.at.batch, source.kv_head, seen.at.key) + source.key_column,
+             s_.grads.key.strides().row);
+  }
+
+  void add_side_values(int m, const SeenTile& seen, const ScoreChain<Op, Real>& chain) {
+    const TilePlace& at = seen.at;
+    const Index row = c_.keys.row(at.batch, at.head, m, at.key);
+    chain.add_key_features(at, s_.dfeatures.data() + row * Score::key_features);
+    if constexpr (Score::has_projection) {
+      const Index rank = c_.keys.needs().rank;
+      if (rank == 0) return;
+      const Rows<Real> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank,
+                            whole_vectors<Real>(rank)};
+      Real* to = s_.dprojected.data() + row * rank;
+      const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
+      if (!hides(seen) || all_finite(rows)) return add_row_product(d, rows, to, rank);
+      const Rows<Real> clean = finite_copy(rows, work_.projected_rows, rows.stride);
+      add_row_product_guarded(d, marks(seen), rows, clean, to, rank);
+    }
+  }
+
+  void add_bias_gradient(const TilePlace& at, const LaneTile<Real>& dscores) const {
+    const TensorView<Real>& bias = s_.grads.bias;
+    Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
+    if (bias.shape().len > 1)
+      return add_unpacked_lanes(dscores.data, dscores.lanes, at.rows, at.keys, to,
+                                bias.strides().row);
+    for (Index i = 0; i < at.rows; ++i)
+      for (Index j = 0; j < at.keys; ++j) to[j] += dscores.row(j)[i];
+  }
+
+  void finish_map(int m, Op& parameters) {
+    auto& grad = maps_[std::size_t(m)].grad;
+    const auto& side = panel_.query[std::size_t(m)];
+    const TilePlace& place = panel_.place;
+    if constexpr (SideNeeds<Op>::any) chain_features(side, grad);
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      for (Index col = 0; col < grad.dq.rows; ++col) {
+        Pack<Real> g = grad.dq.load(col, v) * row_factor();
+        if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
+        grad.dq.store(col, v, g);
+      }
+    double scalars[Score::scalars + 1];
+    for (int i = 0; i < Score::scalars; ++i)
+      scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);
+    c_.op.score.chain_scalars(place.head, scalars, parameters.score);
+  }
+
+  // From gradients of query features, projected rows and table entries to those of the rows, in x.
+  void chain_features(const QuerySide<Op, Real>& side, const QueryGrad<Op, Real>& grad) const {
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      Pack<Real> f[Score::query_features + 1], df[Score::query_features + 1];
+      for (int i = 0; i < Score::query_features; ++i) {
+        f[i] = side.features().load(i, v);
+        df[i] = grad.features.load(i, v);
+      }
+      const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
+      for (Index r = 0; r < grad.side.projected.rows; ++r)
+        grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
+      c_.op.score.query_features_vjp(side.side().row(v), f, df, grad.side.grad(v));
+      grad.side.clear_lanes(idle, v);
+    }
+    SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors,
+                           grad.side);
+  }
+
+  void add_table(Real* table) {
+    const auto& grad = maps_[0].grad.side.table;
+    const Index width = c_.geometry.dim_qk;
+    gemm_add(grad.rows, panel_.place.rows, width, Broadcast<Real>{grad.data, grad.lanes, 1},
+             maps_[0].q.data, maps_[0].q.stride, table, width);
+  }
+
+  const Context& c_;
+  BackwardShared<Op, Real>& s_;
+  const Panel<Op, Real>& panel_;
+  const TileScratch<Op, Real>& work_;
+  Index index_;
+  std::array<Map, kMaps> maps_;
+  LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
+  Rows<Real> dout_, dout_clean_;
+  Real *dout_memory_, *dout_clean_memory_;
+  VisitingOrder::Visit visit_;
+  bool finite_ = true;   // are the panel's rows?
+  bool marked_ = false;  // are the marks those of the tile at hand?
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

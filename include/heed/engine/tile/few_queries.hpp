@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A streaming panel of few queries, as in decoding: each query has a row of scores, keys along the lanes,
+// so that vectors are full. What QuerySide and TileMask do to tiles, for rows.
+
+#include <heed/engine/queries.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+template <class Op, class Real>
+class FewQueries {
+ public:
+  using Normaliser = typename Op::NormaliserType;
+  using P = Pack<Real>;
+
+  FewQueries(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
+      : c_(c), stride_(whole_vectors<Real>(c.plan.tile)) {
+    rows_ = scratch.take(kNarrowRows<Real> * stride_);
+    projected_ = scratch.take(c.keys.needs().rank > 0 ? stride_ : 0);
+    hidden_ = scratch.take(stride_);
+  }
+
+  // Scores of all queries; top[i] is raised to the largest of query i.
+  void score(const Panel<Op, Real>& panel, const SeenTile& tile, Real* top) const {
+    for (Index i = 0; i < tile.at.rows; ++i) {
+      Real* row = rows_ + i * stride_;
+      panel.query[0].row_scores(tile.at, i, row, projected_);
+      if (c_.mask.has_slopes()) add_slopes(tile.at, i, row);
+      if (c_.mask.has_bias()) add_bias(tile.at, i, row);
+      if (tile.hides_pairs) hide(tile.at, i, row);
+      std::fill(row + tile.at.keys, row + whole_vectors<Real>(tile.at.keys), -kInfinity<Real>);
+      P largest = top[i];
+      for (Index j = 0; j < tile.at.keys; j += kLanes<Real>)
+        largest = max(P::load(row + j), largest);
+      for (int k = 0; k < kLanes<Real>; ++k) top[i] = std::max(top[i], largest.lane(k));
+    }
+  }
+
+  // Scores become unnormalised weights; their sums are added to the state.
+  void weigh(const SeenTile& tile, const SoftmaxState<Real>& state) const {
+    for (Index i = 0; i < tile.at.rows; ++i) {
+      Real* row = rows_ + i * stride_;
+      const P shift = state.shift[i], base = lane_of(Normaliser::exponent_base(state, 0), i);
+      P sum = Real(0);
+      for (Index j = 0; j < tile.at.keys; j += kLanes<Real>) {
+        const P weight = Normaliser::weight_of(P::load(row + j), shift, base);
+        weight.store(row + j);
+        sum += weight;
+      }
+      state.sum[i] += sum_lanes(sum);
+    }
+  }
+
+  void drop(const Panel<Op, Real>& panel, const SeenTile& tile) const {
+    if (!panel.dropout.drops()) return;
+    for (Index i = 0; i < tile.at.rows; ++i) {
+      Real* row = rows_ + i * stride_;
+      Dropper<Real> dropper = panel.dropout.along_keys(i, tile.at.key);
+      for (Index j = 0; j < tile.at.keys; j += kLanes<Real>) {
+        dropper.next();
+        dropper(P::load(row + j)).store(row + j);
+      }
+    }
+  }
+
+  // out[column][i] += sum over keys of weights * values. What a hidden key's value holds does not
+  // matter; `copy` has room for the tile's values.
+  void mix(const SeenTile& tile, const Rows<Real>& values, const LaneTile<Real>& out,
+           Real* copy) const {
+    const bool finite = !tile.hides_pairs || all_finite(values);
+    for (Index i = 0; i < tile.at.rows; ++i) {
+      const Rows<Real> own = finite ? values : without_hidden(tile.at, i, values, copy);
+      row_mix(own.data, own.stride, own.count, own.columns, rows_ + i * stride_, 1, out.data + i,
+              out.lanes);
+    }
+  }
+
+ private:
+  [[nodiscard]] static Real lane_of(P p, Index i) { return p.lane(int(i)); }
+
+  void add_slopes(const TilePlace& at, Index i, Real* row) const {
+    const Real slope = c_.mask.slope(at.head);
+    const Real origin = Real(at.query + i + c_.mask.slope_shift() - at.key);
+    for (Index j = 0; j < at.keys; ++j) row[j] -= slope * std::abs(origin - Real(j));
+  }
+
+  void add_bias(const TilePlace& at, Index i, Real* row) const {
+    const Real* bias = c_.mask.bias_row(at.batch, at.head, at.query + i) + at.key;
+    for (Index j = 0; j < at.keys; ++j)
+      row[j] = bias[j] == -kInfinity<Real> ? -kInfinity<Real> : row[j] + bias[j];
+  }
+
+  // -infinity where any part of the mask hides the pair.
+  void hide(const TilePlace& at, Index i, Real* row) const {
+    const auto drop = [row](Index from, Index to) {
+      std::fill(row + from, row + to, -kInfinity<Real>);
+    };
+    const KeyRange seen = c_.mask.keys_of(at.batch, at.query + i);
+    drop(0, std::clamp<Index>(seen.begin - at.key, 0, at.keys));
+    drop(std::clamp<Index>(seen.end - at.key, 0, at.keys), at.keys);
+    const auto hide_where = [&](auto&& hidden) {
+      for (Index j = 0; j < at.keys; ++j)
+        if (hidden(j)) row[j] = -kInfinity<Real>;
+    };
+    if (c_.mask.has_documents()) {
+      const Index own = c_.mask.query_document(at.batch, at.query + i);
+      hide_where([&](Index j) { return c_.mask.key_document(at.batch, at.key + j) != own; });
+    }
+    if (c_.mask.has_allowed()) {
+      const bool* allowed = c_.mask.allowed_row(at.batch, at.head, at.query + i) + at.key;
+      hide_where([&](Index j) { return !allowed[j]; });
+    }
+    if (c_.mask.has_bias()) {
+      const Real* bias = c_.mask.bias_row(at.batch, at.head, at.query + i) + at.key;
+      hide_where([&](Index j) { return bias[j] == -kInfinity<Real>; });
+    }
+  }
+
+  // A copy of the values with zeros where query i does not see the key.
+  [[nodiscard]] Rows<Real> without_hidden(const TilePlace& at, Index i, const Rows<Real>& values,
+                                          Real* copy) const {
+    std::fill(hidden_, hidden_ + at.keys, Real(0));
+    hide(at, i, hidden_);
+    for (Index j = 0; j < values.count; ++j)
+      for (Index col = 0; col < values.columns; ++col)
+        copy[j * values.columns + col] = hidden_[j] == Real(0) ? values.row(j)[col] : Real(0);
+    return {copy, values.count, values.columns, values.columns};
+  }
+
+  const CallContext<Op, Real>& c_;
+  Index stride_;
+  Real *rows_, *projected_, *hidden_;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

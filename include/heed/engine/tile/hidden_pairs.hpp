@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Masks on lane tiles: rows are keys, lanes are queries. Adding a bias or a slope, and hiding: a hidden
+// score becomes -infinity, whatever it was.
+
+#include <heed/mask/bound_mask.hpp>
+#include <heed/plug/tile.hpp>
+#include <heed/simd/exp.hpp>
+#include <heed/simd/transpose.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// Where a tile lies: queries [query, query + rows), keys [key, key + keys) of head (b, h).
+struct TilePlace {
+  Index batch = 0, head = 0;
+  Index query = 0, rows = 0;
+  Index key = 0, keys = 0;
+};
+
+template <class Real>
+class TileMask {
+ public:
+  TileMask(const BoundMask<Real>& mask, const TilePlace& place, int vectors)
+      : mask_(mask), place_(place), vectors_(vectors) {}
+
+  // scores += bias, through a transposed copy in `scratch` ([keys][lanes]).
+  void add_bias(const LaneTile<Real>& scores, Real* scratch) const {
+    const auto& p = place_;
+    const LaneTile<Real> bias{scratch, p.keys, scores.lanes};
+    const Real* source = mask_.bias_row(p.batch, p.head, p.query) + p.key;
+    const bool shared = mask_.bias().shape().len == 1;
+    if (!shared)
+      pack_lanes(source, mask_.bias().strides().row, p.rows, p.keys, scratch, scores.lanes);
+    for (int v = 0; v < vectors_; ++v)
+      for (Index j = 0; j < p.keys; ++j) {
+        const Pack<Real> add = shared ? Pack<Real>(source[j]) : bias.load(j, v);
+        const Pack<Real> hidden = -kInfinity<Real>;
+        scores.store(j, v, select(add == hidden, hidden, scores.load(j, v) + add));
+      }
+  }
+
+  // Hides what a bias of -infinity hides.
+  void hide_biased(const LaneTile<Real>& scores) const {
+    for (Index i = 0; i < place_.rows; ++i) {
+      const Real* row = mask_.bias_row(place_.batch, place_.head, place_.query + i) + place_.key;
+      for (Index j = 0; j < place_.keys; ++j)
+        if (row[j] == -kInfinity<Real>) scores.row(j)[i] = -kInfinity<Real>;
+    }
+  }
+
+  // scores -= slope * |p - j|
+  void add_slopes(const LaneTile<Real>& scores) const {
+    const Pack<Real> slope = mask_.slope(place_.head);
+    // Positions relative to the tile: exact in Real for any sequence length that fits in memory.
+    const Index origin = place_.query + mask_.slope_shift() - place_.key;
+    for (int v = 0; v < vectors_; ++v) {
+      const Pack<Real> position = Pack<Real>::iota() + Real(origin + v * kLanes<Real>);
+      for (Index j = 0; j < place_.keys; ++j) {
+        const Pack<Real> distance = math::absolute(position - Real(j));
+        scores.store(j, v, scores.load(j, v) - slope * distance);
+      }
+    }
+  }
+
+  // Hides what band, key length, documents and boolean mask hide, and lanes beyond the last query.
+  void hide(const LaneTile<Real>& scores) const {
+    hide_band(scores);
+    if (mask_.has_documents()) hide_documents(scores);
+    if (mask_.has_allowed()) hide_disallowed(scores);
+  }
+
+ private:
+  void hide_band(const LaneTile<Real>& scores) const {
+    constexpr Index W = kLanes<Real>;
+    alignas(64) Real begin[kPanelLanes<Real>], end[kPanelLanes<Real>];
+    Index all_from = 0, all_to = place_.keys;  // rows that every lane sees
+    for (Index i = 0; i < vectors_ * W; ++i) {
+      KeyRange range;
+      if (i < place_.rows) range = mask_.keys_of(place_.batch, place_.query + i);
+      const Index from = std::clamp<Index>(range.begin - place_.key, 0, place_.keys);
+      const Index to = std::clamp<Index>(range.end - place_.key, 0, place_.keys);
+      begin[i] = Real(from);
+      end[i] = Real(to);
+      all_from = std::max(all_from, from);
+      all_to = std::min(all_to, to);
+    }
+    const auto hide_rows = [&](Index first, Index last) {
+      for (int v = 0; v < vectors_; ++v) {
+        const Pack<Real> from = Pack<Real>::load(begin + v * W), to = Pack<Real>::load(end + v * W);
+        for (Index j = first; j < last; ++j) {
+          const Pack<Real> key = Real(j);
+          const auto seen = (key >= from) & (key < to);
+          scores.store(j, v, select(seen, scores.load(j, v), Pack<Real>(-kInfinity<Real>)));
+        }
+      }
+    };
+    if (all_from >= all_to) return hide_rows(0, place_.keys);
+    hide_rows(0, all_from);
+    hide_rows(all_to, place_.keys);
+  }
+
+  void hide_documents(const LaneTile<Real>& scores) const {
+    for (Index i = 0; i < place_.rows; ++i) {
+      const Index own = mask_.query_document(place_.batch, place_.query + i);
+      for (Index j = 0; j < place_.keys; ++j)
+        if (mask_.key_document(place_.batch, place_.key + j) != own)
+          scores.row(j)[i] = -kInfinity<Real>;
+    }
+  }
+
+  // In blocks of W queries and as many keys as a lane has bits: one word per query, whose highest bit says
+  // whether it may see the first key.
+  void hide_disallowed(const LaneTile<Real>& scores) const {
+    constexpr Index W = kLanes<Real>, block = 8 * Index(sizeof(Real));
+    using Bits = typename Pack<Real>::Bits;
+    using Mask = typename Pack<Real>::Mask;
+    for (Index first = 0; first < place_.rows; first += W) {
+      const Index rows = std::min(W, place_.rows - first);
+      const int v = int(first / W);
+      for (Index j = 0; j < place_.keys; j += block) {
+        const Index keys = std::min(block, place_.keys - j);
+        Bits words{};
+        for (Index r = 0; r < rows; ++r) {
+          const bool* allowed =
+              mask_.allowed_row(place_.batch, place_.head, place_.query + first + r);
+          words[r] =
+              word_of<std::remove_cvref_t<decltype(words[0])>>(allowed + place_.key + j, keys);
+        }
+        for (Index k = 0; k < keys; ++k, words <<= 1) {
+          const Mask seen = (Mask)words < Mask{};
+          scores.store(j + k, v, select(seen, scores.load(j + k, v), Pack<Real>(-kInfinity<Real>)));
+        }
+      }
+    }
+  }
+
+  // Flags from the highest bit down, no more than it has bits.
+  template <class Word>
+  [[nodiscard]] static Word word_of(const bool* flags, Index count) {
+    constexpr Index bits = 8 * Index(sizeof(Word));
+    std::uint64_t word = 0;
+    Index j = 0;
+    for (; j + 8 <= count; j += 8) {
+      // Eight bytes of 0 or 1: the product gathers them in its highest byte.
+      std::uint64_t bytes;
+      std::memcpy(&bytes, flags + j, 8);
+      if constexpr (std::endian::native == std::endian::big) bytes = __builtin_bswap64(bytes);
+      word |= bytes * 0x8040201008040201u >> 56 << (bits - 8 - j);
+    }
+    for (; j < count; ++j) word |= std::uint64_t(flags[j]) << (bits - 1 - j);
+    return Word(word);
+  }
+
+  const BoundMask<Real>& mask_;
+  TilePlace place_;
+  int vectors_;
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

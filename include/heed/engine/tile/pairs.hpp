@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a score reads of query-key pairs, a vector of them at a time: queries along the lanes (LanePairs), or
+// keys (RowPairs). Values of their own, so that a loop over keys keeps what is constant in registers.
+// Scaled: scaled dot products are logits (CallContext::dots_are_logits).
+
+#include <heed/engine/context.hpp>
+#include <heed/engine/tile/hidden_pairs.hpp>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+template <class Op, class Real>
+class QuerySide;
+
+namespace detail {
+
+// From scaled dot products to a pair's dot and logit.
+template <class Op, class Real, bool Scaled>
+struct Logits {
+  Real dot, keep, cap, inverse_cap;
+  explicit Logits(const CallContext<Op, Real>& c)
+      : dot(c.dot_factor()),
+        keep(c.logit_factor()),
+        cap(c.mask.soft_cap()),
+        inverse_cap(std::min(Real(1) / cap, std::numeric_limits<Real>::max())) {}
+  [[gnu::always_inline]] void set(Pack<Real> scaled_dot,
+                                  PairOf<typename Op::ScoreType, Pack<Real>>& pair) const {
+    pair.logit = scaled_dot;
+    pair.dot = scaled_dot * dot;
+    if constexpr (!Scaled) {
+      pair.logit = pair.logit * keep;
+      if (cap != Real(0)) pair.logit = cap * math::tanh(pair.logit * inverse_cap);
+    }
+  }
+};
+
+// Query features as pairs have them.
+template <class Op, class Real, std::size_t n>
+void move_factor(const CallContext<Op, Real>& c, std::array<Pack<Real>, n>& query) {
+  if constexpr (normed_dots<typename Op::ScoreType>) {
+    constexpr Real largest = std::numeric_limits<Real>::max();
+    // Of a row of zeros it may overflow, and 0 times infinity is none.
+    query[0] = max(Pack<Real>(-largest), min(Pack<Real>(largest), query[0] * c.feature_factor()));
+  }
+}
+
+// Features and position of the first key of a tile.
+template <class Op, class Real>
+struct KeysOfTile {
+  std::array<const Real*, std::size_t(Op::ScoreType::key_features)> feature;
+  Real position;
+  KeysOfTile(const QuerySide<Op, Real>& side, const TilePlace& place) : position(Real(place.key)) {
+    for (std::size_t i = 0; i < feature.size(); ++i)
+      feature[i] =
+          side.context().keys.feature(place.batch, place.head, side.map(), int(i), place.key);
+  }
+};
+
+}  // namespace detail
+
+// Pairs of the queries in vector `v` of a panel with one key after the other. `projected`: their projected
+// dot products.
+template <class Op, class Real, bool Scaled>
+class LanePairs {
+ public:
+  using Score = typename Op::ScoreType;
+
+  LanePairs(const QuerySide<Op, Real>& side, const TilePlace& place, int v,
+            const LaneTile<Real>& projected)
+      : v_(v),
+        keys_(side, place),
+        logits_(side.context()),
+        projected_(side.side().projected.rows > 0 ? projected : LaneTile<Real>{}),
+        table_(side.side().table),
+        query_position_(Pack<Real>::iota() + Real(place.query + v * kLanes<Real>)) {
+    for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = side.features().load(Index(i), v);
+    detail::move_factor(side.context(), query_);
+  }
+
+  // Key j of the tile.
+  [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<Real>> operator()(
+      Index j, Pack<Real> scaled_dot) const {
+    PairOf<Score, Pack<Real>> pair;
+    logits_.set(scaled_dot, pair);
+    if constexpr (Score::has_projection)
+      if (projected_.data) pair.projected = projected_.load(j, v_);
+    for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<Real>(keys_.feature[i][j]);
+    // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
+    for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
+    if constexpr (Score::has_table) pair.table = table_.load(Index(keys_.feature[0][j]), v_);
+    pair.query_index = query_position_;
+    pair.key_index = keys_.position + Real(j);
+    return pair;
+  }
+  [[nodiscard]] const auto& query() const { return query_; }
+
+ private:
+  int v_;
+  detail::KeysOfTile<Op, Real> keys_;
+  detail::Logits<Op, Real, Scaled> logits_;
+  LaneTile<Real> projected_, table_;
+  Pack<Real> query_position_;
+  std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
+};
+
+// Pairs of query `lane` of a panel with W keys at a time. `projected`: a row of its projected dot products.
+template <class Op, class Real, bool Scaled>
+class RowPairs {
+ public:
+  using Score = typename Op::ScoreType;
+
+  RowPairs(const QuerySide<Op, Real>& side, const TilePlace& place, Index lane,
+           const Real* projected)
+      : keys_(side, place),
+        count_(place.keys),
+        logits_(side.context()),
+        projected_(side.side().projected.rows > 0 ? projected : nullptr),
+        table_(side.side().table),
+        lane_(lane),
+        query_position_(Real(place.query + lane)) {
+    for (std::size_t i = 0; i < query_.size(); ++i)
+      query_[i] = Pack<Real>(side.features().row(Index(i))[lane]);
+    detail::move_factor(side.context(), query_);
+  }
+
+  // Keys j ... j + W - 1 of the tile; those behind the last one have side values of 0.
+  [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<Real>> operator()(
+      Index j, Pack<Real> scaled_dot) const {
+    PairOf<Score, Pack<Real>> pair;
+    logits_.set(scaled_dot, pair);
+    if constexpr (Score::has_projection)
+      if (projected_) pair.projected = Pack<Real>::load(projected_ + j);
+    const Index left = count_ - j;
+    for (std::size_t i = 0; i < pair.key.size(); ++i)
+      pair.key[i] = left >= kLanes<Real> ? Pack<Real>::load(keys_.feature[i] + j)
+                                         : load_part(keys_.feature[i] + j, left);
+    for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
+    if constexpr (Score::has_table)
+      for (int k = 0; k < kLanes<Real>; ++k)
+        pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
+    pair.query_index = query_position_;
+    pair.key_index = Pack<Real>::iota() + (keys_.position + Real(j));
+    return pair;
+  }
+
+ private:
+  detail::KeysOfTile<Op, Real> keys_;
+  Index count_;
+  detail::Logits<Op, Real, Scaled> logits_;
+  const Real* projected_;
+  LaneTile<Real> table_;
+  Index lane_;
+  Pack<Real> query_position_;
+  std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

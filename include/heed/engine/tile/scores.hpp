@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The query side of a panel: transposed rows, side values, and the scores of a tile of keys.
+
+#include <heed/engine/tile/hidden_pairs.hpp>
+#include <heed/engine/tile/pairs.hpp>
+#include <heed/plug/derivative.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// One score map of a panel: query rows of one head.
+template <class Op, class Real>
+class QuerySide {
+ public:
+  using Score = typename Op::ScoreType;
+  using Needs = SideNeeds<Op>;
+  using Context = CallContext<Op, Real>;
+  static constexpr int kQueryFeatures = Score::query_features;
+
+  QuerySide(const Context& c, Scratch<Real>& scratch, int map) : c_(c), map_(map) {
+    const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
+    scaled_ = {scratch.take(width * lanes), width, lanes};
+    narrow_ = scratch.take(kNarrowRows<Real> * width);
+    narrow_projected_ = scratch.take(kNarrowRows<Real> * c.keys.needs().rank);
+    dots_row_ = scratch.take(detail::whole_vectors<Real>(c.plan.tile));
+    features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
+    const auto& needs = c.keys.needs();
+    if constexpr (Needs::any)
+      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+    projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
+  }
+
+  // Reads the rows of a panel: queries [first, first + rows) of output head h.
+  void load(Index b, Index h, Index first, Index rows) {
+    batch_ = b;
+    head_ = h;
+    first_ = first;
+    rows_ = rows;
+    source_ = c_.op.normaliser.source(c_.geometry, h, map_);
+    for (int i = 0; i < Score::scalars; ++i) scalars_[std::size_t(i)] = c_.op.score.scalar(i, h);
+    scaled_.rows = source_.width;
+    const Real* row = query_rows();
+    const Index stride = c_.in.query.strides().row, lanes = c_.plan.lanes;
+    if (rows <= kNarrowRows<Real>) {
+      for (Index i = 0; i < rows; ++i)
+        for (Index col = 0; col < source_.width; ++col)
+          narrow_[i * source_.width + col] = c_.query_factor() * row[i * stride + col];
+    } else {
+      pack_lanes(row, stride, rows, source_.width, scaled_.data, lanes, c_.query_factor());
+    }
+    if constexpr (Needs::any) {
+      side_.x.rows = source_.width;
+      pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
+      side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
+      for (int v = 0; v < c_.plan.vectors; ++v)
+        for (Index r = 0; r < projected_.rows; ++r)
+          projected_.store(r, v, side_.projected.load(r, v) * c_.projected_factor());
+      if (rows <= kNarrowRows<Real>)
+        unpack_lanes(projected_.data, lanes, rows, projected_.rows, narrow_projected_,
+                     projected_.rows);
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        Pack<Real> f[kQueryFeatures + 1];
+        c_.op.score.query_features_of(side_.row(v), f);
+        for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, f[i]);
+      }
+    }
+  }
+
+  [[nodiscard]] const Context& context() const { return c_; }
+  [[nodiscard]] int map() const { return map_; }
+  [[nodiscard]] const Source& source() const { return source_; }
+  [[nodiscard]] const SideTiles<Real>& side() const { return side_; }
+  [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
+  // Projected rows times CallContext::projected_factor().
+  [[nodiscard]] const LaneTile<Real>& projected() const { return projected_; }
+  [[nodiscard]] const Real* query_rows() const {
+    return c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column;
+  }
+  [[nodiscard]] Rows<Real> key_rows(Index key, Index count) const {
+    return {c_.in.key.row(batch_, source_.kv_head, key) + source_.key_column, count, source_.width,
+            c_.in.key.strides().row};
+  }
+  [[nodiscard]] Rows<Real> projected_keys(Index key, Index count) const {
+    return c_.keys.projected(batch_, head_, map_, key, count);
+  }
+
+  // scaled dot products of the keys of `place`; `running_max` is raised to them if given. It is not
+  // given for narrow panels, whose tiles are partial.
+  void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
+    const Rows<Real> k = key_rows(place.key, place.keys);
+    if (rows_ <= kNarrowRows<Real>)
+      return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, rows_, out.data, out.lanes,
+                         dots_row_);
+    const Broadcast<Real> a{k.data, k.stride, 1};
+    if (running_max)
+      panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
+                                           scaled_.lanes, out.data, out.lanes, running_max);
+    else
+      panel_gemm<Store::overwrite>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
+                                   scaled_.lanes, out.data, out.lanes);
+  }
+  // Projected dot products; nothing without a projection.
+  void projected_dots(const TilePlace& place, const LaneTile<Real>& out) const {
+    if constexpr (Score::has_projection) {
+      if (projected_.rows == 0) return;
+      const Rows<Real> k = projected_keys(place.key, place.keys);
+      panel_gemm<Store::overwrite>(k.count, k.columns, c_.plan.vectors,
+                                   Broadcast<Real>{k.data, k.stride, 1}, projected_.data,
+                                   projected_.lanes, out.data, out.lanes);
+    }
+  }
+
+  // body.operator()<Scaled>() for this call's scale and soft cap.
+  template <class Body>
+  void with_pairs(Body&& body) const {
+    if (c_.dots_are_logits())
+      body.template operator()<true>();
+    else
+      body.template operator()<false>();
+  }
+  [[nodiscard]] ScalarsOf<Score, Pack<Real>> scalars() const {
+    ScalarsOf<Score, Pack<Real>> p;
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<Real>(scalars_[i]);
+    return p;
+  }
+
+  // From dot products to masked scores, maximum included. `dots` may be `scores`; `scratch` has room
+  // for a tile (bias).
+  void scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& dots,
+              const LaneTile<Real>& projected, const LaneTile<Real>& scores, Real* running_max,
+              Real* scratch) const {
+    score_pass(place, dots, projected, scores, running_max, masks_nothing(kind));
+    if (masks_nothing(kind)) return;
+    const TileMask<Real> tile_mask(c_.mask, place, c_.plan.vectors);
+    if (c_.mask.has_slopes()) tile_mask.add_slopes(scores);
+    if (c_.mask.has_bias()) tile_mask.add_bias(scores, scratch);
+    if (kind == TileKind::partial) tile_mask.hide(scores);
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      Pack<Real> top = Pack<Real>::load(running_max + v * kLanes<Real>);
+      for (Index j = 0; j < place.keys; ++j) top = max(scores.load(j, v), top);
+      top.store(running_max + v * kLanes<Real>);
+    }
+  }
+
+  // Scores of query `lane` of a narrow panel with the keys of `place`, before any mask; `out` and
+  // `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
+  void row_scores(const TilePlace& place, Index lane, Real* out, Real* projected) const {
+    const Rows<Real> k = key_rows(place.key, place.keys);
+    row_dots(k.data, k.stride, k.count, k.columns, narrow_ + lane * k.columns, out);
+    if (c_.plain()) return;
+    if constexpr (Score::has_projection)
+      if (side_.projected.rows > 0) {
+        const Rows<Real> p = projected_keys(place.key, place.keys);
+        row_dots(p.data, p.stride, p.count, p.columns, narrow_projected_ + lane * p.columns,
+                 projected);
+      }
+    with_score_form(c_.op.score, [&](const auto& form) {
+      with_pairs([&]<bool Scaled>() {
+        HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
+        const auto p = scalars();
+        const RowPairs<Op, Real, Scaled> pairs(*this, place, lane, projected);
+        for (Index j = 0; j < place.keys; j += kLanes<Real>)
+          own.score(pairs(j, Pack<Real>::load(out + j)), p).store(out + j);
+      });
+    });
+  }
+
+  // Dot products to scores in one go, in place, for forward.
+  void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& out,
+                   const LaneTile<Real>& projected, Real* running_max, Real* scratch) const {
+    const bool untouched = c_.plain() && masks_nothing(kind);
+    dots(place, out, untouched ? running_max : nullptr);
+    if (untouched) return;
+    projected_dots(place, projected);
+    scores(place, kind, out, projected, out, running_max, scratch);
+  }
+
+ private:
+  // Are the scores of such a tile final once the op has given them?
+  [[nodiscard]] bool masks_nothing(TileKind kind) const {
+    return kind == TileKind::full && !c_.mask.has_bias() && !c_.mask.has_slopes();
+  }
+
+  // With `final_scores`, running_max is raised to them on the way.
+  void score_pass(const TilePlace& place, const LaneTile<Real>& dots,
+                  const LaneTile<Real>& projected, const LaneTile<Real>& scores, Real* running_max,
+                  bool final_scores) const {
+    if (c_.plain() && dots.data == scores.data && !final_scores) return;
+    with_score_form(c_.op.score, [&](const auto& form) {
+      with_pairs([&]<bool Scaled>() {
+        for (int v = 0; v < c_.plan.vectors; ++v) {
+          const Pack<Real> top = score_vector<Scaled>(form, place, v, dots, projected, scores);
+          Real* seen = running_max + v * kLanes<Real>;
+          if (final_scores) max(top, Pack<Real>::load(seen)).store(seen);
+        }
+      });
+    });
+  }
+
+  // Scores of one vector of lanes; returns the largest.
+  template <bool Scaled, class Form>
+  [[nodiscard, gnu::noinline]] Pack<Real> score_vector(const Form& form, const TilePlace& place,
+                                                       int v, LaneTile<Real> dots,
+                                                       LaneTile<Real> projected,
+                                                       LaneTile<Real> scores) const {
+    HeldForm<Form> own = form;
+    const auto p = scalars();
+    const LanePairs<Op, Real, Scaled> pairs(*this, place, v, projected);
+    const Index keys = place.keys;
+    Pack<Real> top = -kInfinity<Real>;
+    for (Index j = 0; j < keys; ++j) {
+      const Pack<Real> score = own.score(pairs(j, dots.load(j, v)), p);
+      scores.store(j, v, score);
+      top = max(score, top);
+    }
+    return top;
+  }
+
+  const Context& c_;
+  int map_;
+  Index batch_ = 0, head_ = 0, first_ = 0, rows_ = 0;
+  Source source_;
+  ScalarsOf<Score, Real> scalars_{};
+  LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
+  LaneTile<Real> features_, projected_;
+  // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots of a row.
+  Real *narrow_, *narrow_projected_, *dots_row_;
+  SideTiles<Real> side_;
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Options, parameters and scratch of dialectical attention; formulas in ops/dialectical.hpp.
+
+#include <heed/core/geometry.hpp>
+#include <heed/core/param.hpp>
+#include <heed/plug/tile.hpp>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// When does a row stop moving? per_token: when its own step was small. batch: all rows together,
+// once each row of the call has had a small step; that couples the sequences of a batch and, even
+// under a causal mask, a token with later ones.
+enum class Halting { per_token, batch };
+
+struct DialecticalOptions {
+  int max_steps = 3;       // >= 1
+  double halt_eps = 1e-3;  // >= 0, of |step| / |z|; 0 never halts
+  Halting halting = Halting::per_token;
+};
+
+// Shared by all heads; matrices are (out, in). d = head width.
+template <class Real>
+struct DialecticalParams {
+  Param<Real> v_pos, v_neg;       // (d, d)
+  Param<Real> synth, synth_bias;  // (d, 3 d) over [u+ | u- | z], (d)
+  Param<Real> gate, gate_bias;    // (1, d), (1)
+  Param<Real> b_pos = Real(0),
+              b_neg = Real(0);  // (1): shifts of a softmax, without effect; gradient 0
+
+  template <class F>
+  void visit(F&& f) {
+    f("v_pos.weight", v_pos);
+    f("v_neg.weight", v_neg);
+    f("synth.weight", synth);
+    f("synth.bias", synth_bias);
+    f("gate.weight", gate);
+    f("gate.bias", gate_bias);
+    f("b_pos", b_pos);
+    f("b_neg", b_neg);
+  }
+
+  // Zeros of the shapes for head width `dim`.
+  [[nodiscard]] static DialecticalParams zeros(Index dim) {
+    DialecticalParams p;
+    std::size_t next = 0;
+    const std::vector<std::vector<Index>> shapes = shapes_for(dim);
+    p.visit([&](const char*, Param<Real>& param) { param = Param<Real>(shapes[next++]); });
+    return p;
+  }
+
+  // Throws unless every parameter has its shape.
+  void require_shapes(Index dim, const char* where) const {
+    std::size_t next = 0;
+    const std::vector<std::vector<Index>> shapes = shapes_for(dim);
+    const_cast<DialecticalParams&>(*this).visit([&](const char* name, const Param<Real>& param) {
+      const std::vector<Index>& wanted = shapes[next++];
+      require(param.shape() == wanted, where, ": ", name, " has shape ", text_of(param.shape()),
+              ", it must be ", text_of(wanted), " for heads of width ", dim);
+    });
+  }
+
+ private:
+  [[nodiscard]] static std::vector<std::vector<Index>> shapes_for(Index dim) {
+    return {{dim, dim}, {dim, dim}, {dim, 3 * dim}, {dim}, {1, dim}, {1}, {1}, {1}};
+  }
+  [[nodiscard]] static std::string text_of(const std::vector<Index>& shape) {
+    std::string text;
+    for (const Index extent : shape) text += (text.empty() ? "" : ",") + std::to_string(extent);
+    return "(" + text + ")";
+  }
+};
+
+// Hands out the rows of a work tile one after the other.
+template <class Real>
+class RowPieces {
+ public:
+  explicit RowPieces(const LaneTile<Real>& work) : work_(work) {}
+  [[nodiscard]] LaneTile<Real> take(Index rows) {
+    const LaneTile<Real> piece = work_.part(next_, rows);
+    next_ += rows;
+    return piece;
+  }
+  [[nodiscard]] Real* take_row() { return take(1).data; }
+
+ private:
+  LaneTile<Real> work_;
+  Index next_ = 0;
+};
+
+// What every pass over a panel keeps.
+template <class Real>
+struct DialecticalLanes {
+  LaneTile<Real> summary;  // [2 d]: u+ over u-
+  LaneTile<Real> fixed;    // [d]: the part of the synthesis that does not depend on z
+  LaneTile<Real> step;     // [d]
+  Real *tension, *gate;
+  Real* active;  // 1 for rows that have not halted, 0 for others and for padding
+  Real *steps_used, *updates;
+
+  [[nodiscard]] static Index rows(Index dim) { return 4 * dim + 5; }
+  DialecticalLanes(RowPieces<Real>& pieces, Index dim)
+      : summary(pieces.take(2 * dim)),
+        fixed(pieces.take(dim)),
+        step(pieces.take(dim)),
+        tension(pieces.take_row()),
+        gate(pieces.take_row()),
+        active(pieces.take_row()),
+        steps_used(pieces.take_row()),
+        updates(pieces.take_row()) {}
+
+  [[nodiscard]] LaneTile<Real> positive() const { return summary.part(0, step.rows); }
+  [[nodiscard]] LaneTile<Real> negative() const { return summary.part(step.rows, step.rows); }
+};
+
+// What backward remembers of each step t, and where it works.
+template <class Real>
+struct DialecticalTrace {
+  LaneTile<Real> z;         // [max_steps * d]: z after step t
+  LaneTile<Real> argument;  // [max_steps * d]: a of step t
+  LaneTile<Real> gate;      // [max_steps]
+  LaneTile<Real> moved;     // [max_steps]: 1 where step t was applied
+  LaneTile<Real> dfixed;    // [d]: sum over steps of da
+  Real *dtension, *dlogit;  // dlogit: of the gate's sigmoid, one step
+  LaneTile<Real> natural;   // memory for one [lanes][d] copy, rows padded to whole vectors
+
+  [[nodiscard]] static Index padded(Index dim) {
+    return (dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+  }
+  [[nodiscard]] static Index rows(Index dim, Index steps) {
+    return 2 * steps * (dim + 1) + dim + 2 + padded(dim);
+  }
+  DialecticalTrace(RowPieces<Real>& pieces, Index dim, Index steps)
+      : z(pieces.take(steps * dim)),
+        argument(pieces.take(steps * dim)),
+        gate(pieces.take(steps)),
+        moved(pieces.take(steps)),
+        dfixed(pieces.take(dim)),
+        dtension(pieces.take_row()),
+        dlogit(pieces.take_row()),
+        natural(pieces.take(padded(dim))) {}
+
+  // Memory of z and argument, once their steps have been chained: [2 d].
+  [[nodiscard]] LaneTile<Real> dsummary(Index dim) const { return {z.data, 2 * dim, z.lanes}; }
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

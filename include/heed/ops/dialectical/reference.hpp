@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Dialectical attention in long hand, row by row, on any scalar: the slow twin of
+// ops/dialectical/step.hpp. Halting decisions are made on plain values and not differentiated.
+
+#include <heed/core/scalar.hpp>
+#include <heed/ops/dialectical/parts.hpp>
+#include <heed/plug/readout.hpp>
+#include <heed/simd/row_norm.hpp>
+
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+template <class S>
+class DialecticalLongHand {
+ public:
+  DialecticalLongHand(const DialecticalParams<S>& weights, const DialecticalOptions& options,
+                      ReadoutContext<S>& context)
+      : w_(weights), options_(options), context_(context), d_(context.geometry.dim_v) {}
+
+  void run() {
+    const Geometry& g = context_.geometry;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i)
+          rows_.push_back(first_state(context_.out_row(b, h, i), context_.query_row(b, h, i)));
+    for (int t = 0; t < options_.max_steps; ++t) {
+      bool any_active = false;
+      for (Row& row : rows_) {
+        if (row.active || options_.halting == Halting::batch) move(row);
+        any_active = any_active || row.active;
+      }
+      if (!any_active) break;
+    }
+    write();
+  }
+
+ private:
+  using Real = decltype(math::value_of(S{}));
+  using Vector = std::vector<S>;
+
+  struct Row {
+    Vector u_pos, u_neg, z;
+    S tension;
+    bool active = true;
+    int steps_used = 0, updates = 0;
+  };
+
+  [[nodiscard]] Row first_state(const S* mixed, const S* query) const {
+    Row row;
+    row.z.assign(query, query + d_);
+    for (Index c = 0; c < d_; ++c) {
+      row.u_pos.push_back(product(w_.v_pos.data() + c * d_, mixed));
+      row.u_neg.push_back(product(w_.v_neg.data() + c * d_, mixed));
+    }
+    const S n_pos = floored_norm(row.u_pos), n_neg = floored_norm(row.u_neg);
+    const S cosine = math::dot_product(
+        d_, [&](Index c) { return S(row.u_pos[std::size_t(c)] / n_pos); },
+        [&](Index c) { return S(row.u_neg[std::size_t(c)] / n_neg); });
+    row.tension = math::sigmoid(S(-cosine));
+    return row;
+  }
+
+  void move(Row& row) const {
+    const S gate = math::sigmoid(S(product(w_.gate.data(), row.z.data()) + w_.gate_bias[0]));
+    Vector step;
+    for (Index c = 0; c < d_; ++c) {
+      const S* weight = w_.synth.data() + c * 3 * d_;
+      const S a = product(weight, row.u_pos.data()) + product(weight + d_, row.u_neg.data()) +
+                  product(weight + 2 * d_, row.z.data()) + w_.synth_bias[c];
+      step.push_back(gate * row.tension * a * math::sigmoid(a));
+    }
+    const Real delta = length(step) / (length(row.z) + Real(1e-6));
+    const bool done = delta < Real(options_.halt_eps);
+    for (Index c = 0; c < d_; ++c) row.z[std::size_t(c)] += step[std::size_t(c)];
+    row.steps_used += done ? 0 : 1;
+    row.updates += 1;
+    row.active = row.active && !done;
+  }
+
+  void write() {
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      const Row& row = rows_[r];
+      for (std::size_t c = 0; c < std::size_t(d_); ++c)
+        context_.out[r * std::size_t(d_) + c] = row.z[c];
+      if (context_.diagnostics.size() < 3) continue;
+      context_.diagnostics[0][r] = row.steps_used;
+      context_.diagnostics[1][r] = row.updates;
+      context_.diagnostics[2][r] = double(math::value_of(row.tension));
+    }
+  }
+
+  // a . b over the head width
+  [[nodiscard]] S product(const S* a, const S* b) const {
+    return math::dot_product(
+        d_, [&](Index c) { return a[c]; }, [&](Index c) { return b[c]; });
+  }
+  // max(|u|, 1e-6)
+  [[nodiscard]] S floored_norm(const Vector& u) const {
+    const S norm = row_norm<S>(d_, [&](Index c) { return u[std::size_t(c)]; });
+    return math::maximum(math::constant<S>(1e-6), norm);
+  }
+  // |x| of the plain values
+  [[nodiscard]] static Real length(const Vector& x) {
+    return row_norm<Real>(Index(x.size()),
+                          [&](Index c) { return math::value_of(x[std::size_t(c)]); });
+  }
+
+  const DialecticalParams<S>& w_;
+  const DialecticalOptions& options_;
+  ReadoutContext<S>& context_;
+  Index d_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Differential attention subtracts lambda times a second softmax from a first: here is what lambda
+// may be, and which heads or halves of heads the two maps read.
+//
+//   GivenLambda            lambda                                     one, or one per head
+//   ReparameterisedLambda  lambda = exp(lq1.lk1) - exp(lq2.lk2) + lambda_init
+//                          lambda_init = 0.8 - 0.6 exp(-0.3 (depth - 1))
+//                          dlambda/dlq1 = exp(lq1.lk1) lk1     dlambda/dlk1 = exp(lq1.lk1) lq1
+//                          dlambda/dlq2 = -exp(lq2.lk2) lk2    dlambda/dlk2 = -exp(lq2.lk2) lq2
+//   TokenLambda            lambda_i = sigmoid(x_i)
+//                          dlambda_i/dx_i = lambda_i (1 - lambda_i)
+//
+// Learning keep_in_range() (core/interval.hpp) after a step keeps lq1.lk1 and lq2.lk2 to a third of the largest
+//          exponent of the scalar: 29 in float
+// Symbols  w width of one map; depth of the layer, from 1; x the op's extra input, one number per
+//          query and output head
+// Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer,
+//          eq. 2 and Microsoft's code, whose depth counts from 0. TokenLambda: Differential
+//          Transformer V2. differs in: the seed cuts lambda out of the graph, here it is trained
+//
+// A policy is a struct of parameters that inherits DifferenceOptions and has
+//
+//   Options                       its options, one struct that does not depend on the scalar
+//   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/promises.hpp)
+//   static constexpr bool uses_extra
+//   visit(f)                      f("name", Param<Real>&) for each parameter
+//   validate_lambda(geometry, where)
+//   visit_ranges(f), keep_jointly()      if parameters have bounds (core/interval.hpp)
+//   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
+//   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
+//   lambda_slope<S>(extra)               with uses_extra: dlambda/dextra
+
+#include <heed/core/interval.hpp>
+#include <heed/core/scalar.hpp>
+#include <heed/plug/normaliser.hpp>
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// What map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even) or right
+// (s odd) half of head s / 2. Key and value always come from kv head g = h / (H / kv_heads).
+enum class HeadPairing {
+  // Half-heads 2h and 2h+1 of query and 2g and 2g+1 of key: both halves of head h, of kv head g.
+  // The seed's form; Microsoft's V1, whose view (T, 2H, w) has the same order; under GQA its flash
+  // code.
+  halves,
+  // Microsoft's V1 under GQA, naive code: each key half-head is repeated r = H / kv_heads times, so
+  // that query half-head s reads key half-head s / r. For even r both maps read the same keys.
+  halves_repeated_keys,
+  // Query half-heads h and h+H; key halves as in `halves`. Code that takes half-heads of key and
+  // value apart as well needs the rows of its projections reordered, unless kv_heads = 1.
+  halves_apart,
+  // V2: query heads 2h and 2h+1 of 2H against the whole of kv head g.
+  heads,
+  // Query heads h and h+H of 2H against the whole of kv head g.
+  heads_apart,
+};
+
+struct DifferenceOptions {
+  HeadPairing pairing = HeadPairing::halves;
+
+  [[nodiscard]] bool pairs_whole_heads() const {
+    return pairing == HeadPairing::heads || pairing == HeadPairing::heads_apart;
+  }
+  // Heads that the query tensor must have.
+  [[nodiscard]] Index query_heads(Index heads) const {
+    return pairs_whole_heads() ? 2 * heads : heads;
+  }
+  // Width of one map, w.
+  [[nodiscard]] Index map_width(const Geometry& g) const {
+    return pairs_whole_heads() ? g.dim_qk : g.dim_qk / 2;
+  }
+
+  [[nodiscard]] Source source(const Geometry& g, Index h, int map) const {
+    const Index w = map_width(g), group = g.kv_head(h);
+    const auto half = [w](Index s) { return (s % 2) * w; };
+    const Index consecutive = 2 * h + map, apart = h + map * g.heads;
+    switch (pairing) {
+      case HeadPairing::halves_repeated_keys:
+        return {h, group, half(consecutive), half(consecutive / g.group()), w};
+      case HeadPairing::halves_apart: return {apart / 2, group, half(apart), half(map), w};
+      case HeadPairing::heads: return {consecutive, group, 0, 0, w};
+      case HeadPairing::heads_apart: return {apart, group, 0, 0, w};
+      case HeadPairing::halves: break;
+    }
+    return {h, group, half(consecutive), half(map), w};
+  }
+};
+
+namespace detail {
+
+template <class Real>
+void require_finite_lambda(const Real& lambda, const char* where, const char* name) {
+  const auto value = math::value_of(lambda);
+  require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
+}
+
+}  // namespace detail
+
+// Recommended: 0 to 1. At 0 the weights are the softmax of map 0; lambda still has its gradient.
+template <class Real>
+struct GivenLambda : DifferenceOptions {
+  using Options = DifferenceOptions;
+  static constexpr bool uses_extra = false;
+  template <class U>
+  using rebind = GivenLambda<U>;
+  using PlaceFree = GivenLambda;
+
+  Param<Real> lambda = Real(0.05);
+
+  template <class F>
+  void visit(F&& f) {
+    f("lambda", lambda);
+  }
+  template <class F>
+  void visit_ranges(F&& f) {
+    f("lambda", lambda, Interval{});
+  }
+  void validate_lambda(const Geometry& g, const char* where) const {
+    require_ranges(*this, g.heads, where);
+  }
+  template <class S>
+  [[nodiscard]] S lambda_of(Index head, const S&) const {
+    return S(lambda.head(head));
+  }
+  void chain_lambda(Index head, double dlambda, GivenLambda& grad) const {
+    grad.lambda.head(head) += Real(dlambda);
+  }
+};
+
+// lambda_init of a layer: 0.2 at depth 1, towards 0.8 with depth.
+[[nodiscard]] inline double lambda_init_at(Index depth) {
+  require(depth >= 1, "lambda_init_at: depth is ", depth, ", it must be at least 1");
+  return 0.8 - 0.6 * std::exp(-0.3 * double(depth - 1));
+}
+
+struct ReparameterisedOptions : DifferenceOptions {
+  double lambda_init = lambda_init_at(1);
+};
+
+// Four vectors of w numbers, shared by all heads. Where all are 0, lambda = lambda_init and their
+// gradients are 0 as well: training starts from small random numbers (the source: deviation 0.1).
+template <class Real>
+struct ReparameterisedLambda : ReparameterisedOptions {
+  using Options = ReparameterisedOptions;
+  static constexpr bool uses_extra = false;
+  template <class U>
+  using rebind = ReparameterisedLambda<U>;
+  using PlaceFree = ReparameterisedLambda;
+  using Wide = std::conditional_t<std::is_same_v<Real, float>, double, Real>;
+
+  Param<Real> lambda_q1, lambda_k1, lambda_q2, lambda_k2;
+
+  template <class F>
+  void visit(F&& f) {
+    f("lambda_q1", lambda_q1);
+    f("lambda_k1", lambda_k1);
+    f("lambda_q2", lambda_q2);
+    f("lambda_k2", lambda_k2);
+  }
+  // Where an exponent lq.lk passes a third of the largest that the scalar bears, both vectors shrink: lambda stays
+  // finite, with room for what it multiplies.
+  void keep_jointly() {
+    keep_exponent(lambda_q1, lambda_k1);
+    keep_exponent(lambda_q2, lambda_k2);
+  }
+  void validate_lambda(const Geometry& g, const char* where) const {
+    const Index w = map_width(g);
+    const auto check = [&](const Param<Real>& p, const char* name) {
+      require(p.size() == w, where, ": ", name, " has ", p.size(),
+              " values, it must have one per column of a map (", w, ")");
+    };
+    check(lambda_q1, "lambda_q1");
+    check(lambda_k1, "lambda_k1");
+    check(lambda_q2, "lambda_q2");
+    check(lambda_k2, "lambda_k2");
+    detail::require_finite_lambda(lambda_init, where, "lambda_init");
+    detail::require_finite_lambda(lambda_of(0, Real(0)), where, "lambda");
+  }
+  template <class S>
+  [[nodiscard]] S lambda_of(Index, const S&) const {
+    return S(Real(exp_dot(lambda_q1, lambda_k1) - exp_dot(lambda_q2, lambda_k2) +
+                  math::constant<Wide>(lambda_init)));
+  }
+  void chain_lambda(Index, double dlambda, ReparameterisedLambda& grad) const {
+    chain_exp_dot(lambda_q1, lambda_k1, dlambda, grad.lambda_q1, grad.lambda_k1);
+    chain_exp_dot(lambda_q2, lambda_k2, -dlambda, grad.lambda_q2, grad.lambda_k2);
+  }
+
+ private:
+  [[nodiscard]] static Wide exp_dot(const Param<Real>& a, const Param<Real>& b) {
+    return math::exp(math::dot_product(
+        a.size(), [&](Index c) { return Wide(a[c]); }, [&](Index c) { return Wide(b[c]); }));
+  }
+  static void keep_exponent(Param<Real>& a, Param<Real>& b) {
+    const double largest = std::log(double(std::numeric_limits<Real>::max())) / 3;
+    double exponent = 0;
+    for (Index c = 0; c < a.size(); ++c) exponent += double(a[c]) * double(b[c]);
+    if (!(exponent > largest) || !std::isfinite(exponent)) return;
+    // A little below, so that rounding of the vectors does not bring it up again.
+    const double shrink = std::sqrt(largest / exponent) * (1 - 1e-6);
+    for (Param<Real>* vector : {&a, &b})
+      for (Index c = 0; c < vector->size(); ++c) (*vector)[c] = Real(double((*vector)[c]) * shrink);
+  }
+  static void chain_exp_dot(const Param<Real>& a, const Param<Real>& b, double g, Param<Real>& da,
+                            Param<Real>& db) {
+    const double outer = g * exp_dot(a, b);
+    for (Index c = 0; c < a.size(); ++c) {
+      da[c] += Real(outer * double(b[c]));
+      db[c] += Real(outer * double(a[c]));
+    }
+  }
+};
+
+struct TokenLambdaOptions : DifferenceOptions {
+  TokenLambdaOptions() : DifferenceOptions{HeadPairing::heads} {}
+};
+
+// lambda of its own for every query and output head, from the op's extra input.
+template <class Real>
+struct TokenLambda : TokenLambdaOptions {
+  using Options = TokenLambdaOptions;
+  static constexpr bool uses_extra = true;
+  template <class U>
+  using rebind = TokenLambda<U>;
+  using PlaceFree = TokenLambda;
+
+  template <class F>
+  void visit(F&&) {}
+  void validate_lambda(const Geometry&, const char*) const {}
+  template <class S>
+  [[nodiscard]] S lambda_of(Index, const S& extra) const {
+    return math::sigmoid(extra);
+  }
+  template <class S>
+  [[nodiscard]] S lambda_slope(const S& extra) const {
+    return math::sigmoid_slope(extra);
+  }
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What all intent gates share (ops/intent_gate.hpp has the formulas): the gate's arithmetic on
+// lanes, products with a gate's weights, the grain and the bias.
+
+#include <heed/plug/readout.hpp>
+#include <heed/simd/exp.hpp>
+#include <heed/simd/panel_gemm.hpp>
+#include <heed/simd/transpose.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+enum class GateGrain { elementwise, per_head };
+
+struct IntentGateOptions {
+  GateGrain grain = GateGrain::elementwise;
+  // Columns of I.
+  [[nodiscard]] Index gate_dim(const Geometry& g) const {
+    return grain == GateGrain::elementwise ? g.dim_v : 1;
+  }
+};
+
+namespace detail {
+
+// The gate's arithmetic on lanes. `logits` are I, one row per column or a single one.
+template <class Real>
+struct LaneGate {
+  using P = Pack<Real>;
+  Real bias;  // b0
+  struct Sides {
+    P open, shut;  // s and 1 - s
+  };
+
+  // From one exponential, e = exp(-|x|): 1 / (1 + e) and e / (1 + e).
+  [[nodiscard]] static Sides sides(P x) {
+    const P e = math::exp(P(-math::absolute(x)));
+    const P large = Real(1) / (Real(1) + e), small = e * large;
+    const auto negative = x < P(Real(0));
+    return {select(negative, small, large), select(negative, large, small)};
+  }
+
+  // mixed -> out
+  void forward(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits) const {
+    const bool shared = logits.rows == 1;
+    for (int v = 0; v < panel.vectors; ++v) {
+      P open = sides(logits.load(0, v) + bias).open;
+      for (Index c = 0; c < panel.tile.rows; ++c) {
+        if (c > 0 && !shared) open = sides(logits.load(c, v) + bias).open;
+        panel.tile.store(c, v, panel.tile.load(c, v) * open);
+      }
+    }
+  }
+
+  // dout -> dmixed, delta and dlogits; returns db0. `dlogits` may be `logits`.
+  double vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
+             const LaneTile<Real>& dlogits) const {
+    double dbias = 0.0;
+    for (int v = 0; v < panel.vectors; ++v) {
+      const P sum = logits.rows == 1 ? row_vjp(panel, logits, dlogits, v)
+                                     : columns_vjp(panel, logits, dlogits, v);
+      Real lanes[kLanes<Real>];
+      sum.store(lanes);
+      const Index valid = panel.valid_lanes - v * kLanes<Real>;
+      dbias += sum_valid_lanes(lanes, std::clamp<Index>(valid, 0, kLanes<Real>));
+    }
+    return dbias;
+  }
+
+ private:
+  // dI of every column; returns their sum.
+  [[nodiscard]] P columns_vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
+                              const LaneTile<Real>& dlogits, int v) const {
+    P delta = Real(0), sum = Real(0);
+    for (Index c = 0; c < panel.tile.rows; ++c) {
+      const auto [open, shut] = sides(logits.load(c, v) + bias);
+      const P dout = panel.tile.load(c, v), pull = dout * panel.saved.load(c, v);
+      const P dlogit = pull * shut;
+      delta += pull;
+      sum += dlogit;
+      dlogits.store(c, v, dlogit);
+      panel.tile.store(c, v, dout * open);
+    }
+    delta.store(panel.delta + v * kLanes<Real>);
+    return sum;
+  }
+
+  // The same where one column gates the row.
+  [[nodiscard]] P row_vjp(const ReadoutPanel<Real>& panel, const LaneTile<const Real>& logits,
+                          const LaneTile<Real>& dlogits, int v) const {
+    const auto [open, shut] = sides(logits.load(0, v) + bias);
+    P delta = Real(0);
+    for (Index c = 0; c < panel.tile.rows; ++c) {
+      const P dout = panel.tile.load(c, v);
+      delta += dout * panel.saved.load(c, v);
+      panel.tile.store(c, v, dout * open);
+    }
+    delta.store(panel.delta + v * kLanes<Real>);
+    dlogits.store(0, v, delta * shut);
+    return delta * shut;
+  }
+};
+
+// x W of a panel and its way back, W (heads, x columns, gate columns).
+template <class Real>
+struct LaneProjection {
+  const Param<Real>& weight;
+  Index head;
+
+  [[nodiscard]] Index columns() const { return weight.extent(2); }
+  [[nodiscard]] Index offset(const LaneTile<const Real>& x) const {
+    return head * x.rows * columns();
+  }
+
+  // y^T (+)= W^T x^T
+  template <Store S>
+  void apply(const LaneTile<const Real>& x, int vectors, const LaneTile<Real>& y) const {
+    panel_gemm<S>(columns(), x.rows, vectors,
+                  Broadcast<Real>{weight.data() + offset(x), 1, columns()}, x.data, x.lanes, y.data,
+                  y.lanes);
+  }
+  // dx^T += W dy^T and dW += x^T dy over the first `valid` lanes; `dy_rows` is dy with one row per
+  // lane and `stride` numbers per row.
+  void vjp(const LaneTile<const Real>& x, const LaneTile<Real>& dy, int vectors, Index valid,
+           const Real* dy_rows, Index stride, const LaneTile<Real>& dx,
+           Param<Real>& dweight) const {
+    panel_gemm<Store::add>(x.rows, columns(), vectors,
+                           Broadcast<Real>{weight.data() + offset(x), columns(), 1}, dy.data,
+                           dy.lanes, dx.data, dx.lanes);
+    gemm_add(x.rows, valid, columns(), Broadcast<Real>{x.data, x.lanes, 1}, dy_rows, stride,
+             dweight.data() + offset(x), columns());
+  }
+};
+
+// What every gate has: the grain and b0.
+template <class Real>
+struct GateReadout : PlainReadout, IntentGateOptions {
+  using Options = IntentGateOptions;
+  static constexpr bool gates = true;  // the answer to mixed rows of ones is the gate itself
+  Param<Real> bias;                    // b0; empty for none
+
+  [[nodiscard]] LaneGate<Real> lane_gate(Index head) const {
+    return {bias.given() ? bias.head(head) : Real(0)};
+  }
+  void add_bias_gradient(Index head, double dbias) {
+    if (bias.given()) bias.head(head) += Real(dbias);
+  }
+
+  void validate_gate(const Geometry& g, const char* where) const {
+    require(grain == GateGrain::elementwise || grain == GateGrain::per_head, where, ": grain is ",
+            int(grain), ", it must be elementwise or per_head");
+    if (bias.given()) require_per_head(bias, g.heads, where, "gate.bias");
+    for (Index i = 0; i < bias.size(); ++i)
+      require(std::isfinite(double(math::value_of(bias[i]))), where, ": gate.bias is ",
+              double(math::value_of(bias[i])), ", it must be finite");
+  }
+  void validate_weight(const Param<Real>& weight, Index rows, const Geometry& g, const char* where,
+                       const char* name) const {
+    require(weight.shape() == std::vector<Index>{g.heads, rows, gate_dim(g)}, where, ": ", name,
+            " has ", weight.shape().size(), " axes and ", weight.size(),
+            " values, it must have the shape (", g.heads, ",", rows, ",", gate_dim(g), ")");
+  }
+
+  // out = sigmoid(I + b0) o mixed in long hand; logit(b, h, i, c) is I.
+  template <class S, class Logit>
+  void gate_rows(ReadoutContext<S>& context, const Logit& logit) const {
+    const Geometry& g = context.geometry;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i)
+          for (Index c = 0; c < g.dim_v; ++c) {
+            S x = logit(b, h, i, grain == GateGrain::elementwise ? c : 0);
+            if (bias.given()) x = x + bias.head(h);
+            S* out = context.out_row(b, h, i);
+            out[c] = math::sigmoid(x) * out[c];
+          }
+  }
+
+  // (x W)_c of one row in long hand.
+  template <class S>
+  [[nodiscard]] static S product(const S* x, const Param<S>& weight, Index h, Index c) {
+    const Index rows = weight.extent(1), columns = weight.extent(2);
+    const S* column = weight.data() + h * rows * columns + c;
+    return math::dot_product(
+        rows, [=](Index r) { return x[r]; }, [=](Index r) { return column[r * columns]; });
+  }
+
+  // A gate with weights keeps I in panel.work, backward dI in rows as well.
+  [[nodiscard]] Index work_rows_of(const Geometry& g, bool backward) const {
+    return gate_dim(g) + (backward ? padded_columns(gate_dim(g)) : 0);
+  }
+  [[nodiscard]] static LaneTile<Real> logits_of(const ReadoutPanel<Real>& panel, Index columns) {
+    return panel.work.part(0, columns);
+  }
+  // dI with one row per lane, behind dI in lanes.
+  [[nodiscard]] static const Real* rows_of(const ReadoutPanel<Real>& panel,
+                                           const LaneTile<Real>& dlogits) {
+    Real* rows = panel.work.row(dlogits.rows);
+    const Index stride = padded_columns(dlogits.rows);
+    std::fill(rows, rows + panel.valid_lanes * stride, Real(0));
+    unpack_lanes(dlogits.data, dlogits.lanes, panel.valid_lanes, dlogits.rows, rows, stride);
+    return rows;
+  }
+  [[nodiscard]] static Index padded_columns(Index n) {
+    return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+  }
+};
+
+}  // namespace detail
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The readout of prototype attention (ops/prototype.hpp has the formulas):
+//
+//   out_i = mixed_i + mu (W_w - q_i),   w = argmax_m u(q_i) . u(W_m)
+//
+//   dmixed = dout,   dq_i -= mu dout_i,   dW_w += mu dout_i,   dmu = sum_i dout_i . (W_w - q_i)
+//   delta = rowsum(dout o mixed)
+//
+// PrototypeReadout has prototypes of its own and goes with any score. TiedPrototypeReadout reads
+// those of the score beside it, and adds their gradient there.
+//
+// Reports  winner: w of the row, -1 where the head has no prototypes.
+// Accuracy the pull within 3 eps |mu| (|W_w| + |q_i|), before it is added. Mixed rows are saved for
+//          delta: out - mu (W_w - q_i) would lose them beside a strong pull.
+
+#include <heed/ops/prototype/memory.hpp>
+#include <heed/plug/normaliser.hpp>
+#include <heed/plug/readout.hpp>
+#include <heed/simd/exp.hpp>
+#include <heed/simd/panel_gemm.hpp>
+
+#include <array>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+namespace detail {
+
+// The pull of one head towards its prototypes.
+template <class Real>
+struct PrototypePull {
+  using P = Pack<Real>;
+  const PrototypeMemory<Real>& memory;
+  const Param<Real>& pull;  // mu
+
+  void forward(const ReadoutPanel<Real>& panel) const {
+    if (memory.count(panel.head) == 0) return panel.diagnostics.fill(Real(-1));
+    const Winners winner = winners(panel);
+    const Index lanes = panel.vectors * kLanes<Real>, dim = panel.tile.rows;
+    const Real* W = memory.prototype(panel.head, 0);
+    const Real mu = pull.head(panel.head);
+    for (Index c = 0; c < dim; ++c) {
+      Real* out = panel.tile.row(c);
+      const Real* q = panel.query.row(c);
+      for (Index i = 0; i < lanes; ++i) out[i] += mu * (W[winner[std::size_t(i)] * dim + c] - q[i]);
+    }
+    for (Index i = 0; i < lanes; ++i) panel.diagnostics.row(0)[i] = Real(winner[std::size_t(i)]);
+  }
+
+  // Adds to `dmemory` and `dpull`; the tile, dout, is dmixed as it stands.
+  void vjp(const ReadoutPanel<Real>& panel, PrototypeMemory<Real>& dmemory,
+           Param<Real>& dpull) const {
+    lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);
+    if (memory.count(panel.head) == 0) return;
+    const Winners winner = winners(panel);
+    const Index dim = panel.tile.rows;
+    const Real* W = memory.prototype(panel.head, 0);
+    Real* dW = dmemory.prototype(panel.head, 0);
+    const Real mu = pull.head(panel.head);
+    for (Index c = 0; c < dim; ++c)
+      for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, panel.tile.load(c, v) * -mu);
+    double sum = 0.0;
+    for (Index i = 0; i < panel.valid_lanes; ++i) {
+      const Index row = winner[std::size_t(i)] * dim;
+      Real along = Real(0);
+      for (Index c = 0; c < dim; ++c) {
+        const Real dout = panel.tile.row(c)[i];
+        along += dout * (W[row + c] - panel.query.row(c)[i]);
+        dW[row + c] += mu * dout;
+      }
+      sum += double(along);
+    }
+    dpull.head(panel.head) += Real(sum);
+  }
+
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    const Geometry g = context.geometry;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i) {
+          const S* q = context.query_row(b, h, i);
+          const Index w = winner_of(q, h);
+          context.diagnostics[0][std::size_t(g.row_index(b, h, i))] = double(w);
+          if (w < 0) continue;
+          S* out = context.out_row(b, h, i);
+          for (Index c = 0; c < g.dim_v; ++c)
+            out[c] = out[c] + pull.head(h) * (memory.prototype(h, w)[c] - q[c]);
+        }
+  }
+
+ private:
+  using Winners = std::array<Index, std::size_t(kPanelVectors) * 16>;
+
+  // Winner of each lane. Ties and NaN keep the lower index.
+  [[nodiscard]] Winners winners(const ReadoutPanel<Real>& panel) const {
+    const Index h = panel.head, count = memory.count(h), dim = panel.query.rows;
+    const LaneTile<Real> match = panel.work.part(0, count);
+    panel_gemm<Store::overwrite>(count, dim, panel.vectors,
+                                 Broadcast<Real>{memory.prototype(h, 0), dim, 1}, panel.query.data,
+                                 panel.query.lanes, match.data, match.lanes);
+    std::array<P, std::size_t(kPanelVectors)> best, index;
+    for (Index m = 0; m < count; ++m) {
+      const P factor = Real(1) / (norm(memory.prototype(h, m), dim) + Real(memory.eps));
+      for (std::size_t v = 0; v < std::size_t(panel.vectors); ++v) {
+        const P cosine = match.load(m, int(v)) * factor;
+        if (m == 0) best[v] = cosine, index[v] = Real(0);
+        const auto better = cosine > best[v];
+        best[v] = select(better, cosine, best[v]);
+        index[v] = select(better, P(Real(m)), index[v]);
+      }
+    }
+    Winners winner{};
+    for (int i = 0; i < panel.vectors * kLanes<Real>; ++i)
+      winner[std::size_t(i)] = Index(index[std::size_t(i / kLanes<Real>)].lane(i % kLanes<Real>));
+    return winner;
+  }
+
+  // |w| from packs of squares where they are safe; a winner needs no more.
+  [[nodiscard]] static Real norm(const Real* w, Index dim) {
+    constexpr Index W = kLanes<Real>;
+    P squares = Real(0);
+    Index c = 0;
+    for (; c + W <= dim; c += W) squares = mul_add(P::load(w + c), P::load(w + c), squares);
+    Real sum = sum_lanes(squares);
+    for (; c < dim; ++c) sum += w[c] * w[c];
+    if (sum > Real(1e-20) && sum < Real(1e30)) return std::sqrt(sum);
+    return row_norm<Real>(dim, [=](Index x) { return w[x]; });
+  }
+
+  // In long hand.
+  template <class S>
+  [[nodiscard]] Index winner_of(const S* q, Index h) const {
+    Index winner = -1;
+    auto best = math::value_of(math::constant<S>(0));
+    for (Index m = 0; m < memory.count(h); ++m) {
+      const Real* w = memory.prototype(h, m);
+      const S dot = math::dot_product(
+          memory.W.extent(2), [=](Index c) { return q[c]; }, [=](Index c) { return w[c]; });
+      const S norm = memory.norm(h, m) + math::constant<S>(memory.eps);
+      const auto cosine = math::value_of(S(dot / norm));
+      if (winner >= 0 && !(cosine > best)) continue;
+      winner = m;
+      best = cosine;
+    }
+    return winner;
+  }
+};
+
+// Where another part keeps its prototypes. An address, not a value: copies start without one, and
+// an assignment leaves it alone.
+template <class Real>
+class PrototypeLink {
+ public:
+  PrototypeLink() = default;
+  PrototypeLink(const PrototypeLink&) {}
+  PrototypeLink& operator=(const PrototypeLink&) { return *this; }
+  void tie(PrototypeMemory<Real>& memory) { memory_ = &memory; }
+  [[nodiscard]] bool tied() const { return memory_ != nullptr; }
+  [[nodiscard]] const PrototypeMemory<Real>& memory() const { return *memory_; }
+  [[nodiscard]] PrototypeMemory<Real>& memory() { return *memory_; }
+
+ private:
+  PrototypeMemory<Real>* memory_ = nullptr;
+};
+
+struct PlainPrototypeReadout : PlainReadout {
+  static constexpr bool saves_mixed = true, uses_query = true;
+  static constexpr int diagnostics = 1;
+  [[nodiscard]] static const char* diagnostic_name(int) { return "winner"; }
+};
+
+template <class Real>
+void validate_pull(const PrototypeMemory<Real>& memory, const Param<Real>& pull, const Geometry& g,
+                   const char* where) {
+  require_finite_per_head(pull, g.heads, where, "pull");
+  require(!memory.W.given() || g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
+          ", the prototypes pull it within dim_qk ", g.dim_qk, "; both must be equal");
+}
+
+}  // namespace detail
+
+template <class Real>
+struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<Real> {
+  using Options = PrototypeOptions;
+  template <class U>
+  using rebind = PrototypeReadout<U>;
+
+  Param<Real> pull = Real(0.1);  // mu
+
+  template <class F>
+  void visit(F&& f) {
+    f("W", this->W);
+    f("pull", pull);
+  }
+  void validate(const Geometry& g, const char* where) const {
+    PrototypeMemory<Real>::validate(g, where);
+    detail::validate_pull(*this, pull, g, where);
+  }
+  [[nodiscard]] Index work_rows(const Geometry&, bool) const { return this->rows(); }
+
+  void forward(const ReadoutPanel<Real>& panel) const { lanes().forward(panel); }
+  void vjp(const ReadoutPanel<Real>& panel, PrototypeReadout& grad) const {
+    lanes().vjp(panel, grad, grad.pull);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    lanes().reference(context);
+  }
+
+ private:
+  [[nodiscard]] detail::PrototypePull<Real> lanes() const { return {*this, pull}; }
+};
+
+// Part of Prototype, which ties it to its score.
+template <class Real>
+struct TiedPrototypeReadout : detail::PlainPrototypeReadout {
+  template <class U>
+  using rebind = TiedPrototypeReadout<U>;
+
+  Param<Real> pull = Real(0.1);  // mu
+  detail::PrototypeLink<Real> link;
+
+  template <class F>
+  void visit(F&& f) {
+    f("pull", pull);
+  }
+  void validate(const Geometry& g, const char* where) const {
+    require(link.tied(), where,
+            ": a TiedPrototypeReadout stands alone, it must be part of a "
+            "Prototype; PrototypeReadout has prototypes of its own");
+    detail::validate_pull(link.memory(), pull, g, where);
+  }
+  [[nodiscard]] Index work_rows(const Geometry&, bool) const { return link.memory().rows(); }
+
+  void forward(const ReadoutPanel<Real>& panel) const { lanes().forward(panel); }
+  void vjp(const ReadoutPanel<Real>& panel, TiedPrototypeReadout& grad) const {
+    lanes().vjp(panel, grad.link.memory(), grad.pull);
+  }
+  template <class S>
+  void reference(ReadoutContext<S>& context) const {
+    lanes().reference(context);
+  }
+
+ private:
+  [[nodiscard]] detail::PrototypePull<Real> lanes() const { return {link.memory(), pull}; }
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding from a paged cache: pages equal one piece bit by bit, and steps equal the whole.
+
+#include "conformance/compare.hpp"
+
+#include <heed/kv_cache.hpp>
+
+using namespace heed_test;
+
+namespace {
+
+constexpr Needs kNeeds{};
+
+template <class T>
+constexpr Index kPage = heed::kPanelLanes<T>;
+
+// Tokens [first, first + count) of a tensor, in place.
+template <class T>
+[[nodiscard]] heed::TensorView<const T> tokens(const Tensor<T>& x, Index first, Index count) {
+  const auto view = x.view();
+  return {view.row(0, 0, first),
+          {x.shape().batch, x.shape().heads, count, x.shape().dim},
+          view.strides()};
+}
+
+template <class T>
+[[nodiscard]] heed::KvCache<T> cache_of(const Call<T>& call) {
+  const Shape &k = call.key.shape(), &v = call.value.shape();
+  return {k.batch, k.heads, k.dim, v.dim, kPage<T>};
+}
+
+template <class T>
+void check_numbers(const Tensor<T>& got, const std::vector<double>& wanted, double allowed) {
+  const std::vector<double> out = got.template dense<double>();
+  REQUIRE(out.size() == wanted.size());
+  double worst = 0;
+  for (std::size_t n = 0; n < out.size(); ++n) {
+    REQUIRE(std::isfinite(out[n]));
+    worst = std::max(worst, std::abs(out[n] - wanted[n]));
+  }
+  CHECK(worst <= allowed);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("forward over pages has the bits of forward over one piece", "[kv_cache]", float,
+                   double) {
+  using T = TestType;
+  const Index len = 3 * kPage<T> + 5;
+  // Tiles of a panel: the page is then no choice of the plan's.
+  heed::Options options;
+  options.key_tile = 1;
+  for (const Index len_q : {Index(1), Index(7), len})
+    for (const Runner<T>& runner : all_runners<T, kNeeds>(geometry(2, 4, 2, len_q, len, 8, 8))) {
+      Call<T> call = random_call<T>(runner.geometry, runner.extra_dim);
+      call.mask =
+          owned(heed::causal<T>(heed::Align::bottom_right) & heed::window<T>(kPage<T> + 3, 0));
+      heed::KvCache<T> cache = cache_of(call);
+      cache.append(call.key.view(), call.value.view());
+      Tensor<T> whole(call.grad_out.shape()), paged(call.grad_out.shape());
+      heed::Inputs<T> in = call.inputs();
+      runner.forward(in, call.mask.mask, whole.view(), nullptr, options);
+      in.key = cache.keys();
+      in.value = cache.values();
+      runner.forward(in, call.mask.mask, paged.view(), nullptr, options);
+      INFO(runner.name << ", len_q " << len_q);
+      CHECK(same_bits(whole.dense(), paged.dense()));
+    }
+}
+
+TEMPLATE_TEST_CASE("prefill in chunks and single steps equal the whole", "[kv_cache]", float,
+                   double) {
+  using T = TestType;
+  const Index len = 2 * kPage<T> + 9;
+  for (const Runner<T>& runner : all_runners<T, kNeeds>(geometry(2, 4, 2, len, len, 8, 8))) {
+    // Its gate reads keys and values at the queries' own positions, of which a chunk has no view; a
+    // batch that halts together looks ahead.
+    if (runner.reads_own_rows || runner.name == "dialectical-batch") continue;
+    INFO(runner.name);
+    const Call<T> call = random_call<T>(runner.geometry, runner.extra_dim);
+    const heed::Mask<T> causal = heed::causal<T>(heed::Align::bottom_right);
+    Tensor<T> whole(call.grad_out.shape()), steps(call.grad_out.shape());
+    runner.forward(call.inputs(), causal, whole.view(), nullptr, {});
+    heed::KvCache<T> cache = cache_of(call);
+    const auto feed = [&](Index count) {
+      const Index done = cache.len();
+      cache.append(tokens(call.key, done, count), tokens(call.value, done, count));
+      const auto out = steps.view();
+      const heed::TensorView<T> rows{out.row(0, 0, done), {2, 4, count, 8}, out.strides()};
+      heed::Inputs<T> in{tokens(call.query, done, count), cache.keys(), cache.values(), {}};
+      if (call.extra.given()) in.extra = tokens(call.extra, done, count);
+      runner.forward(in, causal, rows, nullptr, {});
+    };
+    const Index chunks[] = {kPage<T> - 3, 1, 2, 17, 1};
+    for (Index n = 0; cache.len() < len; ++n) {
+      const Index count = std::min(chunks[n % 5], len - cache.len());
+      feed(count);
+      if (n % 5 != 2) continue;  // thought better of it
+      cache.truncate(cache.len() - count);
+      feed(1);
+    }
+    const std::vector<double> wanted = whole.template dense<double>();
+    check_numbers(steps, wanted, 64 * tolerance::eps<T> * (1 + largest(wanted)));
+  }
+}
+
+TEST_CASE("a cache grows page by page and moves nothing", "[kv_cache]") {
+  heed::KvCache<float> cache(1, 2, 3, 5, kPage<float>);
+  CHECK(cache.len() == 0);
+  CHECK(cache.capacity() == 0);
+  CHECK(cache.keys().shape() == Shape{1, 2, 0, 3});
+  cache.reserve(1);
+  CHECK(cache.capacity() == kPage<float>);
+  Tensor<float> key({1, 2, kPage<float>, 3}, Layout::padded),
+      value({1, 2, kPage<float>, 5}, Layout::bthd);
+  key.randomise(1);
+  value.randomise(2);
+  cache.append(key.view(), value.view());
+  const float* first = cache.keys().row(0, 1, 4);
+  for (int n = 0; n < 3; ++n) cache.append(key.view(), value.view());
+  CHECK(cache.keys().row(0, 1, 4) == first);
+  CHECK(cache.len() == 4 * kPage<float>);
+  CHECK(cache.keys()(0, 1, 3 * kPage<float> + 4, 2) == key(0, 1, 4, 2));
+  CHECK(cache.values()(0, 1, kPage<float> - 1, 4) == value(0, 1, kPage<float> - 1, 4));
+  cache.truncate(2);
+  CHECK(cache.len() == 2);
+  CHECK(cache.capacity() == 4 * kPage<float>);
+}
+
+TEST_CASE("a cache and the doors say what does not fit", "[kv_cache]") {
+  using heed::KvCache;
+  const auto message = [](auto&& action) {
+    try {
+      action();
+    } catch (const std::invalid_argument& e) {
+      return std::string(e.what());
+    }
+    return std::string("nothing was refused");
+  };
+  const std::string lanes = std::to_string(kPage<float>);
+  CHECK(message([] { KvCache<float>(1, 1, 4, 4, 3); }) ==
+        "KvCache: page_rows is 3, it must be a positive multiple of " + lanes);
+  CHECK(message([] { KvCache<float>(1, -1, 4, 4); }) ==
+        "KvCache: batch 1, kv_heads -1, dim_qk 4, dim_v 4; none may be negative");
+  KvCache<float> cache(1, 2, 4, 4, kPage<float>);
+  Tensor<float> key({1, 2, 3, 4}), narrow({1, 2, 3, 3}), two({1, 2, 2, 4});
+  CHECK(message([&] { cache.append(narrow.view(), key.view()); }) ==
+        "KvCache::append: key has shape (1,2,3,3), the cache holds (1,2,n,4)");
+  CHECK(message([&] { cache.append(key.view(), two.view()); }) ==
+        "KvCache::append: value has len 2, key has 3");
+  CHECK(cache.len() == 0);
+  cache.append(key.view(), key.view());
+  CHECK(message([&] { cache.append(cache.keys(), cache.values()); }) ==
+        "KvCache::append: key is a view of this cache, which append changes; copy its rows first");
+  CHECK(message([&] {
+          cache.append(key.view(), cache.values());
+        }).find("value is a view of this") != std::string::npos);
+  CHECK(cache.len() == 3);
+  CHECK(message([&] { cache.truncate(4); }) ==
+        "KvCache::truncate: len is 4, the cache holds 3 tokens");
+
+  // Backward writes gradients in one piece, and reads so.
+  const heed::ScaledDot<float> op;
+  Tensor<float> out({1, 2, 3, 4});
+  heed::Saved<float> saved;
+  const heed::Inputs<float> in{key.view(), cache.keys(), cache.values(), {}};
+  heed::forward(op, in, heed::Mask<float>{}, out.view(), &saved);
+  CHECK(message([&] {
+          heed::backward(op, in, heed::Mask<float>{}, saved,
+                         heed::TensorView<const float>(out.view()),
+                         heed::TensorView<const float>(out.view()), heed::Gradients<float>{});
+        }) == "heed::backward: key has pages of " + lanes + " rows, it must lie in one piece");
+  float* rows[] = {out.view().data()};
+  const auto bad = heed::TensorView<const float>::paged(rows, 3, {1, 2, 3, 4}, {24, 12, 4});
+  CHECK(message([&] {
+          heed::forward(op, {key.view(), bad, key.view(), {}}, heed::Mask<float>{}, out.view());
+        }) == "heed::forward: key has pages of 3 rows, they must be multiples of " + lanes);
+  const auto own =
+      heed::TensorView<const float>::paged(rows, kPage<float>, {1, 2, 3, 4}, {24, 12, 4});
+  CHECK(message([&] {
+          heed::forward(op, {key.view(), own, key.view(), {}}, heed::Mask<float>{}, out.view());
+        }) == "heed::forward: out overlaps key");
+}
+
+TEST_CASE("a cache that was moved from is empty, and can be used again", "[kv_cache]") {
+  Tensor<float> key({1, 2, 3, 4}), value({1, 2, 3, 5}), query({1, 2, 3, 4}), out({1, 2, 3, 5});
+  key.randomise(1);
+  value.randomise(2);
+  query.randomise(3);
+  const auto check_empty = [&](const heed::KvCache<float>& cache) {
+    CHECK(cache.len() == 0);
+    CHECK(cache.capacity() == 0);
+    CHECK(cache.keys().shape() == Shape{1, 2, 0, 4});
+    CHECK(cache.values().shape() == Shape{1, 2, 0, 5});
+    heed::forward(heed::ScaledDot<float>{}, {query.view(), cache.keys(), cache.values(), {}},
+                  heed::Mask<float>{}, out.view());
+    CHECK(largest(out.dense<double>()) == 0);  // no key, no output
+  };
+  heed::KvCache<float> from(1, 2, 4, 5, kPage<float>);
+  from.append(key.view(), value.view());
+  const float* row = from.keys().row(0, 1, 2);
+  heed::KvCache<float> built(std::move(from));
+  check_empty(from);
+  CHECK(built.len() == 3);
+  CHECK(built.keys().row(0, 1, 2) == row);
+
+  heed::KvCache<float> assigned(1, 2, 4, 5, 2 * kPage<float>);
+  assigned.append(key.view(), value.view());
+  assigned = std::move(built);
+  check_empty(built);
+  CHECK(assigned.keys().row(0, 1, 2) == row);
+  auto& same = assigned;
+  assigned = std::move(same);
+  CHECK(assigned.len() == 3);
+  CHECK(assigned.keys().row(0, 1, 2) == row);
+
+  from.append(key.view(), value.view());
+  CHECK(from.len() == 3);
+  CHECK(from.keys()(0, 1, 2, 3) == key(0, 1, 2, 3));
+}
+
+TEST_CASE(
+    "a cache of no batch, no heads, no columns or no new tokens works, and sizes that overflow are "
+    "refused",
+    "[kv_cache]") {
+  for (const Shape shape :
+       {Shape{0, 2, 3, 4}, Shape{1, 0, 3, 4}, Shape{1, 2, 3, 0}, Shape{1, 2, 0, 4}}) {
+    heed::KvCache<float> cache(shape.batch, shape.heads, shape.dim, shape.dim);
+    const heed::TensorView<const float> none(nullptr, shape);
+    cache.append(none, none);
+    CHECK(cache.len() == shape.len);
+    CHECK(cache.keys().shape() == shape);
+    cache.truncate(0);
+    CHECK(cache.values().shape() == Shape{shape.batch, shape.heads, 0, shape.dim});
+  }
+  const Index most = std::numeric_limits<Index>::max();
+  const auto message = [](auto&& action) {
+    try {
+      action();
+    } catch (const std::invalid_argument& e) {
+      return std::string(e.what());
+    } catch (const std::bad_alloc&) {
+      return std::string("no memory");
+    }
+    return std::string("nothing was refused");
+  };
+  CHECK(message([&] {
+          heed::KvCache<float>(1, 1, most / 512, most / 512);
+        }).find("KvCache: a page of ") == 0);
+  heed::KvCache<float> cache(0, 1, 4, 4);
+  const heed::TensorView<const float> three(nullptr, {0, 1, 3, 4}),
+      huge(nullptr, {0, 1, most, 4}, {0, 0, 0});
+  cache.append(three, three);
+  CHECK(message([&] { cache.append(huge, huge); }) ==
+        "KvCache::append: 9223372036854775807 tokens after 3 overflow a 64-bit index");
+  CHECK(message([&] { cache.reserve(most); }) == "no memory");
+  CHECK(cache.len() == 3);
+}

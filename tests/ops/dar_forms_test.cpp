@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loops that DarScore::with_form() takes for common options have the value and every derivative of its formula,
+// score() and score_vjp(), which the slow twin runs.
+
+#include "catch.hpp"
+#include "door_case.hpp"
+
+using namespace heed;
+using namespace heed_test;
+
+namespace {
+
+// Does with_form() hand out another type than the score itself?
+[[nodiscard]] bool has_fast_form(const DarScore<double>& score) {
+  bool fast = false;
+  score.with_form([&](const auto& form) {
+    fast = !std::is_same_v<std::remove_cvref_t<decltype(form)>, DarScore<double>>;
+  });
+  return fast;
+}
+
+void check_form(Dar<double> op) {
+  REQUIRE(has_fast_form(op.score));
+  const Geometry g{2, 4, 4, 2, 37, 29, 6, 5};
+  for (const bool per_head : {false, true}) {
+    if (per_head) {
+      op.score.strength = {0.3, -0.2, 1.5, 0.0};
+      op.score.vigilance = {0.6, 0.1, -0.3, 0.4};
+    }
+    INFO((per_head ? "a parameter per head" : "one parameter"));
+    for (const Mask<double>& mask :
+         {Mask<double>{}, causal<double>(Align::bottom_right) & soft_cap<double>(2.0)})
+      check_twin(op, g, mask, 9);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the static gate's fast form equals the formula, with every derivative") {
+  check_form({});
+}
+
+TEST_CASE("the unrolled gate's fast forms equal the formula, with every derivative") {
+  for (const int iterations : {2, 3, 4, 7}) {
+    INFO(iterations << " iterations");
+    Dar<double> op;
+    op.score.iterations = iterations;
+    op.score.feedback = 0.45;
+    check_form(op);
+  }
+}
+
+TEST_CASE("the converged gate's fast form equals the formula, with every derivative") {
+  Dar<double> op;
+  op.score.converged = true;
+  op.score.feedback = 0.4;
+  check_form(op);
+}

@@ -1,0 +1,599 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "catch.hpp"
+#include "heed_lm/generation.hpp"
+#include "heed_lm/json_fields.hpp"
+#include "heed_lm/training.hpp"
+#include "temporary.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/io/atomic_file.hpp>
+#include <heed/io/safetensors.hpp>
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+using namespace heed_lm;
+namespace nn = heed::nn;
+
+namespace {
+
+DataSettings parentheses() {
+  DataSettings settings;
+  settings.task = "parens";
+  settings.len = 24;
+  return settings;
+}
+
+Run new_run(Index steps, const std::string& variant = "dar") {
+  Run run;
+  run.tokenizer = make_tokenizer(parentheses());
+  run.config.variant = variant;
+  run.config.vocabulary = run.tokenizer->vocab_size();
+  run.config.width = 16;
+  run.config.heads = 2;
+  run.config.depth = 2;
+  run.config.len = 24;
+  run.config.dropout = run.config.attention_dropout = variant == kDialecticalLm ? 0 : 0.1;
+  run.train.batch = 4;
+  run.train.steps = steps;
+  run.train.warmup = 2;
+  run.model = std::make_unique<Model>(make_model(run.config));
+  return run;
+}
+
+std::vector<float> weights_of(Model& model) {
+  std::vector<float> all;
+  model.visit(
+      nn::Visitor<float>([&](const std::string&, heed::Param<float>& value, heed::Param<float>&) {
+        all.insert(all.end(), value.data(), value.data() + value.size());
+      }));
+  return all;
+}
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Trains to the end, or until `stop_after` steps are done.
+void train_on(Run& run, int threads, Index stop_after = 0) {
+  const auto data = open_data(parentheses(), *run.tokenizer);
+  run.data = data->fingerprint();
+  Watch watch;
+  watch.stop = [&] { return run.step == stop_after; };
+  train(run, *data, threads, watch);
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace
+
+TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one that was not") {
+  Run whole = new_run(7);
+  train_on(whole, 2);
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors";
+  Run first = new_run(7);
+  train_on(first, 2, 3);
+  REQUIRE(first.step == 3);
+  save_run(first, path);
+  Run second = load_run(path);
+  CHECK(second.step == 3);
+  CHECK(second.train.steps == 7);
+  CHECK(second.data == first.data);
+  CHECK(second.tokenizer->state() == first.tokenizer->state());
+  train_on(second, 2);
+  CHECK(second.step == 7);
+  CHECK(same_bits(weights_of(*second.model), weights_of(*whole.model)));
+  CHECK_FALSE(same_bits(weights_of(*first.model), weights_of(*whole.model)));
+}
+
+TEST_CASE(
+    "A step that is not finite leaves weights and moments alone, counts as done, and is told "
+    "once") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors";
+  const auto data = open_data(parentheses(), *new_run(1).tokenizer);
+  Run run = new_run(9);
+  run.data = data->fingerprint();
+  std::vector<float> before, embedding;
+  std::vector<std::string> said;
+  std::vector<Index> skipped;
+  heed::Param<float>* embed = nullptr;
+  run.model->visit(nn::Visitor<float>(
+      [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+        if (name == "embed.weight") embed = &value;
+      }));
+  REQUIRE(embed != nullptr);
+  Watch watch;
+  watch.on_fault = [&](const std::string& text) { said.push_back(text); };
+  watch.on_save = [&] { save_run(run, path); };
+  watch.on_step = [&](const Report& r) {
+    if (r.skipped) skipped.push_back(r.step);
+    if (r.step == 3 || r.step == 6) {  // the next step has no finite loss
+      before = weights_of(*run.model);
+      embedding.assign(embed->data(), embed->data() + embed->size());
+      std::fill(embed->data(), embed->data() + embed->size(),
+                std::numeric_limits<float>::quiet_NaN());
+    }
+    if (r.step == 4 || r.step == 7) {
+      CHECK_FALSE(std::isfinite(r.loss));
+      std::copy(embedding.begin(), embedding.end(), embed->data());
+      CHECK(same_bits(weights_of(*run.model), before));
+    }
+  };
+  watch.stop = [&] { return run.step == 8; };
+  train(run, *data, 1, watch);
+  CHECK(skipped == std::vector<Index>{4, 7});
+  CHECK(run.skipped == 2);
+  CHECK(run.optimiser.steps() == 6);
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].rfind("step 4: the loss is not finite; the step is skipped", 0) == 0);
+
+  Run resumed = load_run(path);
+  CHECK(resumed.skipped == 2);
+  CHECK(resumed.optimiser.steps() == 6);
+  train(resumed, *data, 1, {});
+  train(run, *data, 1, {});
+  CHECK(same_bits(weights_of(*resumed.model), weights_of(*run.model)));
+}
+
+TEST_CASE("Ten steps in a row that are not finite end training, nine do not") {
+  const auto data = open_data(parentheses(), *new_run(1).tokenizer);
+  for (const Index faults : {9, 10}) {
+    Run run = new_run(30);
+    float wanted = 0;
+    const nn::Visitor<float> fill = [&](const std::string& name, heed::Param<float>& value,
+                                        heed::Param<float>&) {
+      if (name == "ln_f.bias") std::fill(value.data(), value.data() + value.size(), wanted);
+    };
+    Watch watch;
+    // Behind steps 5 and 16 the model has no finite loss; after `faults` more steps it has one again.
+    watch.on_step = [&](const Report& r) {
+      for (const Index first : {5, 16})
+        if (r.step == first || r.step == first + faults) {
+          wanted = r.step == first ? std::numeric_limits<float>::infinity() : 0;
+          run.model->visit(fill);
+        }
+    };
+    const std::string message = message_of([&] { train(run, *data, 1, watch); });
+    if (faults == 9) {
+      CHECK(message == "nothing was thrown");
+      CHECK(run.skipped == 2 * 9);
+    } else {
+      CHECK(message ==
+            "step 15: 10 steps in a row met numbers that are not finite; a smaller --lr may help");
+      CHECK(run.step == 15);
+    }
+  }
+}
+
+TEST_CASE("A run with a number that is not finite is not saved, and the old file stays") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors";
+  Run run = new_run(2);
+  train_on(run, 1);
+  save_run(run, path);
+  const auto bytes = heed::io::read_file(path);
+  const float infinity = std::numeric_limits<float>::infinity();
+  run.optimiser.visit_state(
+      [&](const std::string&, auto&, std::vector<float>& second) { second.back() = infinity; });
+  CHECK(message_of([&] { save_run(run, path); }).find("is inf, it must be finite") !=
+        std::string::npos);
+  CHECK(heed::io::read_file(path) == bytes);
+}
+
+TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
+  for (const std::string variant :
+       {"sdpa", "dar", "differential-v2", "intent-calculated", "ode", "dialectical", "prototype",
+        "sdpa-latent", "sdpa-gated", "qkvi", "qkvi-from-q", "ode-lm", kDialecticalLm}) {
+    INFO(variant);
+    Run one = new_run(3, variant), two = new_run(3, variant);
+    train_on(one, 1);
+    train_on(two, 2);
+    CHECK(same_bits(weights_of(*one.model), weights_of(*two.model)));
+    CHECK_FALSE(same_bits(weights_of(*one.model), weights_of(*new_run(3, variant).model)));
+  }
+}
+
+TEST_CASE("Training lowers the loss of rows that it never saw") {
+  Run run = new_run(150, "sdpa");
+  run.train.learning_rate = 5e-3;
+  const auto data = open_data(parentheses(), *run.tokenizer);
+  nn::Context<float> c;
+  const double before = evaluate(*run.model, c, *data, 16);
+  train_on(run, 2);
+  const double after = evaluate(*run.model, c, *data, 16);
+  CHECK(before == Approx(std::log(6.0)).margin(0.1));
+  CHECK(after < 0.6 * before);
+}
+
+TEST_CASE(
+    "The loss of a held-out text is a mean over its tokens, however they are cut into batches") {
+  Run run = new_run(1, "sdpa");
+  std::vector<Index> tokens;
+  const heed::CounterRandom random(3);
+  for (std::uint64_t i = 0; i < 1000; ++i) tokens.push_back(Index(random.bits(i) % 6));
+  DataSettings settings;
+  settings.len = 24;
+  settings.held_out = 0.3;
+  const auto data = make_text_source(tokens, settings);
+  nn::Context<float> c;
+  const double loss = evaluate(*run.model, c, *data, 16);
+  CHECK(loss > 1);
+  for (const Index batch : {1, 3, 1000})
+    CHECK(evaluate(*run.model, c, *data, batch) == Approx(loss).epsilon(1e-6));
+}
+
+TEST_CASE("A checkpoint that cannot be read is refused in one sentence that begins with its path") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors";
+  Run run = new_run(2);
+  train_on(run, 1);
+  save_run(run, path);
+  const auto bytes = heed::io::read_file(path);
+  const auto refuses = [&](std::vector<std::byte> changed, const std::string& words) {
+    const auto other = folder.path / "other.safetensors";
+    const std::span<const std::byte> piece(changed);
+    heed::io::write_file_atomically(other, {&piece, 1});
+    const std::string message = message_of([&] { (void)load_run(other); });
+    INFO(message);
+    CHECK(message.rfind(other.string(), 0) == 0);
+    CHECK(message.find(words) != std::string::npos);
+  };
+  refuses({bytes.begin(), bytes.end() - 1}, "");
+  refuses({bytes.begin(), bytes.begin() + 100}, "");
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, from.size(), to);
+    const auto* data = reinterpret_cast<const std::byte*>(text.data());
+    return std::vector<std::byte>(data, data + text.size());
+  };
+  refuses(replaced("heed.lm", "heed.xx"), "it must be heed.lm");
+  refuses(replaced("\"step\":\"2\"", "\"step\":\"x\""), "metadata step is \"x\"");
+  refuses(replaced("\\\"width\\\":16", "\\\"width\\\":18"), "the model needs");
+  refuses(replaced("\\\"width\\\"", "\\\"wodth\\\""),
+          "its model config has the field \"wodth\", which this program does not know");
+  refuses(replaced("\\\"width\\\":16", "\\\"width\\\":{}"), "its model config cannot be read");
+  refuses(replaced("\\\"clip\\\"", "\\\"clap\\\""), "its training config has the field \"clap\"");
+  CHECK(message_of([&] { (void)load_run(folder.path / "none"); }).find("none") !=
+        std::string::npos);
+}
+
+namespace {
+
+// A checkpoint with a change, as another file.
+struct Changed {
+  std::filesystem::path from, to;
+
+  // set(json) changes the settings stored under `key`.
+  template <class Set>
+  void settings(const std::string& key, const Set& set) const {
+    const auto file = heed::io::Safetensors::read(from);
+    nlohmann::json stored = nlohmann::json::parse(file.metadata().at(key));
+    set(stored);
+    text(key, stored.dump());
+  }
+  void text(const std::string& key, const std::string& value) const {
+    write([&](auto& writer) { writer.set_metadata(key, value); });
+  }
+  template <class Add>
+  void write(const Add& add, const std::string& without = "") const {
+    const auto file = heed::io::Safetensors::read(from);
+    heed::io::SafetensorsWriter writer;
+    for (const auto& [name, words] : file.metadata()) writer.set_metadata(name, words);
+    for (const auto& [name, info] : file.tensors())
+      if (name != without) writer.add_bytes(name, info.dtype, info.shape, file.bytes(name));
+    add(writer);
+    writer.write(to);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Every number of a checkpoint is checked against what the file holds") {
+  const heed_test::TemporaryFolder folder;
+  const Changed changed{folder.path / "run.safetensors", folder.path / "other.safetensors"};
+  Run run = new_run(2, "prototype");
+  train_on(run, 1);
+  save_run(run, changed.from);
+  const auto said = [&] {
+    const std::string text = message_of([&] { (void)load_run(changed.to); }),
+                      start = changed.to.string() + ": ";
+    INFO(text);
+    CHECK(text.rfind(start, 0) == 0);
+    CHECK(text.find('\n') == std::string::npos);
+    return text.substr(std::min(start.size(), text.size()));
+  };
+  const auto with = [&](const char* key, const char* field, const nlohmann::json& value) {
+    changed.settings(key, [&](nlohmann::json& stored) {
+      REQUIRE(stored.contains(field));
+      stored[field] = value;
+    });
+    return said();
+  };
+  const auto model = [&](const char* field, const nlohmann::json& value) {
+    return with("model", field, value);
+  };
+  const auto training = [&](const char* field, const nlohmann::json& value) {
+    return with("training", field, value);
+  };
+  const std::string own = "its model config ", unusable = own + "cannot be used: ";
+  const Index vocabulary = run.config.vocabulary;
+  const std::string words = std::to_string(vocabulary);
+
+  // Numbers that the program itself never writes.
+  CHECK(training("batch", Index(1) << 62) ==
+        "its training config has batch = 4611686018427387904, it must lie in [1, 1048576]");
+  CHECK(training("batch", 0) == "its training config has batch = 0, it must lie in [1, 1048576]");
+  CHECK(training("batch", ~std::uint64_t(0)) ==
+        "its training config has batch = 18446744073709551615, which would be read as -1");
+  CHECK(training("steps", -1) ==
+        "its training config has steps = -1, it must lie in [1, 4294967296]");
+  CHECK(training("steps", 1) ==
+        "metadata step is 2, it must lie in [0, 1], the steps of its training config");
+  CHECK(training("warmup", -1) ==
+        "its training config has warmup = -1, it must lie in [0, 4294967296]");
+  CHECK(training("clip", -1) == "its training config has clip = -1, it must lie in [0, 1e+30]");
+  CHECK(training("learning_rate", -0.5) ==
+        "its training config has learning_rate = -0.5, it must lie in [0, 1e+30]");
+  CHECK(training("learning_rate", 1e300) ==
+        "its training config has learning_rate = 1e+300, it must lie in [0, 1e+30]");
+  CHECK(training("weight_decay", -1e-9) ==
+        "its training config has weight_decay = -1e-09, it must lie in [0, 1e+30]");
+  CHECK(training("seed", -1) ==
+        "its training config has seed = -1, which would be read as 18446744073709551615");
+  CHECK(model("seed", -1) == own + "has seed = -1, which would be read as 18446744073709551615");
+  CHECK(model("width", -16) == unusable + "width is -16, it must be at least 1");
+  CHECK(model("heads", 0) == unusable + "heads is 0, it must be at least 1");
+  CHECK(model("heads", 3) == unusable + "width is 16, it must be a multiple of heads, 3");
+  CHECK(model("prototypes", -1) == unusable + "prototypes is -1, it must be at least 1");
+  CHECK(model("hidden", -1) == unusable + "hidden is -1, it must be at least 0");
+  CHECK(model("depth", 100'000'000) == unusable + "depth is 100000000, it must be at most 1048576");
+  CHECK(model("dropout", 1) == unusable + "dropout is 1, it must lie in [0, 1)");
+  CHECK(model("attention_dropout", -0.1) ==
+        unusable + "attention_dropout is -0.1, it must lie in [0, 1)");
+  CHECK(model("causal", false).find("causal is false for prototype") != std::string::npos);
+  CHECK(model("variant", "sdpo").find(unusable + "variant: sdpo is no variant") == 0);
+  CHECK(model("variant", std::string(1 << 20, 'x')).size() < 1000);
+  CHECK(model("activation", "relu6").find(own + "cannot be used: ") == 0);
+
+  // Numbers that the file's tensors do not bear out; 1 TB and more if they were believed.
+  CHECK(model("vocabulary", Index(1) << 40) ==
+        own + "has vocabulary = 1099511627776, its tokenizer has " + words + " tokens");
+  CHECK(model("width", 65'536) ==
+        own + "has width = 65536, for which the model needs embed.weight in the shape (" + words +
+            " x 65536); it has (" + words + " x 16)");
+  CHECK(model("depth", 1000) == own + "has depth = 1000, the file has 2 blocks");
+  CHECK(model("depth", 1) == own + "has depth = 1, the file has 2 blocks");
+  CHECK(model("len", 1 << 20) == own +
+                                     "has len = 1048576, for which the model needs pos_emb.weight "
+                                     "in the shape (1048576 x 16); "
+                                     "it has (24 x 16)");
+  CHECK(model("hidden", 1 << 20) ==
+        own +
+            "has hidden = 1048576, for which the model needs blocks.0.mlp.0.weight in "
+            "the shape (1048576 x 16); it has (64 x 16)");
+  CHECK(model("prototypes", 1 << 20).find("and prototypes = 1048576, which needs ") !=
+        std::string::npos);
+  CHECK(model("tied", false).find("there is no tensor lm_head.weight") == 0);
+  CHECK(
+      model("variant", "sdpa-latent").find("the model has no place for the tensor 'adamw.first.") ==
+      0);
+
+  // A table of one row: the blocks alone would take 200 GB.
+  changed.settings("model", [](nlohmann::json& stored) { stored["width"] = 65'536; });
+  const Changed again{changed.to, changed.to};
+  again.write(
+      [&](auto& writer) {
+        writer.add("embed.weight", {vocabulary, 65'536},
+                   std::vector<float>(std::size_t(vocabulary * 65'536)));
+      },
+      "embed.weight");
+  again.write(
+      [](auto& writer) {
+        writer.add("pos_emb.weight", {24, 65'536}, std::vector<float>(24 * 65'536));
+      },
+      "pos_emb.weight");
+  CHECK(said().find("which needs ") != std::string::npos);
+
+  changed.text("step", "4611686018427387904");
+  CHECK(said() ==
+        "metadata step is 4611686018427387904, it must lie in [0, 2], the steps of its training "
+        "config");
+  changed.text("step", "-1");
+  CHECK(said() == "metadata step is -1, it must lie in [0, 2], the steps of its training config");
+  changed.text("data", "-1");
+  CHECK(said() == "metadata data is \"-1\", it must be a whole number");
+  changed.text("tokenizer", "{\"tokenizer\": 3}");
+  CHECK(said().find("tokenizer_from: the state is damaged") == 0);
+  changed.text("model", std::string(1 << 20, '['));
+  CHECK(said().find("its model config cannot be read") == 0);
+  changed.text("model", "\"" + std::string(1 << 20, 'x'));
+  CHECK(said().size() < 400);
+  changed.text("version", std::string("2\0\x1b[2J", 6));
+  CHECK(said() == "its version is '2??[2J', this program reads 1");
+  changed.write([](auto& writer) { writer.add("blocks.0.extra\x1b", {1}, std::vector<float>{1}); });
+  CHECK(said() == "the model has no place for the tensor 'blocks.0.extra?'");
+  changed.write([](auto& writer) { writer.add("more", {1}, std::vector<float>{1}); });
+  CHECK(said() == "the model has no place for the tensor 'more'");
+  changed.write([](auto&) {});
+  (void)load_run(changed.to);
+}
+
+TEST_CASE("What a model needs at the least is told without making it, within a factor of 16") {
+  for (const std::string& name : model_names())
+    for (const Index scale : {1, 3}) {
+      ModelConfig config;
+      config.variant = name;
+      config.vocabulary = 7;
+      config.width = 16 * scale;
+      config.heads = 2;
+      config.depth = 4 - scale;
+      config.len = 5;
+      config.hidden = scale == 1 ? 0 : 64;
+      config.prototypes = 20;
+      for (const bool tied : {true, false}) {
+        config.tied = tied;
+        Model model = make_model(config);
+        double numbers = 0;
+        const auto add = [&](const std::string&, heed::Param<float>& p, auto&...) {
+          numbers += double(p.size());
+        };
+        model.visit(nn::Visitor<float>(add));
+        model.visit_state(nn::StateVisitor<float>(add));
+        INFO(name << ", width " << config.width << ": " << least_numbers(config) << " of "
+                  << numbers);
+        CHECK(least_numbers(config) <= numbers);
+        CHECK(16 * least_numbers(config) >= numbers);
+      }
+    }
+}
+
+TEST_CASE("Settings keep the default of a field that their JSON does not have") {
+  ModelConfig config;
+  config.width = 48;
+  config.dropout = 0.1;
+  config.attention_dropout = 0.3;
+  config.variant = "ode";
+  nlohmann::json stored = nlohmann::json::parse(json_of(config));
+  CHECK(stored.size() == 14);
+  CHECK(json_of(from_json<ModelConfig>(stored.dump(), "it")) == stored.dump());
+  stored.erase("attention_dropout");
+  const ModelConfig old = from_json<ModelConfig>(stored.dump(), "it");
+  CHECK(old.attention_dropout == 0);
+  CHECK(old.width == 48);
+  CHECK(old.dropout == 0.1);
+  CHECK(old.variant == "ode");
+  stored["width"] = 1.5;
+  CHECK(message_of([&] { (void)from_json<ModelConfig>(stored.dump(), "it"); }) ==
+        "it has width = 1.5, which would be read as 1");
+  CHECK(message_of([] { (void)from_json<TrainSettings>("[]", "it"); }) == "it is no JSON object");
+  CHECK(message_of([] {
+          (void)from_json<TrainSettings>("{\"steps\": tru", "it");
+        }).rfind("it cannot be read", 0) == 0);
+}
+
+TEST_CASE("A model says which of its settings cannot be used") {
+  const auto refusal = [](const std::function<void(ModelConfig&)>& change) {
+    ModelConfig config;
+    config.vocabulary = 5;
+    config.width = 8;
+    config.heads = 2;
+    config.depth = 1;
+    config.len = 8;
+    change(config);
+    return message_of([&] { (void)make_model(config); });
+  };
+  CHECK(refusal([](auto&) {}) == "nothing was thrown");
+  CHECK(refusal([](auto& c) { c.dropout = 1; }) == "dropout is 1, it must lie in [0, 1)");
+  CHECK(refusal([](auto& c) { c.attention_dropout = -0.5; }) ==
+        "attention_dropout is -0.5, it must lie in [0, 1)");
+  CHECK(refusal([](auto& c) {
+          c.variant = "dialectical-lm";
+          c.dropout = 0.5;
+        }) == "dropout is 0.5, dialectical-lm has none; it must be 0");
+  CHECK(refusal([](auto& c) { c.causal = false; }) ==
+        "causal is false for sdpa, only dialectical-lm can do without its mask");
+  CHECK(refusal([](auto& c) { c.width = 0; }) == "width is 0, it must be at least 1");
+  CHECK(refusal([](auto& c) { c.variant = "sdpo"; }).find("sdpo is no variant") !=
+        std::string::npos);
+  CHECK(refusal([](auto& c) { c.variant = "qkvi", c.width = 6; }).find("even width") !=
+        std::string::npos);
+  for (const std::string& name : model_names())
+    CHECK(refusal([&](auto& c) { c.variant = name; }) == "nothing was thrown");
+}
+
+TEST_CASE("Sampling keeps to the likeliest tokens that were asked for") {
+  const std::vector<float> logits = {0.0F, 2.0F, 1.0F, 2.0F, -1.0F};
+  Sampling s;
+  s.temperature = 0;
+  CHECK(sample(logits, s, 0) == 1);  // ties: the lowest id
+  s.temperature = 1;
+  s.top_k = 2;
+  bool seen[5] = {};
+  for (std::uint64_t n = 0; n < 400; ++n) seen[sample(logits, s, n)] = true;
+  CHECK((!seen[0] && seen[1] && !seen[2] && seen[3] && !seen[4]));
+  s.top_k = 0;
+  s.top_p = 0.85;  // 0.399 + 0.399 + 0.147 > 0.85
+  std::fill(seen, seen + 5, false);
+  int ones = 0;
+  for (std::uint64_t n = 0; n < 4000; ++n) {
+    const Index id = sample(logits, s, n);
+    seen[id] = true;
+    ones += id == 1 ? 1 : 0;
+  }
+  CHECK((!seen[0] && seen[1] && seen[2] && seen[3] && !seen[4]));
+  CHECK(double(ones) / 4000 == Approx(0.4223).margin(0.03));  // e^2 / (2 e^2 + e)
+  CHECK(sample(logits, s, 5) == sample(logits, s, 5));
+  CHECK_THROWS_WITH(require_sampling({-1.0, 0, 1.0, 1}), Catch::Contains("--temperature is -1"));
+  CHECK_THROWS_WITH(require_sampling({1.0, -2, 1.0, 1}), Catch::Contains("--top-k is -2"));
+  CHECK_THROWS_WITH(require_sampling({1.0, 0, 1.5, 1}), Catch::Contains("--top-p is 1.5"));
+}
+
+TEST_CASE("Sampling refuses logits that are not finite, with and without a temperature") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  for (const double temperature : {0.0, 1.0})
+    for (const float wrong : {nan, infinity, -infinity}) {
+      Sampling s;
+      s.temperature = temperature;
+      std::vector<float> logits(300, 0.5F);
+      logits[299] = wrong;
+      CHECK_THROWS_AS(sample(logits, s, 0), std::runtime_error);
+      CHECK_THROWS_WITH(sample(logits, s, 0), Catch::StartsWith("the logit of token 299 is "));
+    }
+}
+
+TEST_CASE("A text starts with a line break, else with a space, else with the first token") {
+  CHECK(text_start(ByteTokenizer()) == '\n');
+  CHECK(text_start(CharacterTokenizer("a \n")) == 2);
+  CHECK(text_start(CharacterTokenizer("ab ")) == 2);
+  CHECK(text_start(CharacterTokenizer("ba")) == 0);
+}
+
+TEST_CASE(
+    "Generation through caches and over whole sequences gives the same greedy text, past the last "
+    "position too") {
+  const std::string variant = GENERATE("dar", "qkvi", "ode-lm");
+  INFO(variant);
+  Run run = new_run(60, variant);
+  train_on(run, 2);
+  nn::Context<float> c;
+  Sampling greedy;
+  greedy.temperature = 0;
+  greedy.window = run.config.len;
+  std::vector<Index> prompt = {0, 0, 1}, cached;
+  generate(*run.model, c, prompt, 60, greedy, [&](Index id) {
+    cached.push_back(id);
+    return true;
+  });
+  REQUIRE(cached.size() == 60);
+  std::vector<Index> sequence = prompt, whole;
+  for (int n = 0; n < 60; ++n) {
+    if (Index(sequence.size()) > run.config.len)
+      sequence.erase(sequence.begin(), sequence.end() - run.config.len / 2);
+    nn::Matrix<float> logits(Index(sequence.size()), run.config.vocabulary);
+    run.model->forward(c, 1, sequence, logits.view());
+    const float* row = logits.view().row(logits.rows() - 1);
+    whole.push_back(Index(std::max_element(row, row + run.config.vocabulary) - row));
+    sequence.push_back(whole.back());
+  }
+  CHECK(cached == whole);
+  int asked = 0;
+  generate(*run.model, c, prompt, 60, greedy, [&](Index) { return ++asked < 4; });
+  CHECK(asked == 4);
+  CHECK_THROWS_WITH(generate(*run.model, c, {}, 1, greedy, [](Index) { return true; }),
+                    Catch::Contains("the prompt has no token"));
+}

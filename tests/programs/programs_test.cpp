@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What heed's programs have in common: exit codes, standard streams, and the fields of bench/FORMATS.md.
+
+#include "catch.hpp"
+#include "temporary.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using Names = std::set<std::string>;
+
+[[nodiscard]] std::string read(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  REQUIRE(in.good());
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+[[nodiscard]] std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+struct Result {
+  int code;
+  std::string out, err;
+};
+
+// Runs shell commands in a folder of its own; the programs are on the path.
+class Shell {
+ public:
+  Shell() {
+    std::ofstream text(folder_.path / "text.txt");
+    for (int i = 0; i < 60; ++i) text << "line " << i * i << "\n";
+    std::ofstream(folder_.path / "empty.txt").flush();
+    std::ofstream(folder_.path / "bytes.txt") << std::string(400, '\xFF');
+  }
+  [[nodiscard]] Result run(const std::string& command) const {
+    const std::string whole = "cd '" + folder_.path.string() +
+                              "' && export PATH='" HEED_PROGRAMS "':\"$PATH\" && { " + command +
+                              "; } >.out 2>.err </dev/null";
+    const int status = std::system(whole.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path(".out")), read(path(".err"))};
+  }
+  [[nodiscard]] Result done(const std::string& command) const {
+    Result result = run(command);
+    INFO(command << "\n" << result.err);
+    REQUIRE(result.code == 0);
+    return result;
+  }
+  // Exit code 2 and one sentence that has `words`.
+  void refuses(const std::string& command, const std::string& words) const {
+    const Result result = run(command);
+    INFO(command << "\n" << result.out << result.err);
+    CHECK(result.code == 2);
+    CHECK(result.out.empty());
+    CHECK(lines_of(result.err).size() == 1);
+    CHECK(result.err.rfind("heed_", 0) == 0);
+    CHECK(result.err.find(words) != std::string::npos);
+  }
+  [[nodiscard]] fs::path path(const std::string& name) const { return folder_.path / name; }
+  [[nodiscard]] Names files(const std::string& folder) const {
+    Names names;
+    for (const auto& entry : fs::directory_iterator(path(folder)))
+      names.insert(entry.path().filename().string());
+    return names;
+  }
+
+ private:
+  heed_test::TemporaryFolder folder_;
+};
+
+const std::string kCompare =
+    "heed_compare --quick --shape 1,2,32,16 --threads 1 --variants sdpa,dar,ode,dialectical ";
+const std::string kTrain =
+    "heed_compare --train 2 --seeds 2 --seed 7 --width 16 --heads 2 --depth 1 --len 16 --batch 2 "
+    "--threads 1 --variants sdpa,dar --text text.txt ";
+const std::string kLm =
+    "heed_lm train --text text.txt --width 16 --heads 2 --depth 1 --len 16 --batch 2 --steps 4 "
+    "--threads 1 ";
+
+// The first column of the table below a heading of bench/FORMATS.md.
+[[nodiscard]] Names documented(const std::string& heading) {
+  Names names;
+  bool inside = false;
+  for (const std::string& line : lines_of(read(HEED_FORMATS))) {
+    if (line.rfind("## ", 0) == 0) inside = line == "## " + heading;
+    if (inside && line.rfind("| `", 0) == 0) names.insert(line.substr(3, line.find('`', 3) - 3));
+  }
+  INFO(heading);
+  REQUIRE_FALSE(names.empty());
+  return names;
+}
+
+// As the tables write a path; what they document with a star matches any name. An empty list has no path.
+void add_paths(const Json& json, const std::string& path, const Names& known, Names& paths) {
+  if (json.is_object())
+    for (const auto& [key, value] : json.items()) {
+      const std::string begin = path.empty() ? "" : path + ".";
+      add_paths(value, begin + (known.count(begin + "*") > 0 ? "*" : key), known, paths);
+    }
+  else if (json.is_array())
+    for (const Json& value : json) add_paths(value, path + "[]", known, paths);
+  else
+    paths.insert(json.is_null() && known.count(path + "[]") > 0 ? path + "[]" : path);
+}
+[[nodiscard]] Names paths_of(const std::string& text, const Names& known) {
+  Names paths;
+  add_paths(Json::parse(text), "", known, paths);
+  return paths;
+}
+
+// Each name with the pattern that it matches; with itself where there is none.
+[[nodiscard]] Names patterns_of(const Names& names, const Names& patterns) {
+  Names found;
+  for (const std::string& name : names) {
+    std::string match = name;
+    for (const std::string& pattern : patterns) {
+      const std::size_t star = pattern.find('*');
+      if (star == std::string::npos) continue;
+      if (name.rfind(pattern.substr(0, star), 0) == 0 && name.ends_with(pattern.substr(star + 1)))
+        match = pattern;
+    }
+    found.insert(match);
+  }
+  return found;
+}
+
+// A documented line as a regular expression: words in capitals stand for anything.
+[[nodiscard]] std::regex line_pattern(const std::string& line) {
+  const std::string plain = std::regex_replace(line, std::regex(R"([.()\[\]+*?])"), R"(\$&)");
+  return std::regex(std::regex_replace(plain, std::regex(R"(\b[A-Z]{3,}\b)"), ".+"));
+}
+[[nodiscard]] Names lines_matched(const std::string& text, const Names& documented_lines) {
+  Names found;
+  for (const std::string& line : lines_of(text)) {
+    std::string match = line;
+    std::size_t fixed = 0;  // the pattern that says most
+    for (const std::string& pattern : documented_lines)
+      if (std::regex_match(line, line_pattern(pattern)) &&
+          (match == line || pattern.size() > fixed)) {
+        match = pattern;
+        fixed = pattern.size();
+      }
+    found.insert(match);
+  }
+  return found;
+}
+
+[[nodiscard]] Names csv_columns(const std::string& text) {
+  Names names;
+  std::istringstream head(lines_of(text).at(0));
+  for (std::string name; std::getline(head, name, ',');) names.insert(name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("heed_compare writes the documented fields and files, and no others") {
+  const Shell shell;
+  (void)shell.done(kCompare + "--json a.json --csv a.csv --report pages");
+  const Names fields = documented("heed_compare --json");
+  const std::string json = read(shell.path("a.json"));
+  CHECK(paths_of(json, fields) == fields);
+  CHECK(Json::parse(json).at("format") == 1);
+  CHECK(Json::parse(json).at("records").size() == 4 * 2 * 2);
+  CHECK(csv_columns(read(shell.path("a.csv"))) == documented("heed_compare --csv"));
+  const Names files = documented("heed_compare --report");
+  CHECK(patterns_of(shell.files("pages"), files) == files);
+}
+
+TEST_CASE(
+    "heed_compare --train writes the documented fields and files, with and without a second text") {
+  const Shell shell;
+  const Names fields = documented("heed_compare --train --json"),
+              files = documented("heed_compare --train --report");
+  (void)shell.done(kTrain + "--then text.txt --json a.json --csv a.csv --report pages");
+  CHECK(paths_of(read(shell.path("a.json")), fields) == fields);
+  CHECK(patterns_of(shell.files("pages"), files) == files);
+  const std::string csv = read(shell.path("a.csv"));
+  CHECK(csv_columns(csv) == documented("heed_compare --train --csv"));
+  REQUIRE(lines_of(csv).size() == 1 + 2 * 2);
+  CHECK(std::regex_search(lines_of(csv)[1], std::regex("^sdpa,\\d+,\\d+,7,")));
+  CHECK(std::regex_search(lines_of(csv)[2], std::regex("^sdpa,\\d+,\\d+,8,")));
+
+  const Result plain = shell.done(kTrain + "--json -");
+  CHECK(paths_of(plain.out, fields) == fields);
+  const Json first = Json::parse(plain.out).at("variants").at(0);
+  CHECK(first.at("losses").size() == 2);
+  CHECK(first.at("second_losses").is_null());
+  CHECK(first.at("forgotten_losses").is_null());
+}
+
+TEST_CASE(
+    "heed_compare --train says which losses are not finite, in words, as null, and by its exit "
+    "code") {
+  const Shell shell;
+  const Names fields = documented("heed_compare --train --json"),
+              files = documented("heed_compare --train --report");
+  for (const std::string& steps : {std::string("2"), std::string("30")}) {
+    // After two steps the last loss is not finite; with thirty, ten steps in a row are not.
+    const std::string command =
+        std::regex_replace(kTrain, std::regex("--train 2"), "--train " + steps);
+    const Result result =
+        shell.run(std::regex_replace(command, std::regex(",dar"), ",intent") +
+                  "--lr 1e20 --then text.txt --json a.json --csv a.csv --report pages");
+    INFO(steps << "\n" << result.out << result.err);
+    CHECK(result.code == 1);
+    CHECK(result.err.find("heed_compare: the loss is not finite with sdpa, intent\n") !=
+          std::string::npos);
+    CHECK(result.out.find("not finite") != std::string::npos);
+    CHECK((result.out + result.err).find("nan") == std::string::npos);
+    const std::string json = read(shell.path("a.json"));
+    for (const Json& variant : Json::parse(json).at("variants")) {
+      CHECK(variant.at("losses") == Json::parse("[null, null]"));
+      CHECK(variant.at("forgotten_losses") == Json::parse("[null, null]"));
+      CHECK(variant.at("measures").empty());
+      if (steps == "30") CHECK(variant.at("skipped_steps") == 20);
+    }
+    CHECK(std::regex_search(lines_of(read(shell.path("a.csv")))[1],
+                            std::regex("^sdpa,\\d+,\\d+,7,,,,")));
+    CHECK(shell.files("pages").count("report.html") == 1);
+    CHECK(read(shell.path("pages/report.html")).find("nan") == std::string::npos);
+  }
+}
+
+TEST_CASE("heed_lm prints the documented lines, and its page has the documented files") {
+  const Shell shell;
+  const Result trained =
+      shell.done(kLm + "--variant ode --out model --eval-every 2 --report pages");
+  CHECK(trained.err.empty());  // progress is for terminals
+  Names lines = documented("heed_lm train");
+  lines.erase("stopped after step STEP of STEPS; DETAIL");
+  CHECK(lines_matched(trained.out, lines) == lines);
+  CHECK(lines_of(trained.out).size() == 3);
+  const Names files = documented("heed_lm train --report");
+  CHECK(patterns_of(shell.files("pages"), files) == files);
+
+  lines = documented("heed_lm eval");
+  const Result asked = shell.done("heed_lm eval model --text text.txt --held-out 0.2 --threads 1");
+  CHECK(lines_matched(asked.out, lines) == lines);
+  Names keys;
+  for (const std::string& line : lines_of(shell.done("heed_lm info model").out))
+    if (const std::size_t colon = line.find(": "); colon != std::string::npos)
+      keys.insert(line.substr(0, colon));
+  CHECK(keys == documented("Checkpoints of heed_lm"));
+}
+
+TEST_CASE(
+    "Every program has a help with its exit codes, a version, and says when they cannot be "
+    "printed") {
+  const Shell shell;
+  for (const std::string program :
+       {"heed_compare", "heed_lm", "heed_lm train", "heed_lm eval", "heed_lm generate",
+        "heed_lm info", "heed_replay", "heed_bench"}) {
+    if (program == "heed_bench" && !HEED_HAS_BENCH) continue;
+    const Result help = shell.done(program + " --help");
+    INFO(program << help.err);
+    CHECK(help.err.empty());
+    for (const char* part : {"Usage: ", "Exit codes:", "Standard output has"})
+      CHECK(help.out.find(part) != std::string::npos);
+    const Result full = shell.run(program + " --help >/dev/full");
+    CHECK(full.code == 1);
+    CHECK(full.err.find(": standard output cannot be written\n") != std::string::npos);
+    CHECK(shell.run(program + " --help >&-").code == 1);
+  }
+  for (const std::string program : {"heed_compare", "heed_lm", "heed_replay", "heed_bench"}) {
+    if (program == "heed_bench" && !HEED_HAS_BENCH) continue;
+    CHECK(std::regex_match(shell.done(program + " --version").out,
+                           std::regex(program + R"( \d+\.\d+\.\d+\n)")));
+    CHECK(shell.run(program + " --version >/dev/full").code == 1);
+  }
+}
+
+TEST_CASE("heed_compare refuses what it cannot use in one sentence with both values") {
+  const Shell shell;
+  shell.refuses("heed_compare --shape 1,2,3", "\"1,2,3\"");
+  shell.refuses("heed_compare --threads 1025", "1024");
+  shell.refuses("heed_compare --train nan", "--train: \"nan\" is no whole number from 1");
+  shell.refuses("heed_compare --train 1 --seeds 0",
+                "--seeds: \"0\" is no whole number from 1 to 1000");
+  shell.refuses("heed_compare --train 1 --width 17 --heads 2", "17");
+  shell.refuses("heed_compare --text none.txt", "--text none.txt");
+  shell.refuses("heed_compare --train 1 --then none.txt", "--then none.txt");
+  shell.refuses("heed_compare --train 1 --then empty.txt", "--then empty.txt: the file is empty");
+  shell.refuses("heed_compare --train 1 --text empty.txt", "--text empty.txt: the file is empty");
+  shell.refuses("heed_compare --json none/x", "--json none/x");
+  shell.refuses("heed_compare --csv /dev/full", "--csv /dev/full");
+  shell.refuses("heed_compare --json ''", "--json: \"\" names no file");
+  shell.refuses("heed_compare --report ''", "--report: \"\" names no folder");
+  shell.refuses("heed_compare --json a --csv ./a", "name one file");
+  const std::string text = read(shell.path("text.txt"));
+  fs::create_symlink("text.txt", shell.path("link"));
+  for (const std::string output : {"--json text.txt", "--csv ./text.txt", "--json link"})
+    for (const std::string input : {"--text", "--train 1 --then"})
+      shell.refuses(
+          "heed_compare " + output + " " + input + " text.txt",
+          output + ": would replace the file of " + input.substr(input.rfind("--")) + " text.txt");
+  fs::create_directory(shell.path("pages"));
+  fs::create_symlink("../text.txt", shell.path("pages/speed.svg"));
+  shell.refuses("heed_compare --train 1 --text text.txt --report pages",
+                "pages/speed.svg: would replace the file of --text");
+  shell.refuses("heed_compare --json pages/report.html --report pages",
+                "pages/report.html: would replace the file of --json");
+  shell.refuses("heed_compare --json " + std::string(300, 'x'), "File name too long");
+  CHECK(read(shell.path("text.txt")) == text);
+  const Result note = shell.done(kTrain + "--quick --csv -");
+  CHECK(note.err.find("heed_compare: --quick has no effect with --train\n") != std::string::npos);
+}
+
+TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, before it trains") {
+  const Shell shell;
+  (void)shell.done(kLm + "--out good");
+  shell.refuses("heed_lm", "the command is \"\"");
+  shell.refuses("heed_lm nope", "the command is \"nope\"");
+  const std::string train = "heed_lm train --text text.txt ";
+  shell.refuses(train + "--lr nan", "--lr: \"nan\"");
+  shell.refuses(train + "--clip -1", "--clip: \"-1\"");
+  shell.refuses(train + "--seed -1", "--seed: \"-1\" is no whole number from 0 to 2^64 - 1");
+  shell.refuses(train + "--steps 0", "--steps: \"0\"");
+  shell.refuses(train + "--eval-every -1", "--eval-every: \"-1\"");
+  shell.refuses(train + "--batch 9000000000000000000", "from 1 to 1048576");
+  shell.refuses(train + "--threads 100000", "from 0 to 1024");
+  shell.refuses(train + "--variant nope", "nope");
+  shell.refuses(train + "--len 16 --out .", "--out .");
+  shell.refuses(train + "--len 16 --out none/x", "--out none/x");
+  shell.refuses(train + "--len 16 --out /dev/full", "--out /dev/full");
+  shell.refuses(train + "--out ''", "--out: \"\" names no file");
+  shell.refuses(train + "--report ''", "--report: \"\" names no folder");
+  shell.refuses("heed_lm train --text empty.txt", "--text empty.txt: the file is empty");
+  shell.refuses("heed_lm train --text bytes.txt", "--text bytes.txt");
+  shell.refuses(train + "--resume good", "step 4 of 4 is done");
+  shell.refuses("heed_lm generate good --tokens -1", "--tokens: \"-1\"");
+  shell.refuses("heed_lm generate good --prompt ''", "--prompt");
+  shell.refuses("heed_lm eval good --text text.txt --batch 0", "--batch: \"0\"");
+  shell.refuses("heed_lm info text.txt", "text.txt");
+}
+
+TEST_CASE("Lost output ends with exit code 1, and a file is never where a stream was closed") {
+  const Shell shell;
+  (void)shell.done(kLm + "--out good");
+  for (const std::string& command :
+       {kTrain, kLm, std::string("heed_lm eval good --text text.txt"),
+        std::string("heed_lm generate good"), std::string("heed_lm info good")}) {
+    INFO(command);
+    CHECK(shell.run(command + " >/dev/full").code == 1);
+    CHECK(shell.run(command + " >&-").code == 1);
+  }
+  CHECK(shell.run(kTrain + "--json closed.json >&-").code == 1);
+  CHECK(Json::parse(read(shell.path("closed.json"))).at("format") == 1);
+  CHECK(shell.run(kLm + "--lr 1e30").code == 1);
+  const Result same = shell.run(kTrain + "--json there > there");
+  CHECK(same.code == 2);
+  CHECK(same.err.find("--json there") != std::string::npos);
+}
+
+TEST_CASE("heed_replay tells a folder that cannot be used from a case that fails") {
+  const Shell shell;
+  fs::create_directory(shell.path("cases"));
+  shell.refuses("heed_replay none", "\"none\"");
+  shell.refuses("heed_replay text.txt", "\"text.txt\"");
+  shell.refuses("heed_replay --nope", "--nope");
+  shell.refuses("heed_replay a b", "2 folders");
+  shell.refuses("heed_replay cases", "holds no");
+  fs::copy_file(fs::path(HEED_GOLDEN_DIR) / "sdpa_t1.safetensors",
+                shell.path("cases/one.safetensors"));
+  CHECK(shell.done("heed_replay cases").out.find("1 passed, 0 failed") != std::string::npos);
+  CHECK(shell.run("heed_replay cases >/dev/full").code == 1);
+  fs::copy_file(shell.path("text.txt"), shell.path("cases/two.safetensors"));
+  CHECK(shell.run("heed_replay cases").code == 1);
+}
+
+TEST_CASE("heed_bench refuses what it cannot use, and its file has the documented counters") {
+  if (!HEED_HAS_BENCH) return;
+  const Shell shell;
+  shell.refuses("heed_bench --nope", "--nope");
+  shell.refuses("heed_bench --benchmark_format=nope", "\"nope\"");
+  shell.refuses("heed_bench --benchmark_repetitions=-1", "\"-1\"");
+  shell.refuses("heed_bench --benchmark_out=none/x", "none/x");
+  shell.refuses("heed_bench --benchmark_out=", "--benchmark_out is \"\"");
+  CHECK(shell.run("heed_bench --benchmark_filter=nothing").code == 2);
+  const std::string two =
+      "heed_bench --benchmark_filter='^dar/forward/float/(H16_T1x1024_d64|H8_T200_d40)/' ";
+  (void)shell.done(two + "--benchmark_out=a.json");
+  Names counters;
+  const Names usual = {"name",
+                       "family_index",
+                       "per_family_instance_index",
+                       "run_name",
+                       "run_type",
+                       "repetitions",
+                       "repetition_index",
+                       "threads",
+                       "iterations",
+                       "real_time",
+                       "cpu_time",
+                       "time_unit"};
+  const Json filed = Json::parse(read(shell.path("a.json")));
+  for (const Json& run : filed.at("benchmarks"))
+    for (const auto& [name, value] : run.items())
+      if (usual.count(name) == 0) counters.insert(name);
+  CHECK(counters == documented("heed_bench"));
+}
+
+TEST_CASE(
+    "Escape sequences are for terminals that know them, and colours for those who want them") {
+  const Shell shell;
+  const auto on_terminal = [&](const std::string& set, const std::string& command) {
+    const Result result = shell.run("env " + set + " script -qec \"" + command + "\" /dev/null");
+    INFO(command << result.out);
+    CHECK(result.code == 0);
+    return result.out.find('\x1B') != std::string::npos;
+  };
+  if (shell.run("script --version").code != 0) return;
+  const std::string bench = "heed_bench --benchmark_filter=^sdpa/forward/float/H8_T200_d40/";
+  CHECK(on_terminal("TERM=xterm", kTrain));
+  CHECK_FALSE(on_terminal("TERM=dumb", kTrain));
+  CHECK(on_terminal("TERM=xterm", kLm));
+  CHECK_FALSE(on_terminal("TERM=dumb", kLm));
+  if (!HEED_HAS_BENCH) return;
+  CHECK(on_terminal("TERM=xterm NO_COLOR=", bench));
+  CHECK_FALSE(on_terminal("TERM=xterm NO_COLOR=1", bench));
+  CHECK_FALSE(on_terminal("TERM=dumb", bench));
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// An op run through the doors on a problem of the slow twin, and both compared.
+
+#include "catch.hpp"
+#include "golden_case.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/engine/doors.hpp>
+#include <heed/reference/reference.hpp>
+
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace heed_test {
+
+// What came out of heed::forward and heed::backward.
+template <class Op>
+struct DoorResult {
+  using T = typename Op::Scalar;
+  std::vector<T> out, dquery, dkey, dvalue, dextra;
+  heed::Saved<T> saved;
+  Op dop;
+};
+
+// Result buffers start as NaN: what is not written fails.
+template <class Op, class T = typename Op::Scalar>
+DoorResult<Op> run_doors(const Op& op, const heed::reference::Problem<T>& problem,
+                         const heed::Mask<T>& mask, const std::vector<T>& grad_out,
+                         const heed::Options& given = {}) {
+  const heed::Geometry& g = problem.geometry;
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  const heed::Shape q{g.batch, g.query_heads, g.len_q, g.dim_qk};
+  const heed::Shape k{g.batch, g.kv_heads, g.len_kv, g.dim_qk};
+  const heed::Shape v{g.batch, g.kv_heads, g.len_kv, g.dim_v};
+  const heed::Shape o{g.batch, g.heads, g.len_q, g.dim_v};
+  const heed::Shape e{g.batch, g.heads, g.len_q, op.extra_dim(g)};
+  DoorResult<Op> r{std::vector<T>(grad_out.size(), nan),
+                   std::vector<T>(problem.query.size(), nan),
+                   std::vector<T>(problem.key.size(), nan),
+                   std::vector<T>(problem.value.size(), nan),
+                   std::vector<T>(problem.extra.size(), nan),
+                   {},
+                   op};
+  heed::Inputs<T> in{
+      {problem.query.data(), q}, {problem.key.data(), k}, {problem.value.data(), v}, {}};
+  heed::Gradients<T> grads{{r.dquery.data(), q}, {r.dkey.data(), k}, {r.dvalue.data(), v}, {}, {}};
+  if (!problem.extra.empty()) {
+    in.extra = {problem.extra.data(), e};
+    grads.extra = {r.dextra.data(), e};
+  }
+  heed::Options options = given;
+  options.scale = problem.scale;
+  heed::forward(op, in, mask, heed::TensorView<T>(r.out.data(), o), &r.saved, options);
+  heed::backward(op, in, mask, r.saved, heed::TensorView<const T>(r.out.data(), o),
+                 heed::TensorView<const T>(grad_out.data(), o), grads, &r.dop, options);
+  return r;
+}
+
+// Numbers of a parameter.
+template <class T>
+std::vector<T> numbers(const heed::Param<T>& p) {
+  return {p.data(), p.data() + p.size()};
+}
+
+// Normal numbers in every input.
+template <class T>
+heed::reference::Problem<T> random_problem(const heed::Geometry& g, Index extra_dim,
+                                           unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  const auto make = [&](Index count) {
+    std::vector<T> x(static_cast<std::size_t>(count));
+    for (T& number : x) number = T(normal(random));
+    return x;
+  };
+  heed::reference::Problem<T> problem;
+  problem.geometry = g;
+  problem.query = make(g.batch * g.query_heads * g.len_q * g.dim_qk);
+  problem.key = make(g.batch * g.kv_heads * g.len_kv * g.dim_qk);
+  problem.value = make(g.batch * g.kv_heads * g.len_kv * g.dim_v);
+  problem.extra = make(g.query_rows() * extra_dim);
+  return problem;
+}
+
+// Largest deviation of the doors' results from the slow twin's and its tape, over out, all inputs
+// and all parameters; `worst` names where.
+template <class Op, class T = typename Op::Scalar>
+double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const heed::Mask<T>& mask,
+                      std::string& worst, const heed::Options& options = {}) {
+  heed::reference::use_mask(problem, mask);
+  std::vector<T> grad_out;
+  for (Index n = 0; n < problem.geometry.query_rows() * problem.geometry.dim_v; ++n)
+    grad_out.push_back(T(std::sin(1.7 * double(n) + 0.3)));
+  const auto fast = run_doors(op, problem, mask, grad_out, options);
+  const auto twin = heed::reference::forward(op, problem);
+  auto slow = heed::reference::gradients(op, problem, grad_out);
+  double largest = 0;
+  const auto compare = [&](const std::string& name, const auto& got, const auto& want) {
+    const double d = deviation(got, want, 1e-3);
+    if (!(d <= largest)) largest = d, worst = name;
+  };
+  compare("out", fast.out, twin.out);
+  compare("query", fast.dquery, slow.dquery);
+  compare("key", fast.dkey, slow.dkey);
+  compare("value", fast.dvalue, slow.dvalue);
+  compare("extra", fast.dextra, slow.dextra);
+  std::vector<std::vector<T>> parameters;
+  slow.op.visit([&](const char*, auto& p) { parameters.push_back(numbers(p)); });
+  std::size_t next = 0;
+  Op dop = fast.dop;
+  dop.visit([&](const char* name, auto& p) { compare(name, numbers(p), parameters[next++]); });
+  return largest;
+}
+
+// Checks the doors against the slow twin on normal numbers, with one thread and the plan's tiles, and with several
+// threads and tiles of one key.
+template <class Op, class T = typename Op::Scalar>
+void check_twin(const Op& op, const heed::Geometry& g, const heed::Mask<T>& mask, unsigned seed) {
+  for (const heed::Options& options :
+       {heed::Options{}, heed::Options{.threads = 3, .key_tile = 1, .panel_vectors = 1}}) {
+    std::string worst;
+    const double deviation =
+        twin_deviation(op, random_problem<T>(g, op.extra_dim(g), seed), mask, worst, options);
+    INFO("len_q " << g.len_q << ", kv_heads " << g.kv_heads << ", key_tile " << options.key_tile
+                  << ", worst: " << worst);
+    CHECK(deviation < 1e-11);
+  }
+}
+
+// A readout's hooks on a panel by hand: what they leave in `valid` lanes and in the parameters,
+// when the padding lanes hold numbers of size `padding`.
+template <class Readout, class T>
+std::vector<T> run_hooks(const Readout& readout, const heed::Geometry& g, Index extra_dim,
+                         Index valid, double padding) {
+  const int vectors = 2;
+  const Index lanes = vectors * heed::kLanes<T>;
+  std::vector<std::vector<T>> memory;
+  std::mt19937 random(17);
+  std::normal_distribution<double> normal;
+  const auto tile = [&](Index rows) {
+    memory.emplace_back(std::size_t(rows * lanes));
+    for (Index n = 0; n < rows * lanes; ++n)
+      memory.back()[std::size_t(n)] = T(normal(random) * (n % lanes < valid ? 1.0 : padding));
+    return heed::LaneTile<T>{memory.back().data(), rows, lanes};
+  };
+  heed::ReadoutPanel<T> p;
+  p.geometry = g;
+  p.head = g.heads - 1;
+  p.valid_lanes = valid;
+  p.vectors = vectors;
+  p.query = tile(g.dim_qk).constant();
+  p.own_key = tile(g.dim_qk).constant();
+  p.own_value = tile(g.dim_v).constant();
+  p.extra = tile(extra_dim).constant();
+  p.work = tile(readout.work_rows(g, true));
+  p.diagnostics = tile(Readout::diagnostics);
+  const heed::LaneTile<T> mixed = tile(g.dim_v), dout = tile(g.dim_v);
+  std::vector<T> saved = memory[memory.size() - 2];
+  p.tile = mixed;
+  readout.forward(p);
+  if (!Readout::saves_mixed) saved.assign(mixed.data, mixed.data + g.dim_v * lanes);
+  p.saved = {saved.data(), g.dim_v, lanes};
+  const heed::LaneTile<T> sums[] = {tile(1), tile(g.dim_qk), tile(g.dim_qk), tile(g.dim_v),
+                                    tile(extra_dim)};
+  p.delta = sums[0].data, p.dquery = sums[1], p.down_key = sums[2], p.down_value = sums[3];
+  p.dextra = sums[4];
+  p.tile = dout;
+  Readout grad = readout;
+  grad.visit([](const char*, auto& param) { param.set_zero(); });
+  readout.vjp(p, grad);
+
+  std::vector<T> result;
+  for (const auto& t : {mixed, dout, sums[0], sums[1], sums[2], sums[3], sums[4]})
+    for (Index r = 0; r < t.rows; ++r) result.insert(result.end(), t.row(r), t.row(r) + valid);
+  grad.visit([&](const char*, const auto& param) {
+    result.insert(result.end(), param.data(), param.data() + param.size());
+  });
+  return result;
+}
+
+}  // namespace heed_test
