@@ -13,15 +13,10 @@
 
 template <class T>
 struct Sink : heed::PlainRows {
-  template <class U>
-  using rebind = Sink<U>;
   using P = heed::Pack<T>;
   heed::Param<T> height = T(0);
 
-  void visit(auto&& f) { f("height", height); }
-  void validate(const heed::Geometry& g, const char* where) const {
-    heed::require_per_head(height, g.heads, where, "height");
-  }
+  static constexpr auto parameters = std::tuple{heed::named("height", &Sink::height)};
 
   void forward(const heed::RowBlock<T>& block) const {
     for (int v = 0; v < block.vectors; ++v) weigh(block, v, block.scores[0]);

@@ -14,16 +14,12 @@
 
 template <class T>
 struct ColumnFactors : heed::PlainReadout {
-  template <class U>
-  using rebind = ColumnFactors<U>;
   static constexpr bool saves_mixed = true;  // panel.saved then holds the mixed rows
   heed::Param<T> factor;
 
-  void visit(auto&& f) { f("factor", factor); }
-  void validate(const heed::Geometry& g, const char* where) const {
-    heed::require(factor.size() == g.dim_v, where, ": factor has ", factor.size(),
-                  " values, it must have one per column of the value (", g.dim_v, ")");
-  }
+  std::vector<heed::Index> factor_shape(const heed::Geometry& g) const { return {g.dim_v}; }
+  static constexpr auto parameters =
+      std::tuple{heed::tensor("factor", &ColumnFactors::factor, &ColumnFactors::factor_shape)};
 
   void forward(const heed::ReadoutPanel<T>& panel) const {
     for (heed::Index c = 0; c < panel.tile.rows; ++c)

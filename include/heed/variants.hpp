@@ -80,7 +80,7 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
   add("differential-v1", "depth 1, RMS norm", g,
       with(make_differential_v1<Real>(pairs.dim_qk, 1), [&](auto& op) {
         std::uint64_t stream = 0;  // the source starts from small random vectors
-        op.normaliser.visit([&](const char*, auto& p) {
+        visit_parameters(op.normaliser, [&](const char*, auto& p) {
           const CounterRandom random(seed, 100 + stream++);
           for (Index i = 0; i < p.size(); ++i) p[i] = Real(0.1 * random.normal(std::uint64_t(i)));
         });

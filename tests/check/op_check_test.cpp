@@ -17,17 +17,12 @@ using namespace heed;
 
 enum class Fault { none, one_query, rectangular, widths, extra, extra_at_zero };
 
-struct FaultOptions {
-  Fault fault = Fault::none;
-};
-
 // out = mixed; wrong where its fault says.
 template <class T>
-struct Through : PlainReadout, FaultOptions {
+struct Through : PlainReadout {
   static constexpr bool saves_mixed = true;
-  using Options = FaultOptions;
-  template <class U>
-  using rebind = Through<U>;
+  Fault fault = Fault::none;
+  static constexpr auto parameters = std::tuple{option("fault", &Through::fault)};
 
   [[nodiscard]] T factor(const Geometry& g, bool backward) const {
     const bool wrong = (fault == Fault::one_query && backward && g.len_q == 1) ||
@@ -50,11 +45,10 @@ struct Through : PlainReadout, FaultOptions {
 
 // out = mixed (1 + x^2), x the extra input.
 template <class T>
-struct ByExtra : PlainReadout, FaultOptions {
+struct ByExtra : PlainReadout {
   static constexpr bool saves_mixed = true, uses_extra = true;
-  using Options = FaultOptions;
-  template <class U>
-  using rebind = ByExtra<U>;
+  Fault fault = Fault::none;
+  static constexpr auto parameters = std::tuple{option("fault", &ByExtra::fault)};
 
   [[nodiscard]] Index extra_dim(const Geometry&) const { return 1; }
   void forward(const ReadoutPanel<T>& panel) const {
@@ -98,14 +92,10 @@ struct Distances {
   }
 };
 // A softmax; `error` times its gradient is too much.
-struct ErrorOptions {
-  double error = 0;
-};
 template <class T>
-struct RowSoftmax : PlainRows, ErrorOptions {
-  using Options = ErrorOptions;
-  template <class U>
-  using rebind = RowSoftmax<U>;
+struct RowSoftmax : PlainRows {
+  double error = 0;
+  static constexpr auto parameters = std::tuple{option("error", &RowSoftmax::error)};
   void weigh(const RowBlock<T>& block, int v, const LaneTile<T>& weights) const {
     const auto [top, sum] = exponentiate_row(block, v, weights);
     scale_row(weights, v, Pack<T>(T(1) / sum));
@@ -129,10 +119,8 @@ struct RowSoftmax : PlainRows, ErrorOptions {
 // A factor per column: parameters of one width.
 template <class T>
 struct Columns : Through<T> {
-  template <class U>
-  using rebind = Columns<U>;
   Param<T> factor = Param<T>(std::vector<Index>{6}, std::vector<T>(6, T(1)));
-  void validate(const Geometry& g, const char* where) const {
+  void check(const Geometry& g, const char* where) const {
     require(factor.size() == g.dim_v, where, ": factor has ", factor.size(), " values, dim_v is ",
             g.dim_v);
   }

@@ -64,15 +64,13 @@ struct Closeness {
 template <class T>
 struct LateDot : DotScore<T> {
   static constexpr bool plain = false;
-  template <class U>
-  using rebind = LateDot<U>;
   template <class S>
-  [[nodiscard]] S score(const PairOf<LateDot, S>& pair, const ScalarsOf<LateDot, S>&) const {
+  [[nodiscard]] S score(const PairOf<LateDot, S>& pair, const auto&) const {
     return pair.logit * (math::constant<S>(1) + math::constant<S>(0.5) * pair.query_index);
   }
   template <class S>
-  void score_vjp(const PairOf<LateDot, S>& pair, const ScalarsOf<LateDot, S>&, S g,
-                 PairOf<LateDot, S>& d, ScalarsOf<LateDot, S>&) const {
+  void score_vjp(const PairOf<LateDot, S>& pair, const auto&, S g, PairOf<LateDot, S>& d,
+                 auto&) const {
     d.logit = g * (math::constant<S>(1) + math::constant<S>(0.5) * pair.query_index);
   }
 };
@@ -80,29 +78,21 @@ struct LateDot : DotScore<T> {
 // Reads a dot product without the norm that DAR's cosine multiplies it by.
 template <class T>
 struct RawDar : DarScore<T> {
-  template <class U>
-  using rebind = RawDar<U>;
   template <class S>
-  [[nodiscard]] S score(const PairOf<RawDar, S>& pair, const ScalarsOf<RawDar, S>& p) const {
+  [[nodiscard]] S score(const PairOf<RawDar, S>& pair, const auto& p) const {
     return DarScore<T>::template score<S>(pair, p) + math::constant<S>(0.1) * pair.dot;
   }
   template <class S>
-  void score_vjp(const PairOf<RawDar, S>& pair, const ScalarsOf<RawDar, S>& p, S g,
-                 PairOf<RawDar, S>& d, ScalarsOf<RawDar, S>& dp) const {
+  void score_vjp(const PairOf<RawDar, S>& pair, const auto& p, S g, PairOf<RawDar, S>& d,
+                 auto& dp) const {
     DarScore<T>::score_vjp(pair, p, g, d, dp);
     d.dot += math::constant<S>(0.1) * g;
-  }
-  template <class F>
-  void with_form(F&& f) const {
-    f(*this);
   }
 };
 
 // Every second head reads its keys from the other end of the row.
 template <class T>
 struct CrossedHalves : Softmax<T> {
-  template <class U>
-  using rebind = CrossedHalves<U>;
   using PlaceFree = CrossedHalves;
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const {
     const Index half = g.dim_qk / 2;

@@ -28,14 +28,9 @@ template <class T>
 struct BothAgree : PlainRows {
   static constexpr int maps = 2;
   Rule rule = Rule::neighbours;
-  template <class U>
-  using rebind = BothAgree<U>;
   using P = Pack<T>;
 
-  template <class U>
-  void take_options(const BothAgree<U>& from) {
-    rule = from.rule;
-  }
+  static constexpr auto parameters = std::tuple{option("rule", &BothAgree::rule)};
   [[nodiscard]] Source source(const Geometry& g, Index h, int m) const {
     const Index next = (h + m) % g.heads, half = std::max<Index>(1, g.dim_qk / 2);
     switch (rule) {
@@ -83,8 +78,6 @@ struct BothAgree : PlainRows {
 // A softmax whose head h reads query head h / 2 and the keys of the last group.
 template <class T>
 struct Doubled : Softmax<T> {
-  template <class U>
-  using rebind = Doubled<U>;
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const {
     return {h / 2, g.kv_heads - 1, 0, 0, g.dim_qk};
   }
@@ -93,8 +86,6 @@ struct Doubled : Softmax<T> {
 // A softmax whose heads take the key-value heads in turn.
 template <class T>
 struct InTurn : Softmax<T> {
-  template <class U>
-  using rebind = InTurn<U>;
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const {
     return {h, h % g.kv_heads, 0, 0, g.dim_qk};
   }
@@ -103,8 +94,6 @@ struct InTurn : Softmax<T> {
 // Reads what a test says.
 template <class T>
 struct Anywhere : Softmax<T> {
-  template <class U>
-  using rebind = Anywhere<U>;
   Source where;
   [[nodiscard]] Source source(const Geometry&, Index, int) const { return where; }
 };

@@ -44,7 +44,8 @@ std::unique_ptr<AnyOp> draw_differential_v1(Draw& draw, Sizes& s) {
   const Index width = op.normaliser.pairs_whole_heads() ? s.dim_qk : s.dim_qk / 2;
   f.lambda = DifferentialFormula::four_vectors;
   f.lambda_init = op.normaliser.lambda_init = heed::lambda_init_at(draw.between(1, 6));
-  op.normaliser.visit([&](const char*, auto& p) { p = draw_tensor(draw, {width}, 0.2); });
+  visit_parameters(op.normaliser,
+                   [&](const char*, auto& p) { p = draw_tensor(draw, {width}, 0.2); });
   f.normed = true;
   f.factor = op.readout.factor = 1 - f.lambda_init;
   f.eps = op.readout.eps = draw.pick({1e-5, 1e-3});

@@ -92,25 +92,15 @@ struct Means {
   }
 };
 
-struct SinkOptions {
-  bool shares = false;  // heads 2n and 2n + 1 both read query head 2n
-};
 // weight_j = exp(s_j) / (exp(b) + sum_k exp(s_k)): a softmax with a sink of learnt height b.
 template <class T>
-struct Sink : heed::PlainRows, SinkOptions {
-  using Options = SinkOptions;
-  template <class U>
-  using rebind = Sink<U>;
+struct Sink : heed::PlainRows {
   using P = heed::Pack<T>;
   heed::Param<T> height = T(0);
+  bool shares = false;  // heads 2n and 2n + 1 both read query head 2n
 
-  template <class F>
-  void visit(F&& f) {
-    f("height", height);
-  }
-  void validate(const heed::Geometry& g, const char* where) const {
-    heed::require_per_head(height, g.heads, where, "height");
-  }
+  static constexpr auto parameters =
+      std::tuple{heed::named("height", &Sink::height), heed::option("shares", &Sink::shares)};
   [[nodiscard]] heed::Source source(const heed::Geometry& g, Index h, int) const {
     return {shares ? h / 2 * 2 : h, g.kv_head(h), 0, 0, g.dim_qk};
   }
@@ -145,19 +135,12 @@ struct Sink : heed::PlainRows, SinkOptions {
 // out_c = factor_c mixed_c
 template <class T>
 struct ColumnFactors : heed::PlainReadout {
-  template <class U>
-  using rebind = ColumnFactors<U>;
   static constexpr bool saves_mixed = true;
   heed::Param<T> factor;
 
-  template <class F>
-  void visit(F&& f) {
-    f("factor", factor);
-  }
-  void validate(const heed::Geometry& g, const char* where) const {
-    heed::require(factor.size() == g.dim_v, where, ": factor has ", factor.size(),
-                  " values, it must have one per column of the value (", g.dim_v, ")");
-  }
+  [[nodiscard]] std::vector<Index> factor_shape(const heed::Geometry& g) const { return {g.dim_v}; }
+  static constexpr auto parameters =
+      std::tuple{heed::tensor("factor", &ColumnFactors::factor, &ColumnFactors::factor_shape)};
   void forward(const heed::ReadoutPanel<T>& panel) const {
     for (Index c = 0; c < panel.tile.rows; ++c)
       for (int v = 0; v < panel.vectors; ++v)

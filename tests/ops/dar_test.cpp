@@ -81,16 +81,17 @@ PairOf<DarScore<T>, S> make_pair_of(const DarScore<T>& score, const PlainRow<S>&
 }
 
 template <class T, class S>
-ScalarsOf<DarScore<T>, S> scalars_of(const DarScore<T>& score) {
+ScalarsOf<DarScore<T>, S> values_of_scalars(const DarScore<T>& score) {
   ScalarsOf<DarScore<T>, S> p;
-  for (std::size_t i = 0; i < p.size(); ++i) p[i] = math::constant<S>(score.scalar(int(i), 0));
+  for (std::size_t i = 0; i < p.size(); ++i)
+    p[i] = math::constant<S>(scalar_of<double>(score, int(i), 0));
   return p;
 }
 
 template <class T, class S>
 S score_of(const DarScore<T>& score, const std::vector<S>& q, const std::vector<S>& k) {
   return score.score(make_pair_of(score, make_row(score, q), make_row(score, k)),
-                     scalars_of<T, S>(score));
+                     values_of_scalars<T, S>(score));
 }
 
 template <class S>
@@ -116,7 +117,7 @@ Gradient<S> by_hooks(const DarScore<T>& score, const std::vector<S>& q, const st
                      const S& g, double scale = kScale) {
   const auto q_row = make_row(score, q), k_row = make_row(score, k);
   const auto pair = make_pair_of(score, q_row, k_row, scale);
-  const auto p = scalars_of<T, S>(score);
+  const auto p = values_of_scalars<T, S>(score);
   const S zero = math::constant<S>(0);
   Gradient<S> result{score.score(pair, p),
                      std::vector<S>(q.size(), zero),
@@ -153,7 +154,7 @@ Gradient<double> by_tape(const DarScore<double>& score, const std::vector<double
   for (const double x : q) vq.push_back(tape.variable(x));
   for (const double x : k) vk.push_back(tape.variable(x));
   ScalarsOf<DarScore<double>, V64> p;
-  for (std::size_t i = 0; i < 4; ++i) p[i] = tape.variable(score.scalar(int(i), 0));
+  for (std::size_t i = 0; i < 4; ++i) p[i] = tape.variable(scalar_of<double>(score, int(i), 0));
   const V64 s = score.score(make_pair_of(score, make_row(score, vq), make_row(score, vk)), p);
   const auto adjoint = tape.gradient(s);
   Gradient<double> result{s.value, {}, {}, {}};
@@ -304,7 +305,7 @@ Geometry geometry_of(Index heads, Index dim) {
 // The text of the exception that validate throws, "" if it throws none.
 std::string refusal(const DarScore<double>& score, Index heads = 2, Index dim = kDim) {
   try {
-    score.validate(geometry_of(heads, dim), "dar");
+    validate(score, geometry_of(heads, dim), "dar");
   } catch (const std::invalid_argument& error) {
     return error.what();
   }
@@ -322,7 +323,7 @@ TEST_CASE("The score of q = (3, 4) and k = (4, 3) is what a pocket calculator sa
   const auto row = make_row(score, std::vector<double>{3, 4});
   const auto pair =
       make_pair_of(score, row, make_row(score, std::vector<double>{4, 3}), 1 / std::sqrt(2.0));
-  const auto p = scalars_of<double, double>(score);
+  const auto p = values_of_scalars<double, double>(score);
   CHECK(score.cosine(pair) == Approx(0.96).epsilon(1e-8));
   CHECK(score.resonance(pair, p) == Approx(0.9468488636).epsilon(1e-8));
   CHECK(score.score(pair, p) == Approx(17.2546174077).epsilon(1e-9));
@@ -380,7 +381,7 @@ TEST_CASE("The gradient of every form equals that of the tape, the complex step 
       };
       ScalarsOf<DarScore<double>, D> p;
       for (std::size_t i = 0; i < 4; ++i)
-        p[i] = D::variable(Pack<double>(score.scalar(int(i), 0)), int(i));
+        p[i] = D::variable(Pack<double>(scalar_of<double>(score, int(i), 0)), int(i));
       const D s = score.score(make_pair_of(score, dual_row(q), dual_row(k)), p);
       for (std::size_t i = 0; i < 4; ++i)
         CHECK(s.grad[i].lane(0) == Approx(ours.dp[i]).epsilon(1e-12).margin(1e-12));
@@ -656,7 +657,7 @@ TEST_CASE("Rows of any finite size give a finite score and the right cosine") {
       const auto fq = packed<float>({16, scaled}), fk = packed<float>({16, k});
       const auto pair = make_pair_of(score, make_row(score, fq), make_row(score, fk));
       if (size >= 1.0) CHECK(double(score.cosine(pair).lane(0)) == Approx(c).margin(1e-6));
-      CHECK(std::isfinite(score.score(pair, scalars_of<float, Pack<float>>(score)).lane(0)));
+      CHECK(std::isfinite(score.score(pair, values_of_scalars<float, Pack<float>>(score)).lane(0)));
       const auto gradient = by_hooks(score, fq, fk, Pack<float>(1.0F));
       for (const auto& g : gradient.dq) CHECK(std::isfinite(g.lane(0)));
       for (const auto& g : gradient.dk) CHECK(std::isfinite(g.lane(0)));
@@ -694,11 +695,11 @@ TEST_CASE("A NaN in a row is never turned into a number") {
     const auto k = random_row(random, kDim);
     q[3] = kNan;
     auto pair = make_pair_of(score, make_row(score, q), make_row(score, k));
-    CHECK(std::isnan(score.resonance(pair, scalars_of<double, double>(score))));
+    CHECK(std::isnan(score.resonance(pair, values_of_scalars<double, double>(score))));
     const std::vector<std::vector<double>> q16(16, q), k16(16, k);
     CHECK(std::isnan(score_of(score, packed<double>(q16), packed<double>(k16)).lane(1)));
     pair.logit = 0.0;
-    CHECK(std::isnan(score.score(pair, scalars_of<double, double>(score))));
+    CHECK(std::isnan(score.score(pair, values_of_scalars<double, double>(score))));
   }
 }
 
@@ -752,7 +753,7 @@ TEST_CASE("The projection is converted with the op, but it is not learnable") {
   CHECK(narrow.score.iterations == 3);
   CHECK(narrow.score.strength.head(1) == 0.5F);
   const auto complex = cast_op<Complex>(op);
-  CHECK(complex.score.scalar(0, 1) == Complex(0.5));
+  CHECK(scalar_of<Complex>(complex.score, 0, 1) == Complex(0.5));
   const auto zeros = zeros_like(op);
   CHECK(zeros.score.strength.head(1) == 0.0);
   CHECK(zeros.score.basis[5] == op.score.basis[5]);
@@ -764,15 +765,15 @@ TEST_CASE("Gradients of scalars go to the head that they belong to, or to the sh
   grad.strength = Param<float>{0.0F, 0.0F};
   for (auto* p : {&grad.vigilance, &grad.sharpness, &grad.feedback}) p->set_zero();
   const double first[] = {1.0, 2.0, 3.0, 4.0}, second[] = {10.0, 20.0, 30.0, 40.0};
-  score.chain_scalars(0, first, grad);
-  score.chain_scalars(1, second, grad);
+  chain_scalars(grad, 0, first);
+  chain_scalars(grad, 1, second);
   CHECK(grad.strength[0] == 1.0F);
   CHECK(grad.strength[1] == 10.0F);
   CHECK(grad.vigilance[0] == 22.0F);
   CHECK(grad.sharpness[0] == 33.0F);
   CHECK(grad.feedback[0] == 44.0F);
-  CHECK(score.scalar(0, 1) == 2.0F);
-  CHECK(score.scalar(2, 1) == 8.0F);
+  CHECK(scalar_of<float>(score, 0, 1) == 2.0F);
+  CHECK(scalar_of<float>(score, 2, 1) == 8.0F);
 }
 
 // ---- golden cases ----------------------------------------------------------------------------
@@ -868,7 +869,7 @@ struct LongHand {
 
   explicit LongHand(const GoldenDar& c)
       : out(c.dout.size()), dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), dscore(c.score) {
-    dscore.visit([](const char*, auto& p) { p.set_zero(); });
+    visit_parameters(dscore, [](const char*, auto& p) { p.set_zero(); });
     const BoundMask<double> mask(c.mask, c.g, "test");
     for (Index b = 0; b < c.g.batch; ++b)
       for (Index h = 0; h < c.g.heads; ++h)
@@ -908,12 +909,12 @@ struct LongHand {
         dq[std::size_t(at * c.g.dim_qk + x)] += pair.dq[std::size_t(x)];
         dk[std::size_t(c.kv_index(b, h, keys[n]) * c.g.dim_qk + x)] += pair.dk[std::size_t(x)];
       }
-      score.chain_scalars(h, pair.dp.data(), dscore);
+      chain_scalars(dscore, h, pair.dp.data());
     }
   }
 
   [[nodiscard]] static DarScore<double> head_of(DarScore<double> score, Index h) {
-    score.visit([&](const char*, auto& p) { p = Param<double>(p.head(h)); });
+    visit_parameters(score, [&](const char*, auto& p) { p = Param<double>(p.head(h)); });
     return score;
   }
 };

@@ -95,7 +95,7 @@ struct Panel {
 template <class T>
 struct Outcome {
   std::vector<T> out, steps_used, updates, tension;
-  int global = 0;
+  int steps_of_all = 0;  // of a readout that has rehearsed
   std::vector<T> dmixed, delta, dq, dk, dv;
   DialecticalReadout<T> grad;
 };
@@ -107,33 +107,32 @@ void for_panels(const Geometry& g, Index lanes, Body&& body) {
       for (Index first = 0; first < g.len_q; first += lanes) body(b, h, first);
 }
 
+// What a readout's settle() asks of a pass.
 template <class T>
-int survey(const DialecticalReadout<T>& readout, const Geometry& g, int vectors,
-           const std::vector<T>& query, const std::vector<T>& mixed) {
-  int most = 0;
-  for_panels(g, vectors * kLanes<T>, [&](Index b, Index h, Index first) {
-    Panel<T> p(readout, g, vectors, false);
-    p.place(b, h, first);
-    p.load(mixed, p.tile);
-    p.load(query, p.query);
-    const std::vector<T> before = p.tile;
-    most = std::max(most, readout.survey(p.hooks));
-    REQUIRE(p.tile == before);
-  });
-  return most;
-}
+struct Reports {
+  const Outcome<T>& of;
+  [[nodiscard]] const std::vector<T>& diagnostic(const std::string& name) const {
+    REQUIRE(name == "updates");
+    return of.updates;
+  }
+};
 
 template <class T>
-void run_forward(const DialecticalReadout<T>& readout, const Geometry& g, int vectors,
+void run_forward(const DialecticalReadout<T>& op, const Geometry& g, int vectors,
                  const std::vector<T>& query, const std::vector<T>& mixed, Outcome<T>& result) {
-  if (readout.needs_survey()) result.global = survey(readout, g, vectors, query, mixed);
+  DialecticalReadout<T> readout = op;
+  if (op.needs_rehearsal()) {
+    Outcome<T> first;
+    run_forward(op.rehearsal(), g, vectors, query, mixed, first);
+    readout.settle(Reports<T>{first});
+    result.steps_of_all = int(*std::max_element(first.updates.begin(), first.updates.end()));
+  }
   result.out.assign(mixed.size(), T(0));
   std::vector<T>* reports[] = {&result.steps_used, &result.updates, &result.tension};
   for (auto* report : reports) report->assign(std::size_t(g.query_rows()), T(0));
   for_panels(g, vectors * kLanes<T>, [&](Index b, Index h, Index first) {
     Panel<T> p(readout, g, vectors, false);
     p.place(b, h, first);
-    p.hooks.global = result.global;
     p.load(mixed, p.tile);
     p.load(query, p.query);
     readout.forward(p.hooks);
@@ -145,18 +144,19 @@ void run_forward(const DialecticalReadout<T>& readout, const Geometry& g, int ve
 }
 
 template <class T>
-void run_vjp(const DialecticalReadout<T>& readout, const Geometry& g, int vectors,
+void run_vjp(const DialecticalReadout<T>& op, const Geometry& g, int vectors,
              const std::vector<T>& query, const std::vector<T>& mixed, const std::vector<T>& dout,
              Outcome<T>& result) {
+  DialecticalReadout<T> readout = op;
+  if (op.needs_rehearsal()) readout.settle(Reports<T>{result});
   result.grad = readout;
-  result.grad.visit([](const char*, Param<T>& p) { p.set_zero(); });
+  visit_parameters(result.grad, [](const char*, Param<T>& p) { p.set_zero(); });
   result.dq.assign(mixed.size(), T(0));
   result.dmixed.assign(mixed.size(), T(0));
   result.delta.assign(std::size_t(g.query_rows()), T(0));
   for_panels(g, vectors * kLanes<T>, [&](Index b, Index h, Index first) {
     Panel<T> p(readout, g, vectors, true);
     p.place(b, h, first);
-    p.hooks.global = result.global;
     p.load(dout, p.tile);
     p.load(query, p.query);
     p.load(mixed, p.saved);
@@ -264,7 +264,7 @@ void check_against_tape(const Dialectical<double>& op, const reference::Problem<
   std::vector<Param<double>> wanted;
   exact.op.visit([&](const char*, Param<double>& p) { wanted.push_back(p); });
   std::size_t next = 0;
-  grad.visit([&](const char* name, Param<double>& p) {
+  visit_parameters(grad, [&](const char* name, Param<double>& p) {
     INFO(name);
     const Param<double>& w = wanted[next++];
     CHECK(deviation(std::vector<double>(p.data(), p.data() + p.size()),
@@ -349,7 +349,7 @@ TEST_CASE("dialectical: hooks agree with the oracle on any panel width, in both 
     for (int vectors = 1; vectors <= kPanelVectors; ++vectors) {
       INFO(c.name() << ", " << vectors << " vectors");
       const auto got = run(op, c.problem<double>(), vectors, c.tensor("dout"));
-      if (op.readout.needs_survey()) CHECK(got.global == c.integer("n_exec"));
+      if (op.readout.needs_rehearsal()) CHECK(got.steps_of_all == c.integer("n_exec"));
       CHECK(deviation(got.out, c.tensor("out")) < 1e-12);
       CHECK(deviation(got.steps_used, c.tensor("steps_used")) == 0.0);
       CHECK(deviation(got.updates, c.tensor("updates")) == 0.0);
@@ -358,7 +358,7 @@ TEST_CASE("dialectical: hooks agree with the oracle on any panel width, in both 
       CHECK(deviation(got.dk, c.tensor("dk")) < 1e-12);
       CHECK(deviation(got.dv, c.tensor("dv")) < 1e-12);
       auto grad = got.grad;
-      grad.visit([&](const char* name, Param<double>& p) {
+      visit_parameters(grad, [&](const char* name, Param<double>& p) {
         INFO(name);
         const std::vector<double> values(p.data(), p.data() + p.size());
         // The oracle's gradient of b_pos and b_neg is rounding noise about 0.
@@ -481,7 +481,7 @@ TEST_CASE("dialectical: long rows in float make no NaN, forward or backward") {
   CHECK(all_finite(got.tension));
   CHECK(all_finite(got.dq));
   CHECK(all_finite(got.dmixed));
-  got.grad.visit([&](const char* name, Param<float>& p) {
+  visit_parameters(got.grad, [&](const char* name, Param<float>& p) {
     INFO(name);
     CHECK(all_finite({p.data(), p.data() + p.size()}));
   });
@@ -533,24 +533,24 @@ TEST_CASE("dialectical: in batch mode one slow row keeps all rows moving") {
   const std::vector<double> query = numbers(320, 1), mixed = numbers(320, 2);
   Outcome<double> got;
   run_forward(op.readout, g, 1, query, mixed, got);
-  CHECK(got.global > 1);
-  for (const double n : got.updates) CHECK(n == got.global);
+  CHECK(got.steps_of_all > 1);
+  for (const double n : got.updates) CHECK(n == got.steps_of_all);
 
   auto alone = op;
   alone.readout.halting = Halting::per_token;
   Outcome<double> halting;
   run_forward(alone.readout, g, 1, query, mixed, halting);
-  CHECK(*std::max_element(halting.updates.begin(), halting.updates.end()) == got.global);
-  CHECK(*std::min_element(halting.updates.begin(), halting.updates.end()) < got.global);
+  CHECK(*std::max_element(halting.updates.begin(), halting.updates.end()) == got.steps_of_all);
+  CHECK(*std::min_element(halting.updates.begin(), halting.updates.end()) < got.steps_of_all);
 }
 
-TEST_CASE("dialectical: a survey is asked for only where it decides something") {
+TEST_CASE("dialectical: a rehearsal is asked for only where it decides something") {
   DialecticalReadout<float> readout;
-  CHECK_FALSE(readout.needs_survey());
+  CHECK_FALSE(readout.needs_rehearsal());
   readout.halting = Halting::batch;
-  CHECK(readout.needs_survey());
+  CHECK(readout.needs_rehearsal());
   readout.max_steps = 1;
-  CHECK_FALSE(readout.needs_survey());
+  CHECK_FALSE(readout.needs_rehearsal());
 }
 
 TEST_CASE("dialectical: b_pos and b_neg have no effect, and gradient 0") {

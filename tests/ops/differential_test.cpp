@@ -133,7 +133,7 @@ Difference<double, Lambda> with(const Lambda& lambda) {
 
 template <class Part>
 Part zeros_of(Part part) {
-  part.visit([](const char*, auto& param) { param.set_zero(); });
+  visit_parameters(part, [](const char*, auto& param) { param.set_zero(); });
   return part;
 }
 
@@ -155,7 +155,7 @@ void check_vjp(const Lambda& lambda, bool aliased) {
   Tape<double> tape;
   auto taped = cast_part<Var<double>>(op);
   std::vector<Var<double>> params;
-  taped.visit([&](const char*, auto& param) {
+  visit_parameters(taped, [&](const char*, auto& param) {
     for (Index i = 0; i < param.size(); ++i) {
       param[i] = tape.variable(param[i].value);
       params.push_back(param[i]);
@@ -181,7 +181,7 @@ void check_vjp(const Lambda& lambda, bool aliased) {
   const auto exact = [&](const Var<double>& x) { return adjoint[std::size_t(x.index)]; };
 
   std::size_t next_param = 0;
-  grad.visit([&](const char* name, const Param<double>& param) {
+  visit_parameters(grad, [&](const char* name, const Param<double>& param) {
     INFO(name);
     for (Index i = 0; i < param.size(); ++i)
       CHECK(std::abs(param[i] - exact(params[next_param++])) < 1e-12);
@@ -539,7 +539,7 @@ TEST_CASE("differential attention refuses what cannot be meant") {
   auto v1 = make_differential_v1<double>(3, 2);
   CHECK_NOTHROW(v1.validate(g, "test"));
   v1.readout.weight = Param<double>({5}, std::vector<double>(5, 1.0));
-  refuses(v1, g, "test: weight has 5 values, it must have one per column of the value (6) or none");
+  refuses(v1, g, "test: weight has shape (5), it must be (6) for heads of width 6, or empty");
   v1.readout.weight = {};
   CHECK_NOTHROW(v1.validate(g, "test"));
   v1.readout.eps = 0.0;
@@ -548,10 +548,10 @@ TEST_CASE("differential attention refuses what cannot be meant") {
   v1.readout.factor = kNan;
   refuses(v1, g, "test: factor is nan, it must be finite");
   v1 = make_differential_v1<double>(4, 2);
-  refuses(v1, g, "test: lambda_q1 has 4 values, it must have one per column of a map (3)");
+  refuses(v1, g, "test: lambda_q1 has shape (4), it must be (3) for heads of width 6");
   v1 = make_differential_v1<double>(3, 2, false);
   v1.normaliser.lambda_k2 = Param<double>();
-  refuses(v1, g, "test: lambda_k2 has 0 values, it must have one per column of a map (3)");
+  refuses(v1, g, "test: lambda_k2 has shape (), it must be (3) for heads of width 6");
   v1 = make_differential_v1<double>(3, 2, false);
   v1.normaliser.lambda_init = kNan;
   refuses(v1, g, "test: lambda_init is nan, it must be finite");

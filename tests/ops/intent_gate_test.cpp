@@ -22,7 +22,7 @@ template <class Part>
 void fill_weights(Part& part, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
-  part.visit([&](const char*, auto& p) {
+  visit_parameters(part, [&](const char*, auto& p) {
     for (Index i = 0; i < p.size(); ++i) p[i] = typename Part::Scalar(0.5 * normal(random));
   });
 }
@@ -298,10 +298,11 @@ TEST_CASE("gates refuse what does not fit in one sentence") {
   refused(given<double>(GateGrain::elementwise, {1.0, 2.0, 3.0}), 5, "gate.bias has 3 values");
   refused(given<double>(GateGrain::elementwise, Param<double>(double(NAN))), 5, "gate.bias is nan");
   refused(given<double>(GateGrain(7)), 1, "grain is 7");
-  refused(IntentFromQ<double>{}, 0, "gate.weight has 0 axes");
+  refused(IntentFromQ<double>{}, 0, "gate.weight has shape ()");
   Geometry narrow = g;
   narrow.dim_v = 4;
-  refused(from_query<double>(narrow, GateGrain::elementwise), 0, "must have the shape (2,3,5)");
+  refused(from_query<double>(narrow, GateGrain::elementwise), 0,
+          "gate.weight has shape (2,3,4), it must be (2,3,5)");
   auto no_value = calculated<double>(g, GateGrain::per_head);
   no_value.readout.value_weight = {};
   refused(no_value, 0, "gate.value_weight");

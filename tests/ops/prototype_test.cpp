@@ -182,7 +182,7 @@ TEST_CASE("prototype gradients agree with dual numbers") {
   CHECK(report.passed);
 }
 
-TEST_CASE("copies, casts and gradient objects of a prototype op are tied to their own W") {
+TEST_CASE("copies, casts and gradient objects of a prototype op have a W of their own") {
   const Geometry g{1, 1, 1, 1, 3, 3, 2, 2};
   auto original = std::make_unique<Prototype<double>>(random_prototype<double>(g, 2));
   Prototype<double> copy(*original), assigned;
@@ -191,11 +191,18 @@ TEST_CASE("copies, casts and gradient objects of a prototype op are tied to thei
   const auto zeros = zeros_like(*original);
   original->score.W.set_zero();
   original.reset();
-  CHECK(&copy.readout.link.memory() == &copy.score);
-  CHECK(&assigned.readout.link.memory() == &assigned.score);
-  CHECK(&cast.readout.link.memory() == &cast.score);
-  CHECK(&zeros.readout.link.memory() == &zeros.score);
   CHECK(copy.score.W[0] != 0.0);
+  CHECK(assigned.score.W[0] == copy.score.W[0]);
+  CHECK(cast.score.W[0] == float(copy.score.W[0]));
+  // The readout of each pulls towards the W of its own score.
+  const auto problem = random_problem<double>(g, 0, 3);
+  const std::vector<double> grad_out(6, 1.0);
+  Prototype<double> emptied = copy;
+  emptied.score.W.set_zero();
+  assigned.score.W.set_zero();
+  const auto out = [&](const auto& op) { return run_doors(op, problem, {}, grad_out).out; };
+  CHECK(out(assigned) == out(emptied));
+  CHECK(out(copy) != out(emptied));
   CHECK(zeros.score.W[0] == 0.0);
   int seen = 0;
   copy.visit([&](const char* name, auto&) { seen += std::string(name) == "W"; });
@@ -368,7 +375,7 @@ TEST_CASE("W is taken from memories of different sizes, and given back") {
 
   op.score.take({memory(0, 0), memory(0, 0)});
   CHECK_FALSE(op.score.W.given());
-  op.score.validate({1, 2, 2, 1, 5, 6, 2, 2}, "test");
+  validate(op.score, {1, 2, 2, 1, 5, 6, 2, 2}, "test");
 }
 
 TEST_CASE("memories learn the keys of a call afterwards, in batch and token order") {
@@ -433,7 +440,10 @@ TEST_CASE("prototype attention refuses what does not fit in one sentence") {
   with([](Op&) {}).validate(g, "heed::forward");
   refused(with([](Op& op) { op.score.eps = 0; }), "eps is 0", g);
   refused(with([](Op& op) { op.score.eps = NAN; }), "eps is nan", g);
-  refused(with([](Op& op) { op.score.W = {{2, 3}, {1, 2, 3, 4, 5, 6}}; }), "W has 2 axes", g);
+  refused(with([](Op& op) {
+            op.score.W = {{2, 3}, {1, 2, 3, 4, 5, 6}};
+          }),
+          "W has shape (2,3), it must be (2,any,3)", g);
   refused(with([](Op& op) { op.score.W[3] = NAN; }), "value 3 of W is nan", g);
   refused(with([](Op& op) { op.score.counts = {1}; }), "counts has 1 values", g);
   refused(with([](Op& op) { op.score.counts = {1, 3}; }), "counts holds 3", g);
@@ -444,9 +454,10 @@ TEST_CASE("prototype attention refuses what does not fit in one sentence") {
   refused(with([](Op& op) { op.readout.pull = double(INFINITY); }), "pull is inf", g);
   Geometry other = g;
   other.heads = other.query_heads = 1;
-  refused(with([](Op&) {}), "with heads 1", other);
+  refused(with([](Op&) {}), "it must be (1,any,3)", other);
   other = g;
   other.dim_v = 4;
   refused(with([](Op&) {}), "dim_v 4", other);
-  refused(TiedPrototypeReadout<double>{}, "stands alone", g);
+  // Of a score without prototypes the compiler says so.
+  static_assert(!std::is_convertible_v<const DotScore<double>&, const PrototypeMemory<double>&>);
 }

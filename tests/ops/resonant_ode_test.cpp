@@ -552,8 +552,8 @@ TEST_CASE("the score is the drive without its row constant, by hand") {
   pair.dot = 1;
   pair.logit = 0.5;
   pair.key[0] = 10;
-  CHECK(score.score(pair, {0.25}) == -1.5);
-  CHECK(score.scalar(0, 3) == 0.25);
+  CHECK(score.score(pair, std::array{0.25}) == -1.5);
+  CHECK(scalar_of<double>(score, 0, 3) == 0.25);
 }
 
 TEST_CASE("the derivatives of the score are exact") {
@@ -563,12 +563,12 @@ TEST_CASE("the derivatives of the score are exact") {
   pair.dot = D::variable(0.7, 0);
   pair.logit = D::variable(-0.4, 1);
   pair.key[0] = D::variable(1.9, 2);
-  const D value = score.score(pair, {D::variable(0.3, 3)});
+  const D value = score.score(pair, std::array{D::variable(0.3, 3)});
 
   PairOf<ResonantScore<double>, double> at, d;
   at.dot = 0.7, at.logit = -0.4, at.key[0] = 1.9;
   ScalarsOf<ResonantScore<double>, double> dp = {10};
-  score.score_vjp(at, {0.3}, 2.0, d, dp);
+  score.score_vjp(at, std::array{0.3}, 2.0, d, dp);
   CHECK(d.dot == Approx(2 * value.grad[0]).epsilon(1e-15));
   CHECK(d.logit == Approx(2 * value.grad[1]).epsilon(1e-15));
   CHECK(d.key[0] == Approx(2 * value.grad[2]).epsilon(1e-15));
@@ -577,7 +577,7 @@ TEST_CASE("the derivatives of the score are exact") {
   auto grad = score;
   grad.rho = {1.0, 2.0};
   const double drho = 0.5;
-  score.chain_scalars(1, &drho, grad);
+  chain_scalars(grad, 1, &drho);
   CHECK(grad.rho[0] == 1.0);
   CHECK(grad.rho[1] == 2.5);
 }
@@ -732,7 +732,7 @@ void replay(const Golden& g) {
   for (Index b = 0; b < batch; ++b)
     for (Index h = 0; h < heads; ++h) {
       const Index kv = b * kv_heads + h / (heads / kv_heads);
-      const double rho = op.score.scalar(0, h), eta = op.normaliser.eta.head(h);
+      const double rho = scalar_of<double>(op.score, 0, h), eta = op.normaliser.eta.head(h);
       const auto query = [&](Index i) { return std::size_t(((b * heads + h) * len_q + i) * dim); };
       const auto key = [&](Index j) { return std::size_t((kv * len_kv + j) * dim); };
       const auto value = [&](Index j) { return std::size_t((kv * len_kv + j) * dim_v); };
@@ -754,7 +754,7 @@ void replay(const Golden& g) {
         for (std::size_t c = 0; c < std::size_t(dim); ++c)
           own_norm[std::size_t(i)] += q[query(i) + c] * q[query(i) + c];
         for (Index j = 0; j < len_kv; ++j) {
-          const double d = op.score.score(pair_of(i, j), {rho});
+          const double d = op.score.score(pair_of(i, j), std::array{rho});
           drive.push_back(d - rho * own_norm[std::size_t(i)]);
           double x = 0;
           for (std::size_t c = 0; c < std::size_t(dim_v); ++c)
@@ -781,8 +781,8 @@ void replay(const Golden& g) {
           }
           PairOf<ResonantScore<double>, double> d;
           ScalarsOf<ResonantScore<double>, double> dp = {0};
-          op.score.score_vjp(pair_of(i, j), {rho}, g_score, d, dp);
-          op.score.chain_scalars(h, dp.data(), grad.score);
+          op.score.score_vjp(pair_of(i, j), std::array{rho}, g_score, d, dp);
+          chain_scalars(grad.score, h, dp.data());
           const double ddot = d.dot + scale * d.logit;
           for (std::size_t c = 0; c < std::size_t(dim); ++c) {
             dq[query(i) + c] += ddot * k[key(j) + c];

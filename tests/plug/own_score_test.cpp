@@ -199,7 +199,7 @@ TEST_CASE("Wrong sizes and ranges are told in one sentence", "[own]") {
   op.score.width = 1.0F;
   op.score.offset = kInfinity<double>;
   CHECK(said() == "heed::forward: offset is inf, it must be finite");
-  CHECK(message_of([] { detail::require_range(-1, Range::not_negative, "f", "x"); }) ==
+  CHECK(message_of([] { require_within(-1, interval_of(Range::not_negative), "f", "x"); }) ==
         "f: x is -1, it must not be negative");
 }
 
@@ -211,6 +211,6 @@ TEST_CASE("Options and parameters go along when an op is converted", "[own]") {
   CHECK(cast.score.offset == 3.5);
   CHECK(cast.score.slope[1] == 2.0);
   CHECK(cast.score.width[0] == 1.5);
-  CHECK(op.score.scalars == 2);
-  CHECK(op.score.scalar(1, 0) == 1.5F);
+  CHECK(scalars_of<decltype(op.score)> == 2);
+  CHECK(scalar_of<float>(op.score, 1, 0) == 1.5F);
 }

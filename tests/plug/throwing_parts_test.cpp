@@ -32,8 +32,6 @@ Fuse fuse;
 
 template <class T>
 struct FailingRows : PlainRows {
-  template <class U>
-  using rebind = FailingRows<U>;
   void forward(const RowBlock<T>& block) const {
     fuse.burn();
     for (int v = 0; v < block.vectors; ++v) (void)weigh(block, v, block.scores[0]);
@@ -53,8 +51,6 @@ struct FailingRows : PlainRows {
 
 template <class T>
 struct FailingReadout : PlainReadout {
-  template <class U>
-  using rebind = FailingReadout<U>;
   void forward(const ReadoutPanel<T>&) const { fuse.burn(); }
   void vjp(const ReadoutPanel<T>& panel, FailingReadout&) const {
     fuse.burn();

@@ -350,25 +350,20 @@ TEST_CASE("the error scale counts magnitudes of visible pairs") {
 namespace {
 
 template <class T>
-struct BusyScore {
-  static constexpr bool plain = false, has_projection = true, has_table = true;
-  static constexpr int scalars = 2, query_features = 1, key_features = 2;
-  template <class U>
-  using rebind = BusyScore<U>;
+struct BusyScore : PlainScore {
+  static constexpr bool has_projection = true, has_table = true;
+  static constexpr int query_features = 1, key_features = 2;
 
   Param<T> gain = {T(0.75), T(1.25)}, tilt = T(0.5);
   Param<T> basis = Param<T>({2, 3}, {T(0.3), T(-0.4), T(0.9), T(0.7), T(0.2), T(-0.6)});
   Param<T> prototypes = Param<T>({3, 2}, {T(1), T(0.2), T(-0.8), T(0.5), T(0.1), T(-1)});
 
-  template <class F>
-  void visit(F&& f) {
-    f("gain", gain);
-    f("tilt", tilt);
-    f("basis", basis);
-    f("prototypes", prototypes);
-  }
-  void validate(const Geometry&, const char*) const {}
-  T scalar(int i, Index h) const { return i == 0 ? gain.head(h) : tilt.head(h); }
+  std::vector<Index> basis_shape(const Geometry&) const { return {2, 3}; }
+  std::vector<Index> prototype_shape(const Geometry&) const { return {3, 2}; }
+  static constexpr auto parameters =
+      std::tuple{named("gain", &BusyScore::gain), named("tilt", &BusyScore::tilt),
+                 tensor("basis", &BusyScore::basis, &BusyScore::basis_shape),
+                 tensor("prototypes", &BusyScore::prototypes, &BusyScore::prototype_shape)};
   const Param<T>& projection() const { return basis; }
   Index table_size() const { return 3; }
   template <class S>
@@ -388,30 +383,23 @@ struct BusyScore {
     f[1] = row.projected(2);
   }
   template <class S>
-  S score(const PairOf<BusyScore, S>& pair, const ScalarsOf<BusyScore, S>& p) const {
+  S score(const PairOf<BusyScore, S>& pair, const auto& p) const {
     return p[0] * pair.logit + p[1] * pair.projected + pair.table * pair.key[1] +
            pair.query[0] * pair.dot + math::constant<S>(0.1) * (pair.query_index - pair.key_index);
   }
 };
 
 template <class T>
-struct BusyNormaliser {
-  static constexpr bool streams = false, uses_extra = true;
-  static constexpr int maps = 2, diagnostics = 0;
-  template <class U>
-  using rebind = BusyNormaliser<U>;
+struct BusyNormaliser : PlainRows {
+  static constexpr bool uses_extra = true;
+  static constexpr int maps = 2;
 
   Param<T> factor = T(1.5);
 
-  template <class F>
-  void visit(F&& f) {
-    f("factor", factor);
-  }
-  void validate(const Geometry&, const char*) const {}
+  static constexpr auto parameters = std::tuple{named("factor", &BusyNormaliser::factor)};
   Source source(const Geometry& g, Index h, int map) const {
     return {h, g.kv_head(h), 2 * map, 2 - 2 * map, 2};  // queries straight, keys crossed
   }
-  Index query_heads(Index heads) const { return heads; }
   template <class S>
   std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index, const S& extra) const {
     std::vector<S> weights = long_hand_softmax(rows[0]);
@@ -424,15 +412,10 @@ struct BusyNormaliser {
 template <class T>
 struct BusyReadout : PlainReadout {
   static constexpr int diagnostics = 1;
-  template <class U>
-  using rebind = BusyReadout<U>;
 
   Param<T> lift = T(0.25);
 
-  template <class F>
-  void visit(F&& f) {
-    f("lift", lift);
-  }
+  static constexpr auto parameters = std::tuple{named("lift", &BusyReadout::lift)};
   template <class S>
   void reference(ReadoutContext<S>& context) const {
     const Geometry& g = context.geometry;

@@ -20,7 +20,7 @@ heed::Dialectical<T> dialectical_of(const GoldenCase& golden) {
   op.readout.halting = halting_of(golden);
   op.readout.max_steps = int(golden.integer("max_steps"));
   op.readout.halt_eps = golden.number("halt_eps");
-  op.readout.visit([&](const char* name, heed::Param<T>& p) {
+  visit_parameters(op.readout, [&](const char* name, heed::Param<T>& p) {
     p = golden.param<T>(std::string("param.") + name);
   });
   return op;
@@ -28,8 +28,9 @@ heed::Dialectical<T> dialectical_of(const GoldenCase& golden) {
 
 ParamNames gradient_names() {
   ParamNames names;
-  heed::Dialectical<double>{}.readout.visit(
-      [&](const char* name, auto&) { names[name] = std::string("grad.") + name; });
+  heed::DialecticalReadout<double> shapes;
+  visit_parameters(shapes,
+                   [&](const char* name, auto&) { names[name] = std::string("grad.") + name; });
   return names;
 }
 

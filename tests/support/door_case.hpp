@@ -170,13 +170,13 @@ std::vector<T> run_hooks(const Readout& readout, const heed::Geometry& g, Index 
   p.dextra = sums[4];
   p.tile = dout;
   Readout grad = readout;
-  grad.visit([](const char*, auto& param) { param.set_zero(); });
+  visit_parameters(grad, [](const char*, auto& param) { param.set_zero(); });
   readout.vjp(p, grad);
 
   std::vector<T> result;
   for (const auto& t : {mixed, dout, sums[0], sums[1], sums[2], sums[3], sums[4]})
     for (Index r = 0; r < t.rows; ++r) result.insert(result.end(), t.row(r), t.row(r) + valid);
-  grad.visit([&](const char*, const auto& param) {
+  visit_parameters(grad, [&](const char*, const auto& param) {
     result.insert(result.end(), param.data(), param.data() + param.size());
   });
   return result;

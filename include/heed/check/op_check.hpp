@@ -173,7 +173,7 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
   pair.query_index = double(stream);
   pair.key_index = double(stream / 2);
   if constexpr (Score::has_table) pair.key[0] = 0;
-  for (int i = 0; i < Score::scalars; ++i) p[std::size_t(i)] = score.scalar(i, 0);
+  for (int i = 0; i < scalars_of<Score>; ++i) p[std::size_t(i)] = scalar_of<double>(score, i, 0);
   const double g = random.normal(next++);
   score.score_vjp(pair, p, g, by_hand, dp);
   differentiate_by_duals<Score>(score, pair, p, g, by_duals, dp_duals);

@@ -56,9 +56,9 @@ void visit_named_params(Op& op, F&& f) {
       if (param.given()) f(std::string(part) + "." + name, param);
     };
   };
-  op.score.visit(prefixed("score"));
-  op.normaliser.visit(prefixed("normaliser"));
-  op.readout.visit(prefixed("readout"));
+  visit_parameters(op.score, prefixed("score"));
+  visit_parameters(op.normaliser, prefixed("normaliser"));
+  visit_parameters(op.readout, prefixed("readout"));
 }
 
 [[nodiscard]] inline bool is_fixed(const OpGradcheckOptions& options, const std::string& name) {

@@ -66,6 +66,11 @@ class Param {
   std::vector<Real> values_;
 };
 
+template <class>
+inline constexpr bool is_param = false;
+template <class Real>
+inline constexpr bool is_param<Param<Real>> = true;
+
 // Throws unless p is a scalar or has one value per head.
 template <class Real>
 void require_per_head(const Param<Real>& p, Index heads, const char* op, const char* name) {

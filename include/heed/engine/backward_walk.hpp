@@ -134,12 +134,11 @@ class BackwardWorker {
     else
       pack_view(s_.out, saved_tile_);
     ReadoutPanel<Real> readout = my.panel.readout.load(place, my.dmixed);
-    readout.global = s_.saved.global;
     readout.saved = saved_tile_.constant();
     readout.delta = my.delta;
     my.gradients.attach(readout);
     my.extra = readout.extra.data;
-    c_.op.readout.vjp(readout, own_.readout);
+    c_.op.read_out_vjp(readout, own_);
     my.gradients.take_output_gradient(my.dmixed);
   }
 
@@ -304,7 +303,7 @@ class BackwardWorker {
       if (rows.data) my.panel.spoil(rows, i, my.panel.seen.begin);
     my.panel.spoil(block.weights, i, my.panel.seen.begin);
     if (block.dextra) block.dextra[i] = nan;
-    own_.normaliser.visit([&](const char*, auto& param) {
+    visit_parameters(own_.normaliser, [&](const char*, auto& param) {
       for (Index n = 0; n < param.size(); ++n)
         if (param.size() != c_.geometry.heads || n == block.head) param[n] = nan;
     });
@@ -346,6 +345,65 @@ class BackwardWorker {
   LaneTile<Real> dweights_;  // of row normalisers
   Real *transposed_, *top_, *dtable_;
 };
+
+template <class Real>
+void set_zero(const TensorView<Real>& view, int threads) {
+  if (!view.given() || !view.has_elements()) return;
+  const Shape& s = view.shape();
+  parallel_for(s.batch * s.heads, threads, [&](Index unit) {
+    for (Index t = 0; t < s.len; ++t) {
+      Real* row = view.row(unit / s.heads, unit % s.heads, t);
+      std::fill(row, row + s.dim, Real(0));
+    }
+  });
+}
+
+// A checked call.
+template <class Op, class Real>
+void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
+                  const BoundMask<Real>& bound, const Saved<Real>& saved,
+                  const TensorView<const Real>& out, const TensorView<const Real>& grad_out,
+                  const Gradients<Real>& grads, Op* grad_op, const Options& options) {
+  using Worker = BackwardWorker<Op, Real>;
+  KeySide<Op, Real> keys(op, g, in.key);
+  const CallContext<Op, Real> c{op,
+                                g,
+                                bound,
+                                in,
+                                plan_call<Real>(op, g, bound, options, 0, true),
+                                Real(scale_of(op, g, options)),
+                                keys,
+                                options.dropout};
+  BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
+  const Index units = g.batch * g.heads * c.groups_of(1);
+  const Index elements =
+      scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  keys.build(workers);
+  for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
+  if (shared.sums_queries) set_zero(grads.query, workers);
+  if (units > 0) {
+    std::vector<Scratch<Real>> scratch;
+    std::vector<std::unique_ptr<Worker>> ready;
+    for (int w = 0; w < workers; ++w) {
+      scratch.emplace_back(elements);
+      ready.push_back(std::make_unique<Worker>(c, shared, scratch.back()));
+    }
+    Dispenser dispenser(units);
+    run_workers(workers, [&](int w) {
+      try {
+        for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
+          ready[std::size_t(w)]->run(unit);
+      } catch (...) {
+        shared.abandon();
+        throw;
+      }
+    });
+    if (grads.key.given())
+      keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);
+  }
+  if (grad_op) *grad_op = shared.parameter_gradients(c);
+}
 
 }  // namespace detail
 }  // namespace HEED_ABI

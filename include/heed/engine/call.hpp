@@ -100,8 +100,6 @@ struct Saved {
   // Numbers per row that the op reports, [name][row]; names in diagnostic_names.
   std::vector<std::vector<Real>> diagnostics;
   std::vector<std::string> diagnostic_names;
-  // Result of the survey of readouts that look at all rows first.
-  int global = 0;
   // Of the call that filled it; set when that succeeds.
   CallStamp stamp;
 

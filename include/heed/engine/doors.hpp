@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The door of backward; forward comes with it.
+// Both doors: what they check, and the passes that they then run.
 
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/forward_walk.hpp>
@@ -10,18 +10,6 @@ namespace heed {
 inline namespace HEED_ABI {
 
 namespace detail {
-
-template <class Real>
-void set_zero(const TensorView<Real>& view, int threads) {
-  if (!view.given() || !view.has_elements()) return;
-  const Shape& s = view.shape();
-  parallel_for(s.batch * s.heads, threads, [&](Index unit) {
-    for (Index t = 0; t < s.len; ++t) {
-      Real* row = view.row(unit / s.heads, unit % s.heads, t);
-      std::fill(row, row + s.dim, Real(0));
-    }
-  });
-}
 
 template <class Real>
 void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const Mask<Real>& mask,
@@ -72,12 +60,58 @@ void check_saved(const Saved<Real>& saved, const CallStamp& call, const std::str
   check(saved.mixed, Op::ReadoutType::saves_mixed ? rows * g.dim_v : 0, "mixed values");
 }
 
+// f(op), for an op whose rows depend on each other with what `reports()` says that all rows of the call do.
+template <class Op, class Reports, class F>
+void with_settled(const Op& op, Reports&& reports, F&& f) {
+  if constexpr (Op::ReadoutType::rehearses)
+    if (op.readout.needs_rehearsal()) {
+      Op settled = op;
+      settled.readout.settle(reports());
+      return f(settled);
+    }
+  f(op);
+}
+
+template <class Op>
+void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
+  const std::string where = door_name("heed::forward", options.name);
+  if (saved) saved->stamp = {};
+  require_options(options);
+  const Geometry g = geometry_of(op, in, where);
+  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_apart(out, in.query, "out", "query", where);
+  require_apart(out, in.key, "out", "key", where);
+  require_apart(out, in.value, "out", "value", where);
+  require_apart(out, in.extra, "out", "extra", where);
+  require_apart(out, mask.bias, "out", "bias", where);
+  require_apart(out, mask.allowed, "out", "the boolean mask", where);
+  const BoundMask<Real> bound(mask, g, where.c_str());
+  const bool folds = heads_fold(op, g, mask, bound, options.dropout);
+  const auto run = [&](const Op& as, Saved<Real>* to) {
+    if (!folds) return run_forward<Op, Real>(as, g, in, bound, out, to, options);
+    const Geometry folded = fold_heads(g);
+    const Mask<Real> folded_mask = fold_heads(mask, bound, g);
+    run_forward<Op, Real>(
+        as, folded, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
+        BoundMask<Real>(folded_mask, folded, where.c_str()), fold_heads(out, g), to, options);
+  };
+  const auto rehearse = [&] {
+    Op first = op;
+    if constexpr (Op::ReadoutType::rehearses) first.readout = op.readout.rehearsal();
+    Saved<Real> reports;
+    run(first, &reports);
+    return reports;
+  };
+  with_settled(op, rehearse, [&](const Op& settled) { run(settled, saved); });
+  if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout);
+}
+
 template <class Op>
 void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                         const Saved<Real>& saved, const TensorView<const Real>& out,
                         const TensorView<const Real>& grad_out, const Gradients<Real>& grads,
                         Op* grad_op, const Options& options) {
-  using Worker = BackwardWorker<Op, Real>;
   const std::string where = door_name("heed::backward", options.name);
   require_options(options);
   const Geometry g = geometry_of(op, in, where);
@@ -91,44 +125,11 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout),
                   where);
 
-  KeySide<Op, Real> keys(op, g, in.key);
-  const CallContext<Op, Real> c{op,
-                                g,
-                                bound,
-                                in,
-                                plan_call<Real>(op, g, bound, options, 0, true),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout};
-  BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
-  const Index units = g.batch * g.heads * c.groups_of(1);
-  const Index elements =
-      scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  keys.build(workers);
-  for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
-  if (shared.sums_queries) set_zero(grads.query, workers);
-  if (units > 0) {
-    std::vector<Scratch<Real>> scratch;
-    std::vector<std::unique_ptr<Worker>> ready;
-    for (int w = 0; w < workers; ++w) {
-      scratch.emplace_back(elements);
-      ready.push_back(std::make_unique<Worker>(c, shared, scratch.back()));
-    }
-    Dispenser dispenser(units);
-    run_workers(workers, [&](int w) {
-      try {
-        for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-          ready[std::size_t(w)]->run(unit);
-      } catch (...) {
-        shared.abandon();
-        throw;
-      }
-    });
-    if (grads.key.given())
-      keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);
-  }
-  if (grad_op) *grad_op = shared.parameter_gradients(c);
+  with_settled(
+      op, [&]() -> const Saved<Real>& { return saved; },
+      [&](const Op& settled) {
+        run_backward(settled, g, in, bound, saved, out, grad_out, grads, grad_op, options);
+      });
 }
 
 }  // namespace detail

@@ -16,7 +16,6 @@
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/tile/few_queries.hpp>
 
-#include <atomic>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -78,28 +77,9 @@ class ForwardWorker {
       for (const My& my : active()) save_mixed(my);
   }
 
-  // Takes mixed rows that an earlier pass left in `mixed` back into lanes.
-  void reload(Index b, Index kv_head, Index group, const std::vector<Real>& mixed) {
-    move_to(b, kv_head, group);
-    const Index dim = c_.geometry.dim_v;
-    for (My& my : active())
-      pack_lanes(mixed.data() + my.panel.first_row() * dim, dim, my.panel.place.rows, dim,
-                 my.out.data, my.out.lanes);
-  }
-
-  // The survey of readouts that look at all rows before they answer: the largest answer.
-  [[nodiscard]] int survey() {
-    int largest = 0;
-    if constexpr (requires { c_.op.readout.needs_survey(); })
-      for (My& my : active())
-        largest =
-            std::max(largest, c_.op.readout.survey(my.panel.readout.load(my.panel.place, my.out)));
-    return largest;
-  }
-
   // Applies the readout and writes the rows to user memory.
-  void read(int global) {
-    for (My& my : active()) read(my, global);
+  void write_out() {
+    for (My& my : active()) write_out(my);
   }
 
  private:
@@ -263,12 +243,11 @@ class ForwardWorker {
     return finite_;
   }
 
-  void read(My& my, int global) {
+  void write_out(My& my) {
     const TilePlace& place = my.panel.place;
     if constexpr (!Readout::identity) {
       ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out);
-      panel.global = global;
-      c_.op.readout.forward(panel);
+      c_.op.read_out(panel);
       if (saved_)
         save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
     }
@@ -334,7 +313,6 @@ void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
     saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
   for (int d = 0; d < Readout::diagnostics; ++d)
     saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
-  saved.global = 0;
 }
 
 // Longest groups first: under a causal mask the last one.
@@ -366,73 +344,24 @@ void run_forward(const Op& op, const Geometry& g, const Inputs<Real>& in,
   if (saved) prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
-  Saved<Real>* target = saved;
   // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
   KeySide<Op, Real>* unbuilt = c.groups_of(g.group()) == 1 ? &keys : nullptr;
   const auto build = [&](Scratch<Real>& scratch) {
-    return Worker(c, out, target, unbuilt, scratch);
+    return Worker(c, out, saved, unbuilt, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   if (!unbuilt) keys.build(workers);
 
-  bool survey = false;
-  if constexpr (requires { op.readout.needs_survey(); }) survey = op.readout.needs_survey();
-  Saved<Real> own;
-  if (survey && !target) {
-    prepare_saved(c, own);
-    target = &own;
-  }
-  std::atomic<int> global{0};
-  Dispenser first(units), second(survey ? units : 0);
+  Dispenser dispenser(units);
   run_workers(workers, [&](int) {
     Scratch<Real> scratch(elements);
     Worker worker = build(scratch);
-    for_groups(c, first, [&](Index b, Index kv_head, Index group) {
+    for_groups(c, dispenser, [&](Index b, Index kv_head, Index group) {
       worker.mix(b, kv_head, group);
-      if (!survey) return worker.read(0);
-      int seen = global.load(), found = worker.survey();
-      while (seen < found && !global.compare_exchange_weak(seen, found)) {
-      }
+      worker.write_out();
     });
   });
-  if (!survey) return;
-  target->global = global.load();
-  run_workers(workers, [&](int) {
-    Scratch<Real> scratch(elements);
-    Worker worker = build(scratch);
-    for_groups(c, second, [&](Index b, Index kv_head, Index group) {
-      worker.reload(b, kv_head, group, target->mixed);
-      worker.read(target->global);
-    });
-  });
-}
-
-template <class Op>
-void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
-  const std::string where = door_name("heed::forward", options.name);
-  if (saved) saved->stamp = {};
-  require_options(options);
-  const Geometry g = geometry_of(op, in, where);
-  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
-  require_apart(out, in.query, "out", "query", where);
-  require_apart(out, in.key, "out", "key", where);
-  require_apart(out, in.value, "out", "value", where);
-  require_apart(out, in.extra, "out", "extra", where);
-  require_apart(out, mask.bias, "out", "bias", where);
-  require_apart(out, mask.allowed, "out", "the boolean mask", where);
-  const BoundMask<Real> bound(mask, g, where.c_str());
-  if (heads_fold(op, g, mask, bound, options.dropout)) {
-    const Geometry folded = fold_heads(g);
-    const Mask<Real> folded_mask = fold_heads(mask, bound, g);
-    run_forward<Op, Real>(
-        op, folded, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
-        BoundMask<Real>(folded_mask, folded, where.c_str()), fold_heads(out, g), saved, options);
-  } else {
-    run_forward<Op, Real>(op, g, in, bound, out, saved, options);
-  }
-  if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout);
 }
 
 }  // namespace detail

@@ -26,7 +26,7 @@ class PanelReadout {
     own_key_ = take(own_dim(c.geometry.dim_qk));
     own_value_ = take(own_dim(c.geometry.dim_v));
     extra_ = take(c.op.extra_dim(c.geometry));
-    work_ = take(c.op.readout.work_rows(c.geometry, backward));
+    work_ = take(c.op.read_out_rows(c.geometry, backward));
     diagnostics_ = take(Readout::diagnostics);
   }
   [[nodiscard]] static Index query_dim(const Geometry& g) {

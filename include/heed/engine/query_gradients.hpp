@@ -325,10 +325,10 @@ class PanelGradients {
         if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
         grad.dq.store(col, v, g);
       }
-    double scalars[Score::scalars + 1];
-    for (int i = 0; i < Score::scalars; ++i)
+    double scalars[scalars_of<Score> + 1];
+    for (int i = 0; i < scalars_of<Score>; ++i)
       scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);
-    c_.op.score.chain_scalars(place.head, scalars, parameters.score);
+    chain_scalars(parameters.score, place.head, scalars);
   }
 
   // From gradients of query features, projected rows and table entries to those of the rows, in x.

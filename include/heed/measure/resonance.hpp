@@ -156,7 +156,7 @@ class ResonanceBlock {
     for (int v = 0; v < kPanelVectors; ++v)
       score_.key_features_of(k_.row(v), key_features[v].data());
     ScalarsOf<DarScore<Real>, P> p;
-    for (std::size_t i = 0; i < p.size(); ++i) p[i] = score_.scalar(int(i), h);
+    for (std::size_t i = 0; i < p.size(); ++i) p[i] = scalar_of<Real>(score_, int(i), h);
     for (int v = 0; v < kPanelVectors; ++v) {
       PairOf<DarScore<Real>, P> pair;
       pair.query = query_features_[v];
@@ -266,7 +266,7 @@ void resonance_map(const Op& op, std::type_identity_t<TensorView<const Real>> qu
                    const std::type_identity_t<Mask<Real>>& mask = {}, int threads = 0) {
   constexpr const char* where = "heed::resonance_map";
   const Geometry g = detail::resonance_geometry<Real>(query, key, where);
-  op.score.validate(g, where);
+  validate(op.score, g, where);
   const Shape expected{g.batch, g.heads, g.len_q, g.len_kv};
   require(out.shape() == expected, where, ": out has shape ", out.shape(), ", it must be ",
           expected);
@@ -294,7 +294,7 @@ template <ResonantOp Op, class Real = typename Op::Scalar>
     const std::type_identity_t<Mask<Real>>& mask = {}, int threads = 0) {
   constexpr const char* where = "heed::resonance_statistics";
   const Geometry g = detail::resonance_geometry<Real>(query, key, where);
-  op.score.validate(g, where);
+  validate(op.score, g, where);
   const BoundMask<Real> bound(mask, g, where);
   std::vector<detail::ResonanceSums> blocks(
       std::size_t(g.batch * g.heads * detail::resonance_blocks<Real>(g)));

@@ -99,13 +99,11 @@ class OpStage {
   }
   // Learnt parameters only: those that are constants are the caller's, and forward() refuses them out of range.
   void keep_in_range() {
-    if constexpr (requires { op.keep_in_range(); })
-      if (learns) op.keep_in_range();
+    if (learns) op.keep_in_range();
   }
   // Does no row depend on a later one?
   [[nodiscard]] bool is_causal() const {
-    if constexpr (requires { op.readout.needs_survey(); })
-      if (op.readout.needs_survey()) return false;
+    if (op.readout.needs_rehearsal()) return false;
     return std::any_of(mask.bands.begin(), mask.bands.end(), [](const Band& band) {
       return band.right >= 0 && band.right + band.offset <= 0;
     });

@@ -51,8 +51,9 @@ template <class Real>
   options.bias = false;
   auto op = make_differential_v1<Real>(options.heads.dim_qk / 2, depth);
   std::uint64_t stream = std::uint64_t(depth) << 8;
-  op.normaliser.visit(
-      [&](const char*, Param<Real>& vector) { fill_normal(vector, 0.1, seed, stream++); });
+  visit_parameters(op.normaliser, [&](const char*, Param<Real>& vector) {
+    fill_normal(vector, 0.1, seed, stream++);
+  });
   return {options, std::move(op), causal_or_full<Real>(causal)};
 }
 

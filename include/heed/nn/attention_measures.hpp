@@ -61,10 +61,10 @@ template <class Op>
 void measure_pairs(const Op& op, const reference::Problem<double>& problem,
                    std::vector<Measure>& to) {
   using Score = typename Op::ScoreType;
-  if constexpr (requires { Score::measure_names; }) {
+  if constexpr (!Score::measure_names.empty()) {
     const Geometry& g = problem.geometry;
     const BoundMask<double> mask(problem.mask, g, "measures_of");
-    std::array<double, std::size(Score::measure_names)> sums{};
+    std::array<double, Score::measure_names.size()> sums{};
     double pairs = 0;
     for (Index b = 0; b < g.batch; ++b)
       for (Index h = 0; h < g.heads; ++h) {
@@ -102,7 +102,7 @@ void measure_lambda(const Op& op, const reference::Problem<double>& problem,
 // A gate lets so much through of mixed rows of ones.
 template <class Op>
 void measure_gate(const Op& op, const reference::Problem<double>& p, std::vector<Measure>& to) {
-  if constexpr (requires { Op::ReadoutType::gates; }) {
+  if constexpr (Op::ReadoutType::gates) {
     const std::vector<double> ones(std::size_t(p.geometry.query_rows() * p.geometry.dim_v), 1.0);
     ReadoutContext<double> context{p.geometry, ones, p.query, p.key, p.value, p.extra, {}};
     op.readout.reference(context);
@@ -143,7 +143,7 @@ class RowSpace {
 
 template <class Op>
 void measure_intent(const ProjectedAttention<Op>& layer, std::vector<Measure>& to) {
-  if constexpr (requires { Op::ReadoutType::gates; }) {
+  if constexpr (Op::ReadoutType::gates) {
     const auto w = layer.input_weights();
     const Geometry& g = layer.heads();
     const Index gate = w.extra.rows / g.heads;

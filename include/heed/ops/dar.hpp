@@ -33,7 +33,6 @@
 //           hiding fully masked rows and in computing dlambda at lambda = 0.
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
-#include <heed/core/interval.hpp>
 #include <heed/ops/dar/features.hpp>
 #include <heed/ops/dar/gate.hpp>
 #include <heed/plug/attention.hpp>
@@ -46,40 +45,33 @@ namespace heed {
 inline namespace HEED_ABI {
 
 template <class Real>
-struct DarScore : DarOptions {
-  using Options = DarOptions;
-  static constexpr bool plain = false, has_projection = true, has_table = false;
-  static constexpr int scalars = 4;  // lambda, rho, alpha, beta
+struct DarScore : PlainScore, DarOptions {
+  static constexpr bool has_projection = true;
   // 0: inverse norm of the row that enters the cosine (n, m). 1: norm of the full row if adaptive,
   // for queries divided by d; else 0.
   static constexpr int query_features = 2, key_features = 2;
-  template <class U>
-  using rebind = DarScore<U>;
   using PlaceFree = DarScore;
   using NormedDots = DarScore;  // the cosine multiplies its dot product by n before all else
   template <class S>
   using PairType = PairOf<DarScore, S>;
-  template <class S>
-  using Scalars = ScalarsOf<DarScore, S>;
 
   Param<Real> strength = Real(0.3), vigilance = Real(0.6), sharpness = Real(8),
               feedback = Real(0.5);
   Param<Real> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
 
-  template <class F>
-  void visit(F&& f) {
-    f("strength", strength);
-    f("vigilance", vigilance);
-    f("sharpness", sharpness);
-    f("feedback", feedback);
-  }
-  template <class F>
-  void visit_ranges(F&& f) {
-    f("strength", strength, Interval{});
-    f("vigilance", vigilance, Interval{});
-    f("sharpness", sharpness, positive_numbers());
-    f("feedback", feedback, Interval{});
-  }
+  // p[0] lambda, p[1] rho, p[2] alpha, p[3] beta
+  static constexpr auto parameters =
+      std::tuple{named("strength", &DarScore::strength),
+                 named("vigilance", &DarScore::vigilance),
+                 named("sharpness", &DarScore::sharpness, Range::positive),
+                 named("feedback", &DarScore::feedback),
+                 fixed("projection", &DarScore::basis),
+                 option("gate", &DarScore::gate),
+                 option("iterations", &DarScore::iterations, at_least(0, "it must be at least 0")),
+                 option("converged", &DarScore::converged),
+                 option("adaptive", &DarScore::adaptive),
+                 option("eps", &DarScore::eps),
+                 option("zero_norm", &DarScore::zero_norm)};
   // Feedback that takes contraction() of the converged gate to 1 or beyond shrinks to kLargestSlope.
   void keep_jointly() {
     if (!converged || !(contraction() >= 1.0)) return;
@@ -89,11 +81,6 @@ struct DarScore : DarOptions {
       if (slope * std::abs(double(beta)) >= 1.0)
         beta = Real(std::copysign(kLargestSlope / slope, double(beta)));
     }
-  }
-  // What is not learnable, and yet must be converted with the rest.
-  template <class F>
-  void visit_fixed(F&& f) {
-    f("projection", basis);
   }
   [[nodiscard]] const Param<Real>& projection() const { return basis; }
 
@@ -111,23 +98,12 @@ struct DarScore : DarOptions {
     return largest * resonance_gate().steepness();
   }
 
-  void validate(const Geometry& g, const char* where) const {
-    require_ranges(*this, g.heads, where);
-    require(iterations >= 0, where, ": iterations is ", iterations, ", it must be at least 0");
+  void check(const Geometry& g, const char* where) const {
     require(eps >= kSmallestEps && eps <= std::numeric_limits<double>::max(), where, ": eps is ",
             eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
     require(!converged || contraction() < 1.0, where, ": the converged gate has the slope bound ",
             contraction(), ", it must be below 1");
     require_orthonormal(basis, g.dim_qk, where);
-  }
-
-  [[nodiscard]] Real scalar(int i, Index h) const {
-    const Param<Real>* params[] = {&strength, &vigilance, &sharpness, &feedback};
-    return params[i]->head(h);
-  }
-  void chain_scalars(Index h, const double* dp, DarScore& grad) const {
-    Param<Real>* params[] = {&grad.strength, &grad.vigilance, &grad.sharpness, &grad.feedback};
-    for (int i = 0; i < scalars; ++i) params[i]->head(h) += Real(dp[i]);
   }
 
   // c_ij
@@ -142,20 +118,19 @@ struct DarScore : DarOptions {
   }
   // r_ij
   template <class S>
-  [[nodiscard]] S resonance(const PairType<S>& pair, const Scalars<S>& p) const {
+  [[nodiscard]] S resonance(const PairType<S>& pair, const auto& p) const {
     return resonance_gate().value(gate_input<S>(pair), GateScalars<S>{p[1], p[2], p[3]});
   }
 
   // What reports say of a pair: r, and 1 where c' crosses the vigilance (ops/dar/gate.hpp), else 0.
   static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
-  [[nodiscard]] std::array<double, 2> measure(const PairType<double>& pair,
-                                              const Scalars<double>& p) const {
-    return {resonance<double>(pair, p),
-            ResonanceGate::crosses(gate_input<double>(pair), p[1]) ? 1.0 : 0.0};
+  template <class S>
+  [[nodiscard]] std::array<double, 2> measure(const PairType<S>& pair, const auto& p) const {
+    return {resonance<S>(pair, p), ResonanceGate::crosses(gate_input<S>(pair), p[1]) ? 1.0 : 0.0};
   }
 
   template <class S>
-  [[nodiscard]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+  [[nodiscard]] S score(const PairType<S>& pair, const auto& p) const {
     const S r = resonance<S>(pair, p);
     if (!adaptive) return pair.logit + p[0] * r;
     const S w = weight(pair);
@@ -163,8 +138,7 @@ struct DarScore : DarOptions {
   }
 
   template <class S>
-  void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g, PairType<S>& d,
-                 Scalars<S>& dp) const {
+  void score_vjp(const PairType<S>& pair, const auto& p, S g, PairType<S>& d, auto& dp) const {
     d.logit = g;
     const ResonanceGate form = resonance_gate();
     const auto r = form.derivatives(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
@@ -183,16 +157,17 @@ struct DarScore : DarOptions {
   //
   //   dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha    dn = sum e c / n
   struct StaticForm {
+    static constexpr bool gathers_sums = true;
     static constexpr int lane_sums = 3, key_gradients = 1;
 
     template <class S>
-    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const auto& p) const {
       const S c = pair.dot * pair.query[0] * pair.key[0];
       return pair.logit + p[0] * math::falling_sigmoid(S(p[2] * (p[1] - c)));
     }
 
     template <class S>
-    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
+    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const auto& p, S g,
                                           PairType<S>& d, std::array<S, 3>& sums) const {
       const S c = pair.dot * pair.query[0] * pair.key[0];
       const S r = math::falling_sigmoid(S(p[2] * (p[1] - c)));
@@ -206,8 +181,8 @@ struct DarScore : DarOptions {
     }
 
     template <class S>
-    void finish(const std::array<S, 3>& sums, const std::array<S, 2>& query, const Scalars<S>& p,
-                std::array<S, 2>& dquery, Scalars<S>& dp) const {
+    void finish(const std::array<S, 3>& sums, const std::array<S, 2>& query, const auto& p,
+                std::array<S, 2>& dquery, auto& dp) const {
       dp[0] += sums[0];
       dp[1] -= sums[1];
       dp[2] += (sums[2] - p[1] * sums[1]) / p[2];
@@ -219,12 +194,12 @@ struct DarScore : DarOptions {
 
   // The same, unrolled; Count is 0 for a number that is not known to the compiler.
   template <int Count>
-  struct UnrolledForm {
+  struct UnrolledForm : PlainForm {
     int count;
     [[nodiscard, gnu::always_inline]] int iterations() const { return Count > 0 ? Count : count; }
 
     template <class S>
-    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const auto& p) const {
       const S fall = p[2] * (p[1] - pair.dot * pair.query[0] * pair.key[0]);  // alpha (rho - c)
       S r = math::falling_sigmoid(fall);
       for (int t = 1; t < iterations(); ++t) r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
@@ -233,8 +208,8 @@ struct DarScore : DarOptions {
 
     // u = dr/dc, a = -dr/dalpha, b = dr/dbeta, carried along with r.
     template <class S>
-    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
-                                          PairType<S>& d, Scalars<S>& dp) const {
+    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const auto& p, S g,
+                                          PairType<S>& d, auto& dp) const {
       const S x = p[1] - pair.dot * pair.query[0] * pair.key[0];  // rho - c
       S r = math::falling_sigmoid(S(p[2] * x)), slope = r - r * r;
       S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
@@ -258,23 +233,23 @@ struct DarScore : DarOptions {
   };
 
   // The fixed point, likewise.
-  struct ConvergedForm {
+  struct ConvergedForm : PlainForm {
     ResonanceGate gate;
 
     template <class S>
-    [[nodiscard, gnu::always_inline]] S root(const S& cosine, const Scalars<S>& p) const {
+    [[nodiscard, gnu::always_inline]] S root(const S& cosine, const auto& p) const {
       return gate.logistic_fixed_point(S(p[2] * (p[1] - cosine)), S(p[2] * p[3]), cosine,
                                        GateScalars<S>{p[1], p[2], p[3]});
     }
 
     template <class S>
-    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const auto& p) const {
       return pair.logit + p[0] * root(S(pair.dot * pair.query[0] * pair.key[0]), p);
     }
 
     template <class S>
-    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g,
-                                          PairType<S>& d, Scalars<S>& dp) const {
+    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const auto& p, S g,
+                                          PairType<S>& d, auto& dp) const {
       const S c = pair.dot * pair.query[0] * pair.key[0], r = root(c, p);
       const S y = c - p[1] + p[3] * r, slope = r - r * r, outer = p[2] * slope;
       const S G = g * p[0] / (math::constant<S>(1) - outer * p[3]), e = G * outer;
@@ -287,21 +262,13 @@ struct DarScore : DarOptions {
     }
   };
 
-  template <class F>
-  void with_form(F&& f) const {
-    const bool simple = gate == GateKind::logistic && !adaptive && !basis.given();
-    if (!simple || largest_exponent() > math::kFallingRange<Real>)
-      f(*this);
-    else if (converged)
-      f(ConvergedForm{resonance_gate()});
-    else if (iterations <= 1)
-      f(StaticForm{});
-    else if (iterations == 2)
-      f(UnrolledForm<2>{});
-    else if (iterations == 3)
-      f(UnrolledForm<3>{});
+  // Of a score that inherits this one, the forms may differ: it is taken as it is.
+  template <class Score, class F>
+  static void with_form(const Score& score, F&& f) {
+    if constexpr (!std::is_same_v<Score, DarScore>)
+      f(score);
     else
-      f(UnrolledForm<0>{iterations});
+      with_own_form(score, f);
   }
 
   template <class Row, class S>
@@ -322,6 +289,23 @@ struct DarScore : DarOptions {
   }
 
  private:
+  template <class F>
+  static void with_own_form(const DarScore& score, F&& f) {
+    const bool simple = score.gate == GateKind::logistic && !score.adaptive && !score.basis.given();
+    if (!simple || score.largest_exponent() > math::kFallingRange<Real>)
+      f(score);
+    else if (score.converged)
+      f(ConvergedForm{{}, score.resonance_gate()});
+    else if (score.iterations <= 1)
+      f(StaticForm{});
+    else if (score.iterations == 2)
+      f(UnrolledForm<2>{{}, 2});
+    else if (score.iterations == 3)
+      f(UnrolledForm<3>{{}, 3});
+    else
+      f(UnrolledForm<0>{{}, score.iterations});
+  }
+
   // Where a learnt gate that has left its bound goes on: 1/(1 - slope) is 64.
   static constexpr double kLargestSlope = 1.0 - 1.0 / 64;
   // 1/eps must be finite in float as well.

@@ -48,50 +48,53 @@ template <class Real>
 struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<Real> {
   static constexpr bool saves_mixed = true, uses_query = true;
   static constexpr int diagnostics = 3;
-  using Options = DialecticalOptions;
-  using DialecticalParams<Real>::visit;
-  template <class U>
-  using rebind = DialecticalReadout<U>;
+  static constexpr bool rehearses = true;
+
+  static constexpr auto parameters = std::tuple_cat(
+      DialecticalParams<Real>::parameters,
+      std::tuple{
+          option("max_steps", &DialecticalReadout::max_steps, at_least(1, "it must be at least 1")),
+          option("halt_eps", &DialecticalReadout::halt_eps,
+                 at_least(0, "it must be finite and not negative")),
+          option("halting", &DialecticalReadout::halting)});
 
   [[nodiscard]] static const char* diagnostic_name(int i) {
     constexpr const char* names[] = {"steps_used", "updates", "tension"};
     return names[i];
   }
 
-  void validate(const Geometry& g, const char* where) const {
-    require(max_steps >= 1, where, ": max_steps is ", max_steps, ", it must be at least 1");
-    require(std::isfinite(halt_eps) && halt_eps >= 0.0, where, ": halt_eps is ", halt_eps,
-            ", it must be finite and not negative");
+  void check(const Geometry& g, const char* where) const {
     require(g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
             ", it must equal dim_qk, which is ", g.dim_qk);
-    this->require_shapes(g.dim_qk, where);
   }
 
-  // Does forward need the number of steps that the whole call executes?
-  [[nodiscard]] bool needs_survey() const { return halting == Halting::batch && max_steps > 1; }
+  // Halting::batch: a row goes on until all rows have halted. A rehearsal in which each row halts by itself tells how
+  // many steps that takes.
+  [[nodiscard]] bool needs_rehearsal() const {
+    return halting == Halting::batch && max_steps > 1 && steps_of_all_ == 0;
+  }
+  [[nodiscard]] DialecticalReadout rehearsal() const {
+    DialecticalReadout alone = *this;
+    alone.halting = Halting::per_token;
+    return alone;
+  }
+  template <class Reports>
+  void settle(const Reports& reports) {
+    steps_of_all_ = 1;
+    for (const Real updates : reports.diagnostic("updates"))
+      steps_of_all_ = std::max(steps_of_all_, int(updates));
+  }
 
   [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
     const Index lanes = DialecticalLanes<Real>::rows(g.dim_v);
-    if (backward) return lanes + DialecticalTrace<Real>::rows(g.dim_v, max_steps);
-    return lanes + (needs_survey() ? g.dim_v : 0);
+    return backward ? lanes + DialecticalTrace<Real>::rows(g.dim_v, max_steps) : lanes;
   }
 
-  // Steps that the rows of this panel keep all rows moving; leaves panel.tile alone.
-  [[nodiscard]] int survey(const ReadoutPanel<Real>& panel) const {
-    RowPieces<Real> pieces(panel.work);
-    const DialecticalLanes<Real> lanes(pieces, panel.tile.rows);
-    const LaneTile<Real> z = pieces.take(panel.tile.rows);
-    detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
-    const int steps = recurse(panel, lanes, z, max_steps - 1, true);
-    return detail::any_active(lanes, panel.vectors) ? max_steps : std::max(steps, 1);
-  }
-
-  // `global` of the panel: the largest survey of the call, if it needs one.
   void forward(const ReadoutPanel<Real>& panel) const {
     RowPieces<Real> pieces(panel.work);
     const DialecticalLanes<Real> lanes(pieces, panel.tile.rows);
     detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
-    recurse(panel, lanes, panel.tile, steps_to_run(panel), stops_alone());
+    recurse(panel, lanes, panel.tile, steps_to_run(), stops_alone());
     const Real* reports[] = {lanes.steps_used, lanes.updates, lanes.tension};
     for (int i = 0; i < diagnostics; ++i)
       std::copy(reports[i], reports[i] + panel.tile.lanes, panel.diagnostics.row(i));
@@ -130,8 +133,10 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
  private:
   [[nodiscard]] const DialecticalParams<Real>& params() const { return *this; }
 
-  [[nodiscard]] int steps_to_run(const ReadoutPanel<Real>& panel) const {
-    return needs_survey() ? std::clamp(panel.global, 1, max_steps) : max_steps;
+  int steps_of_all_ = 0;  // of a settled readout
+
+  [[nodiscard]] int steps_to_run() const {
+    return steps_of_all_ > 0 ? std::min(steps_of_all_, max_steps) : max_steps;
   }
 
   // May a panel stop as soon as its own rows have halted?
@@ -153,7 +158,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   // The steps of forward once more, kept in `trace`; returns their number.
   [[nodiscard]] Index record(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
                              const DialecticalTrace<Real>& trace) const {
-    const Index d = panel.tile.rows, width = panel.tile.lanes, limit = steps_to_run(panel);
+    const Index d = panel.tile.rows, width = panel.tile.lanes, limit = steps_to_run();
     detail::begin_recursion(lanes, panel.valid_lanes);
     for (Index t = 0; t < limit; ++t) {
       if (stops_alone())

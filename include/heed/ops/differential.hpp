@@ -43,20 +43,13 @@ inline namespace HEED_ABI {
 
 template <class Real, class Lambda>
 struct Difference : Lambda {
-  static constexpr bool streams = false;
-  static constexpr int maps = 2, diagnostics = 0;
-  template <class U>
-  using rebind = Difference<U, typename Lambda::template rebind<U>>;
   using PlaceFree = std::conditional_t<place_free<Lambda>, Difference, void>;
   using P = Pack<Real>;
 
-  [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
-  [[nodiscard]] Index work_tiles(bool) const { return 0; }
-
-  void validate(const Geometry& g, const char* where) const {
+  void check(const Geometry& g, const char* where) const {
     require(this->pairs_whole_heads() || g.dim_qk % 2 == 0, where, ": dim_qk is ", g.dim_qk,
             ", it must be even: both maps read half a head");
-    this->validate_lambda(g, where);
+    this->check_lambda(where);
   }
 
   void forward(const RowBlock<Real>& block) const {
@@ -231,7 +224,7 @@ template <class Real>
   op.normaliser.lambda_init = lambda_init_at(depth);
   op.readout.factor = 1.0 - op.normaliser.lambda_init;
   std::size_t next = 0;
-  op.normaliser.visit([&](const char* name, Param<Real>& param) {
+  visit_parameters(op.normaliser, [&](const char* name, Param<Real>& param) {
     const std::vector<Real>& given = vectors[next++];
     require(given.empty() || Index(given.size()) == width, "make_differential_v1: ", name, " has ",
             given.size(), " values, it must have one per column of a map (", width, ")");

@@ -37,17 +37,12 @@ inline namespace HEED_ABI {
 template <class Real>
 struct IntentGate : detail::GateReadout<Real> {
   static constexpr bool uses_extra = true;
-  template <class U>
-  using rebind = IntentGate<U>;
   using PlaceFree = IntentGate;
 
   [[nodiscard]] static const char* extra_name() { return "intent"; }
   [[nodiscard]] Index extra_dim(const Geometry& g) const { return this->gate_dim(g); }
-  template <class F>
-  void visit(F&& f) {
-    f("gate.bias", this->bias);
-  }
-  void validate(const Geometry& g, const char* where) const { this->validate_gate(g, where); }
+  static constexpr auto parameters = std::tuple{named_if_given("gate.bias", &IntentGate::bias),
+                                                option("grain", &IntentGate::grain)};
 
   void forward(const ReadoutPanel<Real>& panel) const {
     this->lane_gate(panel.head).forward(panel, panel.extra);
@@ -69,20 +64,18 @@ struct IntentGate : detail::GateReadout<Real> {
 template <class Real>
 struct IntentFromQuery : detail::GateReadout<Real> {
   static constexpr bool uses_query = true;
-  template <class U>
-  using rebind = IntentFromQuery<U>;
 
   Param<Real> weight;  // Wg (heads, dim_qk, dim_v or 1)
 
-  template <class F>
-  void visit(F&& f) {
-    f("gate.weight", weight);
-    f("gate.bias", this->bias);
+  [[nodiscard]] std::vector<Index> weight_shape(const Geometry& g) const {
+    return {g.heads, g.dim_qk, this->gate_dim(g)};
   }
-  void validate(const Geometry& g, const char* where) const {
-    this->validate_gate(g, where);
-    this->validate_weight(weight, g.dim_qk, g, where, "gate.weight");
-  }
+
+  static constexpr auto parameters =
+      std::tuple{tensor("gate.weight", &IntentFromQuery::weight, &IntentFromQuery::weight_shape),
+                 named_if_given("gate.bias", &IntentFromQuery::bias),
+                 option("grain", &IntentFromQuery::grain)};
+
   [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
     return this->work_rows_of(g, backward);
   }
@@ -120,25 +113,25 @@ struct IntentFromQuery : detail::GateReadout<Real> {
 template <class Real>
 struct IntentCalculated : detail::GateReadout<Real> {
   static constexpr bool uses_query = true, uses_own_rows = true;
-  template <class U>
-  using rebind = IntentCalculated<U>;
 
   Param<Real> query_weight, key_weight;  // Wq, Wk (heads, dim_qk, dim_v or 1)
   Param<Real> value_weight;              // Wv (heads, dim_v, dim_v or 1)
 
-  template <class F>
-  void visit(F&& f) {
-    f("gate.query_weight", query_weight);
-    f("gate.key_weight", key_weight);
-    f("gate.value_weight", value_weight);
-    f("gate.bias", this->bias);
+  // Of the weights of query and key, and of value.
+  [[nodiscard]] std::vector<Index> row_shape(const Geometry& g) const {
+    return {g.heads, g.dim_qk, this->gate_dim(g)};
   }
-  void validate(const Geometry& g, const char* where) const {
-    this->validate_gate(g, where);
-    this->validate_weight(query_weight, g.dim_qk, g, where, "gate.query_weight");
-    this->validate_weight(key_weight, g.dim_qk, g, where, "gate.key_weight");
-    this->validate_weight(value_weight, g.dim_v, g, where, "gate.value_weight");
+  [[nodiscard]] std::vector<Index> value_shape(const Geometry& g) const {
+    return {g.heads, g.dim_v, this->gate_dim(g)};
   }
+
+  static constexpr auto parameters = std::tuple{
+      tensor("gate.query_weight", &IntentCalculated::query_weight, &IntentCalculated::row_shape),
+      tensor("gate.key_weight", &IntentCalculated::key_weight, &IntentCalculated::row_shape),
+      tensor("gate.value_weight", &IntentCalculated::value_weight, &IntentCalculated::value_shape),
+      named_if_given("gate.bias", &IntentCalculated::bias),
+      option("grain", &IntentCalculated::grain)};
+
   [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
     return this->work_rows_of(g, backward);
   }

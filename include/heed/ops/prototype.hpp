@@ -37,40 +37,27 @@ inline namespace HEED_ABI {
 
 // score = logit + lambda t f. Key feature 0 is the category, query feature 0 is f.
 template <class Real>
-struct PrototypeScore : PrototypeMemory<Real> {
-  using Options = PrototypeOptions;
-  static constexpr bool plain = false, has_projection = false, has_table = true;
-  static constexpr int scalars = 1, query_features = 1, key_features = 1;
-  template <class U>
-  using rebind = PrototypeScore<U>;
+struct PrototypeScore : PlainScore, PrototypeMemory<Real> {
+  static constexpr bool has_table = true;
+  static constexpr int query_features = 1, key_features = 1;
   template <class S>
   using PairType = PairOf<PrototypeScore, S>;
-  template <class S>
-  using Scalars = ScalarsOf<PrototypeScore, S>;
 
   Param<Real> strength = Real(0.1);  // lambda
 
-  template <class F>
-  void visit(F&& f) {
-    f("W", this->W);
-    f("strength", strength);
-  }
-  void validate(const Geometry& g, const char* where) const {
-    PrototypeMemory<Real>::validate(g, where);
-    detail::require_finite_per_head(strength, g.heads, where, "strength");
-  }
-  [[nodiscard]] Real scalar(int, Index h) const { return strength.head(h); }
-  void chain_scalars(Index h, const double* dp, PrototypeScore& grad) const {
-    grad.strength.head(h) += Real(dp[0]);
-  }
+  static constexpr auto parameters =
+      std::tuple{tensor_if_given("W", &PrototypeScore::W, &PrototypeScore::memory_shape),
+                 named("strength", &PrototypeScore::strength),
+                 option("counts", &PrototypeScore::counts), option("eps", &PrototypeScore::eps)};
+
+  void check(const Geometry& g, const char* where) const { this->check_memory(g, where); }
 
   template <class S>
-  [[nodiscard]] S score(const PairType<S>& pair, const Scalars<S>& p) const {
+  [[nodiscard]] S score(const PairType<S>& pair, const auto& p) const {
     return pair.logit + p[0] * (pair.table * pair.query[0]);
   }
   template <class S>
-  void score_vjp(const PairType<S>& pair, const Scalars<S>& p, S g, PairType<S>& d,
-                 Scalars<S>& dp) const {
+  void score_vjp(const PairType<S>& pair, const auto& p, S g, PairType<S>& d, auto& dp) const {
     const S e = g * p[0];
     d.logit = g;
     d.table = e * pair.query[0];
@@ -138,19 +125,9 @@ struct PrototypeScore : PrototypeMemory<Real> {
   }
 };
 
-// Score and readout share one W, which the score keeps and visits: op.score.W. Every copy is tied
-// to its own.
+// Score and readout share one W, which the score keeps: op.score.W.
 template <class Real>
-struct Prototype
-    : Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>> {
-  using Parts = Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>>;
-  template <class U>
-  using rebind = Prototype<U>;
-
-  Prototype() { this->readout.link.tie(this->score); }
-  Prototype(const Prototype& other) : Parts(other) { this->readout.link.tie(this->score); }
-  Prototype& operator=(const Prototype&) = default;
-};
+using Prototype = Attention<Real, PrototypeScore<Real>, Softmax<Real>, TiedPrototypeReadout<Real>>;
 
 // For `g`, with `prototypes` rows of zeros per head, to be filled.
 template <class Real>

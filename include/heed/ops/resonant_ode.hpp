@@ -30,62 +30,31 @@
 
 #include <heed/ops/resonant_ode/flow.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/features.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// The drive D. Table of side values: key feature 0 is |k|^2.
+// The drive D; key feature 0 is |k|^2.
 template <class Real>
-struct ResonantScore : NoSideValues {
-  static constexpr int scalars = 1;
-  static constexpr int key_features = 1;
-  template <class U>
-  using rebind = ResonantScore<U>;
+struct ResonantScore : ScoreWith<SquaredKeyNorms> {
   using PlaceFree = ResonantScore;
 
   Param<Real> rho = Real(0.2);  // scalar or per head
-
-  template <class F>
-  void visit(F&& f) {
-    f("rho", rho);
-  }
-  template <class F>
-  void visit_ranges(F&& f) {
-    f("rho", rho, Interval{});
-  }
-  void validate(const Geometry& g, const char* where) const {
-    require_ranges(*this, g.heads, where);
-  }
-
-  [[nodiscard]] Real scalar(int, Index h) const { return rho.head(h); }
-  void chain_scalars(Index h, const double* dp, ResonantScore& grad) const {
-    grad.rho.head(h) += Real(dp[0]);
-  }
+  static constexpr auto parameters = std::tuple{named("rho", &ResonantScore::rho)};
 
   template <class S>
-  [[nodiscard]] S score(const PairOf<ResonantScore, S>& pair,
-                        const ScalarsOf<ResonantScore, S>& p) const {
+  [[nodiscard]] S score(const PairOf<ResonantScore, S>& pair, const auto& p) const {
     return pair.logit + p[0] * closeness(pair);
   }
   template <class S>
-  void score_vjp(const PairOf<ResonantScore, S>& pair, const ScalarsOf<ResonantScore, S>& p, S g,
-                 PairOf<ResonantScore, S>& d, ScalarsOf<ResonantScore, S>& dp) const {
+  void score_vjp(const PairOf<ResonantScore, S>& pair, const auto& p, S g,
+                 PairOf<ResonantScore, S>& d, auto& dp) const {
     const S scaled = p[0] * g;
     d.logit = g;
     d.dot = scaled + scaled;
     d.key[0] = -scaled;
     dp[0] += g * closeness(pair);
-  }
-
-  template <class Row, class S>
-  void key_features_of(const Row& row, S* f) const {
-    const auto x = [&row](Index c) { return row.x(c); };
-    f[0] = math::dot_product(row.dim(), x, x);
-  }
-  template <class Row, class S, class Add>
-  void key_features_vjp(const Row& row, const S*, const S* df, const Add& add) const {
-    const S twice = df[0] + df[0];
-    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, twice * row.x(c));
   }
 
  private:

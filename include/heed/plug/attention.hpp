@@ -9,7 +9,6 @@
 //
 // The gradient of an op's parameters is an object of the op's own type.
 
-#include <heed/core/interval.hpp>
 #include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
 #include <heed/plug/score.hpp>
@@ -28,9 +27,7 @@ struct Attention {
   using NormaliserType = Normaliser;
   using ReadoutType = Readout;
   template <class U>
-  using rebind =
-      Attention<U, typename Score::template rebind<U>, typename Normaliser::template rebind<U>,
-                typename Readout::template rebind<U>>;
+  using rebind = Attention<U, Rebound<Score, U>, Rebound<Normaliser, U>, Rebound<Readout, U>>;
 
   Score score;
   Normaliser normaliser;
@@ -39,21 +36,26 @@ struct Attention {
   // f(name, Param<Real>&) for every learnable parameter; empty ones are not in use.
   template <class F>
   void visit(F&& f) {
-    score.visit(f);
-    normaliser.visit(f);
-    readout.visit(f);
+    visit_parts(*this, f);
+  }
+  template <class F>
+  void visit(F&& f) const {
+    visit_parts(*this, f);
   }
 
   // Throws std::invalid_argument, its sentence starting with `where`, when a hyper-parameter is out of
   // range or a parameter does not fit the sizes.
   void validate(const Geometry& g, const char* where) const {
-    score.validate(g, where);
-    normaliser.validate(g, where);
-    readout.validate(g, where);
+    heed::validate(score, g, where);
+    heed::validate(normaliser, g, where);
+    if constexpr (Readout::uses_score)
+      heed::validate(readout, g, where, score);
+    else
+      heed::validate(readout, g, where);
   }
 
-  // Brings parameters that a step of an optimiser has carried out of their range back inside
-  // (core/interval.hpp): validate() accepts them again. Others stay as they are.
+  // Brings parameters that a step of an optimiser has carried out of their range back inside: validate() accepts
+  // them again. Others stay as they are.
   void keep_in_range() {
     heed::keep_in_range(score);
     heed::keep_in_range(normaliser);
@@ -68,6 +70,41 @@ struct Attention {
   [[nodiscard]] Index extra_dim(const Geometry& g) const {
     if constexpr (Normaliser::uses_extra) return 1;
     return readout.extra_dim(g);
+  }
+
+  // The readout's members, with the score for those that work on its parameters (plug/readout.hpp).
+  void read_out(const ReadoutPanel<Real>& panel) const {
+    if constexpr (Readout::uses_score)
+      readout.forward(panel, score);
+    else
+      readout.forward(panel);
+  }
+  void read_out_vjp(const ReadoutPanel<Real>& panel, Attention& grad) const {
+    if constexpr (Readout::uses_score)
+      readout.vjp(panel, grad.readout, score, grad.score);
+    else
+      readout.vjp(panel, grad.readout);
+  }
+  template <class Context>
+  void read_out_reference(Context& context) const {
+    if constexpr (Readout::uses_score)
+      readout.reference(context, score);
+    else
+      readout.reference(context);
+  }
+  [[nodiscard]] Index read_out_rows(const Geometry& g, bool backward) const {
+    if constexpr (Readout::uses_score)
+      return readout.work_rows(g, backward, score);
+    else
+      return readout.work_rows(g, backward);
+  }
+
+ private:
+  template <class Self, class F>
+  static void visit_parts(Self& self, F& f) {
+    visit_parameters(self.score, f);
+    visit_parameters(self.normaliser, f);
+    visit_parameters(self.readout, f);
   }
 };
 
@@ -88,8 +125,8 @@ concept AttentionOp = requires(Op op, const Op& constant, const Geometry& g) {
 // Calls f(name, parameter) for the parameters that are in use, read-only.
 template <class Op, class F>
 void for_each_param(const Op& op, F&& f) {
-  const_cast<Op&>(op).visit([&](const char* name, auto& param) {
-    if (param.given()) f(name, std::as_const(param));
+  op.visit([&](const char* name, const auto& param) {
+    if (param.given()) f(name, param);
   });
 }
 
@@ -99,28 +136,6 @@ template <class Op>
   Op zeros = op;
   zeros.visit([](const char*, auto& param) { param.set_zero(); });
   return zeros;
-}
-
-// The same score, normaliser or readout over another scalar. A part with options names the struct that
-// it inherits them from: `using Options = DarOptions;`, or has take_options(part).
-// Tensors that are no learnable parameters are converted if the part shows them by visit_fixed(f).
-template <class U, class Part>
-[[nodiscard]] typename Part::template rebind<U> cast_part(const Part& part) {
-  typename Part::template rebind<U> out;
-  if constexpr (requires { typename Part::Options; })
-    static_cast<typename Part::Options&>(out) = part;
-  if constexpr (requires { out.take_options(part); }) out.take_options(part);
-  std::vector<Param<U>> values;
-  const auto read = [&](const char*, auto& param) { values.push_back(param.template cast<U>()); };
-  std::size_t next = 0;
-  const auto write = [&](const char*, Param<U>& param) { param = values[next++]; };
-  const_cast<Part&>(part).visit(read);
-  out.visit(write);
-  if constexpr (requires { out.visit_fixed(write); }) {
-    const_cast<Part&>(part).visit_fixed(read);
-    out.visit_fixed(write);
-  }
-  return out;
 }
 
 // The same op over another scalar: options are kept, parameters converted.

@@ -18,18 +18,26 @@ namespace detail {
 template <class Part>
 consteval bool check_part() {
   static_assert(
-      requires(Part p) { p.visit([](const char*, auto&) {}); },
-      "heed: a part of an op needs visit(f), which calls f(name, parameter) for each of its "
-      "parameters (plug/score.hpp)");
+      requires(Part p) { p.keep_jointly(); },
+      "heed: a part of an op inherits PlainScore, PlainRows or PlainReadout, or has "
+      "keep_jointly() (plug/parameters.hpp)");
   static_assert(
-      requires(const Part p, const Geometry& g) { p.validate(g, ""); },
-      "heed: a part of an op needs validate(geometry, where) const (plug/score.hpp)");
-  static_assert(
-      requires { typename Part::template rebind<double>; },
-      "heed: a part of an op needs `template <class U> using rebind = Part<U>;`, so that the "
-      "reference can run it on other scalars (plug/attention.hpp)");
+      !requires(Part p) { p.visit([](const char*, auto&) {}); },
+      "heed: a part of an op names its parameters in `parameters`; the engine asks for no "
+      "visit(f) (plug/parameters.hpp)");
   return true;
 }
+
+// Has the score a member called score_vjp, whatever its signature? If so, the name is ambiguous here.
+struct AnyScoreVjp {
+  int score_vjp;
+};
+template <class Score>
+struct BothScoreVjps : Score, AnyScoreVjp {};
+template <class Score>
+inline constexpr bool names_score_vjp = !requires {
+  &BothScoreVjps<Score>::score_vjp;
+};
 
 }  // namespace detail
 
@@ -37,40 +45,25 @@ template <class Score, class Real>
 consteval bool check_score() {
   static_assert(
       requires {
-        { Score::scalars } -> std::convertible_to<int>;
-      },
-      "heed: a score needs `static constexpr int scalars`, the numbers per head that score() "
-      "reads (plug/score.hpp)");
-  static_assert(
-      requires {
         { Score::query_features } -> std::convertible_to<int>;
         { Score::key_features } -> std::convertible_to<int>;
         { Score::plain } -> std::convertible_to<bool>;
         { Score::has_projection } -> std::convertible_to<bool>;
         { Score::has_table } -> std::convertible_to<bool>;
+        { Score::gathers_sums } -> std::convertible_to<bool>;
       },
-      "heed: a score needs plain, query_features, key_features, has_projection and "
-      "has_table; inherit NoSideValues if it reads none (plug/score.hpp)");
+      "heed: a score inherits PlainScore, or ScoreWith<its side values> (plug/score.hpp)");
   static_assert(detail::check_part<Score>());
-  static_assert(
-      requires(const Score s, Index h) {
-        { s.scalar(0, h) } -> std::convertible_to<Real>;
-      },
-      "heed: a score needs scalar(i, head) const, the value of its number i "
-      "(plug/score.hpp)");
-  static_assert(
-      requires(const Score s, const double* dp, Score& grad) {
-        s.chain_scalars(Index(0), dp, grad);
-      },
-      "heed: a score needs chain_scalars(head, dp, grad) const, which adds the gradients of "
-      "its numbers to its parameters (plug/score.hpp)");
   static_assert(
       requires(const Score s, const PairOf<Score, Pack<Real>>& pair,
                const ScalarsOf<Score, Pack<Real>>& p) {
         { s.score(pair, p) } -> std::convertible_to<Pack<Real>>;
       },
       "heed: a score needs `template <class S> S score(const PairOf<Score, S>& pair, const "
-      "ScalarsOf<Score, S>& p) const` (plug/score.hpp)");
+      "auto& p) const` (plug/score.hpp)");
+  static_assert(
+      !detail::names_score_vjp<Score> || HasScoreVjp<Score, Pack<Real>>,
+      "heed: score_vjp must be callable as score_vjp(pair, p, g, d, dp) (plug/score.hpp)");
   if constexpr (Score::has_projection)
     static_assert(
         requires(const Score s) { s.projection().data(); },
@@ -96,8 +89,7 @@ consteval bool check_normaliser() {
         { Normaliser::diagnostics } -> std::convertible_to<int>;
         { Normaliser::uses_extra } -> std::convertible_to<bool>;
       },
-      "heed: a normaliser needs streams, maps, diagnostics and uses_extra "
-      "(plug/normaliser.hpp)");
+      "heed: a normaliser inherits PlainRows (plug/normaliser.hpp)");
   static_assert(Normaliser::maps == 1 || Normaliser::maps == 2,
                 "heed: a normaliser has one or two score maps (plug/normaliser.hpp)");
   static_assert(detail::check_part<Normaliser>());
@@ -135,26 +127,30 @@ consteval bool check_readout() {
         { Readout::uses_query } -> std::convertible_to<bool>;
         { Readout::uses_own_rows } -> std::convertible_to<bool>;
         { Readout::uses_extra } -> std::convertible_to<bool>;
+        { Readout::uses_score } -> std::convertible_to<bool>;
+        { Readout::rehearses } -> std::convertible_to<bool>;
         { Readout::diagnostics } -> std::convertible_to<int>;
       },
-      "heed: a readout needs identity, saves_mixed, uses_query, uses_own_rows, uses_extra "
-      "and diagnostics; inherit PlainReadout for the defaults (plug/readout.hpp)");
+      "heed: a readout inherits PlainReadout (plug/readout.hpp)");
   static_assert(detail::check_part<Readout>());
-  static_assert(
-      requires(const Readout r, const Geometry& g) {
-        { r.work_rows(g, true) } -> std::convertible_to<Index>;
-        { r.extra_dim(g) } -> std::convertible_to<Index>;
-      },
-      "heed: a readout needs work_rows(geometry, backward) and extra_dim(geometry) "
-      "(plug/readout.hpp)");
-  static_assert(
-      requires(const Readout r, const ReadoutPanel<Real>& panel) { r.forward(panel); },
-      "heed: a readout needs forward(panel) const (plug/readout.hpp)");
-  static_assert(
-      requires(const Readout r, const ReadoutPanel<Real>& panel, Readout& grad) {
-        r.vjp(panel, grad);
-      },
-      "heed: a readout needs vjp(panel, grad) const (plug/readout.hpp)");
+  // What a readout that uses the score must have depends on the score.
+  if constexpr (!Readout::uses_score) {
+    static_assert(
+        requires(const Readout r, const Geometry& g) {
+          { r.work_rows(g, true) } -> std::convertible_to<Index>;
+          { r.extra_dim(g) } -> std::convertible_to<Index>;
+        },
+        "heed: a readout needs work_rows(geometry, backward) and extra_dim(geometry) "
+        "(plug/readout.hpp)");
+    static_assert(
+        requires(const Readout r, const ReadoutPanel<Real>& panel) { r.forward(panel); },
+        "heed: a readout needs forward(panel) const (plug/readout.hpp)");
+    static_assert(
+        requires(const Readout r, const ReadoutPanel<Real>& panel, Readout& grad) {
+          r.vjp(panel, grad);
+        },
+        "heed: a readout needs vjp(panel, grad) const (plug/readout.hpp)");
+  }
   return true;
 }
 
@@ -173,6 +169,13 @@ consteval bool check_attention_op() {
   static_assert(check_score<typename Op::ScoreType, typename Op::Scalar>());
   static_assert(check_normaliser<typename Op::NormaliserType, typename Op::Scalar>());
   static_assert(check_readout<typename Op::ReadoutType, typename Op::Scalar>());
+  if constexpr (Op::ReadoutType::uses_score)
+    static_assert(
+        requires(const Op op, const ReadoutPanel<typename Op::Scalar>& panel) {
+          op.readout.forward(panel, op.score);
+        },
+        "heed: the readout works on parameters of a score that this op does not have "
+        "(plug/readout.hpp)");
   static_assert(AttentionOp<Op>, "heed: Op does not satisfy AttentionOp (plug/attention.hpp)");
   return true;
 }

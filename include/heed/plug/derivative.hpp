@@ -27,7 +27,7 @@ template <class Score>
 struct Directions {
   static constexpr int projected = 2, table = projected + Score::has_projection,
                        query = table + Score::has_table, key = query + Score::query_features,
-                       scalars = key + Score::key_features, count = scalars + Score::scalars;
+                       scalars = key + Score::key_features, count = scalars + scalars_of<Score>;
   template <int n>
   using At = std::integral_constant<int, n>;
 
@@ -56,7 +56,7 @@ template <class Score, class Form, class S>
   lifted.query_index = D(pair.query_index);
   lifted.key_index = D(pair.key_index);
   ScalarsOf<Score, D> scalars;
-  for_directions<Score::scalars>(
+  for_directions<scalars_of<Score>>(
       [&](auto i) { scalars[i] = D::template variable<At::scalars + i>(p[i]); });
   const D result = form.score(lifted, scalars);
   At::for_each_field(
@@ -64,7 +64,7 @@ template <class Score, class Form, class S>
         if (result.moves[n]) to = g * result.grad[n];
       },
       d);
-  for_directions<Score::scalars>([&](auto i) {
+  for_directions<scalars_of<Score>>([&](auto i) {
     constexpr int n = At::scalars + i;
     if (result.moves[n]) dp[i] += g * result.grad[n];
   });
@@ -72,28 +72,8 @@ template <class Score, class Form, class S>
 
 }  // namespace detail
 
-// f(form) once, where `form` has score() and, if the score has one, score_vjp(): the score itself, or the
-// form of it that its options ask for. A score with with_form() lets the engine compile one loop for each
-// form, without a branch inside.
-template <class Score, class F>
-void with_score_form(const Score& score, F&& f) {
-  if constexpr (requires { score.with_form(f); })
-    score.with_form(f);
-  else
-    f(score);
-}
-
-// A form may add up its query's side over the keys by itself, where that takes fewer numbers per pair:
-//
-//   static constexpr int lane_sums         numbers that it adds up per query
-//   static constexpr int key_gradients     leading key features that have a gradient; the others have none
-//   score_vjp(pair, p, g, d, sums)         adds to sums[0..lane_sums); of `d` sets dot, logit and key
-//   finish(sums, query, p, dquery, dp)     gradients of the query's features and of p, from the sums
 template <class Form>
-concept GathersSums = requires {
-  { Form::lane_sums } -> std::convertible_to<int>;
-  { Form::key_gradients } -> std::convertible_to<int>;
-};
+concept GathersSums = Form::gathers_sums;
 
 // How a loop holds a form: a small one by value, in registers; a score with parameters by reference.
 template <class Form>

@@ -4,39 +4,43 @@
 // Plug point 2, the normaliser: how do the scores of a row become weights?
 //
 // Two kinds. A *streaming* normaliser sees a row chunk by chunk (plug/softmax.hpp is the one that
-// exists). A *row* normaliser sees whole rows of a panel at once, in scratch, and has these members:
+// exists). A *row* normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and overrides what
+// differs; this is the whole list:
 //
-//   static constexpr bool streams = false
-//   static constexpr int maps              score maps per output head (1 or 2)
-//   static constexpr int diagnostics       numbers per row that it reports; diagnostic_name(i)
-//   static constexpr bool uses_extra       reads the op's extra input, one number per row
-//   visit(f), validate(geometry, where), PlaceFree        as in plug/score.hpp
+//   forward(block)                         block.scores[0] becomes the weights of the row. No default
+//   vjp(block, grad)                       from scores and block.dweights: block.weights and
+//                                          block.dscores[m]; adds parameter gradients to `grad`. No default
+//   reference<S>(rows, h, extra) -> vector<S>       the same in long hand, for one row. No default
+//   parameters                             names its parameters and options (plug/parameters.hpp)
+//   maps                             1     score maps per output head (1 or 2)
+//   diagnostics, diagnostic_name(i)  0     numbers per row that it reports
+//   uses_extra                   false     reads the op's extra input, one number per row
 //   source(geometry, h, map) -> Source     which head and columns feed map `map` of output head h; heads and
 //                                          maps may read the same ones, their gradients are then summed
 //   query_heads(heads) -> Index            heads that the query tensor must have
-//   work_tiles(backward) -> Index          scratch tiles of the size of one map that it needs
-//   forward(block)                         block.scores[0] becomes the weights of the row
-//   vjp(block, grad)                       from scores and block.dweights: block.weights and
-//                                          block.dscores[m]; adds parameter gradients to `grad`
-//   reference<S>(rows, h, extra) -> vector<S>       the same in long hand, for one row
-//   weight_terms<S>(rows, weights) -> vector<double>      optional, where weights are differences: the
-//                                          sizes of their terms, which rounding errors are measured by
+//   work_tiles(backward) -> Index    0     scratch tiles of the size of one map that it needs
+//   weight_terms<S>(rows, weights) -> vector<double>      where weights are differences: the sizes of their
+//                                          terms, which rounding errors are measured by
+//   check(geometry, where), keep_jointly() see plug/parameters.hpp
+//   using PlaceFree                        a promise (plug/promises.hpp)
 //
-// PlainRows has the usual answers to all but rebind, forward, vjp and reference; exponentiate_row(), scale_row()
-// and softmax_row_vjp() keep the laws below for weights that are shares of exponentials.
+// exponentiate_row(), scale_row() and softmax_row_vjp() keep the laws below for weights that are shares of
+// exponentials.
 //
 // Rows of a block are keys, lanes are queries. A hidden pair has score -infinity; its weight and its
 // dscore must be exactly 0 (select, never multiply), even where dweights is NaN. A lane that sees no
 // key has only such scores. No result of a lane may depend on another lane, not in its last bit.
 
 #include <heed/core/geometry.hpp>
-#include <heed/core/param.hpp>
+#include <heed/plug/parameters.hpp>
 #include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/exp.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -74,18 +78,51 @@ struct RowBlock {
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }
 };
 
-// What a row normaliser of one score map per head inherits; its own are rebind, forward, vjp and reference.
-struct PlainRows {
-  static constexpr bool streams = false;
+// Weights exp(s_j) / sum exp(s_j) of one row of visible scores, about their largest value.
+template <class S>
+[[nodiscard]] std::vector<S> long_hand_softmax(const std::vector<S>& scores) {
+  std::vector<S> weights;
+  if (scores.empty()) return weights;
+  auto top = math::value_of(scores[0]);
+  for (const S& s : scores)
+    if (math::value_of(s) > top) top = math::value_of(s);
+  S sum = math::constant<S>(0);
+  for (const S& s : scores) {
+    weights.push_back(math::exp(S(s - math::constant<S>(top))));
+    sum += weights.back();
+  }
+  for (S& w : weights) w = w / sum;
+  return weights;
+}
+
+// What every normaliser inherits: one score map per head, over the whole of it.
+struct NormaliserDefaults {
   static constexpr int maps = 1, diagnostics = 0;
   static constexpr bool uses_extra = false;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
   [[nodiscard]] Index query_heads(Index heads) const { return heads; }
+  // Of two maps: softmax(map 0) and what the other has taken away from it.
+  template <class S>
+  [[nodiscard]] std::vector<double> weight_terms(const std::vector<std::vector<S>>& rows,
+                                                 const std::vector<S>& weights) const {
+    std::vector<S> first(weights.size(), math::constant<S>(0));
+    if (rows.size() > 1) first = long_hand_softmax(rows[0]);
+    std::vector<double> terms;
+    for (std::size_t n = 0; n < weights.size(); ++n) {
+      const double p = double(math::value_of(first[n]));
+      terms.push_back(p + std::abs(p - double(math::value_of(weights[n]))));
+    }
+    return terms;
+  }
+  void check(const Geometry&, const char*) const {}
+  void keep_jointly() {}
+};
+
+// What a row normaliser inherits.
+struct PlainRows : NormaliserDefaults {
+  static constexpr bool streams = false;
   [[nodiscard]] Index work_tiles(bool) const { return 0; }
-  template <class F>
-  void visit(F&&) {}
-  void validate(const Geometry&, const char*) const {}
 };
 
 // exp(score - top) of the keys of vector v, into `to`; exactly 0 where hidden. top is the largest visible

@@ -3,22 +3,34 @@
 
 // Plug point 3, the readout: what happens to the mixed values of a row?
 //
-//   static constexpr bool identity          the engine skips it
-//   static constexpr bool saves_mixed       vjp needs the mixed rows (else it gets the output rows)
-//   static constexpr bool uses_query        reads panel.query
-//   static constexpr bool uses_own_rows     reads panel.own_key and panel.own_value: row i of key and
-//                                           value for query i (needs len_q = len_kv)
-//   static constexpr bool uses_extra        reads panel.extra
-//   static constexpr int diagnostics        numbers per row that it reports; diagnostic_name(i)
-//   extra_dim(geometry) -> Index            width of the extra input; extra_name()
-//   visit(f), validate(geometry, where)     as in plug/score.hpp
-//   work_rows(geometry, backward) -> Index  scratch lane rows that it needs
-//   forward(panel)                          panel.tile: mixed rows in, output rows out
+// A readout inherits PlainReadout and overrides what differs; this is the whole list:
+//
+//   forward(panel)                          panel.tile: mixed rows in, output rows out. No default
 //   vjp(panel, grad)                        panel.tile: gradient of the output in, gradient of the
 //                                           mixed rows out; sets panel.delta = rowsum(dmixed o mixed),
 //                                           adds to dquery, down_key, down_value, sets dextra, adds
-//                                           parameter gradients to `grad`
-//   reference<S>(context) -> void           the same in long hand, over all rows of a call
+//                                           parameter gradients to `grad`. No default
+//   reference<S>(context) -> void           the same in long hand, over all rows of a call. No default
+//   parameters                              names its parameters and options (plug/parameters.hpp)
+//   identity                      false     the engine skips it
+//   saves_mixed                   false     vjp needs the mixed rows (else it gets the output rows)
+//   uses_query                    false     reads panel.query
+//   uses_own_rows                 false     reads panel.own_key and panel.own_value: row i of key and
+//                                           value for query i (needs len_q = len_kv)
+//   uses_extra                    false     reads panel.extra; extra_dim(geometry), its width, and extra_name()
+//   uses_score                    false     works on the parameters of the score beside it: forward, vjp, reference,
+//                                           work_rows and check get the score as their last argument, vjp the
+//                                           score's gradient behind it
+//   work_rows(geometry, backward)     0     scratch lane rows that it needs
+//   diagnostics, diagnostic_name(i)   0     numbers per row that it reports
+//   gates                         false     its answer to mixed rows of ones is a gate, which reports show
+//   rehearses                     false     may ask for a rehearsal: see below
+//   check(geometry, where), keep_jointly()  see plug/parameters.hpp
+//   using PlaceFree                         a promise (plug/promises.hpp)
+//
+// A row's answer may depend on the other rows of the call, if the readout says so by rehearses. Where
+// needs_rehearsal() is true, the door of forward first runs the op with rehearsal() in place of the readout; and the
+// doors of both passes run the op after settle(saved), which sees what that first, or the forward, pass has reported.
 //
 // Rows of a tile are columns of the value, lanes are queries: a product with a weight matrix is
 // panel_gemm(out_features, in_features, vectors, Broadcast{weight}, tile, ...). Lanes from
@@ -26,7 +38,8 @@
 // No result of a lane may depend on another lane.
 
 #include <heed/core/geometry.hpp>
-#include <heed/core/param.hpp>
+#include <heed/plug/parameters.hpp>
+#include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 
 #include <vector>
@@ -40,7 +53,6 @@ struct ReadoutPanel {
   Index batch = 0, head = 0, first_row = 0;
   Index valid_lanes = 0;
   int vectors = 0;
-  int global = 0;                           // result of the survey, for readouts that have one
   LaneTile<Real> tile;                      // [dim_v][lanes]
   LaneTile<const Real> query;               // [dim_qk][lanes], unscaled
   LaneTile<const Real> own_key, own_value;  // [dim_qk][lanes], [dim_v][lanes]
@@ -98,22 +110,21 @@ inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Re
 struct PlainReadout {
   static constexpr bool identity = false, saves_mixed = false;
   static constexpr bool uses_query = false, uses_own_rows = false, uses_extra = false;
+  static constexpr bool uses_score = false, gates = false, rehearses = false;
   static constexpr int diagnostics = 0;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
   [[nodiscard]] static const char* extra_name() { return "extra"; }
   [[nodiscard]] Index extra_dim(const Geometry&) const { return 0; }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return 0; }
-  template <class F>
-  void visit(F&&) {}
-  void validate(const Geometry&, const char*) const {}
+  [[nodiscard]] bool needs_rehearsal() const { return false; }
+  void check(const Geometry&, const char*) const {}
+  void keep_jointly() {}
 };
 
 // out = mixed
 template <class Real>
 struct Identity : PlainReadout {
   static constexpr bool identity = true;
-  template <class U>
-  using rebind = Identity<U>;
   using PlaceFree = Identity;
 
   void forward(const ReadoutPanel<Real>&) const {}

@@ -3,39 +3,40 @@
 
 // Plug point 1, the score: what does a query-key pair score?
 //
-// A score is a struct of options and parameters with these members (S is the scalar of the moment: a
-// SIMD pack in the engine; double, std::complex<double>, a dual number or a tape variable in tests):
+// A score is a struct of parameters and options. It inherits PlainScore, or ScoreWith<SquaredNorms> and the like
+// (plug/own_score.hpp), and overrides what differs. This is the whole list; S is the scalar of the moment: a SIMD pack
+// in the engine; double, std::complex<double>, a dual number or a tape variable in tests.
 //
-//   static constexpr bool plain            score(pair) == pair.logit: the engine skips the pass
-//   static constexpr int scalars           numbers per head that score() reads as p[0..scalars)
-//   static constexpr int query_features    side values per query row, read as pair.query[f]
-//   static constexpr int key_features      side values per key row, read as pair.key[f]
-//   static constexpr bool has_projection   pair.projected is (q P).(k P) where projection() is given
-//   static constexpr bool has_table        pair.table is q . table_row(category of the key)
-//   visit(f)                               f("name", Param<Real>&) for each parameter, same order always
-//   using PlaceFree, NormedDots            optional promises (plug/promises.hpp)
-//   validate(geometry, where)              throws std::invalid_argument with one clear sentence
-//   visit_ranges(f), keep_jointly()        if parameters have bounds (core/interval.hpp)
-//   scalar(i, h) -> Real                   value of p[i] for head h
-//   chain_scalars(h, dp, grad)             adds the gradients of scalar 0..scalars-1 to `grad`, an
-//                                          object of the score's own type
-//   score(pair, p) -> S                    the number that is normalised
+//   parameters                             names its parameters and options (plug/parameters.hpp); those with one
+//                                          value, or one per head, arrive as p[0], p[1], ... Signatures take p as
+//                                          `auto`: how many there are is known once the struct is complete
+//   score(pair, p) -> S                    the number that is normalised. The only member without a default
 //   score_vjp(pair, p, g, d, dp)           d.<field> = g * dscore/dfield for every field of `d`, which
-//                                          arrives zeroed; dp[i] += g * dscore/dp[i]. May be left out:
-//                                          dual numbers then differentiate score().
+//                                          arrives zeroed; dp[i] += g * dscore/dp[i]. Without it dual numbers
+//                                          differentiate score()
+//   plain                        false     score(pair) == pair.logit: the engine skips the pass
+//   query_features, key_features     0     side values per row, read as pair.query[f] and pair.key[f]
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows
-//   projection() -> const Param<Real>&     (dim, rank), fixed; empty for none    [has_projection]
-//   table_size(), prepare_table(h, dim, out), table_vjp(h, dim, dtable, grad)    [has_table]
+//   has_projection               false     pair.projected is (q P).(k P) where projection() is given
+//   projection() -> const Param&           (dim, rank), fixed; empty for none
+//   has_table                    false     pair.table is q . table_row(category of the key)
+//   table_size(), prepare_table(h, dim, out), table_vjp(h, dim, dtable, grad)
 //                                          the table of head h, (table_size, dim) row-major; key
 //                                          feature 0 is the table row of the key (its category)
+//   with_form(score, f)                    static: calls f(form) once, where `form` computes the same as the score
+//                                          with the options at hand, in a loop without branches (PlainForm)
+//   measure_names, measure(pair, p)        numbers that reports show of a pair, one per name
+//   check(geometry, where)                 throws std::invalid_argument with one clear sentence
+//   keep_jointly()                         see plug/parameters.hpp
+//   using PlaceFree, NormedDots            promises (plug/promises.hpp)
 //
 // Laws (test "every score obeys its laws"): pure; finite for finite input; reads nothing but its
 // arguments; score_vjp agrees with the derivative of score.
 
 #include <heed/core/geometry.hpp>
-#include <heed/core/param.hpp>
+#include <heed/plug/parameters.hpp>
 #include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 
@@ -59,13 +60,11 @@ struct Pair {
 template <class Score, class S>
 using PairOf = Pair<S, Score::query_features, Score::key_features>;
 template <class Score, class S>
-using ScalarsOf = std::array<S, std::size_t(Score::scalars)>;
+using ScalarsOf = std::array<S, std::size_t(scalars_of<Score>)>;
 
-// What a score without side values, projection and table inherits.
+// No side values of rows.
 struct NoSideValues {
-  static constexpr bool plain = false;
   static constexpr int query_features = 0, key_features = 0;
-  static constexpr bool has_projection = false, has_table = false;
   template <class Row, class S>
   void query_features_of(const Row&, S*) const {}
   template <class Row, class S, class Add>
@@ -76,28 +75,50 @@ struct NoSideValues {
   void key_features_vjp(const Row&, const S*, const S*, const Add&) const {}
 };
 
+// A form of a score: score() and, if the score has one, score_vjp(), for one choice of its options. A score is a
+// form of itself. A form with gathers_sums adds up its query's side over the keys by itself, where that takes fewer
+// numbers per pair:
+//
+//   lane_sums                              numbers that it adds up per query
+//   key_gradients                          leading key features that have a gradient; the others have none
+//   score_vjp(pair, p, g, d, sums)         adds to sums[0..lane_sums); of `d` sets dot, logit and key
+//   finish(sums, query, p, dquery, dp)     gradients of the query's features and of p, from the sums
+struct PlainForm {
+  static constexpr bool gathers_sums = false;
+};
+
+// The defaults of a score with the given side values.
+template <class Features>
+struct ScoreWith : PlainForm, Features {
+  static constexpr bool plain = false, has_projection = false, has_table = false;
+  static constexpr std::array<const char*, 0> measure_names{};
+
+  template <class Score, class F>
+  static void with_form(const Score& score, F&& f) {
+    f(score);
+  }
+  template <class P, class Scalars>
+  [[nodiscard]] std::array<double, 0> measure(const P&, const Scalars&) const {
+    return {};
+  }
+  void check(const Geometry&, const char*) const {}
+  void keep_jointly() {}
+};
+using PlainScore = ScoreWith<NoSideValues>;
+
 // score(i, j) = scale * q_i . k_j
 template <class Real>
-struct DotScore : NoSideValues {
+struct DotScore : PlainScore {
   static constexpr bool plain = true;
-  static constexpr int scalars = 0;
-  template <class U>
-  using rebind = DotScore<U>;
   using PlaceFree = DotScore;
 
-  template <class F>
-  void visit(F&&) {}
-  void validate(const Geometry&, const char*) const {}
-  [[nodiscard]] Real scalar(int, Index) const { return Real(0); }
-  void chain_scalars(Index, const double*, DotScore&) const {}
-
   template <class S>
-  [[nodiscard]] S score(const PairOf<DotScore, S>& pair, const ScalarsOf<DotScore, S>&) const {
+  [[nodiscard]] S score(const PairOf<DotScore, S>& pair, const auto&) const {
     return pair.logit;
   }
   template <class S>
-  void score_vjp(const PairOf<DotScore, S>&, const ScalarsOf<DotScore, S>&, S g,
-                 PairOf<DotScore, S>& d, ScalarsOf<DotScore, S>&) const {
+  void score_vjp(const PairOf<DotScore, S>&, const auto&, S g, PairOf<DotScore, S>& d,
+                 auto&) const {
     d.logit = g;
   }
 };

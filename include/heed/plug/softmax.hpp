@@ -24,7 +24,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Rows of lanes: where a row's exponentials stand. Three per query.
+// Online-softmax state of each query of a panel: shift, reference (in log2 units) and sum, a lane per query.
 template <class Real>
 struct SoftmaxState {
   Real *shift, *reference, *sum;  // [lanes]
@@ -34,39 +34,11 @@ struct SoftmaxState {
   }
 };
 
-// Weights exp(s_j) / sum exp(s_j) of one row of visible scores, about their largest value.
-template <class S>
-[[nodiscard]] std::vector<S> long_hand_softmax(const std::vector<S>& scores) {
-  std::vector<S> weights;
-  if (scores.empty()) return weights;
-  auto top = math::value_of(scores[0]);
-  for (const S& s : scores)
-    if (math::value_of(s) > top) top = math::value_of(s);
-  S sum = math::constant<S>(0);
-  for (const S& s : scores) {
-    weights.push_back(math::exp(S(s - math::constant<S>(top))));
-    sum += weights.back();
-  }
-  for (S& w : weights) w = w / sum;
-  return weights;
-}
-
 template <class Real>
-struct Softmax {
+struct Softmax : NormaliserDefaults {
   static constexpr bool streams = true;
-  static constexpr int maps = 1, diagnostics = 0;
-  static constexpr bool uses_extra = false;
-  template <class U>
-  using rebind = Softmax<U>;
   using PlaceFree = Softmax;
   using P = Pack<Real>;
-
-  template <class F>
-  void visit(F&&) {}
-  void validate(const Geometry&, const char*) const {}
-  [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
-  [[nodiscard]] Index query_heads(Index heads) const { return heads; }
-  [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
 
   static void begin(const SoftmaxState<Real>& state, Index lanes) {
     std::fill(state.shift, state.shift + lanes, Real(0));

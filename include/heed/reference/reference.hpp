@@ -201,16 +201,7 @@ class Forward {
 
   [[nodiscard]] std::vector<double> weight_terms(const std::vector<S>& weights,
                                                  const std::vector<std::vector<S>>& rows) const {
-    if constexpr (requires { op_.normaliser.weight_terms(rows, weights); })
-      return op_.normaliser.weight_terms(rows, weights);
-    std::vector<S> first(weights.size(), math::constant<S>(0));
-    if constexpr (maps == 2) first = long_hand_softmax(rows[0]);
-    std::vector<double> terms;
-    for (std::size_t n = 0; n < weights.size(); ++n) {
-      const double p = double(math::value_of(first[n]));
-      terms.push_back(p + std::abs(p - double(math::value_of(weights[n]))));
-    }
-    return terms;
+    return op_.normaliser.weight_terms(rows, weights);
   }
 
   void scatter(const std::vector<S>& visible, const std::vector<Index>& keys, Index row,
@@ -224,7 +215,7 @@ class Forward {
     ReadoutContext<S> context{
         g_, result_.mixed, problem_.query, problem_.key, problem_.value, problem_.extra, {}};
     context.diagnostics.assign(reports, std::vector<double>(std::size_t(g_.query_rows())));
-    op_.readout.reference(context);
+    op_.read_out_reference(context);
     result_.out = std::move(context.out);
     result_.diagnostics = std::move(context.diagnostics);
   }

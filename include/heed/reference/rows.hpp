@@ -176,7 +176,8 @@ class MapScores {
         b_(b),
         h_(h),
         keys_(std::size_t(problem.geometry.len_kv)) {
-    for (int i = 0; i < Score::scalars; ++i) scalars_[std::size_t(i)] = op.score.scalar(i, h);
+    for (int i = 0; i < scalars_of<Score>; ++i)
+      scalars_[std::size_t(i)] = scalar_of<S>(op.score, i, h);
     prepare_shared();
   }
 

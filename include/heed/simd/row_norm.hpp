@@ -43,13 +43,13 @@ template <class S, class X>
     if (!any_lane(~((sum >= S(double(n) / square)) & (sum <= S(square))))) return math::sqrt(sum);
   }
   using Value = std::remove_cvref_t<decltype(math::value_of(x(0)))>;
-  using Range = detail::NormRange<Value>;
+  using Limits = detail::NormRange<Value>;
   const auto number = [](double c) { return math::constant<Value>(c); };
   Value top = number(0);
   for (Index c = 0; c < n; ++c)
     top = math::maximum(top, math::absolute(Value(math::value_of(x(c)))));
-  const Value up = math::select(top < number(1 / Range::edge), number(Range::factor), number(1));
-  const S scale(math::select(top > number(Range::edge), number(1 / Range::factor), up));
+  const Value up = math::select(top < number(1 / Limits::edge), number(Limits::factor), number(1));
+  const S scale(math::select(top > number(Limits::edge), number(1 / Limits::factor), up));
   const auto scaled = [&](Index c) { return S(x(c) * scale); };
   const S sum = math::dot_product(n, scaled, scaled);
   const auto none = top == number(0);

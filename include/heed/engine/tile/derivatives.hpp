@@ -26,7 +26,7 @@ struct QueryGrad {
     QueryGrad grad;
     grad.dq = rows(width);
     grad.features = rows(Score::query_features);
-    grad.scalars = rows(Score::scalars);
+    grad.scalars = rows(scalars_of<Score>);
     grad.side = SideTiles<Real>::take(scratch, SideNeeds<Op>::any ? width : 0, needs.rank,
                                       needs.table_rows, lanes);
     return grad;
@@ -55,7 +55,7 @@ struct ScoreChain {
   void run(const TilePlace& place, const LaneTile<Real>& dots, const LaneTile<Real>& projected,
            const LaneTile<Real>& dscores, const LaneTile<Real>& dprojected,
            const LaneTile<Real>& marks) {
-    with_score_form(c.op.score, [&](const auto& form) {
+    Score::with_form(c.op.score, [&](const auto& form) {
       key_gradients = key_gradients_of<std::remove_cvref_t<decltype(form)>>();
       query.with_pairs([&]<bool Scaled>() {
         for (int v = 0; v < c.plan.vectors; ++v) {

@@ -39,7 +39,8 @@ class QuerySide {
     first_ = first;
     rows_ = rows;
     source_ = c_.op.normaliser.source(c_.geometry, h, map_);
-    for (int i = 0; i < Score::scalars; ++i) scalars_[std::size_t(i)] = c_.op.score.scalar(i, h);
+    for (int i = 0; i < scalars_of<Score>; ++i)
+      scalars_[std::size_t(i)] = scalar_of<Real>(c_.op.score, i, h);
     scaled_.rows = source_.width;
     const Real* row = query_rows();
     const Index stride = c_.in.query.strides().row, lanes = c_.plan.lanes;
@@ -156,7 +157,7 @@ class QuerySide {
         row_dots(p.data, p.stride, p.count, p.columns, narrow_projected_ + lane * p.columns,
                  projected);
       }
-    with_score_form(c_.op.score, [&](const auto& form) {
+    Score::with_form(c_.op.score, [&](const auto& form) {
       with_pairs([&]<bool Scaled>() {
         HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
         const auto p = scalars();
@@ -188,7 +189,7 @@ class QuerySide {
                   const LaneTile<Real>& projected, const LaneTile<Real>& scores, Real* running_max,
                   bool final_scores) const {
     if (c_.plain() && dots.data == scores.data && !final_scores) return;
-    with_score_form(c_.op.score, [&](const auto& form) {
+    Score::with_form(c_.op.score, [&](const auto& form) {
       with_pairs([&]<bool Scaled>() {
         for (int v = 0; v < c_.plan.vectors; ++v) {
           const Pack<Real> top = score_vector<Scaled>(form, place, v, dots, projected, scores);

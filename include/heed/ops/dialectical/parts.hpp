@@ -3,8 +3,7 @@
 
 // Options, parameters and scratch of dialectical attention; formulas in ops/dialectical.hpp.
 
-#include <heed/core/geometry.hpp>
-#include <heed/core/param.hpp>
+#include <heed/plug/parameters.hpp>
 #include <heed/plug/tile.hpp>
 
 #include <cmath>
@@ -34,46 +33,33 @@ struct DialecticalParams {
   Param<Real> b_pos = Real(0),
               b_neg = Real(0);  // (1): shifts of a softmax, without effect; gradient 0
 
-  template <class F>
-  void visit(F&& f) {
-    f("v_pos.weight", v_pos);
-    f("v_neg.weight", v_neg);
-    f("synth.weight", synth);
-    f("synth.bias", synth_bias);
-    f("gate.weight", gate);
-    f("gate.bias", gate_bias);
-    f("b_pos", b_pos);
-    f("b_neg", b_neg);
+  // Shapes of the parameters.
+  [[nodiscard]] std::vector<Index> square(const Geometry& g) const { return {g.dim_qk, g.dim_qk}; }
+  [[nodiscard]] std::vector<Index> synthesis(const Geometry& g) const {
+    return {g.dim_qk, 3 * g.dim_qk};
   }
+  [[nodiscard]] std::vector<Index> row(const Geometry& g) const { return {g.dim_qk}; }
+  [[nodiscard]] std::vector<Index> gate_row(const Geometry& g) const { return {1, g.dim_qk}; }
+  [[nodiscard]] std::vector<Index> one(const Geometry&) const { return {1}; }
+
+  static constexpr auto parameters =
+      std::tuple{tensor("v_pos.weight", &DialecticalParams::v_pos, &DialecticalParams::square),
+                 tensor("v_neg.weight", &DialecticalParams::v_neg, &DialecticalParams::square),
+                 tensor("synth.weight", &DialecticalParams::synth, &DialecticalParams::synthesis),
+                 tensor("synth.bias", &DialecticalParams::synth_bias, &DialecticalParams::row),
+                 tensor("gate.weight", &DialecticalParams::gate, &DialecticalParams::gate_row),
+                 tensor("gate.bias", &DialecticalParams::gate_bias, &DialecticalParams::one),
+                 tensor("b_pos", &DialecticalParams::b_pos, &DialecticalParams::one),
+                 tensor("b_neg", &DialecticalParams::b_neg, &DialecticalParams::one)};
 
   // Zeros of the shapes for head width `dim`.
   [[nodiscard]] static DialecticalParams zeros(Index dim) {
     DialecticalParams p;
-    std::size_t next = 0;
-    const std::vector<std::vector<Index>> shapes = shapes_for(dim);
-    p.visit([&](const char*, Param<Real>& param) { param = Param<Real>(shapes[next++]); });
+    Geometry g;
+    g.dim_qk = dim;
+    for_each_entry<DialecticalParams>(
+        [&](const auto& entry) { p.*entry.member = Param<Real>((p.*entry.rule)(g)); });
     return p;
-  }
-
-  // Throws unless every parameter has its shape.
-  void require_shapes(Index dim, const char* where) const {
-    std::size_t next = 0;
-    const std::vector<std::vector<Index>> shapes = shapes_for(dim);
-    const_cast<DialecticalParams&>(*this).visit([&](const char* name, const Param<Real>& param) {
-      const std::vector<Index>& wanted = shapes[next++];
-      require(param.shape() == wanted, where, ": ", name, " has shape ", text_of(param.shape()),
-              ", it must be ", text_of(wanted), " for heads of width ", dim);
-    });
-  }
-
- private:
-  [[nodiscard]] static std::vector<std::vector<Index>> shapes_for(Index dim) {
-    return {{dim, dim}, {dim, dim}, {dim, 3 * dim}, {dim}, {1, dim}, {1}, {1}, {1}};
-  }
-  [[nodiscard]] static std::string text_of(const std::vector<Index>& shape) {
-    std::string text;
-    for (const Index extent : shape) text += (text.empty() ? "" : ",") + std::to_string(extent);
-    return "(" + text + ")";
   }
 };
 

@@ -36,24 +36,20 @@ struct HeadNormOptions {
 template <class Real>
 struct HeadNorm : PlainReadout, HeadNormOptions {
   static constexpr bool saves_mixed = true;
-  using Options = HeadNormOptions;
-  template <class U>
-  using rebind = HeadNorm<U>;
   using PlaceFree = HeadNorm;
   using P = Pack<Real>;
 
   Param<Real> weight;  // (dim_v), or empty
 
-  template <class F>
-  void visit(F&& f) {
-    f("weight", weight);
-  }
-  void validate(const Geometry& g, const char* where) const {
+  [[nodiscard]] std::vector<Index> weight_shape(const Geometry& g) const { return {g.dim_v}; }
+
+  static constexpr auto parameters =
+      std::tuple{tensor_if_given("weight", &HeadNorm::weight, &HeadNorm::weight_shape),
+                 option("factor", &HeadNorm::factor), option("eps", &HeadNorm::eps)};
+
+  void check(const Geometry&, const char* where) const {
     require(std::isfinite(eps) && math::value_of(Real(eps)) > 0, where, ": eps is ", eps,
             ", it must be finite and positive in the scalar at hand");
-    require(std::isfinite(factor), where, ": factor is ", factor, ", it must be finite");
-    require(!weight.given() || weight.size() == g.dim_v, where, ": weight has ", weight.size(),
-            " values, it must have one per column of the value (", g.dim_v, ") or none");
   }
   [[nodiscard]] Index work_rows(const Geometry&, bool backward) const { return backward ? 3 : 0; }
 

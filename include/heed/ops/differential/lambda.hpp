@@ -22,17 +22,14 @@
 //
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
-//   Options                       its options, one struct that does not depend on the scalar
 //   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/promises.hpp)
 //   static constexpr bool uses_extra
-//   visit(f)                      f("name", Param<Real>&) for each parameter
-//   validate_lambda(geometry, where)
-//   visit_ranges(f), keep_jointly()      if parameters have bounds (core/interval.hpp)
+//   parameters, keep_jointly()    its parameters and options, `pairing` included (plug/parameters.hpp)
+//   check_lambda(where)           what the list cannot say
 //   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
 //   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
 //   lambda_slope<S>(extra)               with uses_extra: dlambda/dextra
 
-#include <heed/core/interval.hpp>
 #include <heed/core/scalar.hpp>
 #include <heed/plug/normaliser.hpp>
 
@@ -62,7 +59,9 @@ enum class HeadPairing {
   heads_apart,
 };
 
-struct DifferenceOptions {
+struct DifferenceOptions : PlainRows {
+  static constexpr int maps = 2;
+  void check_lambda(const char*) const {}
   HeadPairing pairing = HeadPairing::halves;
 
   [[nodiscard]] bool pairs_whole_heads() const {
@@ -93,38 +92,17 @@ struct DifferenceOptions {
   }
 };
 
-namespace detail {
-
-template <class Real>
-void require_finite_lambda(const Real& lambda, const char* where, const char* name) {
-  const auto value = math::value_of(lambda);
-  require(std::isfinite(value), where, ": ", name, " is ", value, ", it must be finite");
-}
-
-}  // namespace detail
-
 // Recommended: 0 to 1. At 0 the weights are the softmax of map 0; lambda still has its gradient.
 template <class Real>
 struct GivenLambda : DifferenceOptions {
-  using Options = DifferenceOptions;
   static constexpr bool uses_extra = false;
-  template <class U>
-  using rebind = GivenLambda<U>;
   using PlaceFree = GivenLambda;
 
   Param<Real> lambda = Real(0.05);
 
-  template <class F>
-  void visit(F&& f) {
-    f("lambda", lambda);
-  }
-  template <class F>
-  void visit_ranges(F&& f) {
-    f("lambda", lambda, Interval{});
-  }
-  void validate_lambda(const Geometry& g, const char* where) const {
-    require_ranges(*this, g.heads, where);
-  }
+  static constexpr auto parameters =
+      std::tuple{named("lambda", &GivenLambda::lambda), option("pairing", &GivenLambda::pairing)};
+
   template <class S>
   [[nodiscard]] S lambda_of(Index head, const S&) const {
     return S(lambda.head(head));
@@ -148,40 +126,31 @@ struct ReparameterisedOptions : DifferenceOptions {
 // gradients are 0 as well: training starts from small random numbers (the source: deviation 0.1).
 template <class Real>
 struct ReparameterisedLambda : ReparameterisedOptions {
-  using Options = ReparameterisedOptions;
   static constexpr bool uses_extra = false;
-  template <class U>
-  using rebind = ReparameterisedLambda<U>;
   using PlaceFree = ReparameterisedLambda;
   using Wide = std::conditional_t<std::is_same_v<Real, float>, double, Real>;
 
   Param<Real> lambda_q1, lambda_k1, lambda_q2, lambda_k2;
 
-  template <class F>
-  void visit(F&& f) {
-    f("lambda_q1", lambda_q1);
-    f("lambda_k1", lambda_k1);
-    f("lambda_q2", lambda_q2);
-    f("lambda_k2", lambda_k2);
-  }
+  // One number per column of a map.
+  [[nodiscard]] std::vector<Index> vector_shape(const Geometry& g) const { return {map_width(g)}; }
+
+  static constexpr auto parameters = std::tuple{
+      tensor("lambda_q1", &ReparameterisedLambda::lambda_q1, &ReparameterisedLambda::vector_shape),
+      tensor("lambda_k1", &ReparameterisedLambda::lambda_k1, &ReparameterisedLambda::vector_shape),
+      tensor("lambda_q2", &ReparameterisedLambda::lambda_q2, &ReparameterisedLambda::vector_shape),
+      tensor("lambda_k2", &ReparameterisedLambda::lambda_k2, &ReparameterisedLambda::vector_shape),
+      option("lambda_init", &ReparameterisedLambda::lambda_init),
+      option("pairing", &ReparameterisedLambda::pairing)};
+
   // Where an exponent lq.lk passes a third of the largest that the scalar bears, both vectors shrink: lambda stays
   // finite, with room for what it multiplies.
   void keep_jointly() {
     keep_exponent(lambda_q1, lambda_k1);
     keep_exponent(lambda_q2, lambda_k2);
   }
-  void validate_lambda(const Geometry& g, const char* where) const {
-    const Index w = map_width(g);
-    const auto check = [&](const Param<Real>& p, const char* name) {
-      require(p.size() == w, where, ": ", name, " has ", p.size(),
-              " values, it must have one per column of a map (", w, ")");
-    };
-    check(lambda_q1, "lambda_q1");
-    check(lambda_k1, "lambda_k1");
-    check(lambda_q2, "lambda_q2");
-    check(lambda_k2, "lambda_k2");
-    detail::require_finite_lambda(lambda_init, where, "lambda_init");
-    detail::require_finite_lambda(lambda_of(0, Real(0)), where, "lambda");
+  void check_lambda(const char* where) const {
+    require_within(double(math::value_of(lambda_of(0, Real(0)))), {}, where, "lambda");
   }
   template <class S>
   [[nodiscard]] S lambda_of(Index, const S&) const {
@@ -219,21 +188,17 @@ struct ReparameterisedLambda : ReparameterisedOptions {
 };
 
 struct TokenLambdaOptions : DifferenceOptions {
-  TokenLambdaOptions() : DifferenceOptions{HeadPairing::heads} {}
+  TokenLambdaOptions() { pairing = HeadPairing::heads; }
 };
 
 // lambda of its own for every query and output head, from the op's extra input.
 template <class Real>
 struct TokenLambda : TokenLambdaOptions {
-  using Options = TokenLambdaOptions;
   static constexpr bool uses_extra = true;
-  template <class U>
-  using rebind = TokenLambda<U>;
   using PlaceFree = TokenLambda;
 
-  template <class F>
-  void visit(F&&) {}
-  void validate_lambda(const Geometry&, const char*) const {}
+  static constexpr auto parameters = std::tuple{option("pairing", &TokenLambda::pairing)};
+
   template <class S>
   [[nodiscard]] S lambda_of(Index, const S& extra) const {
     return math::sigmoid(extra);

@@ -140,9 +140,8 @@ struct LaneProjection {
 // What every gate has: the grain and b0.
 template <class Real>
 struct GateReadout : PlainReadout, IntentGateOptions {
-  using Options = IntentGateOptions;
-  static constexpr bool gates = true;  // the answer to mixed rows of ones is the gate itself
-  Param<Real> bias;                    // b0; empty for none
+  static constexpr bool gates = true;
+  Param<Real> bias;  // b0; empty for none
 
   [[nodiscard]] LaneGate<Real> lane_gate(Index head) const {
     return {bias.given() ? bias.head(head) : Real(0)};
@@ -151,19 +150,9 @@ struct GateReadout : PlainReadout, IntentGateOptions {
     if (bias.given()) bias.head(head) += Real(dbias);
   }
 
-  void validate_gate(const Geometry& g, const char* where) const {
+  void check(const Geometry&, const char* where) const {
     require(grain == GateGrain::elementwise || grain == GateGrain::per_head, where, ": grain is ",
             int(grain), ", it must be elementwise or per_head");
-    if (bias.given()) require_per_head(bias, g.heads, where, "gate.bias");
-    for (Index i = 0; i < bias.size(); ++i)
-      require(std::isfinite(double(math::value_of(bias[i]))), where, ": gate.bias is ",
-              double(math::value_of(bias[i])), ", it must be finite");
-  }
-  void validate_weight(const Param<Real>& weight, Index rows, const Geometry& g, const char* where,
-                       const char* name) const {
-    require(weight.shape() == std::vector<Index>{g.heads, rows, gate_dim(g)}, where, ": ", name,
-            " has ", weight.shape().size(), " axes and ", weight.size(),
-            " values, it must have the shape (", g.heads, ",", rows, ",", gate_dim(g), ")");
   }
 
   // out = sigmoid(I + b0) o mixed in long hand; logit(b, h, i, c) is I.

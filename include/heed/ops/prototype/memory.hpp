@@ -27,19 +27,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-namespace detail {
-
-template <class Real>
-void require_finite_per_head(const Param<Real>& p, Index heads, const char* where,
-                             const char* name) {
-  require_per_head(p, heads, where, name);
-  for (Index i = 0; i < p.size(); ++i)
-    require(std::isfinite(double(math::value_of(p[i]))), where, ": ", name, " is ",
-            double(math::value_of(p[i])), ", it must be finite");
-}
-
-}  // namespace detail
-
 struct PrototypeOptions {
   std::vector<Index> counts;  // prototypes of each head; empty: M
   double eps = 1e-8;
@@ -49,6 +36,9 @@ template <class Real>
 struct PrototypeMemory : PrototypeOptions {
   Param<Real> W;  // (heads, M, dim_qk), or empty
 
+  [[nodiscard]] std::vector<Index> memory_shape(const Geometry& g) const {
+    return {g.heads, -1, g.dim_qk};
+  }
   // M; 0 without prototypes.
   [[nodiscard]] Index rows() const { return W.given() ? W.extent(1) : 0; }
   [[nodiscard]] Index count(Index head) const {
@@ -105,17 +95,11 @@ struct PrototypeMemory : PrototypeOptions {
     memories.swap(changed);
   }
 
-  void validate(const Geometry& g, const char* where) const {
+  void check_memory(const Geometry& g, const char* where) const {
     require(eps >= kSmallestEps && std::isfinite(eps), where, ": eps is ", eps,
             ", it must be finite and at least ", kSmallestEps);
-    if (W.given()) {
-      require(W.shape().size() == 3 && W.extent(0) == g.heads && W.extent(2) == g.dim_qk, where,
-              ": W has ", W.shape().size(), " axes and ", W.size(),
-              " values, it must have the shape (heads, M, dim_qk) with heads ", g.heads,
-              " and dim_qk ", g.dim_qk);
-      require(rows() <= kMostRows, where, ": W has ", rows(), " prototypes per head, at most ",
-              kMostRows, " can be told apart");
-    }
+    require(rows() <= kMostRows, where, ": W has ", rows(), " prototypes per head, at most ",
+            kMostRows, " can be told apart");
     require(counts.empty() || Index(counts.size()) == g.heads, where, ": counts has ",
             counts.size(), " values; it needs one per head (", g.heads, ") or none");
     for (const Index n : counts)

@@ -8,8 +8,8 @@
 //   dmixed = dout,   dq_i -= mu dout_i,   dW_w += mu dout_i,   dmu = sum_i dout_i . (W_w - q_i)
 //   delta = rowsum(dout o mixed)
 //
-// PrototypeReadout has prototypes of its own and goes with any score. TiedPrototypeReadout reads
-// those of the score beside it, and adds their gradient there.
+// PrototypeReadout has prototypes of its own and goes with any score. TiedPrototypeReadout works on
+// those of the score beside it.
 //
 // Reports  winner: w of the row, -1 where the head has no prototypes.
 // Accuracy the pull within 3 eps |mu| (|W_w| + |q_i|), before it is added. Mixed rows are saved for
@@ -149,23 +149,6 @@ struct PrototypePull {
   }
 };
 
-// Where another part keeps its prototypes. An address, not a value: copies start without one, and
-// an assignment leaves it alone.
-template <class Real>
-class PrototypeLink {
- public:
-  PrototypeLink() = default;
-  PrototypeLink(const PrototypeLink&) {}
-  PrototypeLink& operator=(const PrototypeLink&) { return *this; }
-  void tie(PrototypeMemory<Real>& memory) { memory_ = &memory; }
-  [[nodiscard]] bool tied() const { return memory_ != nullptr; }
-  [[nodiscard]] const PrototypeMemory<Real>& memory() const { return *memory_; }
-  [[nodiscard]] PrototypeMemory<Real>& memory() { return *memory_; }
-
- private:
-  PrototypeMemory<Real>* memory_ = nullptr;
-};
-
 struct PlainPrototypeReadout : PlainReadout {
   static constexpr bool saves_mixed = true, uses_query = true;
   static constexpr int diagnostics = 1;
@@ -173,9 +156,7 @@ struct PlainPrototypeReadout : PlainReadout {
 };
 
 template <class Real>
-void validate_pull(const PrototypeMemory<Real>& memory, const Param<Real>& pull, const Geometry& g,
-                   const char* where) {
-  require_finite_per_head(pull, g.heads, where, "pull");
+void check_pull(const PrototypeMemory<Real>& memory, const Geometry& g, const char* where) {
   require(!memory.W.given() || g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
           ", the prototypes pull it within dim_qk ", g.dim_qk, "; both must be equal");
 }
@@ -184,20 +165,15 @@ void validate_pull(const PrototypeMemory<Real>& memory, const Param<Real>& pull,
 
 template <class Real>
 struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<Real> {
-  using Options = PrototypeOptions;
-  template <class U>
-  using rebind = PrototypeReadout<U>;
-
   Param<Real> pull = Real(0.1);  // mu
+  static constexpr auto parameters = std::tuple{
+      tensor_if_given("W", &PrototypeReadout::W, &PrototypeReadout::memory_shape),
+      named("pull", &PrototypeReadout::pull), option("counts", &PrototypeReadout::counts),
+      option("eps", &PrototypeReadout::eps)};
 
-  template <class F>
-  void visit(F&& f) {
-    f("W", this->W);
-    f("pull", pull);
-  }
-  void validate(const Geometry& g, const char* where) const {
-    PrototypeMemory<Real>::validate(g, where);
-    detail::validate_pull(*this, pull, g, where);
+  void check(const Geometry& g, const char* where) const {
+    this->check_memory(g, where);
+    detail::check_pull(*this, g, where);
   }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return this->rows(); }
 
@@ -214,38 +190,37 @@ struct PrototypeReadout : detail::PlainPrototypeReadout, PrototypeMemory<Real> {
   [[nodiscard]] detail::PrototypePull<Real> lanes() const { return {*this, pull}; }
 };
 
-// Part of Prototype, which ties it to its score.
+// Works on the prototypes of the score beside it, which must have some (PrototypeMemory).
 template <class Real>
 struct TiedPrototypeReadout : detail::PlainPrototypeReadout {
-  template <class U>
-  using rebind = TiedPrototypeReadout<U>;
+  static constexpr bool uses_score = true;
+  using Memory = PrototypeMemory<Real>;
 
   Param<Real> pull = Real(0.1);  // mu
-  detail::PrototypeLink<Real> link;
+  static constexpr auto parameters = std::tuple{named("pull", &TiedPrototypeReadout::pull)};
 
-  template <class F>
-  void visit(F&& f) {
-    f("pull", pull);
+  void check(const Geometry& g, const char* where, const Memory& score) const {
+    detail::check_pull(score, g, where);
   }
-  void validate(const Geometry& g, const char* where) const {
-    require(link.tied(), where,
-            ": a TiedPrototypeReadout stands alone, it must be part of a "
-            "Prototype; PrototypeReadout has prototypes of its own");
-    detail::validate_pull(link.memory(), pull, g, where);
+  [[nodiscard]] Index work_rows(const Geometry&, bool, const Memory& score) const {
+    return score.rows();
   }
-  [[nodiscard]] Index work_rows(const Geometry&, bool) const { return link.memory().rows(); }
-
-  void forward(const ReadoutPanel<Real>& panel) const { lanes().forward(panel); }
-  void vjp(const ReadoutPanel<Real>& panel, TiedPrototypeReadout& grad) const {
-    lanes().vjp(panel, grad.link.memory(), grad.pull);
+  void forward(const ReadoutPanel<Real>& panel, const Memory& score) const {
+    lanes(score).forward(panel);
+  }
+  void vjp(const ReadoutPanel<Real>& panel, TiedPrototypeReadout& grad, const Memory& score,
+           Memory& grad_score) const {
+    lanes(score).vjp(panel, grad_score, grad.pull);
   }
   template <class S>
-  void reference(ReadoutContext<S>& context) const {
-    lanes().reference(context);
+  void reference(ReadoutContext<S>& context, const Memory& score) const {
+    lanes(score).reference(context);
   }
 
  private:
-  [[nodiscard]] detail::PrototypePull<Real> lanes() const { return {link.memory(), pull}; }
+  [[nodiscard]] detail::PrototypePull<Real> lanes(const Memory& score) const {
+    return {score, pull};
+  }
 };
 
 }  // namespace HEED_ABI

@@ -23,7 +23,6 @@
 //              for n = 1 of eta D alone (a_0 is constant in a row and cancels). A row constant c
 //              that D lacks is missing in it as eta c.
 
-#include <heed/core/interval.hpp>
 #include <heed/ops/resonant_ode/equilibrium.hpp>
 #include <heed/ops/resonant_ode/lagrange.hpp>
 #include <heed/ops/resonant_ode/steps.hpp>
@@ -44,37 +43,32 @@ struct ResonantFlowOptions {
 };
 
 template <class Real>
-struct ResonantFlow : ResonantFlowOptions {
-  using Options = ResonantFlowOptions;
-  static constexpr bool streams = false;
-  static constexpr int maps = 1, diagnostics = 1;
-  static constexpr bool uses_extra = false;
-  template <class U>
-  using rebind = ResonantFlow<U>;
+struct ResonantFlow : PlainRows, ResonantFlowOptions {
+  static constexpr int diagnostics = 1;
   using PlaceFree = ResonantFlow;
 
   Param<Real> eta = Real(0.5);  // scalar or per head
 
-  template <class F>
-  void visit(F&& f) {
-    f("eta", eta);
+  // Where eta may lie.
+  [[nodiscard]] Interval rates() const {
+    if (mode == FlowMode::equilibrium)
+      return {0, 3, "it must lie between 0 and 3 for the equilibrium to be unique and reached"};
+    if (mode == FlowMode::lagrange_equilibrium)
+      return {0, 2, "it must lie between 0 and 2 for the Lagrange flow to settle"};
+    return {};
   }
-  template <class F>
-  void visit_ranges(F&& f) {
-    f("eta", eta, rates());
-  }
-  [[nodiscard]] static const char* diagnostic_name(int) { return "residual"; }
-  [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
-  [[nodiscard]] Index query_heads(Index heads) const { return heads; }
 
-  void validate(const Geometry& g, const char* where) const {
+  static constexpr auto parameters = std::tuple{
+      named("eta", &ResonantFlow::eta, &ResonantFlow::rates), option("mode", &ResonantFlow::mode),
+      option("steps", &ResonantFlow::steps, at_least(1, "it must be at least 1")),
+      option("tolerance", &ResonantFlow::tolerance,
+             at_least(0, "it must be at least 0 and finite"))};
+
+  [[nodiscard]] static const char* diagnostic_name(int) { return "residual"; }
+  void check(const Geometry&, const char* where) const {
     require(mode == FlowMode::steps || mode == FlowMode::equilibrium ||
                 mode == FlowMode::lagrange || mode == FlowMode::lagrange_equilibrium,
             where, ": mode is ", int(mode), ", it must be one of FlowMode's four (0 to 3)");
-    require(steps >= 1, where, ": steps is ", steps, ", it must be at least 1");
-    require(tolerance >= 0 && std::isfinite(tolerance), where, ": tolerance is ", tolerance,
-            ", it must be at least 0 and finite");
-    require_ranges(*this, g.heads, where);
   }
 
   // |1 - eta| / 2, the largest of all heads.
@@ -163,15 +157,6 @@ struct ResonantFlow : ResonantFlowOptions {
   }
 
  private:
-  // Where eta may lie.
-  [[nodiscard]] Interval rates() const {
-    if (mode == FlowMode::equilibrium)
-      return {0, 3, "it must lie between 0 and 3 for the equilibrium to be unique and reached"};
-    if (mode == FlowMode::lagrange_equilibrium)
-      return {0, 2, "it must lie between 0 and 2 for the Lagrange flow to settle"};
-    return {};
-  }
-
   // With eta = 1 a step forgets where it came from: the second repeats the first.
   [[nodiscard]] int distinct_steps(Real rate) const {
     return rate == Real(1) ? std::min(steps, 2) : steps;

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Side values of rows that many scores ask for, and what a pair's score makes of them. A score inherits
+// ScoreWith<SquaredNorms>, or a formula names them: using Features = SquaredNorms;
+//
+//   SquaredNorms, SquaredKeyNorms   |x|^2 of both rows, of the key        d|x|^2 = 2 x . dx
+//   InverseNorms                    1/(|x| + 1e-8) of both rows           df = -f^2 x . dx / |x|
+
+#include <heed/plug/score.hpp>
+#include <heed/simd/row_norm.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// One number f of each query and key row, the same for both: pair.query[0] and pair.key[0]. `Feature` has
+// of(row) and vjp(row, f, df, add), which adds df * df/drow.
+template <class Feature>
+struct BothRows {
+  static constexpr int query_features = 1, key_features = 1;
+  template <class Row, class S>
+  void query_features_of(const Row& row, S* f) const {
+    f[0] = Feature::template of<S>(row);
+  }
+  template <class Row, class S>
+  void key_features_of(const Row& row, S* f) const {
+    f[0] = Feature::template of<S>(row);
+  }
+  template <class Row, class S, class Add>
+  void query_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
+    Feature::vjp(row, f[0], df[0], add);
+  }
+  template <class Row, class S, class Add>
+  void key_features_vjp(const Row& row, const S* f, const S* df, const Add& add) const {
+    Feature::vjp(row, f[0], df[0], add);
+  }
+};
+
+// One number f of each key row: pair.key[0].
+template <class Feature>
+struct KeyRows : BothRows<Feature> {
+  static constexpr int query_features = 0;
+  template <class Row, class S>
+  void query_features_of(const Row&, S*) const {}
+  template <class Row, class S, class Add>
+  void query_features_vjp(const Row&, const S*, const S*, const Add&) const {}
+};
+
+// |x|^2; overflows where squares do.
+struct SquaredNorm {
+  template <class S, class Row>
+  [[nodiscard]] static S of(const Row& row) {
+    const auto x = [&row](Index c) { return row.x(c); };
+    return math::dot_product(row.dim(), x, x);
+  }
+  template <class Row, class S, class Add>
+  static void vjp(const Row& row, const S&, const S& df, const Add& add) {
+    const S twice = df + df;
+    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, twice * row.x(c));
+  }
+};
+using SquaredNorms = BothRows<SquaredNorm>;
+using SquaredKeyNorms = KeyRows<SquaredNorm>;
+
+// 1/(|x| + 1e-8), any finite row; a row of zeros has gradient 0.
+struct InverseNorm {
+  static constexpr double eps = 1e-8;
+  template <class S, class Row>
+  [[nodiscard]] static S of(const Row& row) {
+    return math::constant<S>(1) / (norm<S>(row) + math::constant<S>(eps));
+  }
+  template <class Row, class S, class Add>
+  static void vjp(const Row& row, const S& f, const S& df, const Add& add) {
+    const S along = over_norm(S(-(df * f * f)), norm<S>(row));
+    for (Index c = 0; c < row.dim(); ++c) add.add_x(c, along * row.x(c));
+  }
+
+ private:
+  template <class S, class Row>
+  [[nodiscard]] static S norm(const Row& row) {
+    return row_norm<S>(row.dim(), [&row](Index c) { return row.x(c); });
+  }
+};
+using InverseNorms = BothRows<InverseNorm>;
+
+// cos(q, k), of a pair with InverseNorms.
+template <class S>
+[[nodiscard, gnu::always_inline]] inline S cosine(const Pair<S, 1, 1>& pair) {
+  return pair.dot * pair.query[0] * pair.key[0];
+}
+// |q - k|^2, of a pair with SquaredNorms. Where q = k, rounding may take it below 0, and its square root has no
+// finite derivative: under a root, take math::maximum with a small number.
+template <class S>
+[[nodiscard, gnu::always_inline]] inline S squared_distance(const Pair<S, 1, 1>& pair) {
+  return pair.query[0] + pair.key[0] - (pair.dot + pair.dot);
+}
+// |i - j|
+template <class S, int Q, int K>
+[[nodiscard, gnu::always_inline]] inline S distance(const Pair<S, Q, K>& pair) {
+  return math::absolute(S(pair.query_index - pair.key_index));
+}
+
+}  // namespace HEED_ABI
+}  // namespace heed
