@@ -13,7 +13,7 @@ namespace {
 // Does with_form() hand out another type than the score itself?
 [[nodiscard]] bool has_fast_form(const DarScore<double>& score) {
   bool fast = false;
-  score.with_form([&](const auto& form) {
+  DarScore<double>::with_form(score, [&](const auto& form) {
     fast = !std::is_same_v<std::remove_cvref_t<decltype(form)>, DarScore<double>>;
   });
   return fast;

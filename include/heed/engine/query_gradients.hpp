@@ -22,7 +22,7 @@ struct TileScratch {
   LaneTile<Real> marks, projected, dprojected;
   Real* projected_rows;  // finite copy of the panel's projected rows
   Real* copy;            // finite copy of a tile of keys or values
-  Real* key_lanes;       // see ScoreChain
+  Real* key_lanes;       // see ScoredTile
 
   TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
@@ -129,15 +129,21 @@ class PanelGradients {
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<Real>& dscores = weighed.dscores[i];
-      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad, work_.key_lanes};
+      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad};
+      const ScoredTile<Real> scored{at,
+                                    weighed.dots[i],
+                                    work_.projected,
+                                    dscores,
+                                    work_.dprojected,
+                                    hides(seen) && !c_.plain() ? marks(seen) : LaneTile<Real>{},
+                                    work_.key_lanes};
       if (!c_.plain()) {
         panel_.query[i].projected_dots(at, work_.projected);
-        chain.run(at, weighed.dots[i], work_.projected, dscores, work_.dprojected,
-                  hides(seen) ? marks(seen) : LaneTile<Real>{});
+        chain.run(scored);
       }
       add_to_queries(m, seen, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_side_values(m, seen, chain);
+      if (!c_.plain()) add_side_values(m, seen, scored, chain);
       if (!together) add_to_keys(m, seen, dscores);
     }
     if (s_.grads.value.given() && !together)
@@ -287,10 +293,11 @@ class PanelGradients {
              s_.grads.key.strides().row);
   }
 
-  void add_side_values(int m, const SeenTile& seen, const ScoreChain<Op, Real>& chain) {
+  void add_side_values(int m, const SeenTile& seen, const ScoredTile<Real>& scored,
+                       const ScoreChain<Op, Real>& chain) {
     const TilePlace& at = seen.at;
     const Index row = c_.keys.row(at.batch, at.head, m, at.key);
-    chain.add_key_features(at, s_.dfeatures.data() + row * Score::key_features);
+    chain.add_key_features(scored, s_.dfeatures.data() + row * Score::key_features);
     if constexpr (Score::has_projection) {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;

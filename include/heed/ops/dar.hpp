@@ -2,19 +2,17 @@
 #pragma once
 
 // Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a
-// vigilance threshold.
+// vigilance threshold, how much more a gate decides. Each formula has its derivative below, with G = dL/dscore.
 //
-//   x_ij = q_i . k_j                       n_i = 1/(|q_i| + eps),  m_j = 1/(|k_j| + eps)
-//   c_ij = x_ij n_i m_j                    low rank: q P and k P in place of q and k, here only
-//   r_ij = gate(c_ij)                      static, unrolled or converged: ops/dar/gate.hpp
-//   L_ij = lambda                          adaptive: lambda w/(1 + w),  w = |q_i| |k_j| / d
-//   score_ij = logit_ij + L_ij r_ij
-//
-// Derivatives, with G = dL/dscore and e = G L dr/dc:
-//
-//   dlogit = G,   dx = e n m,   dn = e x m,   dm = e x n,   dn/dq = -n^2 q/|q|
-//   dlambda = G r,   drho, dalpha, dbeta = G L dr/d(rho, alpha, beta)
-//   adaptive: dlambda = G r w/(1 + w),   dw = G lambda r / (1 + w)^2
+//   x = q_i . k_j                        low rank: (q P).(k P), here only
+//   n = 1/(|q_i| + eps)                  dq = -n^2 q/|q| dn;     m = 1/(|k_j| + eps) likewise
+//   c = x n m                            dx = e n m,   dn = e x m,   dm = e x n,   with e = dL/dc
+//   r = gate(c)                          e = G L dr/dc;   drho, dalpha, dbeta = G L dr/d(rho, alpha, beta)
+//                                        static, unrolled or converged: ops/dar/gate.hpp
+//   L = lambda                           dlambda = G r
+//   L = lambda w/(1 + w), if adaptive    dlambda = G r w/(1 + w),   dw = G lambda r/(1 + w)^2
+//   w = |q_i| |k_j| / d                  d|q| = dw |k|/d,   d|k| = dw |q|/d
+//   score = logit + L r                  dlogit = G
 //
 // Symbols   strength lambda, vigilance rho, sharpness alpha > 0, feedback beta: one value, or one
 //           per head; learnable. basis = P (dim_qk, rank): orthonormal columns, fixed. d = dim_qk.
@@ -33,6 +31,7 @@
 //           hiding fully masked rows and in computing dlambda at lambda = 0.
 // Cost      static gate: a sigmoid a pair; low rank: a second dot product of width rank.
 
+#include <heed/ops/dar/fast.hpp>
 #include <heed/ops/dar/features.hpp>
 #include <heed/ops/dar/gate.hpp>
 #include <heed/plug/attention.hpp>
@@ -45,7 +44,7 @@ namespace heed {
 inline namespace HEED_ABI {
 
 template <class Real>
-struct DarScore : PlainScore, DarOptions {
+struct DarScore : PlainScore {
   static constexpr bool has_projection = true;
   // 0: inverse norm of the row that enters the cosine (n, m). 1: norm of the full row if adaptive,
   // for queries divided by d; else 0.
@@ -58,6 +57,13 @@ struct DarScore : PlainScore, DarOptions {
   Param<Real> strength = Real(0.3), vigilance = Real(0.6), sharpness = Real(8),
               feedback = Real(0.5);
   Param<Real> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
+
+  GateKind gate = GateKind::logistic;
+  int iterations = 0;      // of the unrolled gate; 0 and 1 are the static one
+  bool converged = false;  // the fixed point; iterations is then not read
+  bool adaptive = false;   // strength follows the norms
+  double eps = 1e-8;
+  ZeroNorm zero_norm = ZeroNorm::regularised;
 
   // p[0] lambda, p[1] rho, p[2] alpha, p[3] beta
   static constexpr auto parameters =
@@ -72,44 +78,11 @@ struct DarScore : PlainScore, DarOptions {
                  option("adaptive", &DarScore::adaptive),
                  option("eps", &DarScore::eps),
                  option("zero_norm", &DarScore::zero_norm)};
-  // Feedback that takes contraction() of the converged gate to 1 or beyond shrinks to kLargestSlope.
-  void keep_jointly() {
-    if (!converged || !(contraction() >= 1.0)) return;
-    for (Index h = 0; h < std::max(sharpness.size(), feedback.size()); ++h) {
-      const double slope = double(sharpness.head(h)) * resonance_gate().steepness();
-      Real& beta = feedback.head(h);
-      if (slope * std::abs(double(beta)) >= 1.0)
-        beta = Real(std::copysign(kLargestSlope / slope, double(beta)));
-    }
-  }
-  [[nodiscard]] const Param<Real>& projection() const { return basis; }
-
-  [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
-
-  // Bound of |dr_{t+1}/dr_t|, the largest of all heads: below 1 the unrolled gate converges, and
-  // `converged` may be asked for.
-  [[nodiscard]] double contraction() const {
-    if (!sharpness.given() || !feedback.given()) return 0.0;
-    const Index heads = std::max(sharpness.size(), feedback.size());
-    double largest = 0.0;
-    for (Index h = 0; h < heads; ++h)
-      largest = std::max(largest,
-                         std::abs(plain_value(sharpness.head(h)) * plain_value(feedback.head(h))));
-    return largest * resonance_gate().steepness();
-  }
-
-  void check(const Geometry& g, const char* where) const {
-    require(eps >= kSmallestEps && eps <= std::numeric_limits<double>::max(), where, ": eps is ",
-            eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
-    require(!converged || contraction() < 1.0, where, ": the converged gate has the slope bound ",
-            contraction(), ", it must be below 1");
-    require_orthonormal(basis, g.dim_qk, where);
-  }
 
   // c_ij
   template <class S>
   [[nodiscard]] S cosine(const PairType<S>& pair) const {
-    return angle_dot(pair) * pair.query[0] * pair.key[0];
+    return detail::dar_cosine(angle_dot(pair), pair);
   }
   // c'_ij, which the gate compares with rho
   template <class S>
@@ -144,131 +117,16 @@ struct DarScore : PlainScore, DarOptions {
     const auto r = form.derivatives(form.input(cosine<S>(pair)), GateScalars<S>{p[1], p[2], p[3]});
     const S L = adaptive ? adaptive_vjp(pair, S(g * r.value), p[0], d, dp[0]) : p[0];
     if (!adaptive) dp[0] += g * r.value;
-    const S dr = g * L, dinput = dr * r.by_input;
-    dp[1] -= dinput;
-    dp[2] += dr * r.by_sharpness;
-    dp[3] += dr * r.by_feedback;
-    const S e = dinput * math::constant<S>(form.input_slope());
-    cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
+    const S e = detail::dar_gate_vjp(r, S(g * L), dp) * math::constant<S>(form.input_slope());
+    detail::dar_cosine_vjp(angle_dot(pair), pair, e, basis.given() ? d.projected : d.dot, d);
   }
 
-  // The static logistic gate at full width, the usual case: the same formulas without options, for loops
-  // without branches. |c| <= 1 bounds the exponent, so that none of them guards it. With e = dL/dc:
-  //
-  //   dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha    dn = sum e c / n
-  struct StaticForm {
-    static constexpr bool gathers_sums = true;
-    static constexpr int lane_sums = 3, key_gradients = 1;
-
-    template <class S>
-    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const auto& p) const {
-      const S c = pair.dot * pair.query[0] * pair.key[0];
-      return pair.logit + p[0] * math::falling_sigmoid(S(p[2] * (p[1] - c)));
-    }
-
-    template <class S>
-    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const auto& p, S g,
-                                          PairType<S>& d, std::array<S, 3>& sums) const {
-      const S c = pair.dot * pair.query[0] * pair.key[0];
-      const S r = math::falling_sigmoid(S(p[2] * (p[1] - c)));
-      const S e = g * (p[0] * p[2]) * (r - r * r), en = e * pair.query[0];
-      d.logit = g;
-      d.dot = en * pair.key[0];
-      d.key[0] = en * pair.dot;
-      sums[0] = mul_add(g, r, sums[0]);
-      sums[1] += e;
-      sums[2] = mul_add(e, c, sums[2]);
-    }
-
-    template <class S>
-    void finish(const std::array<S, 3>& sums, const std::array<S, 2>& query, const auto& p,
-                std::array<S, 2>& dquery, auto& dp) const {
-      dp[0] += sums[0];
-      dp[1] -= sums[1];
-      dp[2] += (sums[2] - p[1] * sums[1]) / p[2];
-      // A query that sees nothing may hold anything: n may be NaN.
-      const S none = math::constant<S>(0), dn = over_norm(sums[2], query[0]);
-      dquery[0] += math::select(math::value_of(sums[2]) == math::value_of(none), none, dn);
-    }
-  };
-
-  // The same, unrolled; Count is 0 for a number that is not known to the compiler.
-  template <int Count>
-  struct UnrolledForm : PlainForm {
-    int count;
-    [[nodiscard, gnu::always_inline]] int iterations() const { return Count > 0 ? Count : count; }
-
-    template <class S>
-    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const auto& p) const {
-      const S fall = p[2] * (p[1] - pair.dot * pair.query[0] * pair.key[0]);  // alpha (rho - c)
-      S r = math::falling_sigmoid(fall);
-      for (int t = 1; t < iterations(); ++t) r = math::falling_sigmoid(S(fall - p[2] * p[3] * r));
-      return pair.logit + p[0] * r;
-    }
-
-    // u = dr/dc, a = -dr/dalpha, b = dr/dbeta, carried along with r.
-    template <class S>
-    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const auto& p, S g,
-                                          PairType<S>& d, auto& dp) const {
-      const S x = p[1] - pair.dot * pair.query[0] * pair.key[0];  // rho - c
-      S r = math::falling_sigmoid(S(p[2] * x)), slope = r - r * r;
-      S u = p[2] * slope, a = slope * x, b = math::constant<S>(0);
-      for (int t = 1; t < iterations(); ++t) {
-        const S y = x - p[3] * r, next = math::falling_sigmoid(S(p[2] * y));
-        slope = next - next * next;
-        const S outer = p[2] * slope, chain = outer * p[3];
-        u = outer + chain * u;
-        a = slope * y + chain * a;
-        b = outer * r + chain * b;
-        r = next;
-      }
-      const S G = g * p[0], e = G * u;
-      d.logit = g;
-      dp[0] += g * r;
-      dp[1] -= e;
-      dp[2] -= G * a;
-      dp[3] += G * b;
-      cosine_vjp(pair.dot, pair, e, d.dot, d);
-    }
-  };
-
-  // The fixed point, likewise.
-  struct ConvergedForm : PlainForm {
-    ResonanceGate gate;
-
-    template <class S>
-    [[nodiscard, gnu::always_inline]] S root(const S& cosine, const auto& p) const {
-      return gate.logistic_fixed_point(S(p[2] * (p[1] - cosine)), S(p[2] * p[3]), cosine,
-                                       GateScalars<S>{p[1], p[2], p[3]});
-    }
-
-    template <class S>
-    [[nodiscard, gnu::always_inline]] S score(const PairType<S>& pair, const auto& p) const {
-      return pair.logit + p[0] * root(S(pair.dot * pair.query[0] * pair.key[0]), p);
-    }
-
-    template <class S>
-    [[gnu::always_inline]] void score_vjp(const PairType<S>& pair, const auto& p, S g,
-                                          PairType<S>& d, auto& dp) const {
-      const S c = pair.dot * pair.query[0] * pair.key[0], r = root(c, p);
-      const S y = c - p[1] + p[3] * r, slope = r - r * r, outer = p[2] * slope;
-      const S G = g * p[0] / (math::constant<S>(1) - outer * p[3]), e = G * outer;
-      d.logit = g;
-      dp[0] += g * r;
-      dp[1] -= e;
-      dp[2] += G * slope * y;
-      dp[3] += e * r;
-      cosine_vjp(pair.dot, pair, e, d.dot, d);
-    }
-  };
-
-  // Of a score that inherits this one, the forms may differ: it is taken as it is.
+  // A score that inherits this one may compute something else: it is taken as it is.
   template <class Score, class F>
   static void with_form(const Score& score, F&& f) {
-    if constexpr (!std::is_same_v<Score, DarScore>)
-      f(score);
-    else
-      with_own_form(score, f);
+    if constexpr (std::is_same_v<Score, DarScore>)
+      if (score.has_fast_form()) return detail::with_dar_fast_form(score.resonance_gate(), f);
+    f(score);
   }
 
   template <class Row, class S>
@@ -288,30 +146,52 @@ struct DarScore : PlainScore, DarOptions {
     features().vjp(row, 1.0, f, df, add);
   }
 
- private:
-  template <class F>
-  static void with_own_form(const DarScore& score, F&& f) {
-    const bool simple = score.gate == GateKind::logistic && !score.adaptive && !score.basis.given();
-    if (!simple || score.largest_exponent() > math::kFallingRange<Real>)
-      f(score);
-    else if (score.converged)
-      f(ConvergedForm{{}, score.resonance_gate()});
-    else if (score.iterations <= 1)
-      f(StaticForm{});
-    else if (score.iterations == 2)
-      f(UnrolledForm<2>{{}, 2});
-    else if (score.iterations == 3)
-      f(UnrolledForm<3>{{}, 3});
-    else
-      f(UnrolledForm<0>{{}, score.iterations});
+  // Feedback that takes contraction() of the converged gate to 1 or beyond shrinks to kLargestSlope.
+  void keep_jointly() {
+    if (!converged || !(contraction() >= 1.0)) return;
+    for (Index h = 0; h < std::max(sharpness.size(), feedback.size()); ++h) {
+      const double slope = double(sharpness.head(h)) * resonance_gate().steepness();
+      Real& beta = feedback.head(h);
+      if (slope * std::abs(double(beta)) >= 1.0)
+        beta = Real(std::copysign(kLargestSlope / slope, double(beta)));
+    }
+  }
+  [[nodiscard]] const Param<Real>& projection() const { return basis; }
+
+  [[nodiscard]] ResonanceGate resonance_gate() const { return {gate, iterations, converged}; }
+
+  // Bound of |dr_{t+1}/dr_t|, the largest of all heads: below 1 the unrolled gate converges, and
+  // `converged` may be asked for.
+  [[nodiscard]] double contraction() const {
+    if (!sharpness.given() || !feedback.given()) return 0.0;
+    const Index heads = std::max(sharpness.size(), feedback.size());
+    double largest = 0.0;
+    for (Index h = 0; h < heads; ++h)
+      largest = std::max(largest,
+                         std::abs(plain_value(sharpness.head(h)) * plain_value(feedback.head(h))));
+    return largest * resonance_gate().steepness();
   }
 
+  void check(const Geometry& g, const char* where) const {
+    require(eps >= kSmallestEps && eps <= std::numeric_limits<double>::max(), where, ": eps is ",
+            eps, ", it must be positive, at least ", kSmallestEps, ", and finite");
+    require(!converged || contraction() < 1.0, where, ": the converged gate has the slope bound ",
+            contraction(), ", it must be below 1");
+    require_orthonormal(basis, g.dim_qk, where);
+  }
+
+ private:
   // Where a learnt gate that has left its bound goes on: 1/(1 - slope) is 64.
   static constexpr double kLargestSlope = 1.0 - 1.0 / 64;
   // 1/eps must be finite in float as well.
   static constexpr double kSmallestEps = 1e-37;
 
   [[nodiscard]] static double plain_value(const Real& x) { return double(math::value_of(x)); }
+
+  [[nodiscard]] bool has_fast_form() const {
+    return gate == GateKind::logistic && !adaptive && !basis.given() &&
+           largest_exponent() <= math::kFallingRange<Real>;
+  }
 
   // Bound of |alpha (c + beta r - rho)| over all heads, given |c| <= 1.
   [[nodiscard]] double largest_exponent() const {
@@ -326,21 +206,12 @@ struct DarScore : PlainScore, DarOptions {
     return alpha * (1.0 + inner + beta);
   }
 
-  [[nodiscard]] DarFeatures features() const { return {*this, basis.given()}; }
+  [[nodiscard]] DarFeatures features() const { return {eps, zero_norm, adaptive, basis.given()}; }
 
   // The dot product of the rows that enter the cosine.
   template <class S>
   [[nodiscard]] S angle_dot(const PairType<S>& pair) const {
     return basis.given() ? pair.projected : pair.dot;
-  }
-
-  // c = x n m
-  template <class S>
-  static void cosine_vjp(const S& x, const PairType<S>& pair, const S& e, S& dx, PairType<S>& d) {
-    const S en = e * pair.query[0], em = e * pair.key[0];
-    dx = en * pair.key[0];
-    d.query[0] = em * x;
-    d.key[0] = en * x;
   }
 
   // w; no more than a number whose square is finite, where w/(1 + w) is 1 already.

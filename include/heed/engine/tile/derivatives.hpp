@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// From dL/dscore of a tile to the gradients of what the score read: dot products, side values of queries
-// and keys, table entries and the score's own scalars.
+// The way back of one tile through the score. With g = dL/dscore of a pair and d.x = g dscore/dx from the score:
+//
+//   dL/d(scaled dot) = d.dot factor + d.logit (1 - (logit/cap)^2) factor      the second factor of a soft cap only
+//   dL/d(query feature), dL/d(scalar) += d.query, dp                          summed over the keys of the tile
+//   dL/d(key feature)    = d.key                                              summed over the queries, behind the tile
+//   dL/d(projected dot)  = d.projected,    dL/d(table entry) += d.table
 
 #include <heed/engine/tile/scores.hpp>
 #include <heed/plug/derivative.hpp>
@@ -39,53 +43,49 @@ struct QueryGrad {
   }
 };
 
-// One tile on its way back through the score.
+// One tile of pairs on its way back, [keys][lanes] each.
+template <class Real>
+struct ScoredTile {
+  TilePlace place;
+  LaneTile<Real> dots, projected;  // scaled and projected dot products
+  LaneTile<Real> dscores;          // in: dL/dscore; out: dL/d(q.k), over CallContext::row_factor()
+  LaneTile<Real> dprojected;       // out, where a projection is in use
+  LaneTile<Real> marks;  // -infinity where a pair is hidden, else 0; empty: none is hidden
+  Real* key_lanes;  // out, [key_features][keys][W]: gradients of key features, lanes not yet summed
+};
+
 template <class Op, class Real>
 struct ScoreChain {
   using Score = typename Op::ScoreType;
+  using P = Pack<Real>;
   const CallContext<Op, Real>& c;
   const QuerySide<Op, Real>& query;
   QueryGrad<Op, Real>& grad;
-  Real*
-      key_lanes;  // scratch [key_features][keys][W]: gradients of key features, lanes not yet summed
   int key_gradients = Score::key_features;  // those that the score's form has
 
-  // dscores becomes dL/d(q.k), over CallContext::row_factor(); dprojected is filled where a projection is in use.
-  // Hidden pairs (`marks` is -infinity there; may be empty) contribute nothing.
-  void run(const TilePlace& place, const LaneTile<Real>& dots, const LaneTile<Real>& projected,
-           const LaneTile<Real>& dscores, const LaneTile<Real>& dprojected,
-           const LaneTile<Real>& marks) {
+  // Hidden pairs contribute nothing.
+  void run(const ScoredTile<Real>& tile) {
     Score::with_form(c.op.score, [&](const auto& form) {
       key_gradients = key_gradients_of<std::remove_cvref_t<decltype(form)>>();
-      query.with_pairs([&]<bool Scaled>() {
-        for (int v = 0; v < c.plan.vectors; ++v) {
-          const auto run = [&]<bool Hidden>() {
-            if constexpr (HasScoreVjp<Score, Pack<Real>>)
-              vector<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
-            else
-              vector_by_duals<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected,
-                                              marks);
-          };
-          if (marks.data)
-            run.template operator()<true>();
-          else
-            run.template operator()<false>();
-        }
-      });
+      for (int v = 0; v < c.plan.vectors; ++v)
+        if (tile.marks.data)
+          run_vector<true>(form, tile, v);
+        else
+          run_vector<false>(form, tile, v);
     });
   }
 
-  // Adds the lanes' sums to the key features' gradients, kFeatures numbers per key.
-  void add_key_features(const TilePlace& place, Real* dfeatures) const {
+  // Adds the lanes' sums to the key features' gradients, key_features numbers per key.
+  void add_key_features(const ScoredTile<Real>& tile, Real* dfeatures) const {
     constexpr Index W = kLanes<Real>, features = Score::key_features;
+    const Index keys = tile.place.keys;
     for (int i = 0; i < key_gradients; ++i)
-      for (Index j = 0; j < place.keys; j += W) {
-        const Index count = std::min(W, place.keys - j);
-        Pack<Real> lanes[W];
+      for (Index j = 0; j < keys; j += W) {
+        const Index count = std::min(W, keys - j);
+        P lanes[W];
         for (Index k = 0; k < W; ++k)
-          lanes[k] = k < count ? Pack<Real>::load(key_lanes + (i * place.keys + j + k) * W)
-                               : Pack<Real>(Real(0));
-        const Pack<Real> sums = detail::sums_of_lanes(lanes);
+          lanes[k] = k < count ? P::load(tile.key_lanes + (i * keys + j + k) * W) : P(Real(0));
+        const P sums = detail::sums_of_lanes(lanes);
         for (Index k = 0; k < count; ++k) dfeatures[(j + k) * features + i] += sums.v[k];
       }
   }
@@ -102,51 +102,65 @@ struct ScoreChain {
   // What a loop over the keys adds up per lane, for forms that leave it to us.
   template <class Form>
   struct Sums {
-    std::array<Pack<Real>, std::size_t(Score::query_features)> query{};
-    ScalarsOf<Score, Pack<Real>> scalars{};
+    std::array<P, std::size_t(Score::query_features)> query{};
+    ScalarsOf<Score, P> scalars{};
+
+    template <class F>
+    void for_each(Sums& other, F&& f) {
+      for (std::size_t i = 0; i < query.size(); ++i) f(query[i], other.query[i]);
+      for (std::size_t i = 0; i < scalars.size(); ++i) f(scalars[i], other.scalars[i]);
+    }
   };
   template <GathersSums Form>
   struct Sums<Form> {
-    std::array<Pack<Real>, std::size_t(Form::lane_sums)> sums{};
+    std::array<P, std::size_t(Form::lane_sums)> sums{};
+
+    template <class F>
+    void for_each(Sums& other, F&& f) {
+      for (std::size_t i = 0; i < sums.size(); ++i) f(sums[i], other.sums[i]);
+    }
   };
 
-  // Dual numbers cost little where every call is part of the loop. GCC 12 flattens no call inside of a lambda
-  // that it has cloned, hence the attribute of run_back.
-  template <bool Scaled, bool Hidden, class Form>
-  [[gnu::noinline, gnu::flatten]] void vector_by_duals(const Form& form, const TilePlace& place,
-                                                       int v, LaneTile<Real> dots,
-                                                       LaneTile<Real> projected,
-                                                       LaneTile<Real> dscores,
-                                                       LaneTile<Real> dprojected,
-                                                       LaneTile<Real> marks) const {
-    run_vector<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
+  // One vector of queries against all keys of the tile. Dual numbers cost little where every call is part of the
+  // loop, hence flatten. GCC 12 flattens no call inside of a lambda that it has cloned, hence the attribute of
+  // run_back.
+  template <bool Hidden, class Form>
+  void run_vector(const Form& form, const ScoredTile<Real>& tile, int v) const {
+    if constexpr (HasScoreVjp<Score, P>)
+      by_hand<Hidden>(form, tile, v);
+    else
+      by_duals<Hidden>(form, tile, v);
   }
-  template <bool Scaled, bool Hidden, class Form>
-  [[gnu::noinline]] void vector(const Form& form, const TilePlace& place, int v,
-                                LaneTile<Real> dots, LaneTile<Real> projected,
-                                LaneTile<Real> dscores, LaneTile<Real> dprojected,
-                                LaneTile<Real> marks) const {
-    run_vector<Scaled, Hidden>(form, place, v, dots, projected, dscores, dprojected, marks);
+  template <bool Hidden, class Form>
+  [[gnu::noinline]] void by_hand(const Form& form, ScoredTile<Real> tile, int v) const {
+    loop_over_keys<Hidden>(form, tile, v);
+  }
+  template <bool Hidden, class Form>
+  [[gnu::noinline, gnu::flatten]] void by_duals(const Form& form, ScoredTile<Real> tile,
+                                                int v) const {
+    loop_over_keys<Hidden>(form, tile, v);
   }
 
-  template <bool Scaled, bool Hidden, class Form>
-  [[gnu::always_inline]] void run_vector(const Form& of_op, const TilePlace& at, int v,
-                                         LaneTile<Real> dots, LaneTile<Real> projected,
-                                         LaneTile<Real> dscores, LaneTile<Real> dprojected,
-                                         LaneTile<Real> marks) const {
-    using P = Pack<Real>;
+  // Invariant: behind key j, `total` holds the sums over keys 0 ... j, and dscores[0 ... j] are those of the dots.
+  template <bool Hidden, class Form>
+  [[gnu::always_inline]] void loop_over_keys(const Form& of_op, const ScoredTile<Real>& tile,
+                                             int v) const {
     HeldForm<Form> form = of_op;
-    const TilePlace place = at;
     const auto p = query.scalars();
     const P cap = c.mask.soft_cap(), logit_part = c.scale / c.row_factor();
+    const bool capped = c.mask.soft_cap() != Real(0);
+    const LanePairs<Op, Real> pairs(query, tile.place, v, tile.projected);
+    const LaneTile<Real> dots = tile.dots, dscores = tile.dscores, marks = tile.marks;
+    const Index keys = tile.place.keys;
     Sums<Form> total;
-    const LanePairs<Op, Real, Scaled> pairs(query, place, v, projected);
-    for (Index j = 0; j < place.keys; ++j) {
+    for (Index j = 0; j < keys; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
       const auto run_back = [&](Sums<Form> & sums) __attribute__((always_inline)) {
         differentiate(form, pair, p, dscores.load(j, v), d, sums);
-        if (Scaled || cap.lane(0) == Real(0)) return;
+        if (!capped) [[likely]]
+          return;
+        // logit = cap tanh(x / cap):  dx = dlogit (1 - (logit / cap)^2)
         const P saturation = pair.logit / cap;
         d.logit = d.logit * (Real(1) - saturation * saturation);
       };
@@ -157,7 +171,7 @@ struct ScoreChain {
         const auto drop = [&](P& g) { g = select(hidden, P(Real(0)), g); };
         for (P* g : {&d.dot, &d.logit, &d.projected, &d.table}) drop(*g);
         for (P& g : d.key) drop(g);
-        for_sums(own, total, [&](P& g, P& sum) {
+        own.for_each(total, [&](P& g, P& sum) {
           drop(g);
           sum += g;
         });
@@ -165,13 +179,13 @@ struct ScoreChain {
         run_back(total);
       }
       dscores.store(j, v, mul_add(d.logit, logit_part, d.dot));
-      keep_key_side<key_gradients_of<Form>()>(place, j, v, d, dprojected, pair);
+      keep_key_side<key_gradients_of<Form>()>(tile, j, v, d, pair);
     }
     add_sums(form, total, pairs.query(), p, v);
   }
 
   // d of the pair; what belongs to its query and to the score's scalars is added to `sums`.
-  template <class Form, class P>
+  template <class Form>
   [[gnu::always_inline]] static void differentiate(const Form& form, const PairOf<Score, P>& pair,
                                                    const ScalarsOf<Score, P>& p, P g,
                                                    PairOf<Score, P>& d, Sums<Form>& sums) {
@@ -182,20 +196,11 @@ struct ScoreChain {
       for (std::size_t i = 0; i < sums.query.size(); ++i) sums.query[i] += d.query[i];
     }
   }
-  template <class S, class F>
-  static void for_sums(S& from, S& to, F&& f) {
-    if constexpr (requires { from.sums; }) {
-      for (std::size_t i = 0; i < from.sums.size(); ++i) f(from.sums[i], to.sums[i]);
-    } else {
-      for (std::size_t i = 0; i < from.query.size(); ++i) f(from.query[i], to.query[i]);
-      for (std::size_t i = 0; i < from.scalars.size(); ++i) f(from.scalars[i], to.scalars[i]);
-    }
-  }
-  template <class Form, class Query, class P>
-  void add_sums(const Form& form, const Sums<Form>& total, const Query& query_values, const P& p,
-                int v) const {
+  template <class Form, class Query>
+  void add_sums(const Form& form, const Sums<Form>& total, const Query& query_values,
+                const ScalarsOf<Score, P>& p, int v) const {
     Query dquery{};
-    P dp{};
+    ScalarsOf<Score, P> dp{};
     if constexpr (GathersSums<Form>) {
       form.finish(total.sums, query_values, p, dquery, dp);
     } else {
@@ -208,17 +213,16 @@ struct ScoreChain {
   }
 
   template <int KeyGradients>
-  void keep_key_side(const TilePlace& place, Index j, int v, const PairOf<Score, Pack<Real>>& d,
-                     const LaneTile<Real>& dprojected,
-                     const PairOf<Score, Pack<Real>>& pair) const {
-    constexpr Index W = kLanes<Real>;
+  [[gnu::always_inline]] void keep_key_side(const ScoredTile<Real>& tile, Index j, int v,
+                                            const PairOf<Score, P>& d,
+                                            const PairOf<Score, P>& pair) const {
     for (int i = 0; i < KeyGradients; ++i) {
-      Real* cell = key_lanes + (i * place.keys + j) * W;
-      const Pack<Real> g = d.key[std::size_t(i)];
-      (v == 0 ? g : Pack<Real>::load(cell) + g).store(cell);
+      Real* cell = tile.key_lanes + (i * tile.place.keys + j) * kLanes<Real>;
+      const P g = d.key[std::size_t(i)];
+      (v == 0 ? g : P::load(cell) + g).store(cell);
     }
     if constexpr (Score::has_projection)
-      if (grad.side.projected.rows > 0) dprojected.store(j, v, d.projected);
+      if (grad.side.projected.rows > 0) tile.dprojected.store(j, v, d.projected);
     if constexpr (Score::has_table) grad.side.table.add(Index(pair.key[0].lane(0)), v, d.table);
   }
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a score reads of query-key pairs, a vector of them at a time: queries along the lanes (LanePairs), or
-// keys (RowPairs). Values of their own, so that a loop over keys keeps what is constant in registers.
-// Scaled: scaled dot products are logits (CallContext::dots_are_logits).
+// Builds the Pairs that score() sees, one vector of them at a time: of several queries with one key (LanePairs), or
+// of one query with several keys (RowPairs). Both are values, so that a loop over keys keeps in registers what does
+// not change.
 
 #include <heed/engine/context.hpp>
 #include <heed/engine/tile/hidden_pairs.hpp>
@@ -20,23 +20,25 @@ class QuerySide;
 
 namespace detail {
 
-// From scaled dot products to a pair's dot and logit.
-template <class Op, class Real, bool Scaled>
+// Sets the dot and the logit of a pair from its scaled dot product.
+template <class Op, class Real>
 struct Logits {
   Real dot, keep, cap, inverse_cap;
+  bool as_they_are;  // are scaled dot products logits?
   explicit Logits(const CallContext<Op, Real>& c)
       : dot(c.dot_factor()),
         keep(c.logit_factor()),
         cap(c.mask.soft_cap()),
-        inverse_cap(std::min(Real(1) / cap, std::numeric_limits<Real>::max())) {}
+        inverse_cap(std::min(Real(1) / cap, std::numeric_limits<Real>::max())),
+        as_they_are(c.dots_are_logits()) {}
   [[gnu::always_inline]] void set(Pack<Real> scaled_dot,
                                   PairOf<typename Op::ScoreType, Pack<Real>>& pair) const {
     pair.logit = scaled_dot;
     pair.dot = scaled_dot * dot;
-    if constexpr (!Scaled) {
-      pair.logit = pair.logit * keep;
-      if (cap != Real(0)) pair.logit = cap * math::tanh(pair.logit * inverse_cap);
-    }
+    if (as_they_are) [[likely]]
+      return;
+    pair.logit = pair.logit * keep;
+    if (cap != Real(0)) pair.logit = cap * math::tanh(pair.logit * inverse_cap);
   }
 };
 
@@ -66,7 +68,7 @@ struct KeysOfTile {
 
 // Pairs of the queries in vector `v` of a panel with one key after the other. `projected`: their projected
 // dot products.
-template <class Op, class Real, bool Scaled>
+template <class Op, class Real>
 class LanePairs {
  public:
   using Score = typename Op::ScoreType;
@@ -103,14 +105,14 @@ class LanePairs {
  private:
   int v_;
   detail::KeysOfTile<Op, Real> keys_;
-  detail::Logits<Op, Real, Scaled> logits_;
+  detail::Logits<Op, Real> logits_;
   LaneTile<Real> projected_, table_;
   Pack<Real> query_position_;
   std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
 };
 
 // Pairs of query `lane` of a panel with W keys at a time. `projected`: a row of its projected dot products.
-template <class Op, class Real, bool Scaled>
+template <class Op, class Real>
 class RowPairs {
  public:
   using Score = typename Op::ScoreType;
@@ -152,7 +154,7 @@ class RowPairs {
  private:
   detail::KeysOfTile<Op, Real> keys_;
   Index count_;
-  detail::Logits<Op, Real, Scaled> logits_;
+  detail::Logits<Op, Real> logits_;
   const Real* projected_;
   LaneTile<Real> table_;
   Index lane_;

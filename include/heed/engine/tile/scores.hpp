@@ -113,14 +113,7 @@ class QuerySide {
     }
   }
 
-  // body.operator()<Scaled>() for this call's scale and soft cap.
-  template <class Body>
-  void with_pairs(Body&& body) const {
-    if (c_.dots_are_logits())
-      body.template operator()<true>();
-    else
-      body.template operator()<false>();
-  }
+  // The numbers of the head that score() reads, in every lane.
   [[nodiscard]] ScalarsOf<Score, Pack<Real>> scalars() const {
     ScalarsOf<Score, Pack<Real>> p;
     for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<Real>(scalars_[i]);
@@ -158,13 +151,11 @@ class QuerySide {
                  projected);
       }
     Score::with_form(c_.op.score, [&](const auto& form) {
-      with_pairs([&]<bool Scaled>() {
-        HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
-        const auto p = scalars();
-        const RowPairs<Op, Real, Scaled> pairs(*this, place, lane, projected);
-        for (Index j = 0; j < place.keys; j += kLanes<Real>)
-          own.score(pairs(j, Pack<Real>::load(out + j)), p).store(out + j);
-      });
+      HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
+      const auto p = scalars();
+      const RowPairs<Op, Real> pairs(*this, place, lane, projected);
+      for (Index j = 0; j < place.keys; j += kLanes<Real>)
+        own.score(pairs(j, Pack<Real>::load(out + j)), p).store(out + j);
     });
   }
 
@@ -190,25 +181,23 @@ class QuerySide {
                   bool final_scores) const {
     if (c_.plain() && dots.data == scores.data && !final_scores) return;
     Score::with_form(c_.op.score, [&](const auto& form) {
-      with_pairs([&]<bool Scaled>() {
-        for (int v = 0; v < c_.plan.vectors; ++v) {
-          const Pack<Real> top = score_vector<Scaled>(form, place, v, dots, projected, scores);
-          Real* seen = running_max + v * kLanes<Real>;
-          if (final_scores) max(top, Pack<Real>::load(seen)).store(seen);
-        }
-      });
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        const Pack<Real> top = score_vector(form, place, v, dots, projected, scores);
+        Real* largest = running_max + v * kLanes<Real>;
+        if (final_scores) max(top, Pack<Real>::load(largest)).store(largest);
+      }
     });
   }
 
   // Scores of one vector of lanes; returns the largest.
-  template <bool Scaled, class Form>
+  template <class Form>
   [[nodiscard, gnu::noinline]] Pack<Real> score_vector(const Form& form, const TilePlace& place,
                                                        int v, LaneTile<Real> dots,
                                                        LaneTile<Real> projected,
                                                        LaneTile<Real> scores) const {
     HeldForm<Form> own = form;
     const auto p = scalars();
-    const LanePairs<Op, Real, Scaled> pairs(*this, place, v, projected);
+    const LanePairs<Op, Real> pairs(*this, place, v, projected);
     const Index keys = place.keys;
     Pack<Real> top = -kInfinity<Real>;
     for (Index j = 0; j < keys; ++j) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Options of adaptive resonance, and what it asks of each query and key row x:
+// What adaptive resonance asks of each query and key row x:
 //
 //   f_0 = 1/(|y| + eps),  y = x, or x P (low rank)          df_0/dy = -f_0^2 y/|y|
 //   f_1 = factor |x| if adaptive, else 0                    df_1/dx = factor x/|x|
@@ -10,7 +10,7 @@
 
 #include <heed/core/error.hpp>
 #include <heed/core/param.hpp>
-#include <heed/ops/dar/gate.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/simd/row_norm.hpp>
 
 #include <cmath>
@@ -20,35 +20,27 @@ inline namespace HEED_ABI {
 
 enum class ZeroNorm { regularised, safe };
 
-struct DarOptions {
-  GateKind gate = GateKind::logistic;
-  int iterations = 0;      // of the unrolled gate; 0 and 1 are the static one
-  bool converged = false;  // the fixed point; iterations is then not read
-  bool adaptive = false;   // strength follows the norms
-  double eps = 1e-8;
-  ZeroNorm zero_norm = ZeroNorm::regularised;
-};
-
 struct DarFeatures {
-  const DarOptions& options;
-  bool low_rank = false;
+  double eps;
+  ZeroNorm zero_norm;
+  bool adaptive, low_rank;
 
   template <class Row, class S>
   void of(const Row& row, double factor, S* f) const {
     const S norm = angle_norm<S>(row), zero = math::constant<S>(0);
-    const S inverse = math::constant<S>(1) / (norm + math::constant<S>(options.eps));
-    f[0] = options.zero_norm == ZeroNorm::regularised
+    const S inverse = math::constant<S>(1) / (norm + math::constant<S>(eps));
+    f[0] = zero_norm == ZeroNorm::regularised
                ? inverse
                : math::select(math::value_of(norm) == math::value_of(zero), zero, inverse);
     f[1] = zero;
-    if (options.adaptive) f[1] = (low_rank ? full_norm<S>(row) : norm) * math::constant<S>(factor);
+    if (adaptive) f[1] = (low_rank ? full_norm<S>(row) : norm) * math::constant<S>(factor);
   }
 
   template <class Row, class S, class Add>
   void vjp(const Row& row, double factor, const S* f, const S* df, const Add& add) const {
     const S norm = angle_norm<S>(row);
     const S dangle = -(df[0] * f[0] * f[0]);
-    const S dfull = options.adaptive ? S(df[1] * math::constant<S>(factor)) : math::constant<S>(0);
+    const S dfull = adaptive ? S(df[1] * math::constant<S>(factor)) : math::constant<S>(0);
     if (!low_rank) {
       const S along = dangle + dfull;
       for (Index c = 0; c < row.dim(); ++c) add.add_x(c, along * over_norm(row.x(c), norm));
@@ -56,7 +48,7 @@ struct DarFeatures {
     }
     for (Index c = 0; c < row.rank(); ++c)
       add.add_projected(c, dangle * over_norm(row.projected(c), norm));
-    if (!options.adaptive) return;
+    if (!adaptive) return;
     const S full = full_norm<S>(row);
     for (Index c = 0; c < row.dim(); ++c) add.add_x(c, dfull * over_norm(row.x(c), full));
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The gate of adaptive resonance and its short dynamics.
+// The gate of adaptive resonance and its short dynamics; ops/dar.hpp says what it is for.
 //
-//   c' = c, or (c + 1)/2 for the centred gate
-//   r_0 = 0,   r_{t+1} = g(y_t),   y_t = c' + beta r_t - rho
+//   c' = c, or (c + 1)/2 for the centred gate;   x = rho - c'
+//   r_0 = 0,   r_{t+1} = g(y_t),   y_t = beta r_t - x
 //
 //   gate               g(y)                         s = dg/d(alpha y)      slope bound, |dg/dr_t|
 //   logistic, centred  1/(1 + exp(-alpha y))        g (1 - g)              |alpha beta| / 4
@@ -17,7 +17,7 @@
 //   dr_{t+1}/dalpha = s (y_t + alpha beta dr_t/dalpha)
 //   dr_{t+1}/dbeta  = alpha s (r_t + beta dr_t/dbeta)
 //
-// The converged gate solves r = g(c' + beta r - rho) and differentiates the equation itself:
+// The converged gate solves r = g(beta r - x) and differentiates the equation itself:
 //
 //   (dr/dc', dr/dalpha, dr/dbeta) = (alpha, y, alpha r) s / (1 - alpha beta s)
 //
@@ -52,6 +52,155 @@ struct GateDerivatives {
   S value{}, by_input{}, by_sharpness{}, by_feedback{};
 };
 
+namespace detail {
+
+// g and s at one place.
+template <class S>
+struct GatePoint {
+  S value, slope;
+};
+
+// A gate's curve: at(fall, alpha) is g and s at y = -fall, and value(fall, alpha) is g alone.
+struct AnyCurve {
+  GateKind kind;
+
+  template <class S>
+  [[nodiscard]] GatePoint<S> at(const S& fall, const S& sharpness) const {
+    const S z = sharpness * -fall;
+    if (kind == GateKind::piecewise_linear) return clipped(S(z + math::constant<S>(0.5)));
+    const bool doubled = kind == GateKind::tanh;  // (1 + tanh z)/2 is the logistic gate at 2 z
+    const S g = math::sigmoid(doubled ? S(z + z) : z);
+    const S slope = g - g * g;
+    return {g, doubled ? S(slope + slope) : slope};
+  }
+  template <class S>
+  [[nodiscard]] S value(const S& fall, const S& sharpness) const {
+    return at(fall, sharpness).value;
+  }
+
+ private:
+  // The slope counts on the closed interval [0, 1].
+  template <class S>
+  [[nodiscard]] static GatePoint<S> clipped(const S& z) {
+    const S zero = math::constant<S>(0), one = math::constant<S>(1);
+    const auto at = math::value_of(z);
+    using Value = std::remove_cvref_t<decltype(at)>;
+    const auto below = at<math::constant<Value>(0), above = at> math::constant<Value>(1);
+    return {math::select(below, zero, math::select(above, one, z)),
+            math::select(below | above, zero, one)};
+  }
+};
+
+// The static gate, for iterations 0 and 1, and the unrolled one.
+template <class Curve>
+struct UnrolledGate {
+  Curve curve;
+  int iterations;
+
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S value(const S& x, const GateScalars<S>& p) const {
+    S r = curve.value(x, p.sharpness);
+    for (int t = 1; t < iterations; ++t) r = curve.value(S(x - p.feedback * r), p.sharpness);
+    return r;
+  }
+
+  template <class S>
+  [[nodiscard, gnu::always_inline]] GateDerivatives<S> derivatives(const S& x,
+                                                                   const GateScalars<S>& p) const {
+    const GatePoint<S> first = curve.at(x, p.sharpness);
+    GateDerivatives<S> d{first.value, p.sharpness * first.slope, -(first.slope * x),
+                         math::constant<S>(0)};
+    for (int t = 1; t < iterations; ++t) {
+      const S fall = x - p.feedback * d.value;  // -y_t
+      const GatePoint<S> next = curve.at(fall, p.sharpness);
+      const S outer = p.sharpness * next.slope, chain = outer * p.feedback;
+      d.by_input = outer + chain * d.by_input;
+      d.by_sharpness = chain * d.by_sharpness - next.slope * fall;
+      d.by_feedback = outer * d.value + chain * d.by_feedback;
+      d.value = next.value;
+    }
+    return d;
+  }
+};
+
+// The fixed point; root(x, p) finds it.
+template <class Curve>
+struct ConvergedGate {
+  Curve curve;
+
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S value(const S& x, const GateScalars<S>& p) const {
+    return curve.root(x, p);
+  }
+  template <class S>
+  [[nodiscard, gnu::always_inline]] GateDerivatives<S> derivatives(const S& x,
+                                                                   const GateScalars<S>& p) const {
+    const S r = curve.root(x, p), fall = x - p.feedback * r;
+    const S slope = curve.slope_at_root(fall, r, p.sharpness), outer = p.sharpness * slope;
+    const S inverse = math::constant<S>(1) / (math::constant<S>(1) - outer * p.feedback);
+    return {r, outer * inverse, -(slope * fall * inverse), outer * r * inverse};
+  }
+};
+
+template <class Mask>
+[[nodiscard]] bool any_of(const Mask& mask) {
+  if constexpr (std::is_same_v<Mask, bool>)
+    return mask;
+  else
+    return any_lane(mask);
+}
+
+// A curve and its fixed point by Newton's method, for any kind of gate.
+struct AnyRoot : AnyCurve {
+  // The root of g(beta r - x) - r. Its plain value comes from Newton; one more step in S then makes
+  // it exact to rounding and gives it the derivatives of the root.
+  template <class S>
+  [[nodiscard]] S root(const S& x, const GateScalars<S>& p) const {
+    using Value = std::remove_cvref_t<decltype(math::value_of(x))>;
+    const GateScalars<Value> plain{math::value_of(p.vigilance), math::value_of(p.sharpness),
+                                   math::value_of(p.feedback)};
+    const S r(newton(Value(math::value_of(x)), plain));
+    const GatePoint<S> g = at(S(x - p.feedback * r), p.sharpness);
+    return r + (g.value - r) / (math::constant<S>(1) - p.sharpness * p.feedback * g.slope);
+  }
+  template <class S>
+  [[nodiscard]] S slope_at_root(const S& fall, const S&, const S& sharpness) const {
+    return at(fall, sharpness).slope;
+  }
+
+ private:
+  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane
+  // that has arrived stays as it is: its bits do not depend on how long the others take.
+  template <class V>
+  [[nodiscard]] V newton(const V& x, const GateScalars<V>& p) const {
+    const V zero = math::constant<V>(0), one = math::constant<V>(1);
+    const V half = math::constant<V>(0.5);
+    const V close = math::constant<V>(kClose<V>), total = p.sharpness * p.feedback;
+    V low = zero, high = one, r = half;
+    auto moving = r > low;  // every lane
+    for (int step = 0; step < kMaxSteps && any_of(moving); ++step) {
+      const GatePoint<V> g = at(V(x - p.feedback * r), p.sharpness);
+      const V gap = g.value - r;
+      low = math::select(moving & (gap > zero), r, low);
+      high = math::select(moving & (gap <= zero), r, high);
+      const V aim = r + gap / (one - total * g.slope);
+      const V next = math::select((aim >= low) & (aim <= high), aim, V((low + high) * half));
+      const auto far = math::absolute(V(next - r)) > close;
+      r = math::select(moving, next, r);
+      moving = moving & far;
+    }
+    return r;
+  }
+
+  // epsilon^(2/3): the last step leaves about its square.
+  template <class V>
+  static constexpr double kClose =
+      std::is_same_v<V, float> || std::is_same_v<V, Pack<float>> ? 2.4e-5 : 3.7e-11;
+  static constexpr int kMaxSteps = 64;  // bisection alone would reach rounding in 53
+};
+
+}  // namespace detail
+
 struct ResonanceGate {
   GateKind kind = GateKind::logistic;
   int iterations = 0;  // 0 and 1: static
@@ -80,149 +229,20 @@ struct ResonanceGate {
   // r at input c'.
   template <class S>
   [[nodiscard]] S value(const S& input, const GateScalars<S>& p) const {
-    const S x = input - p.vigilance;
-    if (converged) return fixed_point(x, p);
-    S r = at(x, p.sharpness).value;
-    for (int t = 1; t < iterations; ++t) r = at(S(x + p.feedback * r), p.sharpness).value;
-    return r;
+    return with_dynamics([&](const auto& gate) { return gate.value(S(p.vigilance - input), p); });
   }
-
-  // Gate and fixed point of the logistic gate in a loop without branches, for exponents of any sign within
-  // kFallingRange: fall = alpha (rho - c), total = alpha beta. A lane that a few steps do not bring home
-  // takes the long way.
-  template <class S>
-  [[nodiscard, gnu::always_inline]] S logistic_fixed_point(const S& fall, const S& total,
-                                                           const S& input,
-                                                           const GateScalars<S>& p) const {
-    const S zero = math::constant<S>(0), one = math::constant<S>(1);
-    const auto step = [&](const S& r) {
-      const S g = math::falling_sigmoid(S(fall - total * r));
-      const S aim = r + (g - r) / (one - total * (g - g * g));
-      return math::select(aim < zero, zero, math::select(aim > one, one, aim));
-    };
-    S r = math::falling_sigmoid(S(fall - total * math::constant<S>(0.5)));
-    for (int i = 0; i < kBlindSteps<S>; ++i) r = step(r);
-    const S near = step(r), root = step(near);
-    // Newton's constant is about 1 / (2 margin): the root errs by no more than rounding / margin.
-    const S margin = one - math::absolute(total) * math::constant<S>(0.25);
-    const auto far = math::absolute(S(near - r)) > margin * math::constant<S>(kNear<S>);
-    if (!any_of(far)) return root;
-    return math::select(far, value(input, p), root);
-  }
-
   // r and its derivatives at input c'.
   template <class S>
   [[nodiscard]] GateDerivatives<S> derivatives(const S& input, const GateScalars<S>& p) const {
-    const S x = input - p.vigilance;
-    if (converged) return at_fixed_point(x, p);
-    const Point<S> first = at(x, p.sharpness);
-    GateDerivatives<S> d{first.value, p.sharpness * first.slope, first.slope * x,
-                         math::constant<S>(0)};
-    for (int t = 1; t < iterations; ++t) advance(x, p, d);
-    return d;
+    return with_dynamics(
+        [&](const auto& gate) { return gate.derivatives(S(p.vigilance - input), p); });
   }
 
  private:
-  template <class S>
-  struct Point {
-    S value, slope;  // g and dg/d(alpha y)
-  };
-
-  template <class S>
-  [[nodiscard]] Point<S> at(const S& y, const S& sharpness) const {
-    const S z = sharpness * y;
-    if (kind == GateKind::piecewise_linear) return clipped(S(z + math::constant<S>(0.5)));
-    const bool doubled = kind == GateKind::tanh;  // (1 + tanh z)/2 is the logistic gate at 2 z
-    const S g = math::sigmoid(doubled ? S(z + z) : z);
-    const S slope = g - g * g;
-    return {g, doubled ? S(slope + slope) : slope};
-  }
-
-  // The slope counts on the closed interval [0, 1].
-  template <class S>
-  [[nodiscard]] static Point<S> clipped(const S& z) {
-    const S zero = math::constant<S>(0), one = math::constant<S>(1);
-    const auto at = math::value_of(z);
-    using Value = std::remove_cvref_t<decltype(at)>;
-    const auto below = at<math::constant<Value>(0), above = at> math::constant<Value>(1);
-    return {math::select(below, zero, math::select(above, one, z)),
-            math::select(below | above, zero, one)};
-  }
-
-  // d from r_t to r_{t+1}, where x = c' - rho.
-  template <class S>
-  void advance(const S& x, const GateScalars<S>& p, GateDerivatives<S>& d) const {
-    const S y = x + p.feedback * d.value;
-    const Point<S> next = at(y, p.sharpness);
-    const S outer = p.sharpness * next.slope, chain = outer * p.feedback;
-    d.by_input = outer + chain * d.by_input;
-    d.by_sharpness = next.slope * y + chain * d.by_sharpness;
-    d.by_feedback = outer * d.value + chain * d.by_feedback;
-    d.value = next.value;
-  }
-
-  template <class S>
-  [[nodiscard]] GateDerivatives<S> at_fixed_point(const S& x, const GateScalars<S>& p) const {
-    const S r = fixed_point(x, p), y = x + p.feedback * r;
-    const S slope = at(y, p.sharpness).slope;
-    const S outer = p.sharpness * slope;
-    const S inverse = math::constant<S>(1) / (math::constant<S>(1) - outer * p.feedback);
-    return {r, outer * inverse, slope * y * inverse, outer * r * inverse};
-  }
-
-  // The root of g(x + beta r) - r. Its plain value comes from Newton; one more step in S then makes
-  // it exact to rounding and gives it the derivatives of the root.
-  template <class S>
-  [[nodiscard]] S fixed_point(const S& x, const GateScalars<S>& p) const {
-    using Value = std::remove_cvref_t<decltype(math::value_of(x))>;
-    const GateScalars<Value> plain{math::value_of(p.vigilance), math::value_of(p.sharpness),
-                                   math::value_of(p.feedback)};
-    const S r(newton(Value(math::value_of(x)), plain));
-    const Point<S> g = at(S(x + p.feedback * r), p.sharpness);
-    return r + (g.value - r) / (math::constant<S>(1) - p.sharpness * p.feedback * g.slope);
-  }
-
-  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane
-  // that has arrived stays as it is: its bits do not depend on how long the others take.
-  template <class V>
-  [[nodiscard]] V newton(const V& x, const GateScalars<V>& p) const {
-    const V zero = math::constant<V>(0), one = math::constant<V>(1);
-    const V half = math::constant<V>(0.5);
-    const V close = math::constant<V>(kClose<V>), total = p.sharpness * p.feedback;
-    V low = zero, high = one, r = half;
-    auto moving = r > low;  // every lane
-    for (int step = 0; step < kMaxSteps && any_of(moving); ++step) {
-      const Point<V> g = at(V(x + p.feedback * r), p.sharpness);
-      const V gap = g.value - r;
-      low = math::select(moving & (gap > zero), r, low);
-      high = math::select(moving & (gap <= zero), r, high);
-      const V aim = r + gap / (one - total * g.slope);
-      const V next = math::select((aim >= low) & (aim <= high), aim, V((low + high) * half));
-      const auto far = math::absolute(V(next - r)) > close;
-      r = math::select(moving, next, r);
-      moving = moving & far;
-    }
-    return r;
-  }
-
-  template <class V>
-  static constexpr bool kSingle = std::is_same_v<V, float> || std::is_same_v<V, Pack<float>>;
-  // epsilon^(2/3): the last step leaves about its square.
-  template <class V>
-  static constexpr double kClose = kSingle<V> ? 2.4e-5 : 3.7e-11;
-  // epsilon^(1/4): two more steps leave about its fourth power.
-  template <class V>
-  static constexpr double kNear = kSingle<V> ? 2e-2 : 1e-4;
-  template <class V>
-  static constexpr int kBlindSteps = kSingle<V> ? 2 : 3;
-  static constexpr int kMaxSteps = 64;  // bisection alone would reach rounding in 53
-
-  template <class Mask>
-  [[nodiscard]] static bool any_of(const Mask& mask) {
-    if constexpr (std::is_same_v<Mask, bool>)
-      return mask;
-    else
-      return any_lane(mask);
+  template <class F>
+  [[nodiscard]] auto with_dynamics(F&& f) const {
+    if (converged) return f(detail::ConvergedGate<detail::AnyRoot>{{{kind}}});
+    return f(detail::UnrolledGate<detail::AnyCurve>{{kind}, iterations});
   }
 };
 

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Fast forms of DAR's score, for the usual options: logistic gate, strength that is not adaptive, cosine at full
+// width. They compute the formulas of ops/dar.hpp without branches: |c| <= 1 bounds every exponent, and fast_range()
+// says whether the bound lets the sigmoid go unguarded. Law: every form equals the formula (dar_forms_test).
+//
+//   StaticForm              adds up the query's side over the keys, three numbers for five:
+//                           dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha
+//                           dn = sum e c / n     with e = dL/dc
+//   FastForm<Gate>          the unrolled and the converged gate
+
+#include <heed/ops/dar/gate.hpp>
+#include <heed/plug/score.hpp>
+#include <heed/simd/row_norm.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// c = x n m of a pair whose dot product is x, or that of the projected rows.
+template <class S>
+[[nodiscard, gnu::always_inline]] inline S dar_cosine(const S& x, const Pair<S, 2, 2>& pair) {
+  return x * pair.query[0] * pair.key[0];
+}
+// dx = e n m,  dn = e x m,  dm = e x n, with e = dL/dc
+template <class S>
+[[gnu::always_inline]] inline void dar_cosine_vjp(const S& x, const Pair<S, 2, 2>& pair, const S& e,
+                                                  S& dx, Pair<S, 2, 2>& d) {
+  const S en = e * pair.query[0], em = e * pair.key[0];
+  dx = en * pair.key[0];
+  d.query[0] = em * x;
+  d.key[0] = en * x;
+}
+
+// With G = dL/dr: drho = -G dr/dc', dalpha = G dr/dalpha, dbeta = G dr/dbeta. Returns dL/dc'.
+template <class S>
+[[gnu::always_inline]] inline S dar_gate_vjp(const GateDerivatives<S>& r, const S& G, auto& dp) {
+  const S dinput = G * r.by_input;
+  dp[1] -= dinput;
+  dp[2] += G * r.by_sharpness;
+  dp[3] += G * r.by_feedback;
+  return dinput;
+}
+
+// The logistic gate for exponents of any sign within kFallingRange.
+struct FastCurve {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S value(const S& fall, const S& sharpness) const {
+    return math::falling_sigmoid(S(sharpness * fall));
+  }
+  template <class S>
+  [[nodiscard, gnu::always_inline]] GatePoint<S> at(const S& fall, const S& sharpness) const {
+    const S g = value(fall, sharpness);
+    return {g, g - g * g};
+  }
+};
+
+// Its fixed point by a few Newton steps without a branch. A lane that they do not bring home takes the long way.
+struct FastRoot : FastCurve {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S root(const S& x, const GateScalars<S>& p) const {
+    const S zero = math::constant<S>(0), one = math::constant<S>(1);
+    const S fall = p.sharpness * x, total = p.sharpness * p.feedback;
+    const auto step = [&](const S& r) {
+      const S g = math::falling_sigmoid(S(fall - total * r));
+      const S aim = r + (g - r) / (one - total * (g - g * g));
+      return math::select(aim < zero, zero, math::select(aim > one, one, aim));
+    };
+    S r = math::falling_sigmoid(S(fall - total * math::constant<S>(0.5)));
+    for (int i = 0; i < kBlindSteps<S>; ++i) r = step(r);
+    const S near = step(r), root = step(near);
+    // Newton's constant is about 1 / (2 margin): the root errs by no more than rounding / margin.
+    const S margin = one - math::absolute(total) * math::constant<S>(0.25);
+    const auto far = math::absolute(S(near - r)) > margin * math::constant<S>(kNear<S>);
+    if (!any_of(far)) return root;
+    return math::select(far, AnyRoot{{GateKind::logistic}}.root(x, p), root);
+  }
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S slope_at_root(const S&, const S& r, const S&) const {
+    return r - r * r;
+  }
+
+ private:
+  template <class V>
+  static constexpr bool kSingle = std::is_same_v<V, float> || std::is_same_v<V, Pack<float>>;
+  // epsilon^(1/4): two more steps leave about its fourth power.
+  template <class V>
+  static constexpr double kNear = kSingle<V> ? 2e-2 : 1e-4;
+  template <class V>
+  static constexpr int kBlindSteps = kSingle<V> ? 2 : 3;
+};
+
+// The unrolled gate of a number of iterations that the compiler knows.
+template <int Count>
+struct FixedUnrolledGate {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S value(const S& x, const GateScalars<S>& p) const {
+    return UnrolledGate<FastCurve>{{}, Count}.value(x, p);
+  }
+  template <class S>
+  [[nodiscard, gnu::always_inline]] GateDerivatives<S> derivatives(const S& x,
+                                                                   const GateScalars<S>& p) const {
+    return UnrolledGate<FastCurve>{{}, Count}.derivatives(x, p);
+  }
+};
+
+template <class Gate>
+struct DarFastForm : PlainForm {
+  Gate gate;
+
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S score(const Pair<S, 2, 2>& pair, const auto& p) const {
+    const S x = p[1] - dar_cosine(pair.dot, pair);
+    return pair.logit + p[0] * gate.value(x, GateScalars<S>{p[1], p[2], p[3]});
+  }
+  template <class S>
+  [[gnu::always_inline]] void score_vjp(const Pair<S, 2, 2>& pair, const auto& p, S g,
+                                        Pair<S, 2, 2>& d, auto& dp) const {
+    const S x = p[1] - dar_cosine(pair.dot, pair);
+    const auto r = gate.derivatives(x, GateScalars<S>{p[1], p[2], p[3]});
+    d.logit = g;
+    dp[0] += g * r.value;
+    const S e = dar_gate_vjp(r, S(g * p[0]), dp);
+    dar_cosine_vjp(pair.dot, pair, e, d.dot, d);
+  }
+};
+
+struct DarStaticForm {
+  static constexpr bool gathers_sums = true;
+  static constexpr int lane_sums = 3, key_gradients = 1;
+
+  template <class S>
+  [[nodiscard, gnu::always_inline]] S score(const Pair<S, 2, 2>& pair, const auto& p) const {
+    const S c = dar_cosine(pair.dot, pair);
+    return pair.logit + p[0] * math::falling_sigmoid(S(p[2] * (p[1] - c)));
+  }
+  template <class S>
+  [[gnu::always_inline]] void score_vjp(const Pair<S, 2, 2>& pair, const auto& p, S g,
+                                        Pair<S, 2, 2>& d, std::array<S, 3>& sums) const {
+    const S c = dar_cosine(pair.dot, pair);
+    const S r = math::falling_sigmoid(S(p[2] * (p[1] - c)));
+    const S e = g * (p[0] * p[2]) * (r - r * r), en = e * pair.query[0];
+    d.logit = g;
+    d.dot = en * pair.key[0];
+    d.key[0] = en * pair.dot;
+    sums[0] = mul_add(g, r, sums[0]);
+    sums[1] += e;
+    sums[2] = mul_add(e, c, sums[2]);
+  }
+  template <class S>
+  void finish(const std::array<S, 3>& sums, const std::array<S, 2>& query, const auto& p,
+              std::array<S, 2>& dquery, auto& dp) const {
+    dp[0] += sums[0];
+    dp[1] -= sums[1];
+    dp[2] += (sums[2] - p[1] * sums[1]) / p[2];
+    // A query that sees nothing may hold anything: n may be NaN.
+    const S none = math::constant<S>(0), dn = over_norm(sums[2], query[0]);
+    dquery[0] += math::select(math::value_of(sums[2]) == math::value_of(none), none, dn);
+  }
+};
+
+// f(form) with the fast form of a gate.
+template <class F>
+void with_dar_fast_form(const ResonanceGate& gate, F&& f) {
+  if (gate.converged)
+    f(DarFastForm<ConvergedGate<FastRoot>>{});
+  else if (gate.iterations <= 1)
+    f(DarStaticForm{});
+  else if (gate.iterations == 2)
+    f(DarFastForm<FixedUnrolledGate<2>>{});
+  else
+    f(DarFastForm<UnrolledGate<FastCurve>>{{}, {{}, gate.iterations}});
+}
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed
