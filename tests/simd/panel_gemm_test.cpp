@@ -123,7 +123,7 @@ TEMPLATE_TEST_CASE("panel_gemm passes over NaN when it raises the running maximu
                    float, double) {
   using T = TestType;
   constexpr Index rows = 5, W = heed::kLanes<T>;
-  const std::vector<T> a = {T(1), T(2), std::numeric_limits<T>::quiet_NaN(), T(3), T(-4)};
+  const std::vector<T> a = {T(1), T(3), std::numeric_limits<T>::quiet_NaN(), T(2), T(-4)};
   const std::vector<T> b(std::size_t(W), T(1));
   std::vector<T> c(std::size_t(rows * W)), maxima(std::size_t(W), -heed::kInfinity<T>);
   heed::panel_gemm<Store::overwrite_and_max>(rows, 1, 1, Broadcast<T>{a.data(), 1, 1}, b.data(), W,
