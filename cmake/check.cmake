@@ -8,17 +8,15 @@ heed_forwarded_arguments(arguments)
 heed_configure(-DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCH=ON -DHEED_BUILD_EXAMPLES=ON ${arguments})
 
 # One program that does not compile hides no other: the rest is built, its tests count as failed.
-heed_cached(generator CMAKE_GENERATOR)
 set(keep_going -k)
-if(generator MATCHES "Ninja")
+if(EXISTS "${HEED_BUILD}/build.ninja")
   set(keep_going -k 0)
 endif()
-heed_build(build_result -- ${keep_going})
+heed_build(build_result HEED_TO_TERMINAL -- ${keep_going})
 
-heed_job_count(jobs)
 execute_process(
   COMMAND "${CMAKE_CTEST_COMMAND}" --test-dir "${HEED_BUILD}" --output-on-failure --no-tests=error
-          --parallel ${jobs}
+          --parallel ${HEED_JOBS}
   RESULT_VARIABLE test_result OUTPUT_VARIABLE output ECHO_OUTPUT_VARIABLE)
 
 # ctest counts a skipped test among the passed ones.

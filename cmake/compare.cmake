@@ -6,23 +6,19 @@ cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 heed_forwarded_arguments(arguments)
-heed_cached(configured CMAKE_HOME_DIRECTORY)
 set(parts -DHEED_BUILD_EXAMPLES=ON)
-if(NOT configured)
+if(NOT EXISTS "${HEED_BUILD}/CMakeCache.txt")
   list(APPEND parts -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF)
 endif()
 
 heed_configure(${parts})
-set(HEED_BUILD_QUIETLY ON)
-heed_build(result --target heed_compare)
+heed_build(result HEED_TO_STDERR --target heed_compare)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "building heed_compare failed; the reason stands above")
 endif()
 
 # In the caller's directory, so that relative paths mean what the caller means.
-heed_terminal(terminal)
-execute_process(COMMAND "${HEED_BUILD}/bin/heed_compare" ${arguments} RESULT_VARIABLE result
-                ${terminal})
+execute_process(COMMAND ${HEED_TO_TERMINAL} "${HEED_BUILD}/bin/heed_compare" ${arguments} RESULT_VARIABLE result)
 if(NOT result EQUAL 0)
   # Without a way to hand on the exit code (before CMake 3.29) it is 1; the reason stands above.
   if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.29 AND result MATCHES "^[0-9]+$")

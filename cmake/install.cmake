@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Headers, CMake package and pkg-config file. Nothing depends on the architecture or on the prefix.
+# Headers, CMake package and pkg-config file; nothing of it depends on the architecture or on the prefix. With
+# HEED_INSTALL_COMPILED also the library heed_compiled, built with the flags of this build, which does.
 include(CMakePackageConfigHelpers)
 set(heed_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/heed")
 set(heed_pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
@@ -17,14 +18,33 @@ endif()
 configure_file(cmake/heed.pc.in heed.pc @ONLY)
 configure_package_config_file(cmake/heed-config.cmake.in heed-config.cmake
                               INSTALL_DESTINATION "${heed_package_dir}")
+set(heed_architecture ARCH_INDEPENDENT)
+if(HEED_INSTALL_COMPILED)
+  set(heed_architecture "")
+endif()
 write_basic_package_version_file(heed-config-version.cmake COMPATIBILITY SameMinorVersion
-                                 ARCH_INDEPENDENT)
+                                 ${heed_architecture})
 
 install(TARGETS heed EXPORT heed-targets)
 install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}" COMPONENT heed)
 install(FILES "${PROJECT_BINARY_DIR}/heed-config.cmake"
               "${PROJECT_BINARY_DIR}/heed-config-version.cmake" cmake/heed-usage.cmake
         DESTINATION "${heed_package_dir}" COMPONENT heed)
+# A package with heed-compiled-targets.cmake brings the library; users of another build it by heed-compiled.cmake.
+# For tests of both kinds the library is then a component of its own, that only they install.
+if(HEED_INSTALL_COMPILED OR HEED_BUILD_TESTS)
+  set(heed_component heed_compiled EXCLUDE_FROM_ALL)
+  if(HEED_INSTALL_COMPILED)
+    set(heed_component heed)
+  endif()
+  set_target_properties(heed_compiled PROPERTIES EXCLUDE_FROM_ALL FALSE EXPORT_NAME compiled)
+  if(HEED_NATIVE)
+    target_link_libraries(heed_compiled PUBLIC heed::native)
+  endif()
+  install(TARGETS heed_compiled EXPORT heed-compiled-targets ARCHIVE COMPONENT ${heed_component})
+  install(EXPORT heed-compiled-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}"
+          COMPONENT ${heed_component})
+endif()
 install(FILES cmake/compiled.cmake RENAME heed-compiled.cmake DESTINATION "${heed_package_dir}"
         COMPONENT heed)
 install(FILES "${PROJECT_BINARY_DIR}/heed.pc" DESTINATION "${heed_pc_dir}" COMPONENT heed)

@@ -20,7 +20,7 @@ if(HEED_SANITIZE)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})
 endif()
 # Programs that name <heed/compiled.hpp> share the variants' code.
-target_link_libraries(heed_compiled PRIVATE heed_own)
+target_link_libraries(heed_compiled PRIVATE $<BUILD_INTERFACE:heed_own>)
 
 # heed_add_program(name source...): a program in build/bin.
 function(heed_add_program name)

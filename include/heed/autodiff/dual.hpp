@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Forward-mode derivatives: a value with its derivatives along N directions.
+// Forward-mode derivatives: a value with its derivatives along Count directions.
 //
 //   const auto x = Dual<double, 2>::variable(3.0, 0);
 //   const auto y = Dual<double, 2>::variable(5.0, 1);
 //   (x * y).grad;                      // {5, 3}
 //
-// Real is float, double, long double, another Dual (second derivatives), or a SIMD pack, one
-// derivative per lane. Of Real it asks for + - * / and the functions of scalar.hpp.
+// Real is float, double, long double, another Dual (for second derivatives), or a SIMD pack (each lane has
+// derivatives of its own). It needs + - * / and the functions of scalar.hpp that a formula calls.
 //
-// Bounds: NaN and infinity propagate; 0 * inf is NaN, in a direction without influence as well.
+// Bounds: NaN and infinity propagate; 0 * inf is NaN, also in a direction on which the value does not depend.
 
 #include <heed/core/scalar.hpp>
 
@@ -40,7 +40,7 @@ struct Dual {
       : value(math::constant<Real>(constant)) {}
   Dual(const Real& v, const std::array<Real, directions>& g) : value(v), grad(g) {}
 
-  // The independent variable of one direction, 0 <= direction < N.
+  // The independent variable of one direction, 0 <= direction < Count.
   [[nodiscard]] static Dual variable(const Real& v, int direction = 0) {
     Dual x(v);
     x.grad[static_cast<std::size_t>(direction)] = math::constant<Real>(1);
@@ -141,7 +141,7 @@ struct Dual {
     return *this = *this / b;
   }
 
-  // By value only: two duals with equal values and different derivatives compare equal.
+  // Compares values only: two duals with equal values and different derivatives compare equal.
   [[nodiscard]] friend bool operator==(const Dual& a,
                                        const Dual& b) requires std::is_arithmetic_v<Real> {
     return a.value == b.value;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Forward-mode derivatives for inner loops: a value with its derivatives along N directions, of which it
-// knows those that are 0 throughout.
+// Forward-mode derivatives for inner loops: a value with its derivatives along Count directions, and with a flag
+// per direction that says whether the value depends on it.
 //
 //   x.moves[n] = false     dx/dn is 0 whatever the numbers are, and x.grad[n] is never read
 //
-// The flags depend on the formula alone: once score() is inlined the compiler knows them all, and what a
-// direction does not touch costs nothing. Dual (autodiff/dual.hpp) has the same rules without them.
+// The flags follow from the formula, not from the numbers. Once a formula is inlined the compiler knows each flag and
+// leaves out the derivatives that are 0. Dual (autodiff/dual.hpp) has the same rules without flags.
 //
-// Bounds  a direction without influence has derivative 0, beside a NaN or infinity as well.
+// Bounds  the derivative along a direction on which a value does not depend is 0, even if the value is NaN or infinite.
 
 #include <heed/core/scalar.hpp>
 #include <heed/simd/exp.hpp>
@@ -22,7 +22,7 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// f(n) for n = 0 ... N - 1, each a constant.
+// Calls f(n) for n = 0 ... Count - 1, each n a constant of its own type.
 template <class F, int... n>
 [[gnu::always_inline]] inline void call_with(F&& f, std::integer_sequence<int, n...>) {
   (f(std::integral_constant<int, n>{}), ...);
@@ -38,6 +38,7 @@ template <int Count, class F>
 template <class S, int Count>
 struct LaneDual {
   S value{};
+  // One element more than directions, since Count may be 0.
   S grad[Count + 1];
   bool moves[Count + 1] = {};
 
@@ -47,7 +48,8 @@ struct LaneDual {
   requires(std::is_arithmetic_v<C> && !std::is_same_v<C, S>)
       [[gnu::always_inline]] LaneDual(C constant)
       : value(math::constant<S>(constant)) {}
-  // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
+  // Derivatives are copied one by one. GCC copies an array in halves of a vector, and a processor that then loads
+  // the whole vector waits until both halves have left its store buffer.
   [[gnu::always_inline]] LaneDual(const LaneDual& other) : value(other.value) {
     set_from(other, [&](auto n) { return other.grad[n]; });
   }
@@ -117,7 +119,8 @@ struct LaneDual {
   LaneDual& operator*=(const LaneDual& b) { return *this = *this * b; }
   LaneDual& operator/=(const LaneDual& b) { return *this = *this / b; }
 
-  // Derivatives from those of one or two operands: of both, of the first alone, of the second alone.
+  // Sets the derivatives from those of the operands: along direction n by f(n) or both(n) where every operand depends
+  // on it, by first(n) or second(n) where that operand alone does.
   template <class F>
   [[gnu::always_inline]] void set_from(const LaneDual& a, F&& f) {
     detail::for_directions<Count>([&](auto n) {
@@ -140,8 +143,8 @@ struct LaneDual {
   }
 };
 
-// Found before the words of scalar.hpp by formulas that are written below this header, and inlined wherever
-// they are: GCC 12 leaves a call of a call out of what it flattens.
+// Formulas that are defined after this header call these overloads directly, not through those of scalar.hpp. So they
+// are inlined: GCC 12 does not flatten calls within calls.
 namespace math {
 
 template <class S, int Count>
@@ -196,13 +199,13 @@ template <class S, int Count>
   const S y = sqrt(x.value);
   return x.chain(y, S(constant<S>(0.5) / y));
 }
-// 1 - y^2: in the tails, where it is no longer exact, it is within an ulp of 1.
+// The slope is 1 - y^2. In the tails, where y is rounded to 1 or almost, its absolute error is at most an ulp of 1.
 template <class S, int Count>
 [[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> tanh(const LaneDual<S, Count>& x) {
   const S y = tanh(x.value);
   return x.chain(y, S((constant<S>(1) - y) * (constant<S>(1) + y)));
 }
-// r - r^2, likewise.
+// The slope is r - r^2, with the same error.
 template <class S, int Count>
 [[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> sigmoid(const LaneDual<S, Count>& x) {
   const S r = sigmoid(x.value);
@@ -215,7 +218,7 @@ template <class S, int Count>
   return x.chain(r, S(r * r - r));
 }
 
-// The same for formulas above this header.
+// The same functions for formulas that are defined before this header, which call them through scalar.hpp.
 template <class S, int Count>
 [[nodiscard]] LaneDual<S, Count> exp(const LaneDual<S, Count>& x, Lookup) {
   return exp(x);

@@ -8,9 +8,9 @@
 //   const auto adjoint = tape.gradient(x * y);
 //   adjoint[x.index];                  // 5
 //
-// A tape is a list of operations in the order in which they ran, each with at most two parents, or
-// a dot product of any length. Nothing is shared between tapes and nothing is hidden: threads work
-// side by side on a tape each. A Var must not outlive its tape.
+// A tape is a list of operations in the order in which they ran. Each has at most two operands, or is a dot
+// product of any length. Tapes share nothing, so that each thread may work on one of its own. A Var must not
+// outlive its tape.
 //
 // Cost: 32 bytes an operation on double (20 on float), and 8 for each pair of a dot product.
 // Bounds: NaN and infinity propagate along the way to the root. A node whose adjoint is 0 passes
@@ -74,7 +74,7 @@ struct Var {
   Var& operator*=(const Var& b) { return *this = *this * b; }
   Var& operator/=(const Var& b) { return *this = *this / b; }
 
-  // By value only.
+  // Compares values only.
   [[nodiscard]] friend bool operator==(const Var& a, const Var& b) { return a.value == b.value; }
   [[nodiscard]] friend std::partial_ordering operator<=>(const Var& a, const Var& b) {
     return a.value <=> b.value;
@@ -131,7 +131,7 @@ class Tape {
     require(root.tape == this, "Tape::gradient: the root, node ", root.index,
             ", belongs to another tape than this one of ", size(), " nodes");
     adjoint[std::size_t(root.index)] = Real(1);
-    std::size_t dot = dots_.size();  // dots_[dot] and later lie behind the node at hand
+    std::size_t dot = dots_.size();  // dots_[dot] and later ones have nodes behind `node`
     for (Index node = root.index; node >= 0; --node) {
       while (dot > 0 && dots_[dot - 1].node > node) --dot;
       const Real outer = adjoint[std::size_t(node)];
@@ -144,7 +144,7 @@ class Tape {
 
   [[nodiscard]] Index size() const { return Index(nodes_.size()); }
 
-  // Memory in use by the records, without the vectors' spare room.
+  // Bytes that the records fill, without memory that the vectors hold in reserve.
   [[nodiscard]] Index bytes() const {
     return Index(nodes_.size() * sizeof(Node) + constants_.size() * sizeof(Real) +
                  pairs_.size() * sizeof(Pair) + dots_.size() * sizeof(Dot));

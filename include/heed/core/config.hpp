@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Translation units compiled for different instruction sets must not share inline functions: the
-// linker would keep one of them at random; nor must those with threads and those without. HEED_ABI names
-// the class of instruction set, and OpenMP, in every symbol.
+// HEED_ABI is the inline namespace around all of heed. It names the class of instruction set, and whether OpenMP is
+// on, so that both are part of every symbol. Files that were compiled for different classes then share no inline
+// function: of two with equal names the linker would keep either one, which may be code that the other file's
+// processor does not have.
 #include <cstddef>
 
-// Hidden pairs are marked by -infinity, rounding and the order of additions are part of every promise.
+// Hidden pairs are marked by -infinity, and results have the same bits for any number of threads only while the
+// compiler keeps the order of additions. Flags that let it assume otherwise are refused.
 #if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
 #error "heed relies on NaN and infinity: build without -ffast-math, -Ofast and -ffinite-math-only"
 #endif

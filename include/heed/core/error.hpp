@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Errors as one sentence: require() and fail() put it together from its parts and throw. Parts may be bytes of
-// a foreign file: whatever is no printable character is spelled out, so that the sentence is whole (what() ends
-// at a NUL) and steers no terminal.
+// An error is one sentence. require() and fail() join it from parts and throw it as std::invalid_argument. A part
+// may be bytes of a foreign file: bytes that belong to no printable character are written in hexadecimal. So a NUL
+// does not cut the sentence off in what(), and no escape sequence reaches a terminal.
 
 #include <heed/core/config.hpp>
 
@@ -21,7 +21,8 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// Words, characters, numbers, and whatever has a text(). Streams would double the compile time of an op.
+// Appends a part: a string, a character, a number, or a value with a member text(). Streams would double the
+// compile time of an op.
 template <class Part>
 void append(std::string& text, const Part& part) {
   if constexpr (requires { part.text(); }) {
@@ -29,7 +30,7 @@ void append(std::string& text, const Part& part) {
   } else if constexpr (std::is_same_v<Part, char> || !std::is_arithmetic_v<Part>) {
     text += part;
   } else if constexpr (std::is_floating_point_v<Part>) {
-    char digits[40];  // the fewest that are read back as the same number
+    char digits[40];  // the fewest digits that are read back as the same number
     for (int count = 1; count <= std::numeric_limits<Part>::max_digits10; ++count) {
       std::snprintf(digits, sizeof digits, "%.*Lg", count, static_cast<long double>(part));
       if (static_cast<Part>(std::strtold(digits, nullptr)) == part) break;
@@ -40,7 +41,8 @@ void append(std::string& text, const Part& part) {
   }
 }
 
-// Bytes of the character in front; 0 where there is none of valid UTF-8, or a control character (C0, C1, DEL).
+// The number of bytes of the character that `text` begins with; 0 if they are not valid UTF-8, or if it is a
+// control character (C0, C1, DEL).
 [[nodiscard]] inline std::size_t printable_bytes(std::string_view text) {
   const auto within = [&](std::size_t i, unsigned low, unsigned high) {
     if (i >= text.size()) return false;
@@ -50,7 +52,7 @@ void append(std::string& text, const Part& part) {
   const auto follows = [&](std::size_t i) { return within(i, 0x80, 0xBF); };
   if (within(0, 0x20, 0x7E)) return 1;
   if (within(0, 0xC2, 0xDF)) return within(1, within(0, 0xC2, 0xC2) ? 0xA0 : 0x80, 0xBF) ? 2 : 0;
-  // Not longer than need be, no surrogates, nothing beyond U+10FFFF.
+  // Not valid are encodings longer than necessary, surrogates, and numbers beyond U+10FFFF.
   if (within(0, 0xE0, 0xEF)) {
     const unsigned low = within(0, 0xE0, 0xE0) ? 0xA0 : 0x80,
                    high = within(0, 0xED, 0xED) ? 0x9F : 0xBF;
@@ -63,7 +65,7 @@ void append(std::string& text, const Part& part) {
 
 }  // namespace detail
 
-// The text with every byte that belongs to no printable character of UTF-8 in hexadecimal: backslash, x, 1B.
+// The text, in which every byte that belongs to no printable character of UTF-8 is written as in \x1B.
 [[nodiscard]] inline std::string printable(std::string_view text) {
   constexpr const char* digits = "0123456789ABCDEF";
   std::string result;
@@ -84,7 +86,7 @@ void append(std::string& text, const Part& part) {
 
 namespace detail {
 
-// What an error says: all parts joined.
+// All parts joined and made printable.
 template <class... Parts>
 [[nodiscard]] std::string sentence(const Parts&... parts) {
   std::string text;
@@ -100,6 +102,7 @@ template <class... Parts>
   throw std::invalid_argument(detail::sentence(parts...));
 }
 
+// Throws what fail(parts...) throws unless `condition` is true.
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);

@@ -16,9 +16,11 @@ struct Geometry {
   Index dim_qk = 0, dim_v = 0;
   bool operator==(const Geometry&) const = default;
 
+  // Output heads that read the same key and value head.
   [[nodiscard]] Index group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   [[nodiscard]] Index kv_head(Index head) const { return head / group(); }
   [[nodiscard]] Index query_rows() const { return batch * heads * len_q; }
+  // Position of row (b, h, i) among all query_rows().
   [[nodiscard]] Index row_index(Index b, Index h, Index i) const {
     return (b * heads + h) * len_q + i;
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Threads: one parallel region per call, exceptions carried out of it, and turnstiles that keep the
-// order of additions the same for any number of threads.
+// Threads. A call has one parallel region, out of which exceptions are carried; turnstiles keep the order of
+// additions the same for any number of threads.
 
 #include <heed/core/error.hpp>
 
@@ -31,12 +31,12 @@ inline namespace HEED_ABI {
 #endif
 }
 
-// Thrown where a worker waits for others of which one has failed.
+// Thrown to a worker that waits at a turnstile for another one that has failed.
 struct Abandoned {};
 
-// Runs body(worker) once on each of `workers` threads. The first exception stops nothing but is rethrown
-// after all workers have returned. A worker that others wait for at Turnstiles abandons these on its way
-// out; the Abandoned that the others then throw is no exception of its own.
+// Runs body(worker) once on each of `workers` threads. The first exception stops no other worker; it is rethrown
+// after all have returned. Where workers wait for each other at Turnstiles, a body that throws must call abandon()
+// first; the Abandoned that this throws in the others is not rethrown.
 template <class Body>
 void run_workers(int workers, Body&& body) {
   if (workers <= 1) {
@@ -78,9 +78,9 @@ class Dispenser {
 };
 
 // A row of gates, each passed by the same sequence of visitors 0, 1, 2, ... Visitor r of a gate
-// enters after visitor r - 1 has passed: additions behind a gate happen in one fixed order, whatever
-// the number of threads. Free of deadlock as long as visitors are started in order, and a visitor that
-// cannot come any more calls abandon().
+// enters after visitor r - 1 has passed, so that additions behind a gate happen in one fixed order, whatever
+// the number of threads. No visitor waits for ever as long as visitors are started in order and one that
+// fails calls abandon().
 class Turnstiles {
  public:
   explicit Turnstiles(Index gates)
@@ -88,7 +88,7 @@ class Turnstiles {
     for (Index g = 0; g < gates; ++g) passed_[std::size_t(g)].store(0, std::memory_order_relaxed);
   }
 
-  // Throws Abandoned where the visitors before will not come.
+  // Returns when the visitors before `rank` have passed; throws Abandoned if one of them has failed.
   void wait(Index gate, Index rank) const {
     const auto& passed = passed_[std::size_t(gate)];
     for (int spins = 0; passed.load(std::memory_order_acquire) != rank; ++spins) {
@@ -98,7 +98,7 @@ class Turnstiles {
     }
   }
   void pass(Index gate) { passed_[std::size_t(gate)].fetch_add(1, std::memory_order_release); }
-  // Nobody waits from now on.
+  // From now on wait() throws where it would wait.
   void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
  private:

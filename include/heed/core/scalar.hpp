@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The words in which a formula is written once and then run on every scalar S:
+// The functions with which a formula is written once, as a template, and then run on every scalar S:
 //
 //   template <class S> S gate(const S& c) { return math::sigmoid(math::constant<S>(4) * c); }
 //
@@ -13,8 +13,8 @@
 //   Mine exp(const Mine& x, Lookup);   // no default argument
 //
 // math::exp(x) finds them where it is instantiated, so they may be declared after the formula; this
-// holds for exp, log, sqrt, tanh, sigmoid, value_of, select and dot_product. A vector_size type
-// needs no more than exp, log, sqrt and tanh, or those of them that it uses.
+// holds for exp, log, sqrt, tanh, sigmoid, falling_sigmoid, value_of, select and dot_product. A vector_size
+// type needs no more than exp, log, sqrt and tanh, or those of them that its formulas call.
 
 #include <heed/core/config.hpp>
 
@@ -26,7 +26,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace math {
 
-// Makes heed::math an associated namespace of a call.
+// An argument of this type lets a call find overloads in heed::math, whatever the other arguments are.
 struct Lookup {};
 
 // A GCC or clang vector: `float __attribute__((vector_size(64)))`.
@@ -146,7 +146,8 @@ template <class S>
   }
 }
 
-// sigmoid(-x), for callers that know x to be small: a pack then needs no guard against overflow.
+// sigmoid(-x) for callers that know |x| <= kFallingRange (simd/exp.hpp), where a pack needs no guard against
+// overflow.
 template <class S>
 [[nodiscard]] S falling_sigmoid(const S& x) {
   if constexpr (requires { falling_sigmoid(x, Lookup{}); })

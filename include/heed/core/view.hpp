@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Non-owning views of user memory: where heed reads and writes.
+// Views of user memory, which heed reads from and writes to and does not own.
 //
 // Shapes  (batch, heads, len, dim); the innermost stride is always 1, the others are free, so that
 //         (B,H,T,d), (B,T,H,d) and packed QKV or QKVI memory are all read in place.
@@ -23,9 +23,9 @@ struct Shape {
   Index batch = 0, heads = 0, len = 0, dim = 0;
   bool operator==(const Shape&) const = default;
 
-  // (2,8,512,64)
+  // For example (2,8,512,64).
   [[nodiscard]] std::string text() const {
-    std::string text;  // by parts: g++ 12 warns of the operator + of strings at -O3
+    std::string text;  // joined by +=, since g++ 12 warns of the operator + of strings at -O3
     for (const Index extent : {batch, heads, len, dim}) {
       text += text.empty() ? '(' : ',';
       text += std::to_string(extent);
@@ -44,7 +44,7 @@ struct Strides {
   Index batch = 0, head = 0, row = 0;
 };
 
-// Of (batch, heads, len, dim) memory without gaps; throws where a stride does not fit an Index.
+// The strides of (batch, heads, len, dim) memory without gaps; throws if one does not fit an Index.
 [[nodiscard]] inline Strides dense_strides(const Shape& s) {
   const Index head = checked_product(s.len, s.dim, "TensorView: len x dim");
   return {checked_product(s.heads, head, "TensorView: heads x len x dim"), head, s.dim};
@@ -94,7 +94,7 @@ class TensorView {
   TensorView(Element* data, const Shape& shape) : TensorView(data, shape, dense_strides(shape)) {}
 
   // Rows spread over pages of `page_rows` rows each: row t of head (b, h) lies in pages[t / page_rows],
-  // at strides within the page. The table must outlive the view. forward() reads key and value so.
+  // at strides within the page. The table must outlive the view. forward() accepts key and value in this form.
   [[nodiscard]] static TensorView paged(Element* const* pages, Index page_rows, const Shape& shape,
                                         const Strides& strides) {
     require(page_rows > 0, "TensorView: page_rows is ", page_rows, ", it must be positive");
@@ -104,7 +104,7 @@ class TensorView {
     return view;
   }
 
-  // A mutable view reads as a const one.
+  // A mutable view converts to a const one.
   template <class U>
   requires(std::same_as<const U, Element> && !std::is_const_v<U>)
       TensorView(const TensorView<U>& other)
@@ -162,7 +162,7 @@ class TensorView {
     return shape_.batch > 0 && shape_.heads > 0 && shape_.len > 0 && shape_.dim > 0;
   }
 
-  // First element of row t; in pages, the rows up to the end of its page follow at strides().row.
+  // First element of row t. In pages only the rows up to the end of its page follow at strides().row.
   [[nodiscard]] Element* row(Index b, Index h, Index t) const {
     if (page_rows_ > 0)
       return pages_[t / page_rows_] +
@@ -184,8 +184,8 @@ class TensorView {
     return {pages_[p], shape, strides_};
   }
 
-  // Element offsets of the first and the last element in memory; strides may be negative. Views with elements
-  // in one piece only. Throws where an offset, in bytes, does not fit an Index.
+  // Offsets from data(), in elements, of the first and the last element in memory; strides may be negative. For
+  // views that have elements and are in one piece. Throws if an offset in bytes does not fit an Index.
   struct Span {
     Index first = 0, last = 0;
   };
@@ -240,8 +240,8 @@ template <class Element>
           {checked_product(len, row, "view_packed: len x parts x heads x dim"), dim, row}};
 }
 
-// Do two views touch a common byte? Judged by the address ranges they span, except that views of one
-// packed tensor (same strides, disjoint columns) do not overlap.
+// Whether two views may touch a common byte: their ranges of addresses overlap, and they are not views of one
+// packed tensor (equal strides) with disjoint columns.
 template <class A, class B>
 [[nodiscard]] bool may_overlap(const TensorView<A>& a, const TensorView<B>& b) {
   if (!a.has_elements() || !b.has_elements()) return false;
@@ -260,7 +260,8 @@ template <class A, class B>
   };
   if (last(a) < first(b) || last(b) < first(a)) return false;
   if (sizeof(A) != sizeof(B)) return true;
-  // Parts of a packed tensor: every element of a view lies in columns [0, width) of a common row.
+  // In a packed tensor every element of a view lies in the columns [0, width) behind its first one, of rows that
+  // both views share.
   const auto row = a.strides().row;
   const auto width = [](const auto& v) {
     return (v.shape().heads - 1) * v.strides().head + v.shape().dim;

@@ -3,11 +3,11 @@
 
 // The doors' types, and the one place where arguments are checked.
 
+#include <heed/core/dropout.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
-#include <heed/simd/keep_bits.hpp>
 
 #include <algorithm>
 #include <array>

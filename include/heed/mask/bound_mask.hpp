@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A mask checked against the sizes of a call: answers for pairs, and classifies tiles so that hidden
-// ones are skipped.
+// A mask that was checked against the sizes of a call. It says which keys a query sees, and whether a tile of
+// queries and keys is hidden, visible in part, or visible as a whole, so that the engine skips hidden tiles.
 
 #include <heed/core/geometry.hpp>
 #include <heed/mask/mask.hpp>
@@ -15,17 +15,19 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Keys [begin, end); none if end <= begin.
 struct KeyRange {
   Index begin = 0, end = 0;
   [[nodiscard]] Index size() const { return end > begin ? end - begin : 0; }
 };
 
+// How many pairs of a tile are visible: none, some, all.
 enum class TileKind { empty, partial, full };
 
 template <class Real>
 class BoundMask {
  public:
-  // Throws std::invalid_argument when a part does not fit the sizes. `where` starts its sentences.
+  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence.
   BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
     for (const Band& band : mask.bands) {
       const Index shift = shift_of(band.align);
@@ -64,18 +66,19 @@ class BoundMask {
     return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
-  // Keys of batch b that a band and the key length leave to query i.
+  // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask and bias may hide
+  // some of them.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
     if (hides_all_) return {};
     const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
     return {std::clamp<Index>(i + from_, 0, length), std::clamp<Index>(i + to_ + 1, 0, length)};
   }
-  // Keys that some query in [first, first + rows) may see.
+  // Keys that the bands and the key length leave to some query in [first, first + rows).
   [[nodiscard]] KeyRange keys_of_rows(Index b, Index first, Index rows) const {
     if (rows == 0) return {};
     return {keys_of(b, first).begin, keys_of(b, first + rows - 1).end};
   }
-  // Keys that a band and the key length leave to every query in [first, first + rows).
+  // Keys that the bands and the key length leave to every query in [first, first + rows).
   [[nodiscard]] KeyRange keys_of_all_rows(Index b, Index first, Index rows) const {
     if (rows == 0) return {};
     return {keys_of(b, first + rows - 1).begin, keys_of(b, first).end};
@@ -101,7 +104,7 @@ class BoundMask {
            (!has_bias() || bias_row(b, h, i)[j] != -std::numeric_limits<Real>::infinity());
   }
 
-  // Does query i see any key?
+  // Whether query i sees any key.
   [[nodiscard]] bool sees_any(Index b, Index h, Index i) const {
     const KeyRange keys = keys_of(b, i);
     if (!has_allowed() && !has_documents() && !has_bias()) return keys.size() > 0;
@@ -110,8 +113,8 @@ class BoundMask {
     return false;
   }
 
-  // Kind of the tile of queries [first, first + rows) and keys [key, key + count), the bias aside:
-  // a bias of -infinity is found when it is added.
+  // Kind of the tile of queries [first, first + rows) and keys [key, key + count). The bias is not looked at: pairs
+  // that it hides are found when it is added to their scores.
   [[nodiscard]] TileKind classify(Index b, Index h, Index first, Index rows, Index key,
                                   Index count) const {
     TileKind kind = band_kind(b, first, rows, key, count);
@@ -123,13 +126,14 @@ class BoundMask {
   }
 
  private:
-  // Far beyond any position, and far from overflow when positions are added.
+  // A bound that is beyond every position, and does not overflow when positions are added to it.
   static constexpr Index kUnbounded = std::numeric_limits<Index>::max() / 4;
 
   [[nodiscard]] Index shift_of(Align align) const {
     return align == Align::bottom_right ? g_.len_kv - g_.len_q : 0;
   }
-  // offset + side + shift, at most kUnbounded in size: exact wherever a position can tell the difference.
+  // offset + side + shift, limited to [-kUnbounded, kUnbounded]: no position lies beyond, so that the limit hides
+  // and shows the same keys.
   [[nodiscard]] static Index bound_at(Index offset, Index side, Index shift) {
     Index sum;
     if (__builtin_add_overflow(offset, side, &sum))
@@ -205,9 +209,9 @@ class BoundMask {
 
   const Mask<Real>& mask_;
   Geometry g_;
-  // Band: query i sees keys [i + from_, i + to_].
+  // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
-  bool hides_all_ = false;  // bands that leave no key to any query
+  bool hides_all_ = false;  // the bands contradict each other, and leave no key to any query
   Index slope_shift_ = 0;
 };
 

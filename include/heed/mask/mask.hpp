@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Who may see whom: a value that is built from parts and joined with `&`.
+// A mask says which keys each query sees, and what is added to their scores. It is a value, built from parts that
+// are joined with `&`.
 //
 //   score(i, j) = op's score - slope_h |p - j| + bias(b, h, i, j)      where (i, j) is visible
 //
@@ -20,10 +21,11 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Where query 0 sits on the key axis when the lengths differ.
+// Where query 0 stands on the key axis when the lengths differ: at key 0, or so that the last query stands at the
+// last key.
 enum class Align { top_left, bottom_right };
 
-// Visible iff p - left <= j <= p + right; a negative bound is no bound.
+// Pair (i, j) is visible if p - left <= j <= p + right; a negative left or right is no bound.
 struct Band {
   Index left = -1, right = -1;
   Align align = Align::top_left;
@@ -33,13 +35,13 @@ struct Band {
 template <class Real>
 struct Mask {
   std::vector<Band> bands;
-  // Number of visible keys per batch; not given: all.
+  // Number of visible keys per batch; if not given, all are visible.
   std::optional<std::vector<Index>> key_lengths;
   // (batch or 1, heads or 1, len_q or 1, len_kv): true where visible.
   TensorView<const bool> allowed;
   // (batch or 1, heads or 1, len_q or 1, len_kv): added to the score; -infinity hides.
   TensorView<const Real> bias;
-  // One id per (batch, query) and (batch, key); pairs of different ids are hidden. Given both or none.
+  // One id per (batch, query) and per (batch, key); pairs of different ids are hidden. Both are given, or none.
   std::optional<std::vector<Index>> query_documents, key_documents;
   // ALiBi: one slope per head.
   std::optional<std::vector<Real>> slopes;

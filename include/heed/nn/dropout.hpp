@@ -12,6 +12,7 @@
 // Bounds    a dropped place is 0 even if x holds NaN there.
 
 #include <heed/core/parallel.hpp>
+#include <heed/core/random.hpp>
 #include <heed/nn/elementwise.hpp>
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/keep_bits.hpp>

@@ -20,6 +20,7 @@
 
 #include <heed/autodiff/tape.hpp>
 #include <heed/reference/rows.hpp>
+#include <heed/simd/keep_bits.hpp>
 
 #include <algorithm>
 #include <concepts>

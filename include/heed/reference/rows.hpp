@@ -7,10 +7,10 @@
 //   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
 //   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
 
+#include <heed/core/dropout.hpp>
 #include <heed/core/scalar.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
-#include <heed/simd/keep_bits.hpp>
 
 #include <algorithm>
 #include <array>

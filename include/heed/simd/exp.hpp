@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Exponential, sigmoid and their kin on packs.
+// Exponential, logarithm, sigmoid and tanh of every lane of a pack.
 //
-//   2^x = 2^n * 2^f,  n = round(x),  2^f = 1 + f q(f) on [-1/2, 1/2]
+//   2^x = 2^n 2^f,  n = round(x),  2^f = 1 + f q(f) on [-1/2, 1/2],  q of degree 5 (float) or 10 (double)
+//   e^x = 2^(x log2(e))
 //
-// Accuracy  exp2_weight: below 1 ulp (float: degree 6, double: degree 11). exp: below 2 ulp.
-// Bounds    exp2_weight(0) = 1 exactly; exactly 0 at and below -127 (float) or -1023 (double), hence
-//           at -infinity; NaN stays NaN. No branch looks across lanes.
+// Accuracy  largest error, where an ulp is that of the exact result and eps that of 1 (2^-23 or 2^-52):
+//           exp2_weight 1.8 ulp, exp 2 ulp, sigmoid 2.6 ulp, log 1 ulp, tanh 10 ulp and 1.6 eps,
+//           falling_sigmoid 1 eps. With or without FMA; tests/simd/exp_test.cpp holds them to it.
+// Bounds    exp2_weight(0) = 1 exactly; exactly 0 at and below -127 (float) or -1023 (double), hence at
+//           -infinity; between that and -126 or -1022 it is off by less than the smallest normal number.
+//           exp is exactly 0 below -87.33 (float) or -708.39 (double), and +infinity above 87.33 or 708.39.
+//           NaN stays NaN. No lane has an influence on another.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/scalar.hpp>
@@ -27,19 +32,24 @@ template <>
 struct FloatLayout<float> {
   static constexpr int mantissa_bits = 23;
   static constexpr float bias = 127.0F;
-  static constexpr float round_magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
+  // 1.5 * 2^23 + bias: adding it rounds to an integer n and leaves n + bias in the lowest bits.
+  static constexpr float round_magic = 12583039.0F;
   static constexpr float log2e_tail = 1.92596303e-08F;  // log2(e) - float(log2(e))
+  // ln(2) in two parts; the first has so few bits that its product with any exponent is exact.
+  static constexpr float ln2_high = 0.693359375F, ln2_low = -2.12194440e-4F;
 };
 template <>
 struct FloatLayout<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double bias = 1023.0;
-  static constexpr double round_magic = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr double round_magic = 6755399441056767.0;  // 1.5 * 2^52 + bias
   static constexpr double log2e_tail = 2.0355273740931033e-17;
+  static constexpr double ln2_high = 0.693145751953125, ln2_low = 1.42860682030941723212e-6;
 };
 
-// n of rounded = x + round_magic, the integer nearest to x. Flags that let compilers reassociate would fold
-// (x + c) - c to x; config.hpp refuses them where a macro tells of them, which clang does not have.
+// n, the integer nearest to x, from rounded = x + round_magic. A compiler that may reassociate would fold
+// (x + c) - c to x. config.hpp refuses the flags that let g++ do so; clang has no macro that tells of them, so
+// that it is forbidden here.
 template <class Real>
 [[nodiscard, gnu::always_inline]] inline Pack<Real> integer_of(Pack<Real> rounded) {
 #if defined(__clang__)
@@ -53,8 +63,8 @@ template <class Real>
 [[nodiscard]] inline Pack<float> exp2_tail(Pack<float> f) {
   using P = Pack<float>;
   if constexpr (kRegisterBytes < 64) {
-    // Estrin's scheme costs a product more than Horner's but has half the latency, which binds where
-    // registers hold little work.
+    // Estrin's scheme takes one product more than Horner's and half the time from first to last. That time
+    // is the limit where registers are narrow: few lanes are in flight while each result waits for the one before.
     const P f2 = f * f;
     const P low = mul_add(f, P(0.240226477F), P(0.693147182F));
     const P middle = mul_add(f, P(0.00961843692F), P(0.0555033237F));
@@ -69,7 +79,7 @@ template <class Real>
 }
 
 [[nodiscard]] inline Pack<double> exp2_tail(Pack<double> f) {
-  // Estrin's scheme: half the latency of Horner's at this degree.
+  // Estrin's scheme takes half of the time of Horner's from first to last at this degree.
   using P = Pack<double>;
   const P f2 = f * f, f4 = f2 * f2, f8 = f4 * f4;
   const P p0 = mul_add(f, P(0.2402265069591013), P(0.69314718055994529));
@@ -81,33 +91,44 @@ template <class Real>
   return mul_add(f8, high, mul_add(f4, mul_add(f2, p3, p2), mul_add(f2, p1, p0)));
 }
 
-// 2^n (1 + f q(f)) where `rounded` = n + round_magic keeps n in its low mantissa bits.
+// 2^n (1 + f q(f)) where `rounded` = n + round_magic, so that its lowest bits, n + bias, are the exponent of 2^n.
+// A product and no addition to the exponent's bits: a NaN stays one whatever its payload.
 template <class Real>
 [[nodiscard]] inline Pack<Real> scale_by_power(Pack<Real> f, Pack<Real> rounded) {
   using Bits = typename Pack<Real>::Bits;
   const Pack<Real> p = mul_add(exp2_tail(f), f, Pack<Real>(Real(1)));
-  return typename Pack<Real>::Vector(Bits(p.v) +
-                                     (Bits(rounded.v) << FloatLayout<Real>::mantissa_bits));
+  const Bits power = Bits(rounded.v) << FloatLayout<Real>::mantissa_bits;
+  return p * Pack<Real>(typename Pack<Real>::Vector(power));
 }
 
-// e^x where neither end overflows; log2(e) in two parts keeps the reduced argument exact.
+// f of e^x = 2^(n + f): x log2(e) - n, without the rounding of x log2(e), which a large x makes large.
+template <class Real>
+[[nodiscard]] inline Pack<Real> exp_fraction(Pack<Real> x, Pack<Real> n) {
+  using L = FloatLayout<Real>;
+#if defined(__FMA__)
+  const Pack<Real> rough = mul_add(x, Pack<Real>(Real(kLog2e)), -n);
+  return mul_add(x, Pack<Real>(L::log2e_tail), rough);
+#else
+  return ((x - n * Pack<Real>(L::ln2_high)) - n * Pack<Real>(L::ln2_low)) *
+         Pack<Real>(Real(kLog2e));
+#endif
+}
+
+// e^x where e^x neither overflows nor underflows.
 template <class Real>
 [[nodiscard]] inline Pack<Real> exp_inside(Pack<Real> x) {
-  using L = FloatLayout<Real>;
   const Pack<Real> log2e = Real(kLog2e);
-  const Pack<Real> rounded = mul_add(x, log2e, Pack<Real>(L::round_magic));
-  const Pack<Real> n = integer_of(rounded);
-  const Pack<Real> f = mul_add(x, Pack<Real>(L::log2e_tail), mul_add(x, log2e, -n));
-  return scale_by_power(f, rounded);
+  const Pack<Real> rounded = mul_add(x, log2e, Pack<Real>(FloatLayout<Real>::round_magic));
+  return scale_by_power(exp_fraction(x, integer_of(rounded)), rounded);
 }
 
 }  // namespace detail
 
-// 2^x for x <= 0 (and up to about +100).
+// 2^x for x <= 0, as in the weights of a softmax, and for positive x up to 100.
 template <class Real>
 [[nodiscard]] inline Pack<Real> exp2_weight(Pack<Real> x) {
   using L = detail::FloatLayout<Real>;
-  x = max(Pack<Real>(-L::bias), x);  // this operand order lets a NaN through
+  x = max(Pack<Real>(-L::bias), x);  // max returns its second operand if either is NaN
   const Pack<Real> rounded = x + L::round_magic;
   return detail::scale_by_power(x - detail::integer_of(rounded), rounded);
 }
@@ -125,7 +146,7 @@ template <class Real>
   return select(x > top, Pack<Real>(kInfinity<Real>), low);
 }
 
-// 1 / (1 + e^-x). For x below -87 (float) or -708 (double) the value at that bound, about 1e-38.
+// 1 / (1 + e^-x). Below -86.6 (float) or -707.7 (double) it keeps the value that it has there, 2.4e-38 or 4.5e-308.
 template <class Real>
 [[nodiscard]] inline Pack<Real> sigmoid(Pack<Real> x, Lookup) {
   using L = detail::FloatLayout<Real>;
@@ -134,18 +155,21 @@ template <class Real>
   return Real(1) / (Real(1) + detail::exp_inside(-inside));
 }
 
-// 1 / (1 + e^x) for |x| <= kFallingRange<Real>, where it needs no guard: absolute error below 1 ulp of 1.
+// Arguments of falling_sigmoid() have at most this absolute value, so that e^x neither overflows nor vanishes.
 template <class Real>
 inline constexpr double kFallingRange = sizeof(Real) == 4 ? 80.0 : 700.0;
+
+// 1 / (1 + e^x), without the guards against overflow that sigmoid(-x) has.
 template <class Real>
 [[nodiscard]] inline Pack<Real> falling_sigmoid(Pack<Real> x, Lookup) {
-  // log2(e) in one part: what that errs by in e^x, e^x (1 + e^x)^-2 makes small again.
+  // log2(e) in one part. The relative error that this leaves in e^x grows with |x|, but the result's share in it
+  // is e^x / (1 + e^x)^2, which falls faster.
   const Pack<Real> y = x * Real(kLog2e), rounded = y + heed::detail::FloatLayout<Real>::round_magic;
   const Pack<Real> f = y - heed::detail::integer_of(rounded);
   return Real(1) / (Real(1) + heed::detail::scale_by_power(f, rounded));
 }
 
-// (e^2x - 1) / (e^2x + 1), from e^2x - 1 = f q(f) near 0 where the difference would cancel.
+// (e^2x - 1) / (e^2x + 1). For |x| below 0.17 the difference e^2x - 1, which would cancel, is taken as f q(f).
 template <class Real>
 [[nodiscard]] inline Pack<Real> tanh(Pack<Real> x, Lookup) {
   const Pack<Real> f = x * Real(2 * kLog2e);
@@ -161,7 +185,7 @@ template <class Real>
   return square_root(x);
 }
 
-// In four chains, so that an addition need not wait for the one before.
+// Four sums run side by side, so that an addition need not wait for the one before.
 template <class Real, class A, class B>
 [[nodiscard]] Pack<Real> dot_product(std::type_identity<Pack<Real>>, Index n, const A& a,
                                      const B& b, Lookup) {

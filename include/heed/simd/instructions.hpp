@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The operations of packs that compilers do not find in plain vector code, through the instruction set's
-// intrinsics.
+// The operations that pack.hpp declares, by intrinsics of the instruction set: from plain vector code compilers do not
+// generate its one instruction for each.
 
 #include <heed/simd/pack.hpp>
 
@@ -25,7 +25,7 @@ inline constexpr __mmask8 kAllLanes8 = 0xFF;
 }  // namespace detail
 #endif
 
-// a > b ? a : b and a < b ? a : b. One instruction each, which GCC does not find by itself.
+// a > b ? a : b and a < b ? a : b in one instruction.
 template <class Real>
 [[nodiscard]] inline Pack<Real> max(Pack<Real> a, Pack<Real> b) {
   using V = typename Pack<Real>::Vector;

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which places dropout keeps.
+// Which places of a row are kept when a share `rate` of them is dropped at random, and the numbers left there.
 //
 //   y = keep ? x / (1 - rate) : 0
 //
-//   k0, k1 = low and high half of the row's key
+//   k0, k1 = low and high half of the row's key of 64 random bits
 //   h = k0 + column 0x9E3779B9;   h = (h ^ h >> 16) 0x85EBCA6B ^ k1;   h = (h ^ h >> 13) 0xC2B2AE35
 //   keep = h < (1 - rate) 2^32
 //
-// A function of key and column alone: nothing is stored, any part of a row can be drawn again, along its
-// columns or beside other rows, the same for float and double.
+// keep is a function of key, column and rate alone. Nothing is stored: any part of a row can be drawn again, in
+// vectors along its columns or in vectors across rows, with the same result for float and double.
 //
 // Bounds    a dropped place is 0 even if x holds NaN there.
+// Accuracy  of all keys a share 1 - rate, within 2^-32, keeps a given column.
 // Source    the multipliers and the first shifts of MurmurHash3's finaliser, with a key in between.
 
-#include <heed/core/random.hpp>
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
@@ -25,25 +25,12 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Of the weights of an attention call.
-struct Dropout {
-  double rate = 0;  // in [0, 1): the share that becomes 0; the others are divided by 1 - rate
-  std::uint64_t seed = 0;  // the same one drops the same pairs
-  bool operator==(const Dropout&) const = default;
-
-  [[nodiscard]] bool valid() const { return rate >= 0 && rate < 1; }
-  // Keys of the rows of a head: number i is that of query i.
-  [[nodiscard]] CounterRandom row_keys(Index batch, Index head) const {
-    return CounterRandom(CounterRandom(seed, std::uint64_t(batch)).bits(std::uint64_t(head)));
-  }
-};
-
 namespace detail {
 
-// What the column is multiplied by.
+// The column enters h multiplied by this odd number, 2^32 divided by the golden ratio.
 inline constexpr std::uint32_t kColumnStride = 0x9E3779B9;
 
-// Random bits of h = k0 + column * kColumnStride; Words is a number of 32 bits or a vector of them.
+// The 32 random bits of h = k0 + column * kColumnStride. Words is std::uint32_t or a vector of them.
 template <class Words>
 [[nodiscard, gnu::always_inline]] inline Words column_bits(Words h, Words k1) {
   h ^= h >> 16;
@@ -52,20 +39,21 @@ template <class Words>
   return h * 0xC2B2AE35U;
 }
 
-// The number of 2^32 equally likely values that keep a place, at least 1 and less than all.
+// How many of the 2^32 equally likely values of h keep a place: (1 - rate) 2^32, at least 1, at most 2^32 - 1.
 [[nodiscard]] inline std::uint32_t keep_threshold(double rate) {
   return std::uint32_t(std::clamp((1.0 - rate) * 0x1.0p32, 1.0, 0x1.0p32 - 1.0));
 }
 
 }  // namespace detail
 
-// One place, in long hand.
+// Whether one place is kept: the formula above, without vectors.
 [[nodiscard]] inline bool keeps(double rate, std::uint64_t key, Index column) {
   const std::uint32_t h = std::uint32_t(key) + std::uint32_t(column) * detail::kColumnStride;
   return detail::column_bits(h, std::uint32_t(key >> 32)) < detail::keep_threshold(rate);
 }
 
-// Keys of up to a panel's rows, which lie along lanes; a lane of 64 bits holds 32 of them.
+// The keys of the rows of a panel, one row per lane, in two arrays of halves. For double a lane has 64 bits,
+// of which a half fills the lower 32.
 template <class Real>
 struct LaneKeys {
   using Lane = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
@@ -80,21 +68,23 @@ struct LaneKeys {
   }
 };
 
-// Drops places, a vector at a time: take next(), then apply it to as many numbers as stand there.
+// Drops places one vector of them after the other: next() draws a vector's bits, operator() applies them to the
+// numbers that stand in those places, as often as there are such numbers.
 template <class Real>
 class Dropper {
   using Bits = typename Pack<Real>::Bits;
   using Lane = typename LaneKeys<Real>::Lane;
-  using Words = Pack<float>::Bits;  // in lanes of 64 bits the upper ones stay 0
+  using Words =
+      Pack<float>::Bits;  // 32-bit words; for double every second one, which stays 0, is padding
 
  public:
-  // Columns column, column + 1, ... of one row along the lanes.
+  // Draws for one row: the first vector covers the columns column, column + 1, ..., column + W - 1.
   [[nodiscard]] static Dropper along_columns(double rate, std::uint64_t key, Index column) {
     Bits first{};
     for (int i = 0; i < kLanes<Real>; ++i) first[i] = std::uint32_t(key) + stride_of(column + i);
     return {rate, Words(first), every_lane(std::uint32_t(key >> 32)), stride_of(kLanes<Real>)};
   }
-  // One row per lane, those of vector `v` of the keys; column, column + 1, ... one after the other.
+  // Draws for W rows, the keys of vector `v`: each vector covers one column of all of them, first `column`.
   [[nodiscard]] static Dropper along_rows(double rate, const LaneKeys<Real>& keys, int v,
                                           Index column) {
     Words first, k1;

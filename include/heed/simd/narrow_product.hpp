@@ -19,7 +19,7 @@ inline namespace HEED_ABI {
 template <class Real>
 inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? kLanes<Real> / 4 : 1;
 
-// `count` < W numbers, zeros behind.
+// A pack of `count` < W numbers, with zeros in the lanes behind them.
 template <class Real>
 [[nodiscard]] inline Pack<Real> load_part(const Real* from, Index count) {
   Real lanes[kLanes<Real>] = {};
@@ -29,14 +29,15 @@ template <class Real>
 
 namespace detail {
 
-// How far ahead rows are asked for, in bytes: a page of most systems, where hardware stops looking ahead.
+// How many bytes ahead rows are fetched into cache: a page of most systems, at whose end the processor's own
+// prefetching stops.
 inline constexpr Index kPrefetchBytes = 4096;
 
 // Numbers in a line of cache.
 template <class Real>
 inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(Real)), kLanes<Real>);
 
-// Asks for the line kPrefetchBytes behind; it need not exist.
+// Fetches the line of cache that lies kPrefetchBytes behind `line`; there need not be memory.
 template <class Real>
 [[gnu::always_inline]] inline void prefetch_behind(const Real* line) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) +
@@ -150,7 +151,8 @@ void row_mix(const Real* rows, Index stride, Index keys, Index columns, const Re
   }
 }
 
-// The same for the columns i < query_rows of weights and out, both of `lanes` numbers per row.
+// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows; rows of weights and
+// out have `lanes` numbers.
 template <class Real>
 void narrow_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
                 Index query_rows, Real* out, Index lanes) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One SIMD register of scalars as a value: arithmetic, comparison, select. Built on the vector
-// extensions of GCC and clang; the widest registers that the compile flags allow. Formulas need no more than
-// this; what computes with them includes instructions.hpp, whose intrinsics cost a compiler half a second.
+// One SIMD register of scalars as a value, with arithmetic, comparison and select. It is built on the vector
+// extensions of GCC and clang, and as wide as the compile flags allow. A formula is written with this header alone;
+// code that calls max, min, mul_add, square_root or any_lane also includes instructions.hpp, which defines them and
+// takes a compiler half a second to read.
 
 #include <heed/core/config.hpp>
 
@@ -31,8 +32,9 @@ inline constexpr int kRegisters = 16;
 
 namespace detail {
 
-// The compilers' vector types; spelled per scalar since GCC mistakes a dependent one for its scalar. A
-// vector aliases its own scalars and nothing else, so that loops keep sizes and pointers in registers.
+// The compilers' vector types. They are spelled out per scalar, since GCC takes a vector type that depends on a
+// template parameter for its scalar. A store of a vector can change scalars of its own type only, as far as the
+// compiler knows, so that loops keep sizes and pointers in registers.
 template <class Real>
 struct Register;
 template <>
@@ -153,15 +155,15 @@ template <class Real>
   return fused_multiply_add(a.v, b.v, c.v);
 }
 
-// Lane by lane; NaN below 0.
+// The square root of every lane, NaN for numbers below 0.
 template <class Real>
 [[nodiscard]] Pack<Real> square_root(Pack<Real> a);
 
-// Is a lane of a comparison true?
+// Whether some lane of a comparison is true.
 template <class Mask>
 [[nodiscard]] bool any_lane(Mask mask);
 
-// Lanes added pairwise in a fixed order.
+// The sum of all lanes, added pairwise in a fixed order.
 template <class Real>
 [[nodiscard]] inline Real sum_lanes(Pack<Real> p) {
   Real lanes[kLanes<Real>];

@@ -3,9 +3,9 @@
 
 // The matrix product of the engine: C[rows][lanes] (+)= A[rows][depth] * B[depth][lanes].
 //
-// A is read as scalar broadcasts at any strides, straight from user memory; B and C are rows of
-// vectors. Nothing is packed. The micro-kernel keeps rows x vectors accumulators in registers: 6 x 4
-// of 32, or 6 x 2 of 16.
+// A is read in place, at any strides, one scalar at a time, which is broadcast to a vector. B and C are rows of
+// vectors. No operand is copied. The micro-kernel keeps rows x vectors accumulators in registers: 6 x 4 of 32
+// registers, or 6 x 2 of 16.
 //
 // Cost  one vector FMA per rows x depth x vectors; 96 % of the FMA peak when B fits in L1.
 
@@ -29,6 +29,7 @@ struct Broadcast {
   }
 };
 
+// What happens to C: it is overwritten, added to, or overwritten while the maximum of each column is kept.
 enum class Store { overwrite, add, overwrite_and_max };
 
 namespace detail {
@@ -92,7 +93,8 @@ template <class Real, int Vectors, Store S>
     c += Rows * c_row;
     rows -= Rows;
   };
-  // R and R - 1 rows cover any larger count; four rows would leave the load ports short of work.
+  // Kernels of R and of R - 1 rows together make up any larger count. A remainder of few rows is avoided: each
+  // vector of B that it loads would serve few products.
   const Index tiles = (rows + R - 1) / R, short_tiles = tiles * R - rows;
   const bool even_split = short_tiles <= tiles;
   for (Index n = even_split ? tiles - short_tiles : rows / R; n > 0; --n)

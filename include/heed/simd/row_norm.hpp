@@ -19,7 +19,8 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// Rows with a component above `edge` are divided by the power of two, rows below 1/edge multiplied.
+// A row with a component above `edge` is divided by `factor` before it is squared, a row whose components are all
+// below 1 / edge is multiplied by it. `factor` is a power of two, so that this rounds nothing.
 template <class V>
 struct NormRange {
   static constexpr double edge = 0x1p400, factor = 0x1p600;
@@ -37,7 +38,7 @@ struct NormRange<Pack<float>> : NormRange<float> {};
 template <class S, class X>
 [[nodiscard]] S row_norm(Index n, const X& x) {
   if constexpr (IsPack<S>::value) {
-    // Where no lane's sum of squares is out of the ordinary, no component is.
+    // If the sum of squares of every lane is far from overflow and underflow, no row needs a factor.
     constexpr double square = detail::NormRange<S>::edge * detail::NormRange<S>::edge;
     const S sum = math::dot_product(n, x, x);
     if (!any_lane(~((sum >= S(double(n) / square)) & (sum <= S(square))))) return math::sqrt(sum);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Scratch memory of one worker: sized once, then handed out in aligned pieces.
+// Scratch memory of one worker, which is allocated once and then handed out in aligned pieces.
 
 #include <heed/core/error.hpp>
 
@@ -17,7 +17,8 @@ class Scratch {
  public:
   static constexpr std::size_t alignment = 64;
 
-  // Without memory: take() returns null pointers and counts, so that the code that takes also sizes.
+  // A scratch without memory. Its take() returns null and counts, so that the code that takes pieces first says how
+  // large the memory must be.
   Scratch() = default;
   // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
   explicit Scratch(Index count)
@@ -61,13 +62,13 @@ class Scratch {
   Index capacity_ = 0, used_ = 0;
 };
 
-// The piece at `offset` of what a Scratch gave; null stays null where it counts.
+// memory + offset, or null if `memory` is null, as it is from a Scratch that only counts.
 template <class Real>
 [[nodiscard]] Real* piece_at(Real* memory, Index offset) {
   return memory ? memory + offset : nullptr;
 }
 
-// Elements that `build(scratch)` takes.
+// The number of elements that `build(scratch)` takes from a scratch.
 template <class Real, class Build>
 [[nodiscard]] Index scratch_elements(Build&& build) {
   Scratch<Real> counter;

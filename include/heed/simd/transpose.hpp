@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Between row-major user memory and lane tiles. A lane tile holds column c of all rows as one run:
-// tile[c * lanes + row], rows padded with zeros up to `lanes`.
+// Copies between row-major user memory and lane tiles. A lane tile holds column c of all rows one after the other,
+// tile[c * lanes + row], with zeros behind the last row up to `lanes`.
 
 #include <heed/simd/pack.hpp>
 
@@ -14,7 +14,7 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// One stage of the butterfly: swaps off-diagonal blocks of size Half.
+// One stage of the transpose of a W x W block: swaps the off-diagonal blocks of size Half of two rows.
 template <class Real, int Half, int... L>
 inline void exchange(Pack<Real>& a, Pack<Real>& b, std::integer_sequence<int, L...>) {
   constexpr int W = kLanes<Real>;
@@ -36,7 +36,7 @@ inline void transpose_stages(Pack<Real>* rows) {
   }
 }
 
-// Lane k of the result is the sum of the lanes of packs[k]; the packs are used up.
+// Lane k of the result is the sum of the lanes of packs[k]. The packs are overwritten.
 template <class Real>
 [[nodiscard]] inline Pack<Real> sums_of_lanes(Pack<Real> (&packs)[std::size_t(kLanes<Real>)]) {
   transpose_stages<Real, 1>(packs);
@@ -47,8 +47,8 @@ template <class Real>
   return packs[0];
 }
 
-// destination[c][r] = source[r][c] * factor for one W x W block. Not inlined: the addresses of W rows,
-// hoisted out of a caller's loops, spill what they save.
+// destination[c][r] = source[r][c] * factor for one W x W block. Not inlined, since a compiler would move the
+// computation of W row addresses out of the caller's loops, and has too few registers to hold them.
 template <class Real>
 [[gnu::noinline]] void transpose_block(const Real* source, Index source_row, Real* destination,
                                        Index destination_row, Real factor) {

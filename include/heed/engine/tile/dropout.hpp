@@ -10,6 +10,7 @@
 // passes draw it. A softmax divides by the sum of all its weights, dropped or not, and its delta needs no
 // bit: sum_j weight_ij dL/dweight_ij = sum_j (new weight_ij) X_ij = rowsum(dmixed o mixed).
 
+#include <heed/core/dropout.hpp>
 #include <heed/engine/tile/hidden_pairs.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/keep_bits.hpp>

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch.
+#include <heed/core/random.hpp>
+#include <heed/engine/plan.hpp>
+#include <heed/simd/instructions.hpp>
+
+#include "catch.hpp"
+
+#include <vector>
+
+using heed::BoundMask;
+using heed::Geometry;
+using heed::Index;
+using heed::Mask;
+using heed::Options;
+using heed::Plan;
+
+namespace {
+
+// Everything that a plan is made of.
+struct Case {
+  Geometry g;
+  Options options;
+  Index row_tiles = 0, page_rows = 0;
+  bool backward = false;
+};
+
+template <class T>
+[[nodiscard]] Plan plan_of(const Case& c, const Mask<T>& mask = {}) {
+  return heed::make_plan<T>(c.g, BoundMask<T>(mask, c.g, "test"), c.options, c.row_tiles,
+                            c.page_rows, c.backward);
+}
+
+// One of `choices`, drawn by number i.
+[[nodiscard]] Index pick(const heed::CounterRandom& random, std::uint64_t& i,
+                         std::vector<Index> choices) {
+  return choices[std::size_t(random.bits(i++) % choices.size())];
+}
+
+// `count` cases of every kind: short and long, wide and narrow, in pages, with whole rows, with tiles asked for.
+template <class T>
+[[nodiscard]] std::vector<Case> random_cases(int count) {
+  const heed::CounterRandom random(11);
+  std::uint64_t i = 0;
+  std::vector<Case> cases;
+  for (int n = 0; n < count; ++n) {
+    Case c;
+    const Index kv_heads = pick(random, i, {1, 2}), heads = kv_heads * pick(random, i, {1, 3, 8});
+    c.g = {pick(random, i, {1, 2}),
+           heads,
+           heads,
+           kv_heads,
+           pick(random, i, {0, 1, 5, 8, 17, 33, 100, 700}),
+           pick(random, i, {0, 1, 7, 64, 130, 700, 20000}),
+           pick(random, i, {1, 16, 64, 512}),
+           pick(random, i, {1, 16, 64, 512})};
+    c.options.panel_vectors = int(pick(random, i, {0, 0, 1, heed::kPanelVectors}));
+    c.options.key_tile = pick(random, i, {0, 0, 1, 20, 100, 5000});
+    c.row_tiles = pick(random, i, {0, 0, 1, 4});
+    c.page_rows = pick(random, i, {0, 0, 1, 3, 4, 16}) * heed::kPanelLanes<T>;
+    c.backward = pick(random, i, {0, 1}) == 1;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+[[nodiscard]] std::string describe(const Case& c) {
+  std::string text = c.backward ? "backward" : "forward";
+  for (const Index n :
+       {c.g.batch, c.g.heads, c.g.kv_heads, c.g.len_q, c.g.len_kv, c.g.dim_qk, c.g.dim_v,
+        Index(c.options.panel_vectors), c.options.key_tile, c.row_tiles, c.page_rows})
+    text += ' ' + std::to_string(n);
+  return text;
+}
+
+[[nodiscard]] bool same(const Plan& a, const Plan& b) {
+  return a.vectors == b.vectors && a.lanes == b.lanes && a.tile == b.tile && a.tiles == b.tiles &&
+         a.group == b.group && a.panels == b.panels && a.wide_tile == b.wide_tile &&
+         a.share == b.share && a.wide_share == b.wide_share;
+}
+
+constexpr int kCases = 3000;
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("tiles are whole panels, cover every key once, and panels cover every query",
+                   "[plan]", float, double) {
+  using T = TestType;
+  for (const Case& c : random_cases<T>(kCases)) {
+    const Plan plan = plan_of<T>(c);
+    INFO(describe(c));
+    REQUIRE(plan.vectors >= 1);
+    REQUIRE(plan.vectors <= heed::kPanelVectors);
+    REQUIRE(plan.lanes == plan.vectors * heed::kLanes<T>);
+    REQUIRE(plan.tile > 0);
+    REQUIRE(plan.tile % plan.lanes == 0);
+    REQUIRE(plan.tiles * plan.tile >= c.g.len_kv);
+    REQUIRE((plan.tiles == 0 || (plan.tiles - 1) * plan.tile < c.g.len_kv));
+    REQUIRE(plan.panels * plan.lanes >= c.g.len_q);
+    REQUIRE((plan.panels == 0 || (plan.panels - 1) * plan.lanes < c.g.len_q));
+  }
+}
+
+TEMPLATE_TEST_CASE("no tile straddles a page, and none is a panel wider than the row", "[plan]",
+                   float, double) {
+  using T = TestType;
+  for (const Case& c : random_cases<T>(kCases)) {
+    const Plan plan = plan_of<T>(c);
+    INFO(describe(c));
+    if (c.page_rows > 0)
+      REQUIRE(c.page_rows % plan.tile == 0);
+    else
+      REQUIRE(plan.tile <= c.g.len_kv + plan.lanes);
+  }
+}
+
+TEMPLATE_TEST_CASE("a plan does not depend on the number of threads", "[plan]", float, double) {
+  using T = TestType;
+  for (Case c : random_cases<T>(kCases)) {
+    c.options.threads = 1;
+    const Plan one = plan_of<T>(c);
+    c.options.threads = 64;
+    INFO(describe(c));
+    REQUIRE(same(one, plan_of<T>(c)));
+  }
+}
+
+TEMPLATE_TEST_CASE(
+    "the tile that was asked for is the nearest number of whole panels, at least one", "[plan]",
+    float, double) {
+  using T = TestType;
+  Case c;
+  c.g = {1, 1, 1, 1, 64, 4096, 64, 64};
+  for (int vectors = 1; vectors <= heed::kPanelVectors; ++vectors) {
+    const Index lanes = vectors * heed::kLanes<T>;
+    c.options.panel_vectors = vectors;
+    for (const Index panels : {1, 2, 5, 9})
+      for (const Index beside : {-(lanes / 2), Index(0), (lanes - 1) / 2}) {
+        c.options.key_tile = panels * lanes + beside;
+        INFO(c.options.key_tile << " keys, panels of " << lanes);
+        CHECK(plan_of<T>(c).tile == panels * lanes);
+      }
+    c.options.key_tile = 1;
+    CHECK(plan_of<T>(c).tile == lanes);
+    c.options.key_tile = 100000;
+    CHECK(plan_of<T>(c).tile <= 4096 + lanes);
+  }
+}
+
+TEMPLATE_TEST_CASE(
+    "a panel, and a tile of keys and values beside it, fit into half of the second cache", "[plan]",
+    float, double) {
+  using T = TestType;
+  for (Case c : random_cases<T>(kCases)) {
+    c.options.key_tile = 0;
+    c.row_tiles = 0;
+    const Plan plan = plan_of<T>(c);
+    const Index width = c.g.dim_qk + c.g.dim_v, size = Index(sizeof(T));
+    const Index bytes = size * (plan.lanes * (width + plan.tile) + plan.tile * width);
+    INFO(describe(c) << ", tile " << plan.tile << ", " << bytes << " bytes");
+    // The rounding to whole panels adds half a panel of keys; fewer than 96 keys would be too slow a tile.
+    const Index rounding = size * (plan.lanes / 2) * (plan.lanes + width);
+    REQUIRE((bytes <= heed::kCacheBytes / 2 + rounding || plan.tile <= 96 + plan.lanes / 2));
+    REQUIRE(plan.tile <= (c.backward ? 192 : 512) + plan.lanes / 2);
+  }
+}
+
+TEMPLATE_TEST_CASE(
+    "whole rows of a panel fill at most an eighth of all scratch, or the panel is one vector",
+    "[plan]", float, double) {
+  using T = TestType;
+  for (Case c : random_cases<T>(kCases)) {
+    c.options.panel_vectors = 0;
+    c.row_tiles = 6;
+    c.g.len_kv *= 7;
+    const Plan plan = plan_of<T>(c);
+    const Index bytes = c.row_tiles * c.g.len_kv * plan.lanes * Index(sizeof(T));
+    INFO(describe(c) << ", " << bytes << " bytes of rows");
+    REQUIRE((bytes <= heed::kScratchBytes / 8 || plan.vectors == 1));
+    REQUIRE((plan.group == 1 || plan.group * bytes <= heed::kCacheBytes));
+    REQUIRE(plan.span_keys(false, c.g.len_kv) == c.g.len_kv);
+    REQUIRE(plan.span_keys(true, c.g.len_kv) == std::min(plan.tile, c.g.len_kv));
+  }
+}
+
+TEMPLATE_TEST_CASE("a group has no more panels than share its keys, nor more than fill its width",
+                   "[plan]", float, double) {
+  using T = TestType;
+  for (const Case& c : random_cases<T>(kCases)) {
+    const Plan plan = plan_of<T>(c);
+    INFO(describe(c) << ", group " << plan.group);
+    REQUIRE(plan.group >= 1);
+    const Index sharing = (c.backward ? 1 : c.g.group()) * plan.panels;
+    REQUIRE((plan.group == 1 || plan.group <= sharing));
+    REQUIRE((plan.group == 1 || plan.group * plan.lanes * Index(sizeof(T)) <= heed::kGroupBytes));
+  }
+}
+
+TEST_CASE(
+    "a mask of small documents gets smaller tiles, which compute a smaller share of all pairs",
+    "[plan]") {
+  Case c;
+  c.g = {1, 2, 2, 2, 2048, 2048, 64, 64};
+  std::vector<Index> ids;
+  for (Index t = 0; t < c.g.len_kv; ++t) ids.push_back(t / 128);
+  const Plan open = plan_of<float>(c), blocks = plan_of<float>(c, heed::documents<float>(ids, ids));
+  CHECK(open.wide_tile == 0);
+  CHECK(blocks.tile < open.tile);
+  CHECK(blocks.wide_tile == open.tile);
+  CHECK(blocks.share < blocks.wide_share);
+  CHECK(blocks.share >= 1.0 / 16);
+}
+
+TEST_CASE(
+    "workers are at most the threads, the units of work, and those whose scratch is affordable",
+    "[plan]") {
+  const Geometry large{1, 8, 8, 8, 4096, 4096, 64, 64}, small{1, 1, 1, 1, 8, 8, 8, 8};
+  Options options;
+  for (const int threads : {1, 2, 5, 64}) {
+    options.threads = threads;
+    const int most = heed::resolve_threads(threads);
+    CHECK(heed::worker_count(options, large, 1000, 1) == most);
+    CHECK(heed::worker_count(options, small, 1000, 1) == most);  // who asks for threads gets them
+    CHECK(heed::worker_count(options, large, 3, 1) == std::min(most, 3));
+    CHECK(heed::worker_count(options, large, 0, 1) == 1);
+    for (const Index bytes : {Index(1) << 20, heed::kScratchBytes / 4, 2 * heed::kScratchBytes}) {
+      const int workers = heed::worker_count(options, large, 1000, bytes);
+      CHECK((workers == 1 || workers * bytes <= heed::kScratchBytes));
+    }
+  }
+  options.threads = 0;
+  CHECK(heed::worker_count(options, small, 1000, 1) == 1);
+  CHECK(heed::worker_count(options, large, 1000, 1) == heed::resolve_threads(0));
+}
