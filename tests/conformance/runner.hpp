@@ -10,8 +10,8 @@
 //   }
 
 #include <heed/check/op_gradcheck.hpp>
+#include <heed/check/op_problem.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/doors.hpp>
 #include <heed/variants.hpp>
 
 #include "random_call.hpp"
@@ -67,15 +67,7 @@ namespace detail {
 
 template <class S, class T>
 [[nodiscard]] heed::reference::Problem<S> problem_of(const Call<T>& call) {
-  heed::reference::Problem<S> p;
-  p.geometry = call.geometry;
-  p.query = call.query.template dense<S>();
-  p.key = call.key.template dense<S>();
-  p.value = call.value.template dense<S>();
-  p.extra = call.extra.template dense<S>();
-  heed::reference::use_mask(p, call.mask.mask);
-  p.scale = call.options.scale;
-  return p;
+  return heed::problem_of<S>(call.geometry, call.inputs(), call.mask.mask, call.options);
 }
 
 template <class S, class Op, class T>
@@ -123,15 +115,6 @@ template <class Op, class T>
   return heed::check_gradient_on<double>(loss, tensors, analytic, options);
 }
 
-template <class Op>
-[[nodiscard]] Named named_params(Op& grad) {
-  Named named;
-  heed::detail::visit_named_params(grad, [&](const std::string& name, auto& p) {
-    named.push_back({name, {p.data(), p.data() + p.size()}});
-  });
-  return named;
-}
-
 // Moves every parameter off its default and, where the op takes it, gives each head its own.
 template <class Op>
 void shake(Op& op, const Geometry& g, bool per_head) {
@@ -171,7 +154,7 @@ void attach(Runner<T>& runner, std::shared_ptr<const Op> op) {
                            const auto& grad_out, const auto& grads, const auto& options) {
       Op grad;
       heed::backward(*op, in, mask, saved, out, grad_out, grads, &grad, options);
-      return named_params(grad);
+      return heed::named_params(grad);
     };
   if constexpr (needs.twin)
     runner.twin = [op](const auto& call) { return run_twin<double>(*op, call); };
