@@ -5,6 +5,8 @@
 #include "progress.hpp"
 #include "runner.hpp"
 
+#include <heed/check/machine_peak.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,6 +25,15 @@ constexpr double kSampleSeconds = 0.01;
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// GFLOP/s of multiply-adds in this dtype; the best of a few probes, about 20 ms.
+[[nodiscard]] double measure_peak(Dtype dtype, int threads) {
+  double best = 0;
+  for (int i = 0; i < 16; ++i)
+    best = std::max(best, dtype == Dtype::float32 ? heed::peak_flops<float>(threads)
+                                                  : heed::peak_flops<double>(threads));
+  return best * 1e-9;
+}
+
 // One pass of one variant: what its timing needs and gathers.
 struct Pass {
   void (Runner::*run)() = nullptr;
@@ -38,22 +49,17 @@ struct Pass {
 
   void sample(Runner& runner) { samples.push_back(time_calls(runner, calls) * 1e3 / calls); }
 
-  // Seconds in all. Memory is the most of all calls: workers need not all be at work in each.
+  // Returns the seconds in all. Memory is the most of all calls: workers need not all be at work in each.
   [[nodiscard]] double time_calls(Runner& runner, int count) {
     const MemoryMeter meter;
-    const double start = seconds();
-    for (int i = 0; i < count; ++i) (runner.*run)();
-    const double elapsed = seconds() - start;
+    const double elapsed = heed::seconds_of([&] {
+      for (int i = 0; i < count; ++i) (runner.*run)();
+    });
     scratch_bytes = std::max(scratch_bytes, meter.peak_bytes());
     return elapsed;
   }
 
-  [[nodiscard]] double median() const {
-    std::vector<double> sorted = samples;
-    std::sort(sorted.begin(), sorted.end());
-    const std::size_t half = sorted.size() / 2;
-    return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
-  }
+  [[nodiscard]] double median() const { return heed::median_of(samples); }
 };
 
 struct Timed {

@@ -6,6 +6,7 @@
 #include "progress.hpp"
 #include "text_input.hpp"
 
+#include <heed/check/stopwatch.hpp>
 #include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/layer_measures.hpp>
@@ -216,8 +217,7 @@ TrainingComparison compare_training(const Settings& settings,
         trainer.run(config, result, speeds, progress);
       }
     }
-    std::sort(speeds.begin(), speeds.end());
-    result.tokens_per_second = speeds[speeds.size() / 2];
+    result.tokens_per_second = heed::median_of(speeds);
     on_variant(result);
     comparison.variants.push_back(std::move(result));
   }
