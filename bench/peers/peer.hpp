@@ -13,7 +13,8 @@ struct Heads {
   Case shape;
   std::vector<T> q, k, v, dout, out, dq, dk, dv;
 
-  explicit Heads(const Case& c) : Heads(c, heed::normal_numbers(heed::ScaledDot<T>{}, c.geometry())) {}
+  explicit Heads(const Case& c)
+      : Heads(c, heed::normal_numbers(heed::ScaledDot<T>{}, c.geometry())) {}
   Heads(const Case& c, heed::CallNumbers<T> numbers)
       : shape(c),
         q(std::move(numbers.query)),

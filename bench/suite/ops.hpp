@@ -107,8 +107,8 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
     compared = true;
   }
   const Contender mine = contender(variant.op, variant.geometry, c.mask, c.threads);
-  const bool is_baseline = variant.name == std::string("sdpa") && c.mask != MaskKind::boolean &&
-                           c.mask != MaskKind::bias;
+  const bool is_baseline = variant.name == std::string(heed::kBaseline) &&
+                           c.mask != MaskKind::boolean && c.mask != MaskKind::bias;
   std::optional<Contender> other;
   if (!is_baseline) other = baseline<T>(c);
   measure<T>(state, c, pass, mine, other ? &*other : nullptr);

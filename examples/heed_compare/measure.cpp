@@ -6,6 +6,7 @@
 #include "runner.hpp"
 
 #include <heed/check/machine_peak.hpp>
+#include <heed/variants.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -16,7 +17,6 @@ namespace compare {
 
 namespace {
 
-constexpr char kBaseline[] = "sdpa";
 constexpr heed::Shape kGradientShape{1, 2, 24, 16};
 // Calls are repeated until one sample lasts this long.
 constexpr double kSampleSeconds = 0.01;
@@ -149,8 +149,9 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
 
 void add_records(const std::vector<Timed>& all, const Settings& settings, Dtype dtype,
                  const std::map<std::string, double>& errors, Comparison& comparison) {
-  const auto baseline = std::find_if(
-      all.begin(), all.end(), [](const Timed& one) { return one.runner->name() == kBaseline; });
+  const auto baseline = std::find_if(all.begin(), all.end(), [](const Timed& one) {
+    return one.runner->name() == heed::kBaseline;
+  });
   const double product = 2 * visible_pairs(settings) * double(settings.shape.dim);
   for (const Timed& one : all) {
     const auto error = errors.find(one.runner->name());
@@ -171,8 +172,8 @@ void compare_dtype(const Settings& settings, Dtype dtype, const std::string& tex
   const auto errors = gradient_errors(settings, dtype, text, progress);
   progress.show(std::string(dtype_name(dtype)) + ": projecting the text");
   std::vector<std::string> names = settings.variants;
-  if (std::find(names.begin(), names.end(), kBaseline) == names.end())
-    names.emplace_back(kBaseline);
+  if (std::find(names.begin(), names.end(), heed::kBaseline) == names.end())
+    names.emplace_back(heed::kBaseline);
   const TextInput input(text, settings.shape.batch, settings.shape.len, settings.seed);
   const Runners runners = make_runners(
       dtype,

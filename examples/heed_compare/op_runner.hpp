@@ -84,7 +84,8 @@ class OpRunner final : public Runner {
                         std::move(numbers));
     at.infer();
     double sum = 0;
-    for (std::size_t i = 0; i < at.out.size(); ++i) sum += double(at.out[i]) * double(at.grad_out[i]);
+    for (std::size_t i = 0; i < at.out.size(); ++i)
+      sum += double(at.out[i]) * double(at.grad_out[i]);
     return sum;
   }
 
@@ -159,7 +160,7 @@ template <class T>
     if (asked == setup.names.end()) return;
     runners.push_back(std::make_unique<OpRunner<Op>>(variant, setup, pool));
   };
-  heed::for_each_variant<T>(setup.geometry, add, 16, setup.seed);
+  heed::for_each_variant<T>(setup.geometry, add, {.seed = setup.seed});
   return runners;
 }
 

@@ -65,7 +65,7 @@ class Trainer {
   }
   [[nodiscard]] ModelConfig config_of(const std::string& name, std::uint64_t seed) const {
     ModelConfig config;
-    config.variant = name == kUnmatched ? "sdpa" : name;
+    config.variant = name == kUnmatched ? heed::kBaseline : name;
     config.vocabulary = vocabulary_;
     config.width = settings_.model.width;
     config.heads = settings_.model.heads;

@@ -206,7 +206,8 @@ TEST_CASE("gate gradients agree with dual numbers") {
     const auto problem = random_problem<double>(kSmall, op.extra_dim(kSmall), 8);
     const auto r = run_doors(op, problem, {}, gradcheck_grad_out(kSmall));
     using Op = std::remove_cvref_t<decltype(op)>;
-    const reference::Gradients<Op> mine{r.grad_query, r.grad_key, r.grad_value, r.grad_extra, {}, r.grad_op};
+    const reference::Gradients<Op> mine{r.grad_query, r.grad_key, r.grad_value,
+                                        r.grad_extra, {},         r.grad_op};
     const auto report = check_op_gradient(op, problem, named_gradients(mine), Method::dual);
     INFO(report.text());
     CHECK(report.passed);

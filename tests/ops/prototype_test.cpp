@@ -176,7 +176,8 @@ TEST_CASE("prototype gradients agree with dual numbers") {
   const auto op = random_prototype<double>(g, 4, true);
   const auto problem = random_problem<double>(g, 0, 8);
   const auto r = run_doors(op, problem, {}, gradcheck_grad_out(g));
-  const reference::Gradients<Prototype<double>> mine{r.grad_query, r.grad_key, r.grad_value, {}, {}, r.grad_op};
+  const reference::Gradients<Prototype<double>> mine{r.grad_query, r.grad_key, r.grad_value,
+                                                     {},           {},         r.grad_op};
   const auto report = check_op_gradient(op, problem, named_gradients(mine), Method::dual);
   INFO(report.text());
   CHECK(report.passed);

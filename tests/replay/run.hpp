@@ -30,8 +30,11 @@ template <class Op>
   using T = typename Op::Scalar;
   const auto bias = golden.rounded_if_any<T>("bias");
   options.scale = golden.number("scale");
-  heed::CallNumbers<T> numbers{golden.rounded<T>("q"), golden.rounded<T>("k"),
-                               golden.rounded<T>("v"), {}, golden.rounded<T>("dout")};
+  heed::CallNumbers<T> numbers{golden.rounded<T>("q"),
+                               golden.rounded<T>("k"),
+                               golden.rounded<T>("v"),
+                               {},
+                               golden.rounded<T>("dout")};
   if (op.extra_dim(golden.geometry()) > 0) numbers.extra = golden.rounded<T>("i");
   heed::OpCall<Op> call(op, golden.geometry(), golden.mask<T>(bias), options, std::move(numbers));
   call.forward();

@@ -198,8 +198,7 @@ class OpCall {
   }
   static void allocate(std::vector<Real>& numbers, const Shape& shape) {
     const auto count = std::size_t(element_count(shape, "OpCall"));
-    if (numbers.size() != count)
-      numbers.assign(count, std::numeric_limits<Real>::quiet_NaN());
+    if (numbers.size() != count) numbers.assign(count, std::numeric_limits<Real>::quiet_NaN());
   }
   // By the first backward(): forward() alone takes no memory for gradients.
   void allocate_gradients() {
