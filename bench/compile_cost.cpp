@@ -47,14 +47,25 @@ void both(const heed::Dar<float>& op, const heed::Inputs<float>& in, const heed:
 )";
 }
 
-std::vector<Unit> units() {
+// heed/ops/*.hpp of the folder that the first -I flag names.
+std::vector<std::string> headers_of_ops(const std::vector<std::string>& command) {
+  const auto flag = std::find_if(command.begin(), command.end(), [](const std::string& word) {
+    return word.size() > 2 && word.compare(0, 2, "-I") == 0;
+  });
+  if (flag == command.end()) throw std::runtime_error("no flag -I names heed's include folder");
+  std::vector<std::string> headers;
+  for (const auto& entry : std::filesystem::directory_iterator(flag->substr(2) + "/heed/ops"))
+    if (entry.path().extension() == ".hpp")
+      headers.push_back("heed/ops/" + entry.path().filename().string());
+  std::sort(headers.begin(), headers.end());
+  return headers;
+}
+
+std::vector<Unit> units(const std::vector<std::string>& command) {
   std::vector<Unit> all{{"<string> <vector> <algorithm> <cmath>", "-O2",
                          includes({"string", "vector", "algorithm", "cmath"})}};
-  for (const char* op : {"scaled_dot", "dar", "differential", "intent_gate", "resonant_ode",
-                         "dialectical", "prototype"}) {
-    const std::string header = std::string("heed/ops/") + op + ".hpp";
+  for (const std::string& header : headers_of_ops(command))
     all.push_back({header, "-O2", includes({header})});
-  }
   for (const char* flag : {"-O0", "-O2"})
     all.push_back({"Dar<float>, forward and backward", flag, both_calls("heed/engine/doors.hpp")});
   all.push_back({"the same from heed/compiled.hpp", "-O2", both_calls("heed/compiled.hpp")});
@@ -98,7 +109,7 @@ int main(int argc, char** argv) try {
   const std::vector<std::string> command(argv + 2, argv + argc);
   std::filesystem::create_directories(folder);
   std::printf("%-40s %-5s %8s %8s\n", "file that includes", "", "seconds", "MB");
-  for (const Unit& unit : units()) {
+  for (const Unit& unit : units(command)) {
     const Cost cost = median_cost(unit, folder, command);
     std::printf("%-40s %-5s %8.2f %8.0f\n", unit.name.c_str(), unit.flag.c_str(), cost.seconds,
                 cost.megabytes);

@@ -14,11 +14,13 @@ struct Heads {
   std::vector<T> q, k, v, dout, out, dq, dk, dv;
 
   explicit Heads(const Case& c)
+      : Heads(c, heed::normal_numbers(heed::ScaledDot<T>{}, c.geometry())) {}
+  Heads(const Case& c, heed::CallNumbers<T> numbers)
       : shape(c),
-        q(normals<T>(c.heads * c.len_q * c.dim, 1)),
-        k(normals<T>(c.heads * c.len_kv * c.dim, 2)),
-        v(normals<T>(c.heads * c.len_kv * c.dim_v, 3)),
-        dout(normals<T>(c.heads * c.len_q * c.dim_v, 5)),
+        q(std::move(numbers.query)),
+        k(std::move(numbers.key)),
+        v(std::move(numbers.value)),
+        dout(std::move(numbers.grad_out)),
         out(dout.size()),
         dq(q.size()),
         dk(k.size()),
@@ -31,22 +33,13 @@ struct Heads {
 // Largest difference from heed, relative to the largest number.
 template <class T>
 [[nodiscard]] double deviation_from_heed(const Heads<T>& peer, Pass pass) {
-  Heads<T> ours(peer.shape);
-  const heed::Geometry g = peer.shape.geometry();
-  const heed::Shape q{1, g.heads, g.len_q, g.dim_qk}, k{1, g.heads, g.len_kv, g.dim_qk},
-      v{1, g.heads, g.len_kv, g.dim_v}, out{1, g.heads, g.len_q, g.dim_v};
-  const heed::ScaledDot<T> op;
-  const auto mask = peer.causal() ? heed::causal<T>() : heed::Mask<T>{};
-  const heed::Inputs<T> in{{ours.q.data(), q}, {ours.k.data(), k}, {ours.v.data(), v}, {}};
-  heed::Saved<T> saved;
-  heed::forward(op, in, mask, heed::TensorView<T>(ours.out.data(), out), &saved);
+  CaseCall<heed::ScaledDot<T>> at({}, peer.shape.geometry(), peer.shape.mask, 1);
+  heed::OpCall<heed::ScaledDot<T>>& ours = at.call;
+  ours.forward();
   if (pass == Pass::forward) return deviation(peer.out, ours.out);
-  heed::backward(
-      op, in, mask, saved, heed::TensorView<const T>(ours.out.data(), out),
-      heed::TensorView<const T>(ours.dout.data(), out),
-      heed::Gradients<T>{{ours.dq.data(), q}, {ours.dk.data(), k}, {ours.dv.data(), v}, {}, {}});
-  return std::max(
-      {deviation(peer.dq, ours.dq), deviation(peer.dk, ours.dk), deviation(peer.dv, ours.dv)});
+  ours.backward();
+  return std::max({deviation(peer.dq, ours.grad_query), deviation(peer.dk, ours.grad_key),
+                   deviation(peer.dv, ours.grad_value)});
 }
 
 // Peer  constructible from a Case; forward(), backward(); `heads`, a Heads<T>.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the machine can do at this moment: fused multiply-adds and reads per second, by as many threads
-// as a case uses, all at work. Measured between the samples of each benchmark, since shared machines
-// drift.
+// Bytes that the machine reads per second at this moment, by as many threads as a case uses, all at work. Measured
+// between the samples of each benchmark, as the peak is (heed/check/machine_peak.hpp): shared machines drift.
 
+#include <heed/check/stopwatch.hpp>
 #include <heed/core/parallel.hpp>
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
@@ -12,20 +12,11 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 namespace heed_bench {
 
 using heed::Index;
-
-template <class Body>
-[[nodiscard]] double seconds(Body&& body) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  body();
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Makes the compiler compute all of `sums`, yet leaves them in registers until then.
 template <class P, std::size_t N>
@@ -33,27 +24,6 @@ void keep(const P (&sums)[N]) {
   P total = sums[0];
   for (std::size_t i = 1; i < N; ++i) total += sums[i];
   benchmark::DoNotOptimize(total);
-}
-
-// Flops per second of multiply-adds on registers, by this library's own instructions.
-template <class T>
-[[nodiscard]] double peak_flops(int threads) {
-  using P = heed::Pack<T>;
-  constexpr int chains =
-      14;  // more than latency times ports; with two operands they fill 16 registers
-  constexpr Index rounds = Index(1) << 19;  // a millisecond or two
-  const auto work = [](int worker) {
-    P sums[chains], factor = T(0.999999), step = T(1e-6) * T(worker + 1);
-    for (int i = 0; i < chains; ++i) sums[i] = T(i);
-    benchmark::DoNotOptimize(factor);
-    benchmark::DoNotOptimize(step);
-    for (Index r = 0; r < rounds; ++r)
-#pragma GCC unroll 14
-      for (int i = 0; i < chains; ++i) sums[i] = mul_add(sums[i], factor, step);
-    keep(sums);
-  };
-  const double time = seconds([&] { heed::run_workers(threads, work); });
-  return 2.0 * P::width * chains * double(rounds) * threads / time;
 }
 
 // Bytes per second read from memory that holds `bytes` in all, read over and over.
@@ -65,7 +35,7 @@ class ReadProbe {
   [[nodiscard]] double bytes_per_second() const {
     const double bytes = double(numbers_.size()) * sizeof(float);
     const int passes = std::max(1, int(16e6 / std::max(1.0, bytes)));
-    const double time = seconds([&] {
+    const double time = heed::seconds_of([&] {
       heed::run_workers(threads_, [&](int worker) {
         for (int pass = 0; pass < passes; ++pass) read(worker);
       });

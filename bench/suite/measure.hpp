@@ -7,6 +7,8 @@
 #include "case.hpp"
 #include "machine.hpp"
 
+#include <heed/check/machine_peak.hpp>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -23,23 +25,17 @@ struct Contender {
   }
 };
 
-[[nodiscard]] inline double median(std::vector<double> x) {
-  const auto middle = x.begin() + std::ptrdiff_t(x.size() / 2);
-  std::nth_element(x.begin(), middle, x.end());
-  return *middle;
-}
-
 // Time per call: short calls are warmed up and repeated until a sample lasts long enough.
 class Sampler {
  public:
   explicit Sampler(const Action& call) : call_(call) {
     call_();
-    const double once = seconds(call_);
+    const double once = heed::seconds_of(call_);
     repeats_ = std::max(1, int(2e-3 / std::max(once, 1e-9)));
   }
   [[nodiscard]] double sample() const {
     if (repeats_ > 1) call_();
-    return seconds([&] {
+    return heed::seconds_of([&] {
              for (int i = 0; i < repeats_; ++i) call_();
            }) /
            repeats_;
@@ -73,12 +69,12 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
     state.SetIterationTime(time);
     rates.push_back(amount / time * 1e-9);
     shares.push_back(amount / time /
-                     (reads ? reads->bytes_per_second() : peak_flops<T>(c.threads)));
+                     (reads ? reads->bytes_per_second() : heed::peak_flops<T>(c.threads)));
     if (other) ratios.push_back(time / other->sample());
   }
-  state.counters[c.decodes() ? "GB/s" : "GFLOP/s"] = median(rates);
-  state.counters[c.decodes() ? "read" : "peak"] = median(shares);
-  if (other) state.counters["x_sdpa"] = median(ratios);
+  state.counters[c.decodes() ? "GB/s" : "GFLOP/s"] = heed::median_of(rates);
+  state.counters[c.decodes() ? "read" : "peak"] = heed::median_of(shares);
+  if (other) state.counters["x_sdpa"] = heed::median_of(ratios);
 }
 
 inline void add_benchmark(const std::string& contender, Pass pass, const char* dtype, const Case& c,

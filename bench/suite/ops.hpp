@@ -5,23 +5,10 @@
 
 #include "measure.hpp"
 
-#include <heed/attention.hpp>
+#include <heed/check/op_problem.hpp>
 #include <heed/compiled.hpp>
-#include <heed/reference/reference.hpp>
-#include <heed/variants.hpp>
 
 namespace heed_bench {
-
-// Normal numbers; beyond a million they repeat.
-template <class T>
-std::vector<T> normals(Index count, std::uint64_t stream) {
-  const heed::CounterRandom random(7, stream);
-  constexpr std::size_t distinct = 1 << 20;
-  std::vector<T> x(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < x.size(); ++i)
-    x[i] = i < distinct ? T(random.normal(i)) : x[i - distinct];
-  return x;
-}
 
 // Largest difference of a from b, relative to b's largest number; infinite where one of them is NaN.
 template <class T, class Wanted>
@@ -36,103 +23,57 @@ template <class T, class Wanted>
   return error / top;
 }
 
-// Inputs, outputs and gradients of one op.
-template <class Op>
-class Call {
- public:
-  using T = typename Op::Scalar;
+// The mask of a case and the numbers that it reads; a boolean mask hides every eighth pair.
+template <class T>
+struct CaseMask {
+  std::vector<T> numbers;
+  std::unique_ptr<bool[]> allowed;
+  heed::Mask<T> mask;
 
-  Call(const Op& op, const heed::Geometry& g, MaskKind mask, int threads)
-      : op_(op), grad_(op), g_(g) {
-    options_.threads = threads;
-    const heed::Shape q{g.batch, g.query_heads, g.len_q, g.dim_qk};
-    const heed::Shape k{g.batch, g.kv_heads, g.len_kv, g.dim_qk};
-    const heed::Shape v{g.batch, g.kv_heads, g.len_kv, g.dim_v};
-    const heed::Shape extra{g.batch, g.heads, g.len_q, op.extra_dim(g)};
-    shape_ = {g.batch, g.heads, g.len_q, g.dim_v};
-    in_ = {input(0, q), input(1, k), input(2, v), {}};
-    if (extra.dim > 0) in_.extra = input(3, extra);
-    grad_out_ = input(4, shape_);
-    out_ = output(4, shape_);
-    use_mask(mask);
-  }
-  Call(const Call&) = delete;  // views
-
-  void forward() { heed::forward(op_, in_, mask_, out_, &saved_, options_); }
-  void backward() {
-    if (!grads_.query.given()) take_gradients();
-    heed::backward(op_, in_, mask_, saved_, heed::TensorView<const T>(out_), grad_out_, grads_,
-                   &grad_, options_);
-  }
-
-  // Largest difference from the slow twin, relative to the largest number: over out, or dq, dk, dv.
-  double deviation_from_twin(Pass pass) {
-    forward();
-    heed::reference::Problem<T> problem;
-    problem.geometry = g_;
-    problem.query = numbers_[0];
-    problem.key = numbers_[1];
-    problem.value = numbers_[2];
-    problem.extra = numbers_[3];
-    heed::reference::use_mask(problem, mask_);
-    if (pass == Pass::forward)
-      return deviation(results_[4], heed::reference::forward(op_, problem).out);
-    backward();
-    const auto slow = heed::reference::gradients(op_, problem, numbers_[4]);
-    return std::max({deviation(results_[0], slow.dquery), deviation(results_[1], slow.dkey),
-                     deviation(results_[2], slow.dvalue)});
-  }
-
- private:
-  heed::TensorView<const T> input(std::size_t i, const heed::Shape& s) {
-    numbers_[i] = normals<T>(heed::element_count(s, "heed_bench"), i + 1);
-    return {numbers_[i].data(), s};
-  }
-  heed::TensorView<T> output(std::size_t i, const heed::Shape& s) {
-    results_[i].resize(std::size_t(heed::element_count(s, "heed_bench")));
-    return {results_[i].data(), s};
-  }
-  void take_gradients() {
-    grads_ = {output(0, in_.query.shape()),
-              output(1, in_.key.shape()),
-              output(2, in_.value.shape()),
-              {},
-              {}};
-    if (in_.extra.given()) grads_.extra = output(3, in_.extra.shape());
-    if (mask_.bias.given()) grads_.bias = output(5, {1, 1, g_.len_q, g_.len_kv});
-  }
-  // A boolean mask hides every eighth pair.
-  void use_mask(MaskKind kind) {
-    const heed::Shape pairs{1, 1, g_.len_q, g_.len_kv};
-    const Index count = g_.len_q * g_.len_kv;
-    if (kind == MaskKind::causal) mask_ = heed::causal<T>();
-    if (kind == MaskKind::bias) mask_ = heed::bias<T>(input(5, pairs));
+  CaseMask(MaskKind kind, const heed::Geometry& g) {
+    const heed::Shape pairs{1, 1, g.len_q, g.len_kv};
+    const auto count = std::size_t(g.len_q * g.len_kv);
+    const heed::CounterRandom random(7, kind == MaskKind::bias ? 6 : 99);
+    if (kind == MaskKind::causal) mask = heed::causal<T>();
+    if (kind == MaskKind::bias) {
+      for (std::size_t i = 0; i < count; ++i) numbers.push_back(T(random.normal(i)));
+      mask = heed::bias<T>(heed::TensorView<const T>(numbers.data(), pairs));
+    }
     if (kind != MaskKind::boolean) return;
-    allowed_.reset(new bool[std::size_t(count)]);
-    const heed::CounterRandom random(7, 99);
-    for (Index i = 0; i < count; ++i)
-      allowed_[std::size_t(i)] = random.uniform(std::uint64_t(i)) > 0.125;
-    mask_ = heed::boolean<T>({allowed_.get(), pairs});
+    allowed.reset(new bool[count]);
+    for (std::size_t i = 0; i < count; ++i) allowed[i] = random.uniform(i) > 0.125;
+    mask = heed::boolean<T>({allowed.get(), pairs});
   }
-  Op op_, grad_;
-  heed::Geometry g_;
-  heed::Options options_;
-  heed::Mask<T> mask_;
-  heed::Shape shape_;
-  std::vector<T> numbers_[6], results_[6];
-  std::unique_ptr<bool[]> allowed_;
-  heed::Inputs<T> in_;
-  heed::Gradients<T> grads_;
-  heed::TensorView<T> out_;
-  heed::TensorView<const T> grad_out_;
-  heed::Saved<T> saved_;
 };
+
+// A call of a case.
+template <class Op>
+struct CaseCall {
+  CaseMask<typename Op::Scalar> mask;
+  heed::OpCall<Op> call;
+
+  CaseCall(const Op& op, const heed::Geometry& g, MaskKind kind, int threads)
+      : mask(kind, g), call(op, g, mask.mask, {.threads = threads}) {}
+};
+
+// Largest difference from the slow twin, relative to the largest number: over out, or dq, dk, dv.
+template <class Op>
+[[nodiscard]] double deviation_from_twin(heed::OpCall<Op>& call, Pass pass) {
+  const auto problem = heed::problem_of<typename Op::Scalar>(call);
+  call.forward();
+  if (pass == Pass::forward)
+    return deviation(call.out, heed::reference::forward(call.op, problem).out);
+  call.backward();
+  const auto slow = heed::reference::gradients(call.op, problem, call.grad_out);
+  return std::max({deviation(call.grad_query, slow.dquery), deviation(call.grad_key, slow.dkey),
+                   deviation(call.grad_value, slow.dvalue)});
+}
 
 template <class Op>
 [[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask,
                                   int threads) {
-  const auto call = std::make_shared<Call<Op>>(op, g, mask, threads);
-  return {[call] { call->forward(); }, [call] { call->backward(); }};
+  const auto at = std::make_shared<CaseCall<Op>>(op, g, mask, threads);
+  return {[at] { at->call.forward(); }, [at] { at->call.backward(); }};
 }
 
 // What the others are compared with: plain attention, and for masks that are read from memory no mask.
@@ -148,7 +89,8 @@ template <class Op>
   heed::Geometry small = variant.geometry;
   small.len_q = std::min<Index>(small.len_q, 70);
   small.len_kv = 70;
-  return Call<Op>(variant.op, small, c.mask, c.threads).deviation_from_twin(pass);
+  CaseCall<Op> at(variant.op, small, c.mask, c.threads);
+  return deviation_from_twin(at.call, pass);
 }
 
 // Compares first, then times.
@@ -165,8 +107,8 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
     compared = true;
   }
   const Contender mine = contender(variant.op, variant.geometry, c.mask, c.threads);
-  const bool is_baseline = variant.name == std::string("sdpa") && c.mask != MaskKind::boolean &&
-                           c.mask != MaskKind::bias;
+  const bool is_baseline = variant.name == std::string(heed::kBaseline) &&
+                           c.mask != MaskKind::boolean && c.mask != MaskKind::bias;
   std::optional<Contender> other;
   if (!is_baseline) other = baseline<T>(c);
   measure<T>(state, c, pass, mine, other ? &*other : nullptr);

@@ -8,7 +8,9 @@
 #include <heed/reference/reference.hpp>
 #include <heed/variants.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <type_traits>
 
 namespace compare {
@@ -32,18 +34,17 @@ using Problem = reference::Problem<double>;
   return problem;
 }
 
-// The variant of that name, as it is compared.
+// The first variant of the list that is of this type, as it is compared.
 template <class Op>
-[[nodiscard]] Op op_named(const std::string& name, const Problem& problem, std::uint64_t seed) {
-  Op found;
-  heed::for_each_variant<double>(
-      problem.geometry,
-      [&]<class Other>(const heed::Variant<Other>& variant) {
-        if constexpr (std::is_same_v<Other, Op>)
-          if (variant.name == name) found = variant.op;
-      },
-      16, seed);
-  return found;
+[[nodiscard]] Op op_of_list(const Problem& problem, std::uint64_t seed) {
+  std::optional<Op> found;
+  heed::for_each_variant<double>(problem.geometry,
+                                 [&]<class Other>(const heed::Variant<Other>& variant) {
+                                   if constexpr (std::is_same_v<Other, Op>)
+                                     if (!found) found = variant.op;
+                                 },
+                                 {.seed = seed});
+  return found.value();
 }
 
 [[nodiscard]] reference::Request with_weights() {
@@ -67,10 +68,22 @@ template <class Op>
 
 }  // namespace
 
+InnerViews inner_views(const std::vector<std::string>& variants) {
+  InnerViews views;
+  heed::for_each_variant<double>(
+      heed::kSmallSizes, [&]<class Op>(const heed::Variant<Op>& variant) {
+        if (std::find(variants.begin(), variants.end(), variant.name) == variants.end()) return;
+        views.resonance |= std::is_same_v<Op, heed::Dar<double>>;
+        views.convergence |= std::is_same_v<Op, heed::ResonantOde<double>>;
+        views.tension |= std::is_same_v<Op, heed::Dialectical<double>>;
+      });
+  return views;
+}
+
 ResonanceMaps dar_maps(const Settings& settings, const std::string& text, Index len) {
   using Op = heed::Dar<double>;
   const Problem problem = problem_of(settings, text, len);
-  const Op op = op_named<Op>("dar", problem, settings.seed);
+  const Op op = op_of_list<Op>(problem, settings.seed);
   ResonanceMaps maps;
   maps.len = len;
   maps.weights = reference::forward(op, problem, with_weights()).weights;
@@ -91,7 +104,7 @@ std::vector<double> ode_residuals(const Settings& settings, const std::string& t
                                   int most) {
   using Op = heed::ResonantOde<double>;
   const Problem problem = problem_of(settings, text, len);
-  Op op = op_named<Op>("ode", problem, settings.seed);
+  Op op = op_of_list<Op>(problem, settings.seed);
   std::vector<double> before, residuals;
   for (Index row = 0; row < settings.shape.heads * len; ++row)
     for (Index j = 0; j < len; ++j) {
@@ -110,7 +123,7 @@ std::vector<double> ode_residuals(const Settings& settings, const std::string& t
 DialecticalRows dialectical_rows(const Settings& settings, const std::string& text, Index len) {
   using Op = heed::Dialectical<double>;
   const Problem problem = problem_of(settings, text, len);
-  Op op = op_named<Op>("dialectical", problem, settings.seed);
+  Op op = op_of_list<Op>(problem, settings.seed);
   op.readout.max_steps = DialecticalRows::max_steps;
   op.readout.halt_eps = DialecticalRows::halt_eps;
   const auto diagnostics = reference::forward(op, problem).diagnostics;

@@ -8,6 +8,12 @@
 
 namespace compare {
 
+// Which of the views below the compared variants have: those of the same op show the same one.
+struct InnerViews {
+  bool resonance = false, convergence = false, tension = false;
+};
+[[nodiscard]] InnerViews inner_views(const std::vector<std::string>& variants);
+
 // Numbers of one head, (len, len), the query's row first.
 struct ResonanceMaps {
   Index len = 0;

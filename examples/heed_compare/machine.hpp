@@ -16,8 +16,4 @@ struct Machine {
 
 [[nodiscard]] Machine this_machine();
 
-// Multiply-adds of this dtype that `threads` threads reach together, all running at the same time,
-// in GFLOP/s (two per multiply-add); the best of a few measurements, about 20 ms.
-[[nodiscard]] double measure_peak(Dtype dtype, int threads);
-
 }  // namespace compare

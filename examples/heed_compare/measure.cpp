@@ -5,6 +5,9 @@
 #include "progress.hpp"
 #include "runner.hpp"
 
+#include <heed/check/machine_peak.hpp>
+#include <heed/variants.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,13 +17,21 @@ namespace compare {
 
 namespace {
 
-constexpr char kBaseline[] = "sdpa";
 constexpr heed::Shape kGradientShape{1, 2, 24, 16};
 // Calls are repeated until one sample lasts this long.
 constexpr double kSampleSeconds = 0.01;
 
 [[nodiscard]] double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// GFLOP/s of multiply-adds in this dtype; the best of a few probes, about 20 ms.
+[[nodiscard]] double measure_peak(Dtype dtype, int threads) {
+  double best = 0;
+  for (int i = 0; i < 16; ++i)
+    best = std::max(best, dtype == Dtype::float32 ? heed::peak_flops<float>(threads)
+                                                  : heed::peak_flops<double>(threads));
+  return best * 1e-9;
 }
 
 // One pass of one variant: what its timing needs and gathers.
@@ -38,22 +49,17 @@ struct Pass {
 
   void sample(Runner& runner) { samples.push_back(time_calls(runner, calls) * 1e3 / calls); }
 
-  // Seconds in all. Memory is the most of all calls: workers need not all be at work in each.
+  // Returns the seconds in all. Memory is the most of all calls: workers need not all be at work in each.
   [[nodiscard]] double time_calls(Runner& runner, int count) {
     const MemoryMeter meter;
-    const double start = seconds();
-    for (int i = 0; i < count; ++i) (runner.*run)();
-    const double elapsed = seconds() - start;
+    const double elapsed = heed::seconds_of([&] {
+      for (int i = 0; i < count; ++i) (runner.*run)();
+    });
     scratch_bytes = std::max(scratch_bytes, meter.peak_bytes());
     return elapsed;
   }
 
-  [[nodiscard]] double median() const {
-    std::vector<double> sorted = samples;
-    std::sort(sorted.begin(), sorted.end());
-    const std::size_t half = sorted.size() / 2;
-    return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
-  }
+  [[nodiscard]] double median() const { return heed::median_of(samples); }
 };
 
 struct Timed {
@@ -143,8 +149,9 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
 
 void add_records(const std::vector<Timed>& all, const Settings& settings, Dtype dtype,
                  const std::map<std::string, double>& errors, Comparison& comparison) {
-  const auto baseline = std::find_if(
-      all.begin(), all.end(), [](const Timed& one) { return one.runner->name() == kBaseline; });
+  const auto baseline = std::find_if(all.begin(), all.end(), [](const Timed& one) {
+    return one.runner->name() == heed::kBaseline;
+  });
   const double product = 2 * visible_pairs(settings) * double(settings.shape.dim);
   for (const Timed& one : all) {
     const auto error = errors.find(one.runner->name());
@@ -165,8 +172,8 @@ void compare_dtype(const Settings& settings, Dtype dtype, const std::string& tex
   const auto errors = gradient_errors(settings, dtype, text, progress);
   progress.show(std::string(dtype_name(dtype)) + ": projecting the text");
   std::vector<std::string> names = settings.variants;
-  if (std::find(names.begin(), names.end(), kBaseline) == names.end())
-    names.emplace_back(kBaseline);
+  if (std::find(names.begin(), names.end(), heed::kBaseline) == names.end())
+    names.emplace_back(heed::kBaseline);
   const TextInput input(text, settings.shape.batch, settings.shape.len, settings.seed);
   const Runners runners = make_runners(
       dtype,

@@ -42,19 +42,14 @@ class Pictures {
   [[nodiscard]] std::vector<Picture> all() {
     for (const Dtype dtype : settings_.dtypes) costs(dtype);
     lengths();
-    if (has("dar")) resonance();
-    if (has("ode")) convergence();
-    if (has("dialectical")) tension();
+    const InnerViews views = inner_views(settings_.variants);
+    if (views.resonance) resonance();
+    if (views.convergence) convergence();
+    if (views.tension) tension();
     return std::move(pictures_);
   }
 
  private:
-  // Is the variant, or one whose name begins so, among those compared?
-  [[nodiscard]] bool has(const std::string& name) const {
-    return std::any_of(settings_.variants.begin(), settings_.variants.end(),
-                       [&](const std::string& variant) { return variant.rfind(name, 0) == 0; });
-  }
-
   void costs(Dtype dtype) {
     const std::string type = dtype_name(dtype);
     BarChart chart{

@@ -7,11 +7,6 @@ Runners make_double_runners(const RunnerSetup& setup, const TextInput& text) {
   return make_runners<double>(setup, text);
 }
 
-std::vector<std::string> variant_names() {
-  std::vector<std::string> names;
-  heed::for_each_variant<double>(baseline_geometry({1, 1, 1, 2}),
-                                 [&](const auto& variant) { names.emplace_back(variant.name); });
-  return names;
-}
+std::vector<std::string> variant_names() { return heed::variant_names(); }
 
 }  // namespace compare

@@ -6,6 +6,7 @@
 #include "progress.hpp"
 #include "text_input.hpp"
 
+#include <heed/check/stopwatch.hpp>
 #include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
 #include <heed/models/layer_measures.hpp>
@@ -64,7 +65,7 @@ class Trainer {
   }
   [[nodiscard]] ModelConfig config_of(const std::string& name, std::uint64_t seed) const {
     ModelConfig config;
-    config.variant = name == kUnmatched ? "sdpa" : name;
+    config.variant = name == kUnmatched ? heed::kBaseline : name;
     config.vocabulary = vocabulary_;
     config.width = settings_.model.width;
     config.heads = settings_.model.heads;
@@ -216,8 +217,7 @@ TrainingComparison compare_training(const Settings& settings,
         trainer.run(config, result, speeds, progress);
       }
     }
-    std::sort(speeds.begin(), speeds.end());
-    result.tokens_per_second = speeds[speeds.size() / 2];
+    result.tokens_per_second = heed::median_of(speeds);
     on_variant(result);
     comparison.variants.push_back(std::move(result));
   }

@@ -1,29 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// UTF-8 one character at a time, by the well-formed sequences of the Unicode standard (table 3-7):
-// no surrogates, no overlong forms, nothing above U+10FFFF.
+// UTF-8 of this program's texts.
 
-#include <cstddef>
+#include <heed/core/utf8.hpp>
+
 #include <string>
-#include <string_view>
 
 namespace heed_lm {
 
-enum class Utf8 {
-  character,
-  invalid,  // no text goes on like this
-  cut,      // the text ends inside of what may become a character
-};
-
-struct Utf8Step {
-  Utf8 kind;
-  std::size_t bytes;  // at least 1; of an invalid sequence its longest valid beginning
-  char32_t code;      // of a character, else 0
-};
-
-// What stands at byte `at` of the text, which must be less than its size.
-[[nodiscard]] Utf8Step utf8_step(std::string_view text, std::size_t at);
+using heed::Utf8;
+using heed::utf8_step;
+using heed::Utf8Step;
 
 void append_utf8(char32_t code, std::string& text);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "drawing.hpp"
 
+#include <heed/core/utf8.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,22 +18,11 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // Bytes of the UTF-8 character that begins at `at`; 0 if none does that XML allows.
 [[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) {
-    return std::uint32_t(static_cast<unsigned char>(text[i]));
-  };
-  const std::uint32_t first = byte(at);
-  if (first < 0x80)
-    return first >= 0x20 && first != 0x7F ? 1 : first == '\n' || first == '\t' ? 1 : 0;
-  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || at + length > text.size()) return 0;
-  std::uint32_t code = first & (0x7Fu >> length);
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xC0u) != 0x80u) return 0;
-    code = code << 6 | (byte(at + i) & 0x3Fu);
-  }
-  constexpr std::uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = code >= 0xD800 && code < 0xE000, none = code == 0xFFFE || code == 0xFFFF;
-  return code < smallest[length] || code > 0x10FFFF || surrogate || none ? 0 : length;
+  const heed::Utf8Step step = heed::utf8_step(text, at);
+  const bool control =
+      (step.code < 0x20 && step.code != '\n' && step.code != '\t') || step.code == 0x7F;
+  const bool none = step.code == 0xFFFE || step.code == 0xFFFF;
+  return step.kind == heed::Utf8::character && !control && !none ? step.bytes : 0;
 }
 
 [[nodiscard]] std::string attribute(const char* name, const std::string& value) {

@@ -10,32 +10,71 @@
 #include <heed/engine/door.hpp>
 #include <heed/variants.hpp>
 
+#include <tuple>
+
 namespace heed {
 inline namespace HEED_ABI {
 
-// Each line becomes a source file of heed::compiled.
-extern template struct detail::Door<ScaledDot<float>>;
-extern template struct detail::Door<ScaledDot<double>>;
-extern template struct detail::Door<Dar<float>>;
-extern template struct detail::Door<Dar<double>>;
-extern template struct detail::Door<Differential<float>>;
-extern template struct detail::Door<Differential<double>>;
-extern template struct detail::Door<DifferentialV1<float>>;
-extern template struct detail::Door<DifferentialV1<double>>;
-extern template struct detail::Door<DifferentialV2<float>>;
-extern template struct detail::Door<DifferentialV2<double>>;
-extern template struct detail::Door<IntentGated<float>>;
-extern template struct detail::Door<IntentGated<double>>;
-extern template struct detail::Door<IntentFromQ<float>>;
-extern template struct detail::Door<IntentFromQ<double>>;
-extern template struct detail::Door<IntentCalc<float>>;
-extern template struct detail::Door<IntentCalc<double>>;
-extern template struct detail::Door<ResonantOde<float>>;
-extern template struct detail::Door<ResonantOde<double>>;
-extern template struct detail::Door<Dialectical<float>>;
-extern template struct detail::Door<Dialectical<double>>;
-extern template struct detail::Door<Prototype<float>>;
-extern template struct detail::Door<Prototype<double>>;
+namespace detail {
+
+// Stands at the places behind the end of the list: a type of its own at each, and no code.
+template <std::size_t place, class Real>
+struct NoOp {};
+template <std::size_t place, class Real>
+struct Door<NoOp<place, Real>> {};
+
+template <std::size_t place, class Real, class... Ops>
+[[nodiscard]] auto built_in_at(OpList<Ops...>) {
+  if constexpr (place < sizeof...(Ops))
+    return std::type_identity<std::tuple_element_t<place, std::tuple<Ops...>>>{};
+  else
+    return std::type_identity<NoOp<place, Real>>{};
+}
+// The op at this place of BuiltIn, from 0.
+template <std::size_t place, class Real>
+using BuiltInAt = typename decltype(built_in_at<place, Real>(BuiltIn<Real>{}))::type;
+
+// Of the promises below, and of the source files in cmake/compiled.cmake.
+inline constexpr std::size_t kCompiledPlaces = 16;
+static_assert(BuiltIn<float>::size <= kCompiledPlaces,
+              "heed: more ops than places; raise kCompiledPlaces, the lines below it and the "
+              "number in cmake/compiled.cmake");
+
+}  // namespace detail
+
+// The code of the op at each place is in heed::compiled.
+extern template struct detail::Door<detail::BuiltInAt<0, float>>;
+extern template struct detail::Door<detail::BuiltInAt<0, double>>;
+extern template struct detail::Door<detail::BuiltInAt<1, float>>;
+extern template struct detail::Door<detail::BuiltInAt<1, double>>;
+extern template struct detail::Door<detail::BuiltInAt<2, float>>;
+extern template struct detail::Door<detail::BuiltInAt<2, double>>;
+extern template struct detail::Door<detail::BuiltInAt<3, float>>;
+extern template struct detail::Door<detail::BuiltInAt<3, double>>;
+extern template struct detail::Door<detail::BuiltInAt<4, float>>;
+extern template struct detail::Door<detail::BuiltInAt<4, double>>;
+extern template struct detail::Door<detail::BuiltInAt<5, float>>;
+extern template struct detail::Door<detail::BuiltInAt<5, double>>;
+extern template struct detail::Door<detail::BuiltInAt<6, float>>;
+extern template struct detail::Door<detail::BuiltInAt<6, double>>;
+extern template struct detail::Door<detail::BuiltInAt<7, float>>;
+extern template struct detail::Door<detail::BuiltInAt<7, double>>;
+extern template struct detail::Door<detail::BuiltInAt<8, float>>;
+extern template struct detail::Door<detail::BuiltInAt<8, double>>;
+extern template struct detail::Door<detail::BuiltInAt<9, float>>;
+extern template struct detail::Door<detail::BuiltInAt<9, double>>;
+extern template struct detail::Door<detail::BuiltInAt<10, float>>;
+extern template struct detail::Door<detail::BuiltInAt<10, double>>;
+extern template struct detail::Door<detail::BuiltInAt<11, float>>;
+extern template struct detail::Door<detail::BuiltInAt<11, double>>;
+extern template struct detail::Door<detail::BuiltInAt<12, float>>;
+extern template struct detail::Door<detail::BuiltInAt<12, double>>;
+extern template struct detail::Door<detail::BuiltInAt<13, float>>;
+extern template struct detail::Door<detail::BuiltInAt<13, double>>;
+extern template struct detail::Door<detail::BuiltInAt<14, float>>;
+extern template struct detail::Door<detail::BuiltInAt<14, double>>;
+extern template struct detail::Door<detail::BuiltInAt<15, float>>;
+extern template struct detail::Door<detail::BuiltInAt<15, double>>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

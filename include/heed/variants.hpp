@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The list of variants. One line here puts a variant into every test, every benchmark and the
-// comparison.
+// The list of variants. A line in for_each_variant() puts a variant into every generic test, every benchmark, the
+// comparison and heed_lm; an op of a type of its own stands in BuiltIn, too, from which heed::compiled follows.
 
 #include <heed/core/random.hpp>
 #include <heed/ops/dar.hpp>
@@ -14,19 +14,63 @@
 #include <heed/ops/scaled_dot.hpp>
 
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
+
+template <class... Ops>
+struct OpList {
+  static constexpr std::size_t size = sizeof...(Ops);
+  template <class Op>
+  static constexpr bool contains = (std::is_same_v<Op, Ops> || ...);
+};
+
+// The types of the list: what heed::compiled holds the code of.
+template <class Real>
+using BuiltIn = OpList<ScaledDot<Real>, Dar<Real>, Differential<Real>, DifferentialV1<Real>,
+                       DifferentialV2<Real>, IntentGated<Real>, IntentFromQ<Real>, IntentCalc<Real>,
+                       ResonantOde<Real>, Dialectical<Real>, Prototype<Real>>;
+
+// What a variant is compared with: plain attention.
+inline constexpr const char* kBaseline = "sdpa";
+
+// What a variant asks of the sizes of a call, beside what its readout says (uses_own_rows): forward() throws at
+// others. And what Saved::lse holds.
+struct VariantTraits {
+  bool even_dim_qk = false;   // it reads halves of a head
+  bool equal_widths = false;  // dim_v is dim_qk
+  bool lse_of_scores = true;  // false: of what the normaliser's last softmax saw
+};
 
 // One entry of the list: an op ready to run on `geometry`.
 template <class Op>
 struct Variant {
   const char* name;
-  const char* settings;  // options that are no parameters
+  const char* settings;  // options that are no parameters, as VariantOptions has them by default
   Geometry geometry;     // as the variant reads it: V2 has twice the query heads at half the width
   Op op;
+  VariantTraits traits = {};
 };
+
+// How the ops of the list are made.
+struct VariantOptions {
+  Index prototypes = 16;   // per head
+  std::uint64_t seed = 1;  // of parameters that are tensors
+  Index depth = 1;         // of the layer, from 1; differential V1's lambda depends on it
+};
+
+// Sizes that every variant takes.
+inline constexpr Geometry kSmallSizes{.batch = 1,
+                                      .heads = 2,
+                                      .query_heads = 2,
+                                      .kv_heads = 2,
+                                      .len_q = 1,
+                                      .len_kv = 1,
+                                      .dim_qk = 4,
+                                      .dim_v = 4};
 
 namespace detail {
 
@@ -54,21 +98,23 @@ template <class Op, class Change>
 
 }  // namespace detail
 
-// f(Variant<Op>) for every variant, its defaults, and `prototypes` prototypes per head. `g` is the
-// baseline's geometry; halves of an odd width are rounded down, but to 1, and their ops refuse it.
+// f(Variant<Op>) for every variant, with its defaults. `g` is the baseline's geometry; halves of an odd width are
+// rounded down, but to 1, and their ops refuse it.
 template <class Real, class F>
-void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint64_t seed = 1) {
+void for_each_variant(const Geometry& g, F&& f, const VariantOptions& options = {}) {
   const auto add = [&]<class Op>(const char* name, const char* settings, const Geometry& geometry,
-                                 Op op) {
-    detail::fill_tensors(op, seed);
-    f(Variant<Op>{name, settings, geometry, std::move(op)});
+                                 Op op, const VariantTraits& traits = {}) {
+    static_assert(BuiltIn<Real>::template contains<Op>,
+                  "heed: the op of a variant of the list must stand in BuiltIn");
+    detail::fill_tensors(op, options.seed);
+    f(Variant<Op>{name, settings, geometry, std::move(op), traits});
   };
   Geometry pairs = g;  // differential V2: as many q.k products as the baseline
   pairs.query_heads = 2 * g.heads;
   pairs.dim_qk = std::max<Index>(1, g.dim_qk / 2);
 
   using detail::with;
-  add("sdpa", "", g, ScaledDot<Real>{});
+  add(kBaseline, "", g, ScaledDot<Real>{});
   add("dar", "static logistic gate", g, Dar<Real>{});
   add("dar-unrolled", "2 iterations", g,
       with(Dar<Real>{}, [](auto& op) { op.score.iterations = 2; }));
@@ -76,26 +122,42 @@ void for_each_variant(const Geometry& g, F&& f, Index prototypes = 16, std::uint
         op.score.converged = true;
         op.score.feedback = Real(0.4);
       }));
-  add("differential", "halves of a head", g, Differential<Real>{});
+  add("differential", "halves of a head", g, Differential<Real>{}, {.even_dim_qk = true});
   add("differential-v1", "depth 1, RMS norm", g,
-      with(make_differential_v1<Real>(pairs.dim_qk, 1), [&](auto& op) {
-        std::uint64_t stream = 0;  // the source starts from small random vectors
-        visit_parameters(op.normaliser, [&](const char*, auto& p) {
-          const CounterRandom random(seed, 100 + stream++);
-          for (Index i = 0; i < p.size(); ++i) p[i] = Real(0.1 * random.normal(std::uint64_t(i)));
-        });
-      }));
+      with(make_differential_v1<Real>(pairs.dim_qk, options.depth),
+           [&](auto& op) {
+             std::uint64_t stream = 0;  // the source starts from small random vectors
+             visit_parameters(op.normaliser, [&](const char*, auto& p) {
+               const CounterRandom random(options.seed, 100 + stream++);
+               for (Index i = 0; i < p.size(); ++i)
+                 p[i] = Real(0.1 * random.normal(std::uint64_t(i)));
+             });
+           }),
+      {.even_dim_qk = true, .equal_widths = true});
   add("differential-v2", "2H query heads of half width", pairs, DifferentialV2<Real>{});
   add("intent", "gate given", g, IntentGated<Real>{});
   add("intent-from-q", "gate q Wg", g, make_intent_from_q<Real>(g));
   add("intent-calculated", "gate q Wq + k Wk + v Wv", g, make_intent_calculated<Real>(g));
-  add("ode", "5 steps", g, ResonantOde<Real>{});
+  add("ode", "5 steps", g, ResonantOde<Real>{}, {.lse_of_scores = false});
   add("ode-equilibrium", "fixed point", g,
-      with(ResonantOde<Real>{}, [](auto& op) { op.normaliser.mode = FlowMode::equilibrium; }));
-  add("dialectical", "3 steps, halting per token", g, with(Dialectical<Real>{}, [&](auto& op) {
-        static_cast<DialecticalParams<Real>&>(op.readout) = DialecticalParams<Real>::zeros(g.dim_v);
-      }));
-  add("prototype", "winner by cosine", g, make_prototype<Real>(g, prototypes));
+      with(ResonantOde<Real>{}, [](auto& op) { op.normaliser.mode = FlowMode::equilibrium; }),
+      {.lse_of_scores = false});
+  add("dialectical", "3 steps, halting per token", g,
+      with(Dialectical<Real>{},
+           [&](auto& op) {
+             static_cast<DialecticalParams<Real>&>(op.readout) =
+                 DialecticalParams<Real>::zeros(g.dim_v);
+           }),
+      {.equal_widths = true});
+  add("prototype", "winner by cosine", g, make_prototype<Real>(g, options.prototypes),
+      {.equal_widths = true});
+}
+
+// Their names, in the order of the list.
+[[nodiscard]] inline std::vector<std::string> variant_names() {
+  std::vector<std::string> names;
+  for_each_variant<float>(kSmallSizes, [&](const auto& variant) { names.push_back(variant.name); });
+  return names;
 }
 
 }  // namespace HEED_ABI

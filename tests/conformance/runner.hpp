@@ -10,8 +10,8 @@
 //   }
 
 #include <heed/check/op_gradcheck.hpp>
+#include <heed/check/op_problem.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/doors.hpp>
 #include <heed/variants.hpp>
 
 #include "random_call.hpp"
@@ -67,15 +67,7 @@ namespace detail {
 
 template <class S, class T>
 [[nodiscard]] heed::reference::Problem<S> problem_of(const Call<T>& call) {
-  heed::reference::Problem<S> p;
-  p.geometry = call.geometry;
-  p.query = call.query.template dense<S>();
-  p.key = call.key.template dense<S>();
-  p.value = call.value.template dense<S>();
-  p.extra = call.extra.template dense<S>();
-  heed::reference::use_mask(p, call.mask.mask);
-  p.scale = call.options.scale;
-  return p;
+  return heed::problem_of<S>(call.geometry, call.inputs(), call.mask.mask, call.options);
 }
 
 template <class S, class Op, class T>
@@ -123,15 +115,6 @@ template <class Op, class T>
   return heed::check_gradient_on<double>(loss, tensors, analytic, options);
 }
 
-template <class Op>
-[[nodiscard]] Named named_params(Op& grad) {
-  Named named;
-  heed::detail::visit_named_params(grad, [&](const std::string& name, auto& p) {
-    named.push_back({name, {p.data(), p.data() + p.size()}});
-  });
-  return named;
-}
-
 // Moves every parameter off its default and, where the op takes it, gives each head its own.
 template <class Op>
 void shake(Op& op, const Geometry& g, bool per_head) {
@@ -171,7 +154,7 @@ void attach(Runner<T>& runner, std::shared_ptr<const Op> op) {
                            const auto& grad_out, const auto& grads, const auto& options) {
       Op grad;
       heed::backward(*op, in, mask, saved, out, grad_out, grads, &grad, options);
-      return named_params(grad);
+      return heed::named_params(grad);
     };
   if constexpr (needs.twin)
     runner.twin = [op](const auto& call) { return run_twin<double>(*op, call); };
@@ -200,8 +183,7 @@ template <class T, Needs needs, class Op>
   runner.maps = Op::NormaliserType::maps;
   runner.plain_rows = Readout::identity;
   runner.weights_sum_to_1 = detail::sums_to_one<Op>;
-  runner.lse_of_scores = runner.name.rfind("ode", 0) != 0;
-  runner.linear_rows = runner.name.rfind("ode-lagrange", 0) == 0;
+  runner.lse_of_scores = variant.traits.lse_of_scores;
   runner.reads_own_rows = Readout::uses_own_rows;
   auto op = std::make_shared<Op>(variant.op);
   detail::shake(*op, variant.geometry, per_head);
@@ -210,22 +192,19 @@ template <class T, Needs needs, class Op>
   return runner;
 }
 
-// All variants that can run on `g`. The others are those, and no others, that their
-// papers exclude: an odd width for halves of heads; dim_v unlike dim_qk for values of two halves, a
-// recursion or a pull on the query; len_q unlike len_kv for a gate on the own row.
+// All variants that can run on `g`. The others are those, and no others, that their papers exclude (VariantTraits): an
+// odd width for halves of heads; dim_v unlike dim_qk for values of two halves, a recursion or a pull on the query;
+// len_q unlike len_kv for a gate on the own row.
 template <class T, Needs needs = Needs{}>
 [[nodiscard]] std::vector<Runner<T>> runners(const Geometry& g, bool per_head = true) {
   std::vector<Runner<T>> all;
   const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
-    const std::string name = variant.name;
-    const bool halves = name == "differential" || name == "differential-v1";
-    const bool square = name == "differential-v1" || name == "dialectical" || name == "prototype";
-    if (halves && g.dim_qk % 2 != 0) return;
-    if (square && g.dim_qk != g.dim_v) return;
+    if (variant.traits.even_dim_qk && g.dim_qk % 2 != 0) return;
+    if (variant.traits.equal_widths && g.dim_qk != g.dim_v) return;
     if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv) return;
     all.push_back(make_runner<T, needs>(variant, per_head));
   };
-  heed::for_each_variant<T>(g, add, 3);
+  heed::for_each_variant<T>(g, add, {.prototypes = 3});
   return all;
 }
 
@@ -251,8 +230,9 @@ template <class T>
 template <class T, Needs needs = Needs{}>
 [[nodiscard]] std::vector<Runner<T>> all_runners(const Geometry& g, bool per_head = true) {
   std::vector<Runner<T>> all = runners<T, needs>(g, per_head);
-  const auto add = [&]<class Op>(const char* name, Op op) {
-    all.push_back(make_runner<T, needs>(heed::Variant<Op>{name, "", g, std::move(op)}, per_head));
+  const auto add = [&]<class Op>(const char* name, Op op) -> Runner<T>& {
+    return all.emplace_back(
+        make_runner<T, needs>(heed::Variant<Op>{name, "", g, std::move(op)}, per_head));
   };
   for (const auto& [name, pairing] :
        {std::pair{"differential-apart", heed::HeadPairing::halves_apart},
@@ -269,7 +249,9 @@ template <class T, Needs needs = Needs{}>
         {"ode-lagrange-equilibrium", heed::FlowMode::lagrange_equilibrium}}) {
     heed::ResonantOde<T> ode;
     ode.normaliser.mode = mode;
-    add(name, ode);
+    Runner<T>& runner = add(name, ode);
+    runner.lse_of_scores = false;
+    runner.linear_rows = true;
   }
   if (g.dim_qk != g.dim_v) return all;
   heed::Dialectical<T> batch;

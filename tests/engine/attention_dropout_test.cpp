@@ -53,13 +53,13 @@ Runner<T> dropping_runner(const heed::Variant<Op>& variant) {
 // Every variant that can run on `g`.
 std::vector<Runner<double>> all_dropping(const Geometry& g) {
   std::vector<Runner<double>> all;
-  heed::for_each_variant<double>(
-      g,
-      [&]<class Op>(const heed::Variant<Op>& variant) {
-        if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv) return;
-        all.push_back(dropping_runner<double>(variant));
-      },
-      3);
+  heed::for_each_variant<double>(g,
+                                 [&]<class Op>(const heed::Variant<Op>& variant) {
+                                   if (Op::ReadoutType::uses_own_rows && g.len_q != g.len_kv)
+                                     return;
+                                   all.push_back(dropping_runner<double>(variant));
+                                 },
+                                 {.prototypes = 3});
   return all;
 }
 // One that streams, one that weighs whole rows with weights of both signs.

@@ -72,13 +72,13 @@ void check_sizes(const Op& op, Index len_q, const Sizes& s) {
   if (Op::NormaliserType::streams)
     for (std::size_t i = 0; i < fast.saved.lse.size(); ++i)
       REQUIRE(double(fast.saved.lse[i]) == Approx(twin.lse[0][i]).epsilon(1e-5).margin(1e-5));
-  require_near("value", fast.dvalue, slow.dvalue, 1e-4);
-  require_near("query", fast.dquery, slow.dquery, 1e-3);
-  require_near("key", fast.dkey, slow.dkey, 1e-3);
+  require_near("value", fast.grad_value, slow.dvalue, 1e-4);
+  require_near("query", fast.grad_query, slow.dquery, 1e-3);
+  require_near("key", fast.grad_key, slow.dkey, 1e-3);
   std::vector<std::vector<double>> expected;
   slow.op.visit([&](const char*, auto& p) { expected.push_back(numbers(p)); });
   std::size_t next = 0;
-  Op dop = fast.dop;
+  Op dop = fast.grad_op;
   dop.visit([&](const char* name, auto& p) {
     require_near(name, numbers(p), expected[next++], 1e-3, 0.02);
   });
@@ -203,7 +203,7 @@ TEST_CASE("Rows of zeros have finite scores and gradients at every scale") {
         problem.scale = scale;
         const std::vector<float> grad_out(problem.query.size(), 0.7F);
         const auto r = run_doors(op, problem, Mask<float>(), grad_out);
-        for (const auto* tensor : {&r.out, &r.dquery, &r.dkey, &r.dvalue})
+        for (const auto* tensor : {&r.out, &r.grad_query, &r.grad_key, &r.grad_value})
           for (const float x : *tensor) REQUIRE(std::isfinite(x));
       }
 }

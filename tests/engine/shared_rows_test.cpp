@@ -157,9 +157,9 @@ TEST_CASE("sums over the readers of a row have the same bits for any number of t
     Options options{.threads = threads, .key_tile = 1, .panel_vectors = 1};
     const auto r = run_doors(op, problem, causal<float>(), grad_out, options);
     std::vector<float> all;
-    for (const auto* part : {&r.out, &r.dquery, &r.dkey, &r.dvalue})
+    for (const auto* part : {&r.out, &r.grad_query, &r.grad_key, &r.grad_value})
       all.insert(all.end(), part->begin(), part->end());
-    all.push_back(r.dop.score.sharpness[0]);
+    all.push_back(r.grad_op.score.sharpness[0]);
     if (first.empty()) first = all;
     CHECK(std::memcmp(all.data(), first.data(), all.size() * sizeof(float)) == 0);
   }

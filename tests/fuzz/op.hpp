@@ -4,6 +4,7 @@
 // An op of one case behind one type: how heed runs it in float and double, its slow twin, and its formula in plain
 // loops. Numbers leave as double, in (batch, heads, len, dim) order.
 
+#include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
 #include <heed/reference/reference.hpp>
 
@@ -17,14 +18,11 @@
 
 namespace fuzz {
 
-// What one forward and backward reads and writes, in memory of any layout.
+// What an op is run on.
 template <class T>
 struct EngineCall {
-  heed::Inputs<T> inputs;
+  heed::CallViews<T> tensors;
   heed::Mask<T> mask;
-  heed::TensorView<T> out;
-  heed::TensorView<const T> grad_out;
-  heed::Gradients<T> grads;
   heed::Options options;
   bool backward = true;
 };
@@ -123,17 +121,16 @@ class OpOf final : public AnyOp {
   template <class Any, class T>
   [[nodiscard]] static EngineResult run_on(const Any& op, const EngineCall<T>& call) {
     EngineResult result;
-    heed::Saved<T> saved;
-    heed::forward(op, call.inputs, call.mask, call.out, &saved, call.options);
-    const Index maps = Any::NormaliserType::maps, rows = Index(saved.lse.size()) / maps;
+    heed::OpCall<Any> run(op, call.tensors, call.mask, call.options);
+    run.forward();
+    const std::vector<T>& lse = run.saved.lse;
+    const Index maps = Any::NormaliserType::maps, rows = Index(lse.size()) / maps;
     for (Index m = 0; m < maps; ++m)
-      result.lse.emplace_back(saved.lse.begin() + m * rows, saved.lse.begin() + (m + 1) * rows);
-    for (const auto& report : saved.diagnostics) result.reports.push_back(widen(report));
+      result.lse.emplace_back(lse.begin() + m * rows, lse.begin() + (m + 1) * rows);
+    for (const auto& report : run.saved.diagnostics) result.reports.push_back(widen(report));
     if (!call.backward) return result;
-    Any grad;
-    heed::backward(op, call.inputs, call.mask, saved, call.out, call.grad_out, call.grads, &grad,
-                   call.options);
-    result.params = numbers_of(grad);
+    run.backward();
+    result.params = numbers_of(run.grad_op);
     return result;
   }
 

@@ -108,12 +108,13 @@ template <class T>
 Results run(const Case& c, int threads) {
   const Arena<T> a = lay_out<T>(c);
   EngineCall<T> call;
-  call.inputs = {a.query.view(), a.key.view(), a.value.view(), a.extra.view()};
+  call.tensors = {{a.query.view(), a.key.view(), a.value.view(), a.extra.view()},
+                  a.out.view(),
+                  a.grad_out.view(),
+                  {}};
   call.mask = mask_of(c, a);
-  call.out = a.out.view();
-  call.grad_out = a.grad_out.view();
-  heed::TensorView<T>* grads[] = {&call.grads.query, &call.grads.key, &call.grads.value,
-                                  &call.grads.extra, &call.grads.bias};
+  heed::Gradients<T>& of = call.tensors.grads;
+  heed::TensorView<T>* grads[] = {&of.query, &of.key, &of.value, &of.extra, &of.bias};
   for (int n = 0; n < 5; ++n)
     if (c.wants[n]) *grads[n] = a.grads[n].view();
   call.options = c.options;

@@ -80,12 +80,12 @@ double compare_golden(const GoldenCase& c, const Op& op, Extra&& parameters) {
     worst = std::max(worst, d);
   };
   compare(r.out, "out");
-  compare(r.dquery, "dq");
-  compare(r.dkey, "dk");
-  compare(r.dvalue, "dv");
-  if (c.has("di")) compare(r.dextra, "di");
+  compare(r.grad_query, "dq");
+  compare(r.grad_key, "dk");
+  compare(r.grad_value, "dv");
+  if (c.has("di")) compare(r.grad_extra, "di");
   compare(std::vector<T>(r.saved.lse.begin(), r.saved.lse.end()), "lse");
-  parameters(r.dop.readout, compare);
+  parameters(r.grad_op.readout, compare);
   return worst;
 }
 
@@ -137,11 +137,11 @@ TEST_CASE("a gate of three quarters, by hand") {
   for (const GateGrain grain : {GateGrain::elementwise, GateGrain::per_head}) {
     const auto r = run_doors(given<double>(grain, Param<double>(0.0)), p, {}, {2.0});
     CHECK(r.out[0] == Approx(2.25));
-    CHECK(r.dextra[0] == Approx(1.125));
-    CHECK(r.dop.readout.bias[0] == Approx(1.125));
-    CHECK(r.dvalue[0] == Approx(0.75));
-    CHECK(r.dvalue[1] == Approx(0.75));
-    CHECK(r.dquery[0] == Approx(-1.5));
+    CHECK(r.grad_extra[0] == Approx(1.125));
+    CHECK(r.grad_op.readout.bias[0] == Approx(1.125));
+    CHECK(r.grad_value[0] == Approx(0.75));
+    CHECK(r.grad_value[1] == Approx(0.75));
+    CHECK(r.grad_query[0] == Approx(-1.5));
   }
 }
 
@@ -159,12 +159,12 @@ TEST_CASE("a calculated gate, by hand") {
   op.readout.value_weight[0] = -0.75;
   const auto r = run_doors(op, p, {}, {4.0});
   CHECK(r.out[0] == Approx(1.0));
-  CHECK(r.dop.readout.query_weight[0] == Approx(2 * 0.5));
-  CHECK(r.dop.readout.key_weight[0] == Approx(2 * -1.0));
-  CHECK(r.dop.readout.value_weight[0] == Approx(2 * 2.0));
-  CHECK(r.dquery[0] == Approx(2 * 1.0));
-  CHECK(r.dkey[0] == Approx(2 * -1.0));
-  CHECK(r.dvalue[0] == Approx(4 * 0.5 + 2 * -0.75));  // through the mix, and through the gate
+  CHECK(r.grad_op.readout.query_weight[0] == Approx(2 * 0.5));
+  CHECK(r.grad_op.readout.key_weight[0] == Approx(2 * -1.0));
+  CHECK(r.grad_op.readout.value_weight[0] == Approx(2 * 2.0));
+  CHECK(r.grad_query[0] == Approx(2 * 1.0));
+  CHECK(r.grad_key[0] == Approx(2 * -1.0));
+  CHECK(r.grad_value[0] == Approx(4 * 0.5 + 2 * -0.75));  // through the mix, and through the gate
 }
 
 TEST_CASE("every gate equals its slow twin, gradients included, across panels and tiles") {
@@ -206,7 +206,8 @@ TEST_CASE("gate gradients agree with dual numbers") {
     const auto problem = random_problem<double>(kSmall, op.extra_dim(kSmall), 8);
     const auto r = run_doors(op, problem, {}, gradcheck_grad_out(kSmall));
     using Op = std::remove_cvref_t<decltype(op)>;
-    const reference::Gradients<Op> mine{r.dquery, r.dkey, r.dvalue, r.dextra, {}, r.dop};
+    const reference::Gradients<Op> mine{r.grad_query, r.grad_key, r.grad_value,
+                                        r.grad_extra, {},         r.grad_op};
     const auto report = check_op_gradient(op, problem, named_gradients(mine), Method::dual);
     INFO(report.text());
     CHECK(report.passed);
@@ -235,12 +236,12 @@ TEST_CASE("a saturated gate keeps the digits of both tails") {
   const double tail = std::exp(-40.0);
   CHECK(r.out[0] == 3.0);
   CHECK(r.out[1] == Approx(3 * tail).epsilon(1e-14));
-  CHECK(r.dextra[0] == Approx(3 * tail).epsilon(1e-14));  // 1 - s, not the difference 1 - 1
-  CHECK(r.dextra[1] == Approx(3 * tail).epsilon(1e-14));
+  CHECK(r.grad_extra[0] == Approx(3 * tail).epsilon(1e-14));  // 1 - s, not the difference 1 - 1
+  CHECK(r.grad_extra[1] == Approx(3 * tail).epsilon(1e-14));
   p.extra = {1e300, -1e300};
   const auto far = run_doors(given<double>(GateGrain::elementwise), p, {}, {1.0, 1.0});
   CHECK(far.out == std::vector<double>{3, 0});
-  CHECK(far.dextra == std::vector<double>{0, 0});
+  CHECK(far.grad_extra == std::vector<double>{0, 0});
 }
 
 TEST_CASE("a row that sees no key stays zero and gives its gate no gradient") {
@@ -248,9 +249,9 @@ TEST_CASE("a row that sees no key stays zero and gives its gate no gradient") {
   for_each_gate<double>(g, [&](const auto& op) {
     const auto problem = random_problem<double>(g, op.extra_dim(g), 9);
     const auto r = run_doors(op, problem, key_lengths<double>({0}), std::vector<double>(40, 1.0));
-    for (const auto* zeros : {&r.out, &r.dquery, &r.dkey, &r.dvalue, &r.dextra})
+    for (const auto* zeros : {&r.out, &r.grad_query, &r.grad_key, &r.grad_value, &r.grad_extra})
       for (const double x : *zeros) CHECK(x == 0.0);
-    auto dop = r.dop;
+    auto dop = r.grad_op;
     dop.visit([](const char*, const auto& p) {
       for (Index i = 0; i < p.size(); ++i) CHECK(p[i] == 0.0);
     });
@@ -265,7 +266,7 @@ TEST_CASE("a NaN in one intent spoils its own number only") {
       run_doors(given<double>(GateGrain::elementwise), problem, {}, std::vector<double>(12, 1.0));
   for (std::size_t n = 0; n < 12; ++n) CHECK(std::isnan(r.out[n]) == (n == 5));
   for (std::size_t n = 0; n < 12; ++n)
-    if (n / 4 != 1) CHECK(std::isfinite(r.dextra[n]));
+    if (n / 4 != 1) CHECK(std::isfinite(r.grad_extra[n]));
 }
 
 TEST_CASE("weights of zero leave every gate half open, and a bias opens it") {

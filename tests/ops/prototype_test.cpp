@@ -61,12 +61,12 @@ void compare_golden(const GoldenCase& c) {
     CHECK(d < (sizeof(T) == 8 ? 1e-12 : 2e-5));
   };
   compare(r.out, "out");
-  compare(r.dquery, "dq");
-  compare(r.dkey, "dk");
-  compare(r.dvalue, "dv");
-  compare(numbers(r.dop.score.W), "dW");
-  compare(numbers(r.dop.score.strength), "dlam");
-  compare(numbers(r.dop.readout.pull), "dmu");
+  compare(r.grad_query, "dq");
+  compare(r.grad_key, "dk");
+  compare(r.grad_value, "dv");
+  compare(numbers(r.grad_op.score.W), "dW");
+  compare(numbers(r.grad_op.score.strength), "dlam");
+  compare(numbers(r.grad_op.readout.pull), "dmu");
   compare(r.saved.lse, "lse");
   CHECK(deviation(r.saved.diagnostic("winner"), c.tensor("query_winner")) == 0.0);
 }
@@ -110,20 +110,20 @@ TEST_CASE("a pull and a category term, by hand") {
   CHECK(r.out[0] == Approx(0.5));
   CHECK(r.out[1] == Approx(3.0));
   // dmu = 1 (0 - 3). X = (8, 0), dscore = w (X - 2) = (1.5, -1.5), dlambda = 1.5 (0.6 - 0.8).
-  CHECK(r.dop.readout.pull[0] == Approx(-3.0));
-  CHECK(r.dop.score.strength[0] == Approx(-0.3));
+  CHECK(r.grad_op.readout.pull[0] == Approx(-3.0));
+  CHECK(r.grad_op.score.strength[0] == Approx(-0.3));
   // du_0 = 1.5 lambda q/5, of which W_0 = (4, 0) keeps the part across, over |W_0|; u_1 likewise,
   // and W_1 is what q was pulled to: 0.5 dout.
   const double lambda = 5 * std::log(3.0);
-  CHECK(r.dop.score.W[0] == Approx(0.0).margin(1e-12));
-  CHECK(r.dop.score.W[1] == Approx(1.5 * lambda * 0.8 / 4));
-  CHECK(r.dop.score.W[2] == Approx(-1.5 * lambda * 0.6 / 2 + 0.5));
-  CHECK(r.dop.score.W[3] == Approx(0.0).margin(1e-12));
+  CHECK(r.grad_op.score.W[0] == Approx(0.0).margin(1e-12));
+  CHECK(r.grad_op.score.W[1] == Approx(1.5 * lambda * 0.8 / 4));
+  CHECK(r.grad_op.score.W[2] == Approx(-1.5 * lambda * 0.6 / 2 + 0.5));
+  CHECK(r.grad_op.score.W[3] == Approx(0.0).margin(1e-12));
   // dq = 1.5 lambda d(cos_0 - cos_1)/dq - 0.5 dout; cos_0 = q_x/|q|: d = (1 - 0.36, -0.48)/5,
   // cos_1: d = (-0.48, 1 - 0.64)/5.
-  CHECK(r.dquery[0] == Approx(1.5 * lambda * (0.64 + 0.48) / 5 - 0.5));
-  CHECK(r.dquery[1] == Approx(1.5 * lambda * (-0.48 - 0.36) / 5));
-  CHECK(r.dkey == std::vector<double>(4, 0.0));
+  CHECK(r.grad_query[0] == Approx(1.5 * lambda * (0.64 + 0.48) / 5 - 0.5));
+  CHECK(r.grad_query[1] == Approx(1.5 * lambda * (-0.48 - 0.36) / 5));
+  CHECK(r.grad_key == std::vector<double>(4, 0.0));
   CHECK(r.saved.diagnostic("winner")[0] == 1.0);
 }
 
@@ -176,7 +176,8 @@ TEST_CASE("prototype gradients agree with dual numbers") {
   const auto op = random_prototype<double>(g, 4, true);
   const auto problem = random_problem<double>(g, 0, 8);
   const auto r = run_doors(op, problem, {}, gradcheck_grad_out(g));
-  const reference::Gradients<Prototype<double>> mine{r.dquery, r.dkey, r.dvalue, {}, {}, r.dop};
+  const reference::Gradients<Prototype<double>> mine{r.grad_query, r.grad_key, r.grad_value,
+                                                     {},           {},         r.grad_op};
   const auto report = check_op_gradient(op, problem, named_gradients(mine), Method::dual);
   INFO(report.text());
   CHECK(report.passed);
@@ -222,10 +223,10 @@ TEST_CASE("without prototypes score is the logit and out the mixed row") {
   const auto baseline = run_doors(Plain{}, problem, {}, grad_out);
   CHECK(r.out == baseline.out);
   CHECK(plain.out == baseline.out);
-  CHECK(deviation(r.dquery, baseline.dquery) < 1e-14);
-  CHECK(deviation(r.dkey, baseline.dkey) < 1e-14);
-  CHECK(r.dop.score.strength[0] == 0.0);
-  CHECK(r.dop.readout.pull[0] == 0.0);
+  CHECK(deviation(r.grad_query, baseline.grad_query) < 1e-14);
+  CHECK(deviation(r.grad_key, baseline.grad_key) < 1e-14);
+  CHECK(r.grad_op.score.strength[0] == 0.0);
+  CHECK(r.grad_op.readout.pull[0] == 0.0);
   CHECK(r.saved.diagnostic("winner")[0] == -1.0);
 }
 
@@ -238,8 +239,8 @@ TEST_CASE("lambda of 0 leaves the scores alone and still has a gradient") {
   op.readout.pull = 0.0;
   const auto r = run_doors(op, problem, {}, grad_out);
   CHECK(r.out == run_doors(Prototype<double>{}, problem, {}, grad_out).out);
-  CHECK(r.dop.score.strength[0] != 0.0);
-  CHECK(r.dop.readout.pull[0] != 0.0);
+  CHECK(r.grad_op.score.strength[0] != 0.0);
+  CHECK(r.grad_op.readout.pull[0] != 0.0);
 }
 
 TEST_CASE("a row that sees no key is pulled all the same") {
@@ -252,13 +253,13 @@ TEST_CASE("a row that sees no key is pulled all the same") {
     for (Index c = 0; c < 2; ++c) {
       const auto at = std::size_t(2 * i + c);
       CHECK(r.out[at] == Approx(-0.6 * (op.score.prototype(0, w)[c] - problem.query[at])));
-      CHECK(r.dquery[at] == 0.6);
+      CHECK(r.grad_query[at] == 0.6);
     }
   }
-  CHECK(r.dop.score.strength[0] == 0.0);
-  CHECK(r.dop.readout.pull[0] != 0.0);
-  CHECK(r.dkey == std::vector<double>(8, 0.0));
-  CHECK(r.dvalue == std::vector<double>(8, 0.0));
+  CHECK(r.grad_op.score.strength[0] == 0.0);
+  CHECK(r.grad_op.readout.pull[0] != 0.0);
+  CHECK(r.grad_key == std::vector<double>(8, 0.0));
+  CHECK(r.grad_value == std::vector<double>(8, 0.0));
 }
 
 TEST_CASE("heads with fewer prototypes never match the padding of W") {
@@ -277,10 +278,10 @@ TEST_CASE("heads with fewer prototypes never match the padding of W") {
     }
   const auto a = run_doors(op, problem, {}, grad_out), b = run_doors(other, problem, {}, grad_out);
   CHECK(a.out == b.out);
-  CHECK(numbers(a.dop.score.W) == numbers(b.dop.score.W));
+  CHECK(numbers(a.grad_op.score.W) == numbers(b.grad_op.score.W));
   CHECK(a.out != run_doors(full, problem, {}, grad_out).out);
-  for (Index i = 2 * 4; i < a.dop.score.W.size(); ++i) CHECK(a.dop.score.W[i] == 0.0);
-  CHECK(a.dop.score.W[0] != 0.0);
+  for (Index i = 2 * 4; i < a.grad_op.score.W.size(); ++i) CHECK(a.grad_op.score.W[i] == 0.0);
+  CHECK(a.grad_op.score.W[0] != 0.0);
   for (std::size_t i = 0; i < 26; ++i)
     CHECK((i < 13 ? a.saved.diagnostic("winner")[i] >= 0 && a.saved.diagnostic("winner")[i] < 2
                   : a.saved.diagnostic("winner")[i] == -1.0));
@@ -304,9 +305,9 @@ TEST_CASE("ties and zero rows go to the lowest prototype") {
   p.query = {2, 2};
   const auto r = run_doors(op, p, {}, {1.0, 1.0});
   CHECK(r.saved.diagnostic("winner")[0] == 1.0);
-  for (Index c = 4; c < 6; ++c) CHECK(r.dop.score.W[c] == 0.0);
+  for (Index c = 4; c < 6; ++c) CHECK(r.grad_op.score.W[c] == 0.0);
   // A zero query has a finite, large gradient: u is x / eps there.
-  for (const double x : zero.dquery) CHECK(std::isfinite(x));
+  for (const double x : zero.grad_query) CHECK(std::isfinite(x));
 }
 
 TEST_CASE("rows and prototypes of any size find their category") {
@@ -321,7 +322,7 @@ TEST_CASE("rows and prototypes of any size find their category") {
     const auto r = run_doors(op, p, {}, {1.0F, 0.0F});
     CHECK(r.out[0] == Approx(2.0).epsilon(1e-5));
     CHECK(r.saved.diagnostic("winner")[0] == 1.0F);
-    for (const float x : numbers(r.dop.score.W)) CHECK(std::isfinite(x));
+    for (const float x : numbers(r.grad_op.score.W)) CHECK(std::isfinite(x));
   }
 }
 
@@ -344,7 +345,7 @@ TEST_CASE("a strong pull does not blur the gradient of the mix") {
   const auto weak = run_doors(op, problem, {}, grad_out);
   op.readout.pull = 1e12;
   const auto strong = run_doors(op, problem, {}, grad_out);
-  CHECK(deviation(strong.dkey, weak.dkey) < 1e-13);
+  CHECK(deviation(strong.grad_key, weak.grad_key) < 1e-13);
 }
 
 TEST_CASE("W is taken from memories of different sizes, and given back") {

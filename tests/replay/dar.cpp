@@ -75,8 +75,8 @@ void replay_dar(const GoldenCase& golden, Report& report) {
     auto safe = op;
     safe.score.zero_norm = heed::ZeroNorm::safe;
     const auto run = run_engine(safe, golden);
-    report.exact("dq_safe", run.dq, golden.tensor("dq_safe"));
-    report.exact("dk_safe", run.dk, golden.tensor("dk_safe"));
+    report.exact("dq_safe", run.grad_query, golden.tensor("dq_safe"));
+    report.exact("dk_safe", run.grad_key, golden.tensor("dk_safe"));
   }
 }
 

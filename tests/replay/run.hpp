@@ -6,22 +6,13 @@
 
 #include "report.hpp"
 
+#include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/doors.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <map>
 
 namespace heed_test {
-
-// Everything that forward and backward return.
-template <class Op>
-struct EngineResult {
-  using T = typename Op::Scalar;
-  std::vector<T> out, dq, dk, dv, dextra, dbias;
-  heed::Saved<T> saved;
-  Op dop;
-};
 
 // Options that cross many tile borders at the lengths of the cases.
 inline heed::Options small_tiles() {
@@ -32,44 +23,24 @@ inline heed::Options small_tiles() {
   return options;
 }
 
+// The case, rounded to the op's scalar, after both passes.
 template <class Op>
-[[nodiscard]] EngineResult<Op> run_engine(const Op& op, const GoldenCase& golden,
+[[nodiscard]] heed::OpCall<Op> run_engine(const Op& op, const GoldenCase& golden,
                                           heed::Options options = {}) {
   using T = typename Op::Scalar;
-  const heed::Geometry g = golden.geometry();
-  const auto q = golden.rounded<T>("q"), k = golden.rounded<T>("k"), v = golden.rounded<T>("v");
-  const auto extra = golden.rounded_if_any<T>("i"), bias = golden.rounded_if_any<T>("bias");
-  const auto dout = golden.rounded<T>("dout");
-  const heed::Mask<T> mask = golden.mask<T>(bias);
-  const heed::Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
-  heed::Inputs<T> in{{q.data(), golden.shape("q")},
-                     {k.data(), golden.shape("k")},
-                     {v.data(), golden.shape("v")},
-                     {}};
-  EngineResult<Op> r{std::vector<T>(dout.size()),
-                     std::vector<T>(q.size()),
-                     std::vector<T>(k.size()),
-                     std::vector<T>(v.size()),
-                     std::vector<T>(extra.size()),
-                     std::vector<T>(bias.size()),
-                     {},
-                     op};
-  heed::Gradients<T> grads{{r.dq.data(), golden.shape("q")},
-                           {r.dk.data(), golden.shape("k")},
-                           {r.dv.data(), golden.shape("v")},
-                           {},
-                           {}};
-  if (op.extra_dim(g) > 0) {
-    in.extra = {extra.data(), golden.shape("i")};
-    grads.extra = {r.dextra.data(), golden.shape("i")};
-  }
-  if (!bias.empty()) grads.bias = {r.dbias.data(), golden.shape("bias")};
+  const auto bias = golden.rounded_if_any<T>("bias");
   options.scale = golden.number("scale");
-  const heed::TensorView<T> out{r.out.data(), out_shape};
-  heed::forward(op, in, mask, out, &r.saved, options);
-  heed::backward(op, in, mask, r.saved, heed::TensorView<const T>(out),
-                 heed::TensorView<const T>(dout.data(), out_shape), grads, &r.dop, options);
-  return r;
+  heed::CallNumbers<T> numbers{golden.rounded<T>("q"),
+                               golden.rounded<T>("k"),
+                               golden.rounded<T>("v"),
+                               {},
+                               golden.rounded<T>("dout")};
+  if (op.extra_dim(golden.geometry()) > 0) numbers.extra = golden.rounded<T>("i");
+  heed::OpCall<Op> call(op, golden.geometry(), golden.mask<T>(bias), options, std::move(numbers));
+  call.forward();
+  call.backward();
+  call.mask.bias = {};  // its numbers end here
+  return call;
 }
 
 // The weights of the fast path: its output where the values are the unit vectors.
@@ -79,27 +50,23 @@ template <class Op>
   using T = typename Op::Scalar;
   using Mixer =
       heed::Attention<T, typename Op::ScoreType, typename Op::NormaliserType, heed::Identity<T>>;
-  const heed::Geometry g = golden.geometry();
-  const auto q = golden.rounded<T>("q"), k = golden.rounded<T>("k");
-  const auto bias = golden.rounded_if_any<T>("bias");
+  heed::Geometry g = golden.geometry();
+  g.dim_v = g.len_kv;
   std::vector<T> unit(std::size_t(g.batch * g.kv_heads * g.len_kv * g.len_kv), T(0));
   for (Index n = 0; n < g.batch * g.kv_heads * g.len_kv; ++n)
     unit[std::size_t(n * g.len_kv + n % g.len_kv)] = T(1);
-  std::vector<T> weights(std::size_t(g.query_rows() * g.len_kv));
+  std::vector<T> unused(std::size_t(g.query_rows() * g.len_kv));  // dL/dout
   Mixer mixer;
   mixer.score = op.score;
   mixer.normaliser = op.normaliser;
   heed::Options options;
   options.scale = golden.number("scale");
-  const heed::Mask<T> mask = golden.mask<T>(bias);
-  heed::forward(mixer,
-                heed::Inputs<T>{{q.data(), golden.shape("q")},
-                                {k.data(), golden.shape("k")},
-                                {unit.data(), {g.batch, g.kv_heads, g.len_kv, g.len_kv}},
-                                {}},
-                mask, heed::TensorView<T>(weights.data(), {g.batch, g.heads, g.len_q, g.len_kv}),
-                nullptr, options);
-  return weights;
+  const auto bias = golden.rounded_if_any<T>("bias");
+  heed::OpCall<Mixer> call(
+      mixer, g, golden.mask<T>(bias), options,
+      {golden.rounded<T>("q"), golden.rounded<T>("k"), std::move(unit), {}, std::move(unused)});
+  call.infer();
+  return call.out;
 }
 
 // Golden names of an op's parameters, keyed by the library's.
@@ -157,13 +124,13 @@ void check_double(const Op& op, const GoldenCase& golden, const ParamNames& name
                   const GradientTerms& terms, const heed::Options& options, const char* tag) {
   const auto r = run_engine(op, golden, options);
   report.exact(tag + std::string("out"), r.out, golden.tensor("out"));
-  report.exact(tag + std::string("dq"), r.dq, golden.tensor("dq"), terms.query);
-  report.exact(tag + std::string("dk"), r.dk, golden.tensor("dk"), terms.key);
-  report.exact(tag + std::string("dv"), r.dv, golden.tensor("dv"));
-  if (golden.has("di")) report.exact(tag + std::string("di"), r.dextra, golden.tensor("di"));
+  report.exact(tag + std::string("dq"), r.grad_query, golden.tensor("dq"), terms.query);
+  report.exact(tag + std::string("dk"), r.grad_key, golden.tensor("dk"), terms.key);
+  report.exact(tag + std::string("dv"), r.grad_value, golden.tensor("dv"));
+  if (golden.has("di")) report.exact(tag + std::string("di"), r.grad_extra, golden.tensor("di"));
   if (golden.has("dbias"))
-    report.exact(tag + std::string("dbias"), r.dbias, golden.tensor("dbias"));
-  heed::for_each_param(r.dop, [&](const char* name, const heed::Param<double>& p) {
+    report.exact(tag + std::string("dbias"), r.grad_bias, golden.tensor("dbias"));
+  heed::for_each_param(r.grad_op, [&](const char* name, const heed::Param<double>& p) {
     const auto found = names.find(name);
     if (found == names.end()) return;
     const std::vector<double> got(p.data(), p.data() + p.size());
@@ -200,12 +167,12 @@ class FloatCheck {
     const auto dout = golden_.rounded<float>("dout");
     const auto exact = ref::gradients(twin, wide, widened(dout));
     const auto rough = ref::gradients(op_, narrow, dout);
-    judge("dq", got.dq, exact.dquery, rough.dquery, 3.0, terms_.query);
-    judge("dk", got.dk, exact.dkey, rough.dkey, 3.0, terms_.key);
-    judge("dv", got.dv, exact.dvalue, rough.dvalue, 3.0);
-    judge("di", got.dextra, exact.dextra, rough.dextra, 3.0);
-    judge("dbias", got.dbias, exact.dbias, rough.dbias, 3.0);
-    const auto g = params(got.dop), e = params(exact.op), n = params(rough.op);
+    judge("dq", got.grad_query, exact.dquery, rough.dquery, 3.0, terms_.query);
+    judge("dk", got.grad_key, exact.dkey, rough.dkey, 3.0, terms_.key);
+    judge("dv", got.grad_value, exact.dvalue, rough.dvalue, 3.0);
+    judge("di", got.grad_extra, exact.dextra, rough.dextra, 3.0);
+    judge("dbias", got.grad_bias, exact.dbias, rough.dbias, 3.0);
+    const auto g = params(got.grad_op), e = params(exact.op), n = params(rough.op);
     for (const auto& [name, values] : g) {
       const auto& naive_values = n.at(name);
       judge(name, std::vector<float>(values.begin(), values.end()), e.at(name),

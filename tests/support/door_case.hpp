@@ -6,8 +6,8 @@
 #include "catch.hpp"
 #include "golden_case.hpp"
 
+#include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/doors.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <optional>
@@ -17,47 +17,18 @@
 
 namespace heed_test {
 
-// What came out of heed::forward and heed::backward.
-template <class Op>
-struct DoorResult {
-  using T = typename Op::Scalar;
-  std::vector<T> out, dquery, dkey, dvalue, dextra;
-  heed::Saved<T> saved;
-  Op dop;
-};
-
-// Result buffers start as NaN: what is not written fails.
+// The call after both passes.
 template <class Op, class T = typename Op::Scalar>
-DoorResult<Op> run_doors(const Op& op, const heed::reference::Problem<T>& problem,
-                         const heed::Mask<T>& mask, const std::vector<T>& grad_out,
-                         const heed::Options& given = {}) {
-  const heed::Geometry& g = problem.geometry;
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  const heed::Shape q{g.batch, g.query_heads, g.len_q, g.dim_qk};
-  const heed::Shape k{g.batch, g.kv_heads, g.len_kv, g.dim_qk};
-  const heed::Shape v{g.batch, g.kv_heads, g.len_kv, g.dim_v};
-  const heed::Shape o{g.batch, g.heads, g.len_q, g.dim_v};
-  const heed::Shape e{g.batch, g.heads, g.len_q, op.extra_dim(g)};
-  DoorResult<Op> r{std::vector<T>(grad_out.size(), nan),
-                   std::vector<T>(problem.query.size(), nan),
-                   std::vector<T>(problem.key.size(), nan),
-                   std::vector<T>(problem.value.size(), nan),
-                   std::vector<T>(problem.extra.size(), nan),
-                   {},
-                   op};
-  heed::Inputs<T> in{
-      {problem.query.data(), q}, {problem.key.data(), k}, {problem.value.data(), v}, {}};
-  heed::Gradients<T> grads{{r.dquery.data(), q}, {r.dkey.data(), k}, {r.dvalue.data(), v}, {}, {}};
-  if (!problem.extra.empty()) {
-    in.extra = {problem.extra.data(), e};
-    grads.extra = {r.dextra.data(), e};
-  }
+heed::OpCall<Op> run_doors(const Op& op, const heed::reference::Problem<T>& problem,
+                           const heed::Mask<T>& mask, const std::vector<T>& grad_out,
+                           const heed::Options& given = {}) {
   heed::Options options = given;
   options.scale = problem.scale;
-  heed::forward(op, in, mask, heed::TensorView<T>(r.out.data(), o), &r.saved, options);
-  heed::backward(op, in, mask, r.saved, heed::TensorView<const T>(r.out.data(), o),
-                 heed::TensorView<const T>(grad_out.data(), o), grads, &r.dop, options);
-  return r;
+  heed::OpCall<Op> call(op, problem.geometry, mask, options,
+                        {problem.query, problem.key, problem.value, problem.extra, grad_out});
+  call.forward();
+  call.backward();
+  return call;
 }
 
 // Numbers of a parameter.
@@ -72,17 +43,17 @@ heed::reference::Problem<T> random_problem(const heed::Geometry& g, Index extra_
                                            unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
-  const auto make = [&](Index count) {
-    std::vector<T> x(static_cast<std::size_t>(count));
+  const auto make = [&](const heed::Shape& shape) {
+    std::vector<T> x(std::size_t(heed::element_count(shape, "random_problem")));
     for (T& number : x) number = T(normal(random));
     return x;
   };
   heed::reference::Problem<T> problem;
   problem.geometry = g;
-  problem.query = make(g.batch * g.query_heads * g.len_q * g.dim_qk);
-  problem.key = make(g.batch * g.kv_heads * g.len_kv * g.dim_qk);
-  problem.value = make(g.batch * g.kv_heads * g.len_kv * g.dim_v);
-  problem.extra = make(g.query_rows() * extra_dim);
+  problem.query = make(g.query_shape());
+  problem.key = make(g.key_shape());
+  problem.value = make(g.value_shape());
+  problem.extra = make(g.extra_shape(extra_dim));
   return problem;
 }
 
@@ -104,15 +75,15 @@ double twin_deviation(const Op& op, heed::reference::Problem<T> problem, const h
     if (!(d <= largest)) largest = d, worst = name;
   };
   compare("out", fast.out, twin.out);
-  compare("query", fast.dquery, slow.dquery);
-  compare("key", fast.dkey, slow.dkey);
-  compare("value", fast.dvalue, slow.dvalue);
-  compare("extra", fast.dextra, slow.dextra);
+  compare("query", fast.grad_query, slow.dquery);
+  compare("key", fast.grad_key, slow.dkey);
+  compare("value", fast.grad_value, slow.dvalue);
+  compare("extra", fast.grad_extra, slow.dextra);
   std::vector<std::vector<T>> parameters;
   slow.op.visit([&](const char*, auto& p) { parameters.push_back(numbers(p)); });
   std::size_t next = 0;
-  Op dop = fast.dop;
-  dop.visit([&](const char* name, auto& p) { compare(name, numbers(p), parameters[next++]); });
+  Op grad_op = fast.grad_op;
+  grad_op.visit([&](const char* name, auto& p) { compare(name, numbers(p), parameters[next++]); });
   return largest;
 }
 

@@ -301,7 +301,7 @@ template <class T>
   };
 }
 
-// All that one forward and backward takes.
+// What one forward and backward reads, in any layout.
 template <class T>
 struct Call {
   Geometry geometry;
@@ -321,11 +321,11 @@ template <class T>
   Call<T> call;
   call.geometry = g;
   call.options.threads = 1;
-  call.query = Tensor<T>({g.batch, g.query_heads, g.len_q, g.dim_qk}, layout);
-  call.key = Tensor<T>({g.batch, g.kv_heads, g.len_kv, g.dim_qk}, layout);
-  call.value = Tensor<T>({g.batch, g.kv_heads, g.len_kv, g.dim_v}, layout);
-  call.grad_out = Tensor<T>({g.batch, g.heads, g.len_q, g.dim_v}, layout);
-  if (extra_dim > 0) call.extra = Tensor<T>({g.batch, g.heads, g.len_q, extra_dim}, layout);
+  call.query = Tensor<T>(g.query_shape(), layout);
+  call.key = Tensor<T>(g.key_shape(), layout);
+  call.value = Tensor<T>(g.value_shape(), layout);
+  call.grad_out = Tensor<T>(g.out_shape(), layout);
+  if (extra_dim > 0) call.extra = Tensor<T>(g.extra_shape(extra_dim), layout);
   std::uint64_t stream = 100 * seed;
   for (Tensor<T>* tensor : {&call.query, &call.key, &call.value, &call.extra, &call.grad_out})
     tensor->randomise(++stream);

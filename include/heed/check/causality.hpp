@@ -22,9 +22,9 @@
 // Cost    2 + batch * tokens * 5 runs; 2 instead of 5 for ids.
 
 #include <heed/core/error.hpp>
+#include <heed/core/random.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <cstring>
@@ -79,24 +79,6 @@ struct CausalityReport {
 
 namespace detail {
 
-// A generator whose numbers are the same everywhere: SplitMix64.
-class AuditRandom {
- public:
-  explicit AuditRandom(std::uint64_t seed) : state_(seed) {}
-  [[nodiscard]] std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15ULL);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-    return z ^ (z >> 31);
-  }
-  // In [-2, 2).
-  [[nodiscard]] double number() { return std::ldexp(double(next() >> 11), -51) - 2.0; }
-  [[nodiscard]] Index below(Index n) { return Index(next() % std::uint64_t(n)); }
-
- private:
-  std::uint64_t state_;
-};
-
 // The ways to change a token. An id never becomes itself.
 template <class Real>
 struct TokenChanges {
@@ -108,12 +90,14 @@ struct TokenChanges {
     return names[change];
   }
 
-  static void apply(int change, Real* token, Index width, Index vocabulary, AuditRandom& random) {
+  static void apply(int change, Real* token, Index width, Index vocabulary,
+                    RandomSequence& random) {
     for (Index c = 0; c < width; ++c) token[c] = changed(change, token[c], vocabulary, random);
   }
 
  private:
-  [[nodiscard]] static Real changed(int change, Real old, Index vocabulary, AuditRandom& random) {
+  [[nodiscard]] static Real changed(int change, Real old, Index vocabulary,
+                                    RandomSequence& random) {
     if constexpr (std::integral<Real>) {
       const Index step = change == 0 ? 1 : 1 + random.below(vocabulary - 1);
       return Real((Index(old) + step) % vocabulary);
@@ -123,7 +107,7 @@ struct TokenChanges {
         case 1: return Real(-1e30);
         case 2: return std::numeric_limits<Real>::quiet_NaN();
         case 3: return std::numeric_limits<Real>::infinity();
-        default: return Real(random.number());
+        default: return Real(4 * random.uniform() - 2);
       }
     }
   }
@@ -225,7 +209,7 @@ requires std::same_as<Real, float> || std::same_as<Real, double> || std::integra
   CausalityReport report;
   const detail::OutputWatch<Number> watch(outputs(inputs), len, options);
   watch.compare(outputs(inputs), -1, -1, "nothing", report);
-  detail::AuditRandom random(options.seed);
+  RandomSequence random(options.seed);
   for (Index b = 0; b < options.batch; ++b)
     for (Index n = 0; n < tokens; ++n)
       for (int change = 0; change < Changes::count; ++change) {

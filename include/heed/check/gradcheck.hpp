@@ -21,6 +21,7 @@
 #include <heed/autodiff/complex_step.hpp>
 #include <heed/autodiff/dual.hpp>
 #include <heed/autodiff/tape.hpp>
+#include <heed/check/named_tensor.hpp>
 #include <heed/core/error.hpp>
 #include <heed/core/scalar.hpp>
 
@@ -37,11 +38,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-struct NamedTensor {
-  std::string name;
-  std::vector<double> values;
-};
 
 enum class Method { central_difference, complex_step, dual };
 

@@ -1,96 +1,230 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One call of an op with random inputs, and all that its passes return: what checks and timings run.
+// One call of an op: its tensors, forward(), backward() and every gradient by name. Checks, timings, tests,
+// benchmarks and the comparison all run ops through this class.
+//
+//   OpCall call(op, geometry, causal<float>());        // on memory of its own, normal numbers
+//   call.forward();
+//   call.backward();
+//   for (const NamedTensor& gradient : call.gradients()) ...
+//
+//   const CallViews<float> tensors{{query, key, value}, out, grad_out, {grad_query, grad_key, grad_value}};
+//   OpCall call(op, tensors, causal<float>());         // on the caller's memory, of any layout
 
+#include <heed/check/named_tensor.hpp>
 #include <heed/core/random.hpp>
 #include <heed/engine/doors.hpp>
 
+#include <limits>
 #include <utility>
 #include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// Dense (batch, heads, len, dim) memory; normal numbers, the same for the same geometry.
+// The tensors of one call, wherever they lie. `grad_out` and `grads` are for backward(); a gradient without a view
+// is not computed.
+template <class Real>
+struct CallViews {
+  Inputs<Real> inputs;
+  TensorView<Real> out;
+  TensorView<const Real> grad_out = {};
+  Gradients<Real> grads = {};
+};
+
+// What a call reads, dense (batch, heads, len, dim); `extra` is empty where the op reads none.
+template <class Real>
+struct CallNumbers {
+  std::vector<Real> query, key, value, extra, grad_out;
+};
+
+// Normal numbers, the same for the same geometry; beyond a million they repeat.
+template <class Op>
+[[nodiscard]] CallNumbers<typename Op::Scalar> normal_numbers(const Op& op, const Geometry& g) {
+  using Real = typename Op::Scalar;
+  constexpr std::size_t distinct = 1 << 20;
+  std::uint64_t stream = 0;
+  const auto draw = [&](const Shape& shape) {
+    const CounterRandom random(20240607, ++stream);
+    std::vector<Real> x(std::size_t(element_count(shape, "normal_numbers")));
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = i < distinct ? Real(random.normal(i)) : x[i - distinct];
+    return x;
+  };
+  CallNumbers<Real> numbers;
+  numbers.query = draw(g.query_shape());
+  numbers.key = draw(g.key_shape());
+  numbers.value = draw(g.value_shape());
+  numbers.extra = draw(g.extra_shape(op.extra_dim(g)));
+  numbers.grad_out = draw(g.out_shape());
+  return numbers;
+}
+
 template <class Op>
 class OpCall {
  public:
   using Real = typename Op::Scalar;
 
+  // All of them may change between calls, within their sizes.
   Op op;
-  Op grad_op;  // after backward()
-  Geometry geometry;
   Mask<Real> mask;
   Options options;
+  // After backward(): the gradients of the parameters.
+  Op grad_op;
+  // After forward(): what backward() reads.
+  Saved<Real> saved;
+  // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's tensors. What
+  // forward() and backward() write holds NaN before: nothing else passes for a result.
   std::vector<Real> query, key, value, extra, grad_out;
   std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra;
-  std::vector<Real> grad_bias;  // dense, of the shape of the mask's bias
+  std::vector<Real> grad_bias;  // of the shape of the mask's bias
 
+  // On normal_numbers().
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
-      : op(of), grad_op(std::move(of)), geometry(g), mask(std::move(under)), options(with) {
-    std::uint64_t stream = 0;
-    const auto draw = [&](std::vector<Real>& numbers, const Shape& shape) {
-      const CounterRandom random(20240607, ++stream);
-      numbers.resize(std::size_t(element_count(shape, "OpCall")));
-      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = Real(random.normal(i));
-    };
-    draw(query, query_shape());
-    draw(key, key_shape());
-    draw(value, value_shape());
-    draw(extra, extra_shape());
-    draw(grad_out, out_shape());
-    out.resize(grad_out.size());
-    grad_query.resize(query.size());
-    grad_key.resize(key.size());
-    grad_value.resize(value.size());
-    grad_extra.resize(extra.size());
-    grad_bias.resize(std::size_t(element_count(mask.bias.shape(), "OpCall")));
+      : OpCall(of, g, std::move(under), with, normal_numbers(of, g)) {}
+
+  // On `numbers`. Throws std::invalid_argument where they do not fit the geometry; whether the extra input fits the
+  // op is for forward() to say.
+  OpCall(Op of, const Geometry& g, Mask<Real> under, const Options& with, CallNumbers<Real> numbers)
+      : op(of),
+        mask(std::move(under)),
+        options(with),
+        grad_op(std::move(of)),
+        query(std::move(numbers.query)),
+        key(std::move(numbers.key)),
+        value(std::move(numbers.value)),
+        extra(std::move(numbers.extra)),
+        grad_out(std::move(numbers.grad_out)),
+        geometry_(g),
+        extra_dim_(g.query_rows() > 0 ? Index(extra.size()) / g.query_rows() : op.extra_dim(g)) {
+    require_count(query, g.query_shape(), "query");
+    require_count(key, g.key_shape(), "key");
+    require_count(value, g.value_shape(), "value");
+    require_count(extra, extra_shape(), "extra");
+    require_count(grad_out, g.out_shape(), "grad_out");
+    allocate(out, g.out_shape());
   }
 
-  void forward() {
-    heed::forward(op, inputs(), mask, TensorView<Real>(out.data(), out_shape()), &saved_, options);
+  // On the tensors of the caller, which must outlive the call.
+  OpCall(Op of, const CallViews<Real>& tensors, Mask<Real> under = {}, const Options& with = {})
+      : op(of),
+        mask(std::move(under)),
+        options(with),
+        grad_op(std::move(of)),
+        borrowed_(tensors),
+        borrows_(true) {
+    const Shape &q = tensors.inputs.query.shape(), &k = tensors.inputs.key.shape(),
+                &v = tensors.inputs.value.shape();
+    geometry_ = {q.batch, tensors.out.shape().heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim};
   }
+
+  [[nodiscard]] const Geometry& geometry() const { return geometry_; }
+
+  void forward() { heed::forward(op, inputs(), mask, out_view(), &saved, options); }
+  // Without what backward() needs.
+  void infer() { heed::forward(op, inputs(), mask, out_view(), nullptr, options); }
+
   // After forward().
   void backward() {
-    Gradients<Real> grads{{grad_query.data(), query_shape()},
-                          {grad_key.data(), key_shape()},
-                          {grad_value.data(), value_shape()},
-                          {},
-                          {}};
-    if (!extra.empty()) grads.extra = {grad_extra.data(), extra_shape()};
-    if (!grad_bias.empty()) grads.bias = {grad_bias.data(), mask.bias.shape()};
-    heed::backward(op, inputs(), mask, saved_, TensorView<const Real>(out.data(), out_shape()),
-                   TensorView<const Real>(grad_out.data(), out_shape()), grads, &grad_op, options);
+    allocate_gradients();
+    heed::backward(op, inputs(), mask, saved, TensorView<const Real>(out_view()), grad_out_view(),
+                   gradient_views(), &grad_op, options);
   }
 
   [[nodiscard]] Inputs<Real> inputs() const {
-    Inputs<Real> in{{query.data(), query_shape()},
-                    {key.data(), key_shape()},
-                    {value.data(), value_shape()},
+    if (borrows_) return borrowed_.inputs;
+    Inputs<Real> in{{query.data(), geometry_.query_shape()},
+                    {key.data(), geometry_.key_shape()},
+                    {value.data(), geometry_.value_shape()},
                     {}};
-    if (!extra.empty()) in.extra = {extra.data(), extra_shape()};
+    if (extra_dim_ > 0) in.extra = {extra.data(), extra_shape()};
     return in;
+  }
+  [[nodiscard]] TensorView<Real> out_view() {
+    if (borrows_) return borrowed_.out;
+    return {out.data(), geometry_.out_shape()};
+  }
+  [[nodiscard]] TensorView<const Real> grad_out_view() const {
+    if (borrows_) return borrowed_.grad_out;
+    return {grad_out.data(), geometry_.out_shape()};
+  }
+
+  // By name and as double: query, key, value, extra and bias where the call has them, then the parameters under
+  // their parts (named_params). A gradient stands under the name of what it belongs to.
+  [[nodiscard]] std::vector<NamedTensor> tensors() const {
+    const Inputs<Real> in = inputs();
+    std::vector<NamedTensor> named;
+    add(named, {{"query", in.query},
+                {"key", in.key},
+                {"value", in.value},
+                {"extra", in.extra},
+                {"bias", mask.bias}});
+    append(named, named_params(op));
+    return named;
+  }
+  // After backward().
+  [[nodiscard]] std::vector<NamedTensor> gradients() {
+    const Gradients<Real> grads = gradient_views();
+    std::vector<NamedTensor> named;
+    add(named, {{"query", grads.query},
+                {"key", grads.key},
+                {"value", grads.value},
+                {"extra", grads.extra},
+                {"bias", grads.bias}});
+    append(named, named_params(grad_op));
+    return named;
   }
 
  private:
-  [[nodiscard]] Shape query_shape() const {
-    return {geometry.batch, geometry.query_heads, geometry.len_q, geometry.dim_qk};
+  struct NamedView {
+    const char* name;
+    TensorView<const Real> view;
+  };
+  static void add(std::vector<NamedTensor>& named, std::initializer_list<NamedView> views) {
+    for (const NamedView& one : views)
+      if (one.view.given()) named.push_back({one.name, dense_numbers<double>(one.view)});
   }
-  [[nodiscard]] Shape key_shape() const {
-    return {geometry.batch, geometry.kv_heads, geometry.len_kv, geometry.dim_qk};
-  }
-  [[nodiscard]] Shape value_shape() const {
-    return {geometry.batch, geometry.kv_heads, geometry.len_kv, geometry.dim_v};
-  }
-  [[nodiscard]] Shape extra_shape() const {
-    return {geometry.batch, geometry.heads, geometry.len_q, op.extra_dim(geometry)};
-  }
-  [[nodiscard]] Shape out_shape() const {
-    return {geometry.batch, geometry.heads, geometry.len_q, geometry.dim_v};
+  static void append(std::vector<NamedTensor>& named, std::vector<NamedTensor> more) {
+    for (NamedTensor& one : more) named.push_back(std::move(one));
   }
 
-  Saved<Real> saved_;
+  [[nodiscard]] Shape extra_shape() const { return geometry_.extra_shape(extra_dim_); }
+
+  static void require_count(const std::vector<Real>& numbers, const Shape& shape,
+                            const char* name) {
+    require(Index(numbers.size()) == element_count(shape, "OpCall"), "OpCall: ", name, " has ",
+            numbers.size(), " numbers, its shape is ", shape);
+  }
+  static void allocate(std::vector<Real>& numbers, const Shape& shape) {
+    const auto count = std::size_t(element_count(shape, "OpCall"));
+    if (numbers.size() != count) numbers.assign(count, std::numeric_limits<Real>::quiet_NaN());
+  }
+  // By the first backward(): forward() alone takes no memory for gradients.
+  void allocate_gradients() {
+    if (borrows_) return;
+    allocate(grad_query, geometry_.query_shape());
+    allocate(grad_key, geometry_.key_shape());
+    allocate(grad_value, geometry_.value_shape());
+    allocate(grad_extra, extra_shape());
+    allocate(grad_bias, mask.bias.shape());
+  }
+  [[nodiscard]] Gradients<Real> gradient_views() {
+    if (borrows_) return borrowed_.grads;
+    Gradients<Real> grads{{grad_query.data(), geometry_.query_shape()},
+                          {grad_key.data(), geometry_.key_shape()},
+                          {grad_value.data(), geometry_.value_shape()},
+                          {},
+                          {}};
+    if (extra_dim_ > 0) grads.extra = {grad_extra.data(), extra_shape()};
+    if (mask.bias.given()) grads.bias = {grad_bias.data(), mask.bias.shape()};
+    return grads;
+  }
+
+  Geometry geometry_;
+  Index extra_dim_ = 0;
+  CallViews<Real> borrowed_;
+  bool borrows_ = false;
 };
 
 }  // namespace HEED_ABI

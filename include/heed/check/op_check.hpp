@@ -24,8 +24,8 @@
 // says which ran, and why one did not. Formulas with a jump must not have one near the random inputs.
 // Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes.
 
-#include <heed/check/op_call.hpp>
 #include <heed/check/op_gradcheck.hpp>
+#include <heed/check/op_problem.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -149,18 +149,6 @@ template <class Op>
   return "";
 }
 
-template <class Op>
-[[nodiscard]] reference::Problem<double> problem_of(const OpCall<Op>& call) {
-  reference::Problem<double> problem;
-  problem.geometry = call.geometry;
-  problem.query = call.query;
-  problem.key = call.key;
-  problem.value = call.value;
-  problem.extra = call.extra;
-  reference::use_mask(problem, call.mask);
-  return problem;
-}
-
 // score_vjp against dual numbers, for a pair of normal numbers.
 template <class Score>
 void check_pair(const Score& score, std::uint64_t stream, GradientReport& report,
@@ -195,28 +183,21 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
 template <class Op>
 void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOptions& options,
                 OpReport& report) {
-  call.grad_out = gradcheck_grad_out(call.geometry);
+  call.grad_out = gradcheck_grad_out(call.geometry());
   call.forward();
   call.backward();
-  const reference::Problem<double> problem = problem_of(call);
+  const reference::Problem<double> problem = problem_of<double>(call);
   const std::vector<double> slow = reference::forward(call.op, problem).out;
   GradientReport out;
   for (std::size_t i = 0; i < slow.size(); ++i)
     note(out, {"out", Index(i), call.out[i], slow[i]}, 1e-10, 20);
   report.cases.emplace_back("out, " + name, out);
 
-  std::vector<NamedTensor> mine = {
-      {"query", call.grad_query}, {"key", call.grad_key}, {"value", call.grad_value}};
-  if (!call.extra.empty()) mine.push_back({"extra", call.grad_extra});
-  if (!call.grad_bias.empty()) mine.push_back({"bias", call.grad_bias});
-  visit_named_params(call.grad_op, [&](const std::string& param, Param<double>& p) {
-    mine.push_back({param, {p.data(), p.data() + p.size()}});
-  });
   const std::vector<NamedTensor> tensors = op_tensors(call.op, problem);
   OpLoss<Op> loss{call.op, problem, call.grad_out, {}};
   for (const NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
   report.cases.emplace_back("gradients, " + name,
-                            check_gradient_on<double>(loss, tensors, mine, options));
+                            check_gradient_on<double>(loss, tensors, call.gradients(), options));
 }
 
 // Query rows that equal their keys, the first of them zero, and so is the first extra row: are outputs and gradients
@@ -240,22 +221,14 @@ void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
   call.forward();
   call.backward();
   GradientReport finite;
-  const auto look_at = [&](const std::string& name, const Real* numbers, Index count) {
-    for (Index i = 0; i < count; ++i)
-      if (!std::isfinite(numbers[i])) note(finite, {name, i, double(numbers[i]), 0}, 0, 4);
+  std::vector<NamedTensor> results = call.gradients();
+  results.push_back({"out", {call.out.begin(), call.out.end()}});
+  for (const NamedTensor& tensor : results) {
+    for (std::size_t i = 0; i < tensor.values.size(); ++i)
+      if (!std::isfinite(tensor.values[i]))
+        note(finite, {tensor.name, Index(i), tensor.values[i], 0}, 0, 4);
     ++finite.checked;
-  };
-  const auto look = [&](const char* name, const std::vector<Real>& numbers) {
-    look_at(name, numbers.data(), Index(numbers.size()));
-  };
-  look("out", call.out);
-  look("query", call.grad_query);
-  look("key", call.grad_key);
-  look("value", call.grad_value);
-  look("extra", call.grad_extra);
-  visit_named_params(call.grad_op, [&](const std::string& name, Param<Real>& p) {
-    look_at(name, p.data(), p.size());
-  });
+  }
   report.cases.emplace_back("finite", finite);
 }
 

@@ -48,19 +48,6 @@ void visit_problem(P& problem, F&& f) {
   if (!problem.bias.empty()) f("bias", problem.bias);
 }
 
-// f(name, parameter) for the parameters that are in use, with the name of their part.
-template <class Op, class F>
-void visit_named_params(Op& op, F&& f) {
-  const auto prefixed = [&f](const char* part) {
-    return [&f, part](const char* name, auto& param) {
-      if (param.given()) f(std::string(part) + "." + name, param);
-    };
-  };
-  visit_parameters(op.score, prefixed("score"));
-  visit_parameters(op.normaliser, prefixed("normaliser"));
-  visit_parameters(op.readout, prefixed("readout"));
-}
-
 [[nodiscard]] inline bool is_fixed(const OpGradcheckOptions& options, const std::string& name) {
   return std::find(options.fixed.begin(), options.fixed.end(), name) != options.fixed.end();
 }
@@ -71,7 +58,7 @@ void visit_named_params(Op& op, F&& f) {
 
 // All tensors that the loss depends on. A bias that hides stands as 0: the loss does not read it.
 template <class Op>
-[[nodiscard]] std::vector<NamedTensor> op_tensors(Op op,
+[[nodiscard]] std::vector<NamedTensor> op_tensors(const Op& op,
                                                   const reference::Problem<double>& problem) {
   std::vector<NamedTensor> tensors;
   visit_problem(problem, [&](const char* name, const std::vector<double>& values) {
@@ -79,9 +66,7 @@ template <class Op>
     if (std::string(name) == "bias")
       std::replace_if(tensors.back().values.begin(), tensors.back().values.end(), bias_hides, 0.0);
   });
-  visit_named_params(op, [&](const std::string& name, Param<double>& p) {
-    tensors.push_back({name, {p.data(), p.data() + p.size()}});
-  });
+  for (NamedTensor& param : named_params(op)) tensors.push_back(std::move(param));
   return tensors;
 }
 
@@ -132,23 +117,17 @@ struct OpLoss {
 
 // Gradients under the names that check_op_gradient expects; empty ones are left out.
 template <class Op>
-[[nodiscard]] std::vector<NamedTensor> named_gradients(reference::Gradients<Op> gradients) {
-  using Real = typename Op::Scalar;
+[[nodiscard]] std::vector<NamedTensor> named_gradients(const reference::Gradients<Op>& gradients) {
   std::vector<NamedTensor> named;
-  const auto add = [&](const std::string& name, const Real* values, Index count) {
-    if (count > 0) named.push_back({name, {values, values + count}});
-  };
-  const auto add_tensor = [&](const char* name, const std::vector<Real>& values) {
+  const auto add = [&](const char* name, const auto& values) {
     named.push_back({name, {values.begin(), values.end()}});
   };
-  add_tensor("query", gradients.dquery);
-  add_tensor("key", gradients.dkey);
-  add_tensor("value", gradients.dvalue);
-  add("extra", gradients.dextra.data(), Index(gradients.dextra.size()));
-  add("bias", gradients.dbias.data(), Index(gradients.dbias.size()));
-  detail::visit_named_params(gradients.op, [&](const std::string& name, Param<Real>& p) {
-    add(name, p.data(), p.size());
-  });
+  add("query", gradients.dquery);
+  add("key", gradients.dkey);
+  add("value", gradients.dvalue);
+  if (!gradients.dextra.empty()) add("extra", gradients.dextra);
+  if (!gradients.dbias.empty()) add("bias", gradients.dbias);
+  for (NamedTensor& param : named_params(gradients.op)) named.push_back(std::move(param));
   return named;
 }
 

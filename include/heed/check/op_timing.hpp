@@ -9,10 +9,9 @@
 // Both run in turns on random inputs; medians. Cost: 2 (repeats + 1) calls of each.
 
 #include <heed/check/op_call.hpp>
+#include <heed/check/stopwatch.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <sstream>
 #include <string>
 
@@ -34,23 +33,6 @@ struct OpTiming {
   }
 };
 
-namespace detail {
-
-template <class F>
-[[nodiscard]] double seconds_of(F&& f) {
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-[[nodiscard]] inline double median_of(std::vector<double> x) {
-  const auto middle = x.begin() + std::ptrdiff_t(x.size() / 2);
-  std::nth_element(x.begin(), middle, x.end());
-  return *middle;
-}
-
-}  // namespace detail
-
 // Throws as forward() does, and unless repeats is positive.
 template <class Op>
 [[nodiscard]] OpTiming time_op(const Op& op, const Geometry& g,
@@ -63,18 +45,18 @@ template <class Op>
   OpCall<ScaledDot<typename Op::Scalar>> plain({}, plain_sizes, mask, options);
   std::vector<double> forward, backward, forward_ratio, backward_ratio;
   for (int i = 0; i <= repeats; ++i) {
-    const double f = detail::seconds_of([&] { mine.forward(); });
-    const double plain_f = detail::seconds_of([&] { plain.forward(); });
-    const double b = detail::seconds_of([&] { mine.backward(); });
-    const double plain_b = detail::seconds_of([&] { plain.backward(); });
+    const double f = seconds_of([&] { mine.forward(); });
+    const double plain_f = seconds_of([&] { plain.forward(); });
+    const double b = seconds_of([&] { mine.backward(); });
+    const double plain_b = seconds_of([&] { plain.backward(); });
     if (i == 0) continue;  // the first call touches new memory
     forward.push_back(f);
     backward.push_back(b);
     forward_ratio.push_back(f / plain_f);
     backward_ratio.push_back(b / plain_b);
   }
-  return {detail::median_of(forward), detail::median_of(backward), detail::median_of(forward_ratio),
-          detail::median_of(backward_ratio)};
+  return {median_of(forward), median_of(backward), median_of(forward_ratio),
+          median_of(backward_ratio)};
 }
 
 }  // namespace HEED_ABI

@@ -6,6 +6,7 @@
 // does not cut the sentence off in what(), and no escape sequence reaches a terminal.
 
 #include <heed/core/config.hpp>
+#include <heed/core/utf8.hpp>
 
 #include <cstddef>
 #include <cstdio>
@@ -44,23 +45,9 @@ void append(std::string& text, const Part& part) {
 // The number of bytes of the character that `text` begins with; 0 if they are not valid UTF-8, or if it is a
 // control character (C0, C1, DEL).
 [[nodiscard]] inline std::size_t printable_bytes(std::string_view text) {
-  const auto within = [&](std::size_t i, unsigned low, unsigned high) {
-    if (i >= text.size()) return false;
-    const unsigned byte = static_cast<unsigned char>(text[i]);
-    return low <= byte && byte <= high;
-  };
-  const auto follows = [&](std::size_t i) { return within(i, 0x80, 0xBF); };
-  if (within(0, 0x20, 0x7E)) return 1;
-  if (within(0, 0xC2, 0xDF)) return within(1, within(0, 0xC2, 0xC2) ? 0xA0 : 0x80, 0xBF) ? 2 : 0;
-  // Not valid are encodings longer than necessary, surrogates, and numbers beyond U+10FFFF.
-  if (within(0, 0xE0, 0xEF)) {
-    const unsigned low = within(0, 0xE0, 0xE0) ? 0xA0 : 0x80,
-                   high = within(0, 0xED, 0xED) ? 0x9F : 0xBF;
-    return within(1, low, high) && follows(2) ? 3 : 0;
-  }
-  const unsigned low = within(0, 0xF0, 0xF0) ? 0x90 : 0x80,
-                 high = within(0, 0xF4, 0xF4) ? 0x8F : 0xBF;
-  return within(0, 0xF0, 0xF4) && within(1, low, high) && follows(2) && follows(3) ? 4 : 0;
+  const Utf8Step step = utf8_step(text, 0);
+  const bool control = step.code < 0x20 || (step.code >= 0x7F && step.code < 0xA0);
+  return step.kind == Utf8::character && !control ? step.bytes : 0;
 }
 
 }  // namespace detail

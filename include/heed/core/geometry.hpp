@@ -16,6 +16,13 @@ struct Geometry {
   Index dim_qk = 0, dim_v = 0;
   bool operator==(const Geometry&) const = default;
 
+  // (batch, heads, len, dim) of the tensors of a call; `extra` is op.extra_dim(geometry), the width of its extra input.
+  [[nodiscard]] Shape query_shape() const { return {batch, query_heads, len_q, dim_qk}; }
+  [[nodiscard]] Shape key_shape() const { return {batch, kv_heads, len_kv, dim_qk}; }
+  [[nodiscard]] Shape value_shape() const { return {batch, kv_heads, len_kv, dim_v}; }
+  [[nodiscard]] Shape extra_shape(Index extra) const { return {batch, heads, len_q, extra}; }
+  [[nodiscard]] Shape out_shape() const { return {batch, heads, len_q, dim_v}; }
+
   // Output heads that read the same key and value head.
   [[nodiscard]] Index group() const { return kv_heads > 0 ? heads / kv_heads : 0; }
   [[nodiscard]] Index kv_head(Index head) const { return head / group(); }

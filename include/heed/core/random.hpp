@@ -39,5 +39,25 @@ class CounterRandom {
   std::uint64_t key_;
 };
 
+// The numbers of one stream, one after another.
+class RandomSequence {
+ public:
+  explicit RandomSequence(std::uint64_t seed, std::uint64_t stream = 0) : numbers_(seed, stream) {}
+
+  // Uniform in [0, 1), 53 bits.
+  [[nodiscard]] double uniform() { return numbers_.uniform(next_++); }
+  // Standard normal.
+  [[nodiscard]] double normal() { return numbers_.normal(next_++); }
+  // Uniform in [0, count); the remainder favours small numbers by less than count / 2^64.
+  [[nodiscard]] Index below(Index count) {
+    return Index(numbers_.bits(next_++) % std::uint64_t(count));
+  }
+  [[nodiscard]] bool chance(double probability) { return uniform() < probability; }
+
+ private:
+  CounterRandom numbers_;
+  std::uint64_t next_ = 0;
+};
+
 }  // namespace HEED_ABI
 }  // namespace heed

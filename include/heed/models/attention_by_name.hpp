@@ -12,7 +12,6 @@
 
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 namespace heed {
@@ -29,13 +28,6 @@ inline constexpr const char* kPrototypeArt = "prototype-art";
 inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 
 namespace detail {
-
-// The source's lambda_init depends on the layer, counted from 1.
-template <class Real>
-void set_depth(DifferentialV1<Real>& op, Index depth) {
-  op.normaliser.lambda_init = lambda_init_at(depth);
-  op.readout.factor = 1.0 - op.normaliser.lambda_init;
-}
 
 template <class Real>
 [[nodiscard]] std::unique_ptr<AttentionLayer<Real>> learning_prototypes(
@@ -94,12 +86,7 @@ template <class Real>
 }
 
 // Names of all variants.
-[[nodiscard]] inline std::vector<std::string> attention_names() {
-  std::vector<std::string> names;
-  for_each_variant<float>({1, 2, 2, 2, 1, 1, 4, 4},
-                          [&](const auto& variant) { names.push_back(variant.name); });
-  return names;
-}
+[[nodiscard]] inline std::vector<std::string> attention_names() { return variant_names(); }
 
 // The causal layer `name` for layer `layer` (from 0) of a model, with `prototypes` prototypes per head where
 // it has any. Throws for a name that is in neither list.
@@ -121,11 +108,9 @@ template <class Real>
         if (name != variant.name) return;
         AttentionOptions options = even;
         options.heads = variant.geometry;
-        Op op = variant.op;
-        if constexpr (std::is_same_v<Op, DifferentialV1<Real>>) detail::set_depth(op, layer + 1);
-        made = std::make_unique<ProjectedAttention<Op>>(options, std::move(op), causal<Real>());
+        made = std::make_unique<ProjectedAttention<Op>>(options, variant.op, causal<Real>());
       },
-      prototypes, seed + std::uint64_t(layer));
+      {.prototypes = prototypes, .seed = seed + std::uint64_t(layer), .depth = layer + 1});
   for (const std::string& extra : extra_attention_names()) known += ", " + extra;
   require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known);
   return made;

@@ -22,7 +22,7 @@ template <class Real>
     return measures;
   }
   std::optional<std::vector<Measure>> measures;
-  for_each_variant<Real>({1, 2, 2, 2, 1, 1, 4, 4}, [&]<class Op>(const Variant<Op>&) {
+  for_each_variant<Real>(kSmallSizes, [&]<class Op>(const Variant<Op>&) {
     if (measures) return;
     if (const auto* projected = dynamic_cast<const ProjectedAttention<Op>*>(&layer))
       measures = measures_of(*projected, batch, sequences);

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tensors and parameters as lists of named numbers: the form in which gradients are compared.
+
+#include <heed/core/param.hpp>
+#include <heed/core/view.hpp>
+
+#include <string>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+struct NamedTensor {
+  std::string name;
+  std::vector<double> values;
+};
+
+// The numbers of a view of any strides, in (batch, heads, len, dim) order.
+template <class Number, class Element>
+[[nodiscard]] std::vector<Number> dense_numbers(const TensorView<Element>& view) {
+  const Shape& s = view.shape();
+  std::vector<Number> numbers;
+  numbers.reserve(std::size_t(element_count(s, "dense_numbers")));
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index h = 0; h < s.heads; ++h)
+      for (Index t = 0; t < s.len; ++t) {
+        const Element* row = view.row(b, h, t);
+        for (Index c = 0; c < s.dim; ++c) numbers.push_back(Number(row[c]));
+      }
+  return numbers;
+}
+
+namespace detail {
+
+// f(name, parameter) for the parameters that are in use, with the name of their part.
+template <class Op, class F>
+void visit_named_params(Op& op, F&& f) {
+  const auto prefixed = [&f](const char* part) {
+    return [&f, part](const char* name, auto& param) {
+      if (param.given()) f(std::string(part) + "." + name, param);
+    };
+  };
+  visit_parameters(op.score, prefixed("score"));
+  visit_parameters(op.normaliser, prefixed("normaliser"));
+  visit_parameters(op.readout, prefixed("readout"));
+}
+
+}  // namespace detail
+
+// The parameters in use, each under its part: "score.strength", "normaliser.lambda", "readout.weight".
+template <class Op>
+[[nodiscard]] std::vector<NamedTensor> named_params(Op op) {
+  std::vector<NamedTensor> named;
+  detail::visit_named_params(op, [&](const std::string& name, auto& param) {
+    named.push_back({name, {param.data(), param.data() + param.size()}});
+  });
+  return named;
+}
+
+}  // namespace HEED_ABI
+}  // namespace heed
