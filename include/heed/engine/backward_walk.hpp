@@ -32,7 +32,7 @@ struct BackwardPanel {
   Real* delta;               // [lanes]: rowsum(dmixed o mixed)
   const Real* extra = nullptr;
   LaneTile<Real> weights, dscores;  // [tile][lanes], of streaming normalisers
-  SeenTile seen;                    // the tile at hand
+  PanelTile tile;                   // the tile at hand
 
   BackwardPanel(const CallContext<Op, Real>& c, BackwardShared<Op, Real>& shared,
                 const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
@@ -41,9 +41,9 @@ struct BackwardPanel {
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
         state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)) {
-    const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    weights = {piece_at(work.weights, index * tile * lanes), tile, lanes};
-    dscores = {piece_at(work.dscores, index * tile * lanes), tile, lanes};
+    const Index lanes = c.plan.lanes, keys = c.plan.tile;
+    weights = {piece_at(work.weights, index * keys * lanes), keys, lanes};
+    dscores = {piece_at(work.dscores, index * keys * lanes), keys, lanes};
   }
   BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
 };
@@ -73,6 +73,7 @@ class BackwardWorker {
   }
   BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_
 
+  // All that one group of panels adds to the gradients.
   void run(Index unit) {
     const VisitingOrder::Visit visit = s_.order.visit(unit);
     own_.visit([](const char*, auto& param) { param.set_zero(); });
@@ -90,10 +91,13 @@ class BackwardWorker {
       else
         weigh_rows(my);
     });
-    const KeyRange shared = shared_keys(panels_, active_);
+    // Invariant: behind tile t, the rows of dK and dV in tiles 0 ... t have all that this group and those before it
+    // in the family add to them, and the lanes of dQ hold the sums over the keys of these tiles.
+    const KeyRange core = core_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t) {
-      for_parts(c_.plan, t, c_.geometry.len_kv, shared, [&](const KeyRange& keys) {
-        const bool together = see_tiles(keys);
+      for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
+        for_active([&](My& my) { my.tile = my.panel.tile(keys); });
+        const bool together = same_tile_for_all();
         for_active([&](My& my) { run_tile(my, t, together); });
         if (together) add_together(visit, t);
       });
@@ -118,7 +122,7 @@ class BackwardWorker {
   }
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
 
-  // dL/dmixed and delta.
+  // dmixed and delta = rowsum(dmixed o mixed) from dout, by the readout's vjp.
   void load_output_gradient(My& my) {
     const TilePlace& place = my.panel.place;
     const Index dim = c_.geometry.dim_v, lanes = c_.plan.lanes;
@@ -158,31 +162,30 @@ class BackwardWorker {
     for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my.state, i);
   }
 
-  // Takes all panels to these keys. True where one product over all their queries may add to dK, and one to
-  // dV: the panels see the same keys.
-  [[nodiscard]] bool see_tiles(const KeyRange& keys) {
-    bool alike = Normaliser::streams && active_ > 1;
-    for_active([&](My& my) {
-      my.seen = my.panel.tile(keys);
-      const TilePlace &at = my.seen.at, &first = panels_[0].seen.at;
-      alike = alike && my.seen.kind != TileKind::empty && at.key == first.key &&
-              at.keys == first.keys && my.gradients.sums_plainly(my.seen);
+  // Do all panels see the tile at hand alike? One product over all their queries can then add to dK, and one to dV.
+  [[nodiscard]] bool same_tile_for_all() {
+    bool same = Normaliser::streams && active_ > 1;
+    const TilePlace& first = panels_[0].tile.at;
+    for_active([&](const My& my) {
+      const TilePlace& at = my.tile.at;
+      same = same && my.tile.kind != TileKind::empty && at.key == first.key &&
+             at.keys == first.keys && my.gradients.sums_plainly(my.tile);
     });
-    return alike;
+    return same;
   }
 
   void run_tile(My& my, Index t, bool together) {
-    if (my.seen.kind == TileKind::empty) return;
+    if (my.tile.kind == TileKind::empty) return;
     if constexpr (Normaliser::streams)
-      my.gradients.add(t, my.seen, weigh_tile(my, my.seen), together);
+      my.gradients.add(t, my.tile, weigh_tile(my, my.tile), together);
     else
-      my.gradients.add(t, my.seen, weighed_part(my, my.seen.at), together);
+      my.gradients.add(t, my.tile, weighed_part(my, my.tile.at), together);
   }
 
   // dK += dscores^T Q, dV += weights^T dO over the queries of the group.
   void add_together(const VisitingOrder::Visit& visit, Index t) {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
-    const TilePlace& at = panels_[0].seen.at;
+    const TilePlace& at = panels_[0].tile.at;
     const Source& source = panels_[0].panel.query[0].source();
     const Index lanes = c_.plan.lanes;
     const auto add = [&](const Real* weights, const Real* rows, Index columns,
@@ -198,31 +201,31 @@ class BackwardWorker {
         0);
   }
 
-  [[nodiscard]] WeighedTile weigh_tile(My& my, const SeenTile& seen) {
-    WeighedTile tile{my.weights.part(0, seen.at.keys), {}, {}};
-    tile.dots[0] = dots_[0].part(0, seen.at.keys);
-    tile.dscores[0] = my.dscores.part(0, seen.at.keys);
-    score_tile(my, 0, seen, tile.dots[0], tile.weights, top_);
-    weight_gradients(my, seen.at, tile.dscores[0]);
-    softmax_vjp(my, seen.at.key, tile.weights, tile.dscores[0]);
-    for (Index i = 0; my.any_spoilt && i < seen.at.rows; ++i)
+  [[nodiscard]] WeighedTile weigh_tile(My& my, const PanelTile& tile) {
+    WeighedTile weighed{my.weights.part(0, tile.at.keys), {}, {}};
+    weighed.dots[0] = dots_[0].part(0, tile.at.keys);
+    weighed.dscores[0] = my.dscores.part(0, tile.at.keys);
+    score_tile(my, 0, tile, weighed.dots[0], weighed.weights, top_);
+    weight_gradients(my, tile.at, weighed.dscores[0]);
+    softmax_vjp(my, tile.at.key, weighed.weights, weighed.dscores[0]);
+    for (Index i = 0; my.any_spoilt && i < tile.at.rows; ++i)
       if (spoilt(my.state, i))
-        for (const auto& rows : {tile.weights, tile.dscores[0]})
-          my.panel.spoil(rows, i, seen.at.key);
-    return tile;
+        for (const auto& rows : {weighed.weights, weighed.dscores[0]})
+          my.panel.spoil(rows, i, tile.at.key);
+    return weighed;
   }
 
   // Recomputes dot products and scores as forward did.
-  void score_tile(const My& my, int m, const SeenTile& seen, const LaneTile<Real>& dots,
+  void score_tile(const My& my, int m, const PanelTile& tile, const LaneTile<Real>& dots,
                   const LaneTile<Real>& scores, Real* top) {
     const auto& side = my.panel.query[std::size_t(m)];
     if (c_.plain()) {
-      side.tile_scores(seen.at, seen.kind, scores, projected_, top, transposed_);
+      side.tile_scores(tile.at, tile.kind, scores, projected_, top, transposed_);
       return;
     }
-    side.dots(seen.at, dots);
-    side.projected_dots(seen.at, projected_);
-    side.scores(seen.at, seen.kind, dots, projected_, scores, top, transposed_);
+    side.dots(tile.at, dots);
+    side.projected_dots(tile.at, projected_);
+    side.scores(tile.at, tile.kind, dots, projected_, scores, top, transposed_);
   }
 
   // X = V dmixed^T
@@ -233,7 +236,9 @@ class BackwardWorker {
                                  my.dmixed.lanes, x.data, x.lanes);
   }
 
-  // scores -> weights, X -> dscores = weight (X - delta), 0 where hidden.
+  // weight = 2^x / sum with x as in plug/softmax.hpp;   dscore = weight (X - delta);   both are 0 where the pair is
+  // hidden. With dropout, drop(): weight -> drop(weight) in what is summed into dV, X -> drop(X).
+  // scores become weights, x (X = V dmixed^T) becomes dscores.
   void softmax_vjp(const My& my, Index key, const LaneTile<Real>& scores,
                    const LaneTile<Real>& x) const {
     for (int v = 0; v < c_.plan.vectors; ++v)
@@ -259,40 +264,40 @@ class BackwardWorker {
       drop.next();
       const Pack<Real> score = scores.load(j, v);
       const Pack<Real> weight = Normaliser::weight_of(score, shift, base) * factor;
-      const Pack<Real> seen = weight * (drop(x.load(j, v)) - delta);
+      const Pack<Real> dscore = weight * (drop(x.load(j, v)) - delta);
       // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
       scores.store(j, v, select(score == hidden, Pack<Real>(Real(0)), drop(weight)));
-      x.store(j, v, select(score == hidden, Pack<Real>(Real(0)), seen));
+      x.store(j, v, select(score == hidden, Pack<Real>(Real(0)), dscore));
     }
   }
 
-  // Row normalisers: all scores and weight gradients of the row, and its vjp.
+  // Row normalisers: scores and X = V dmixed^T of the whole row, then (weights, dscores) by the normaliser's vjp.
   void weigh_rows(My& my) {
     Panel<Op, Real>& panel = my.panel;
     RowBlock<Real> block = panel.row_block();
-    block.dweights = block.weights = {dweights_.data, panel.seen.size(), c_.plan.lanes};
+    block.dweights = block.weights = {dweights_.data, panel.seen_by_any.size(), c_.plan.lanes};
     block.dscores = block.scores;
     if constexpr (Normaliser::uses_extra) {
       block.extra = my.extra;
       block.dextra = my.gradients.extra().data;
     }
     const auto weigh = [&](const KeyRange& keys) {
-      const SeenTile seen = panel.tile(keys);
-      const WeighedTile tile = weighed_part(my, seen.at);
-      if (seen.kind == TileKind::empty) {
-        for (const auto& scores : tile.dscores) scores.fill(-kInfinity<Real>);
-        return tile.weights.fill(Real(0));
+      const PanelTile tile = panel.tile(keys);
+      const WeighedTile weighed = weighed_part(my, tile.at);
+      if (tile.kind == TileKind::empty) {
+        for (const auto& scores : weighed.dscores) scores.fill(-kInfinity<Real>);
+        return weighed.weights.fill(Real(0));
       }
       for (int m = 0; m < kMaps; ++m)
-        score_tile(my, m, seen, tile.dots[std::size_t(m)], tile.dscores[std::size_t(m)],
+        score_tile(my, m, tile, weighed.dots[std::size_t(m)], weighed.dscores[std::size_t(m)],
                    panel.rows.max[m]);
-      weight_gradients(my, seen.at, tile.weights);
-      panel.dropout.drop(tile.weights, seen.at.key);
+      weight_gradients(my, tile.at, weighed.weights);
+      panel.dropout.drop(weighed.weights, tile.at.key);
     };
     for (Index t = 0; t < c_.plan.tiles; ++t)
-      for_parts(c_.plan, t, c_.geometry.len_kv, panel.shared, weigh);
+      for_parts(c_.plan, t, c_.geometry.len_kv, panel.seen_by_all, weigh);
     c_.op.normaliser.vjp(block, own_.normaliser);
-    panel.dropout.drop(block.weights, panel.seen.begin);
+    panel.dropout.drop(block.weights, panel.seen_by_any.begin);
     for (Index i = 0; i < panel.place.rows; ++i)
       if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
   }
@@ -300,8 +305,8 @@ class BackwardWorker {
   void spoil_row(const My& my, const RowBlock<Real>& block, Index i) {
     const Real nan = std::numeric_limits<Real>::quiet_NaN();
     for (const auto& rows : block.dscores)
-      if (rows.data) my.panel.spoil(rows, i, my.panel.seen.begin);
-    my.panel.spoil(block.weights, i, my.panel.seen.begin);
+      if (rows.data) my.panel.spoil(rows, i, my.panel.seen_by_any.begin);
+    my.panel.spoil(block.weights, i, my.panel.seen_by_any.begin);
     if (block.dextra) block.dextra[i] = nan;
     visit_parameters(own_.normaliser, [&](const char*, auto& param) {
       for (Index n = 0; n < param.size(); ++n)
@@ -311,7 +316,7 @@ class BackwardWorker {
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
   [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
     const auto part = [&](const LaneTile<Real>& row) {
-      return row.part(at.key - my.panel.seen.begin, at.keys);
+      return row.part(at.key - my.panel.seen_by_any.begin, at.keys);
     };
     WeighedTile tile{part(dweights_), {}, {}};
     for (std::size_t m = 0; m < kMaps; ++m) {
@@ -321,7 +326,7 @@ class BackwardWorker {
     return tile;
   }
 
-  // Adds what the group leaves for sums over all heads to the call's, in the order of the units.
+  // Adds the group's gradients of the parameters to those of the call, in the order of the units.
   void commit(Index head, Index unit) {
     s_.commits.wait(0, unit);
     if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });

@@ -73,7 +73,7 @@ void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
       for (Index p = 0; p < c.plan.panels; ++p) {
         panel.move_to(b, h, p);
         for (Index t = 0; t < c.plan.tiles; ++t) {
-          const SeenTile tile =
+          const PanelTile tile =
               panel.tile({t * c.plan.tile, std::min((t + 1) * c.plan.tile, g.len_kv)});
           if (tile.kind == TileKind::empty) {
             ++e.skipped_tiles;

@@ -47,17 +47,17 @@ class ForwardWorker {
   using Context = CallContext<Op, Real>;
   static constexpr int kMaps = Normaliser::maps;
 
-  // unbuilt: the keys' side values where this worker computes them on the way; may be null.
+  // lazy_keys: the keys' side values if this worker computes them while their tile is in cache, or null.
   ForwardWorker(const Context& c, const TensorView<Real>& out, Saved<Real>* saved,
-                KeySide<Op, Real>* unbuilt, Scratch<Real>& scratch)
-      : c_(c), out_view_(out), saved_(saved), unbuilt_(unbuilt), few_(c, scratch) {
+                KeySide<Op, Real>* lazy_keys, Scratch<Real>& scratch)
+      : c_(c), out_view_(out), saved_(saved), lazy_keys_(lazy_keys), few_(c, scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     transposed_ = scratch.take(tile * lanes);
     copy_ = scratch.take(tile * c.geometry.dim_v);
-    if (unbuilt) side_tiles_ = unbuilt->take_tiles(scratch);
+    if (lazy_keys) side_tiles_ = lazy_keys->take_tiles(scratch);
     tile_max_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
   }
@@ -103,11 +103,11 @@ class ForwardWorker {
   // body(my, tile) and empty(my, tile), part of a tile by part for all panels.
   template <class Body, class Empty>
   void for_tiles(Body&& body, Empty&& empty) {
-    const KeyRange shared = shared_keys(panels_, active_);
+    const KeyRange core = core_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t)
-      for_parts(c_.plan, t, c_.geometry.len_kv, shared, [&](const KeyRange& keys) {
+      for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
         for (My& my : active()) {
-          const SeenTile tile = my.panel.tile(keys);
+          const PanelTile tile = my.panel.tile(keys);
           if (tile.kind == TileKind::empty)
             empty(my, tile);
           else
@@ -116,10 +116,13 @@ class ForwardWorker {
       });
   }
 
+  // Invariant, behind each tile: with x_j in log2 units, of all keys j so far
+  //   state.sum = sum_j 2^(x_j - reference),   out = sum_j 2^(x_j - reference) v_j
+  // and no x_j is above the reference.
   void mix_streaming() {
     for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
-    for_tiles([&](My& my, const SeenTile& tile) { mix_streaming(my, tile); },
-              [](My&, const SeenTile&) {});
+    for_tiles([&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
+              [](My&, const PanelTile&) {});
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.state.sum[i] == Real(0) && my.panel.sees_any(i)) my.state.sum[i] = kNan;
@@ -132,7 +135,7 @@ class ForwardWorker {
     }
   }
 
-  void mix_streaming(My& my, const SeenTile& tile) {
+  void mix_streaming(My& my, const PanelTile& tile) {
     build_side_values(tile.at);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
     if (tile.at.rows <= kNarrowRows<Real>) {
@@ -153,15 +156,16 @@ class ForwardWorker {
 
   // Those of the tile that holds `at`, unless the panel before has them built.
   void build_side_values(const TilePlace& at) {
-    if (!unbuilt_) return;
+    if (!lazy_keys_) return;
     const Index tile = at.key / c_.plan.tile, first = tile * c_.plan.tile;
     if (tile == built_tile_ && c_.keys.shares(built_head_, at.head)) return;
     built_tile_ = tile;
     built_head_ = at.head;
-    unbuilt_->build(side_tiles_, at.batch, at.head, first,
-                    std::min(c_.plan.tile, c_.geometry.len_kv - first));
+    lazy_keys_->build(side_tiles_, at.batch, at.head, first,
+                      std::min(c_.plan.tile, c_.geometry.len_kv - first));
   }
 
+  // Raises the references to the maximum of the tile, and rescales what was mixed against the old ones.
   void move_references(My& my) {
     bool moved = false;
     for (int v = 0; v < c_.plan.vectors; ++v) {
@@ -177,20 +181,21 @@ class ForwardWorker {
     }
   }
 
+  // All tiles: scores into whole rows; once: scores become weights; all tiles: out += V^T weights.
   void mix_rows() {
     for (My& my : active()) my.block = my.panel.row_block();
     const auto part = [](const My& my, int m, const TilePlace& at) {
-      return my.block.scores[std::size_t(m)].part(at.key - my.panel.seen.begin, at.keys);
+      return my.block.scores[std::size_t(m)].part(at.key - my.panel.seen_by_any.begin, at.keys);
     };
     for_tiles(
-        [&](My& my, const SeenTile& tile) {
+        [&](My& my, const PanelTile& tile) {
           build_side_values(tile.at);
           for (int m = 0; m < kMaps; ++m)
             my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(my, m, tile.at),
                                                        projected_, my.panel.rows.max[m],
                                                        transposed_);
         },
-        [&](My& my, const SeenTile& tile) {
+        [&](My& my, const PanelTile& tile) {
           for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
         });
     for (My& my : active()) {
@@ -199,11 +204,11 @@ class ForwardWorker {
       c_.op.normaliser.forward(my.block);
     }
     for_tiles(
-        [&](My& my, const SeenTile& tile) {
+        [&](My& my, const PanelTile& tile) {
           const LaneTile<Real> weights = part(my, 0, tile.at);
           mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
         },
-        [](My&, const SeenTile&) {});
+        [](My&, const PanelTile&) {});
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
@@ -220,19 +225,20 @@ class ForwardWorker {
       my.panel.rows.diagnostics[d * c_.plan.lanes + i] = kNan;
   }
 
-  // out += V^T weights over one tile; `weigh` turns what it holds into those weights.
+  // out += V^T weights over one tile; `weigh` turns what `weights` holds into them.
   template <class Weigh>
-  void mix_tile(My& my, const SeenTile& seen, const LaneTile<Real>& tile, Weigh&& weigh) {
-    const Rows<Real> values = my.panel.values(seen.at);
-    if (!seen.hides_pairs || finite(seen.at, values)) {
+  void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights, Weigh&& weigh) {
+    const Rows<Real> values = my.panel.values(tile.at);
+    if (!tile.hides_pairs || finite(tile.at, values)) {
       weigh();
-      add_lane_product(values, tile, c_.plan.vectors, seen.at.rows, my.out);
+      add_lane_product(values, weights, c_.plan.vectors, tile.at.rows, my.out);
       return;
     }
-    const LaneTile<Real> visible{transposed_, seen.at.keys, tile.lanes};
-    my.panel.mark_hidden(seen.at, seen.kind, visible);
+    const LaneTile<Real> visible{transposed_, tile.at.keys, weights.lanes};
+    my.panel.mark_hidden(tile.at, tile.kind, visible);
     weigh();
-    add_lane_product_guarded(values, tile, visible, c_.plan.vectors, seen.at.rows, my.out, copy_);
+    add_lane_product_guarded(values, weights, visible, c_.plan.vectors, tile.at.rows, my.out,
+                             copy_);
   }
 
   // The panels of a group ask in turn about the same values.
@@ -286,7 +292,7 @@ class ForwardWorker {
   const Context& c_;
   TensorView<Real> out_view_;
   Saved<Real>* saved_;
-  KeySide<Op, Real>* unbuilt_;
+  KeySide<Op, Real>* lazy_keys_;
   SideTiles<Real> side_tiles_;
   Index built_tile_ = -1, built_head_ = 0;   // where side values were built last
   Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
@@ -345,13 +351,13 @@ void run_forward(const Op& op, const Geometry& g, const Inputs<Real>& in,
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
   // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-  KeySide<Op, Real>* unbuilt = c.groups_of(g.group()) == 1 ? &keys : nullptr;
+  KeySide<Op, Real>* lazy_keys = c.groups_of(g.group()) == 1 ? &keys : nullptr;
   const auto build = [&](Scratch<Real>& scratch) {
-    return Worker(c, out, saved, unbuilt, scratch);
+    return Worker(c, out, saved, lazy_keys, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  if (!unbuilt) keys.build(workers);
+  if (!lazy_keys) keys.build(workers);
 
   Dispenser dispenser(units);
   run_workers(workers, [&](int) {

@@ -16,8 +16,8 @@ inline constexpr Index kCacheBytes = Index(1) << 20;
 // Scratch of all workers together; where one worker needs more than its share, fewer run.
 inline constexpr Index kScratchBytes = Index(96) << 20;
 
-// Queries of a group, times their size: as many panels share one pass over keys and values
-// as have the work of one AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
+// Width of a group of panels that share one pass over keys and values, in bytes of one number per query: that of one
+// AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
 inline constexpr Index kGroupBytes = 256;
 
 struct Plan {

@@ -113,34 +113,35 @@ template <class Real, class Op>
                          backward);
 }
 
-struct SeenTile {
+// The pairs of a panel with some keys.
+struct PanelTile {
   TilePlace at;
   TileKind kind;     // partial, too, where only lanes beyond the last query are hidden
   bool hides_pairs;  // may the mask or a bias hide a pair of it?
 };
 
-// Fewer shared keys than this are not worth a part of their own.
-inline constexpr Index kPartKeys = 32;
+// A core of fewer keys is not worth a part of its own.
+inline constexpr Index kCoreKeys = 32;
 
-// Visits the keys of tile `t` in parts: those that the bands and key lengths of all panels leave to every
-// query (`shared`) by themselves, so that pairs are hidden in the strips around them only.
+// Splits tile `t` into a core, the keys that every query of the panels sees (`core` are those of the whole row), and
+// the ragged strips on both sides of it: only the strips pay for masking. Calls body(keys) for each.
 template <class Body>
-void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& shared, Body&& body) {
+void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& core, Body&& body) {
   const KeyRange tile{t * plan.tile, std::min((t + 1) * plan.tile, len_kv)};
-  const Index from = std::clamp(shared.begin, tile.begin, tile.end);
-  const Index to = std::clamp(shared.end, from, tile.end);
-  if (to - from < kPartKeys) return body(tile);
+  const Index from = std::clamp(core.begin, tile.begin, tile.end);
+  const Index to = std::clamp(core.end, from, tile.end);
+  if (to - from < kCoreKeys) return body(tile);
   if (tile.begin < from) body(KeyRange{tile.begin, from});
   body(KeyRange{from, to});
   if (to < tile.end) body(KeyRange{to, tile.end});
 }
 
-// Keys that all of these panels share.
+// Keys that every query of these panels sees.
 template <class Panels>
-[[nodiscard]] KeyRange shared_keys(const Panels& panels, Index count) {
-  KeyRange all = panels[0].panel.shared;
+[[nodiscard]] KeyRange core_keys(const Panels& panels, Index count) {
+  KeyRange all = panels[0].panel.seen_by_all;
   for (Index i = 1; i < count; ++i) {
-    const KeyRange& own = panels[std::size_t(i)].panel.shared;
+    const KeyRange& own = panels[std::size_t(i)].panel.seen_by_all;
     all = {std::max(all.begin, own.begin), std::min(all.end, own.end)};
   }
   return all;
@@ -158,8 +159,8 @@ class Panel {
   RowScratch<Op, Real> rows;
   PanelDropout<Real> dropout;
   TilePlace place;
-  KeyRange seen;    // by some query, the band and the key length looked at
-  KeyRange shared;  // by every query, likewise
+  KeyRange seen_by_any;  // keys that some query sees, the band and the key length looked at
+  KeyRange seen_by_all;  // keys that every query sees, likewise
 
   Panel(const Context& c, Scratch<Real>& scratch, bool backward)
       : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
@@ -173,8 +174,8 @@ class Panel {
     place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
     place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
     dropout.move_to(place);
-    seen = c_.mask.keys_of_rows(b, place.query, place.rows);
-    shared = c_.mask.keys_of_all_rows(b, place.query, place.rows);
+    seen_by_any = c_.mask.keys_of_rows(b, place.query, place.rows);
+    seen_by_all = c_.mask.keys_of_all_rows(b, place.query, place.rows);
   }
   void load_queries() {
     for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
@@ -191,17 +192,16 @@ class Panel {
   }
 
   // The tile of these keys, cut to those that the panel sees: empty, without a key, outside of them.
-  [[nodiscard]] SeenTile tile(const KeyRange& keys) const {
-    SeenTile seen_tile{place, TileKind::empty, false};
-    TilePlace& at = seen_tile.at;
-    at.key = std::clamp(keys.begin, seen.begin, seen.end);
-    at.keys = std::clamp(keys.end, seen.begin, seen.end) - at.key;
-    if (at.keys == 0) return seen_tile;
-    seen_tile.kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
-    seen_tile.hides_pairs = seen_tile.kind == TileKind::partial || c_.mask.has_bias();
-    if (seen_tile.kind == TileKind::full && at.rows < c_.plan.lanes)
-      seen_tile.kind = TileKind::partial;
-    return seen_tile;
+  [[nodiscard]] PanelTile tile(const KeyRange& keys) const {
+    PanelTile tile{place, TileKind::empty, false};
+    TilePlace& at = tile.at;
+    at.key = std::clamp(keys.begin, seen_by_any.begin, seen_by_any.end);
+    at.keys = std::clamp(keys.end, seen_by_any.begin, seen_by_any.end) - at.key;
+    if (at.keys == 0) return tile;
+    tile.kind = c_.mask.classify(at.batch, at.head, at.query, at.rows, at.key, at.keys);
+    tile.hides_pairs = tile.kind == TileKind::partial || c_.mask.has_bias();
+    if (tile.kind == TileKind::full && at.rows < c_.plan.lanes) tile.kind = TileKind::partial;
+    return tile;
   }
 
   // Does query i of the panel see any key? Asked where its sum is 0: hidden pairs and visible pairs of score
@@ -234,7 +234,7 @@ class Panel {
     block.diagnostics = rows.diagnostics;
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
-      block.scores[i] = {rows.scores[m].data, seen.size(), c_.plan.lanes};
+      block.scores[i] = {rows.scores[m].data, seen_by_any.size(), c_.plan.lanes};
       block.score_max[i] = rows.max[m];
       block.lse[i] = rows.lse[m];
       std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<Real>);

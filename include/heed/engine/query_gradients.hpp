@@ -115,11 +115,11 @@ class PanelGradients {
   // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
 
   // Do the sums over queries need no guard against what hidden pairs hold?
-  [[nodiscard]] bool sums_plainly(const SeenTile& seen) const { return finite_ || !hides(seen); }
+  [[nodiscard]] bool sums_plainly(const PanelTile& tile) const { return finite_ || !hides(tile); }
 
   // together: the worker adds to dK and dV for all panels of the group.
-  void add(Index t, const SeenTile& seen, const WeighedTile& weighed, bool together) {
-    const TilePlace& at = seen.at;
+  void add(Index t, const PanelTile& tile, const WeighedTile& weighed, bool together) {
+    const TilePlace& at = tile.at;
     const bool shares_bias = s_.grads.bias.given();
     marked_ = false;
     if (shares_bias) {
@@ -135,19 +135,19 @@ class PanelGradients {
                                     work_.projected,
                                     dscores,
                                     work_.dprojected,
-                                    hides(seen) && !c_.plain() ? marks(seen) : LaneTile<Real>{},
+                                    hides(tile) && !c_.plain() ? marks(tile) : LaneTile<Real>{},
                                     work_.key_lanes};
       if (!c_.plain()) {
         panel_.query[i].projected_dots(at, work_.projected);
         chain.run(scored);
       }
-      add_to_queries(m, seen, dscores);
+      add_to_queries(m, tile, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_side_values(m, seen, scored, chain);
-      if (!together) add_to_keys(m, seen, dscores);
+      if (!c_.plain()) add_side_values(m, tile, scored, chain);
+      if (!together) add_to_keys(m, tile, dscores);
     }
     if (s_.grads.value.given() && !together)
-      add_rows(weighed.weights, seen, dout_, dout_clean_,
+      add_rows(weighed.weights, tile, dout_, dout_clean_,
                s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                s_.grads.value.strides().row);
   }
@@ -211,13 +211,13 @@ class PanelGradients {
   };
 
   // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
-  [[nodiscard]] bool hides(const SeenTile& seen) const {
-    return seen.kind == TileKind::partial || c_.mask.has_bias();
+  [[nodiscard]] bool hides(const PanelTile& tile) const {
+    return tile.kind == TileKind::partial || c_.mask.has_bias();
   }
 
   // Of the tile at hand: -infinity where a pair is hidden, else 0.
-  [[nodiscard]] const LaneTile<Real>& marks(const SeenTile& seen) {
-    if (!marked_) panel_.mark_hidden(seen.at, seen.kind, work_.marks.part(0, seen.at.keys));
+  [[nodiscard]] const LaneTile<Real>& marks(const PanelTile& tile) {
+    if (!marked_) panel_.mark_hidden(tile.at, tile.kind, work_.marks.part(0, tile.at.keys));
     marked_ = true;
     return work_.marks;
   }
@@ -256,46 +256,46 @@ class PanelGradients {
   }
 
   // out[key] += sum over lanes weights[key][lane] * rows[lane]
-  void add_rows(const LaneTile<Real>& weights, const SeenTile& seen, const Rows<Real>& rows,
+  void add_rows(const LaneTile<Real>& weights, const PanelTile& tile, const Rows<Real>& rows,
                 const Rows<Real>& clean, Real* out, Index stride) {
-    if (sums_plainly(seen))
+    if (sums_plainly(tile))
       add_row_product(weights, rows, out, stride);
     else
-      add_row_product_guarded(weights, marks(seen), rows, clean, out, stride);
+      add_row_product_guarded(weights, marks(tile), rows, clean, out, stride);
   }
   // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
-  void add_lanes(const Rows<Real>& values, const SeenTile& seen, const LaneTile<Real>& weights,
+  void add_lanes(const Rows<Real>& values, const PanelTile& tile, const LaneTile<Real>& weights,
                  const LaneTile<Real>& out) {
-    if (!hides(seen) || all_finite(values))
+    if (!hides(tile) || all_finite(values))
       add_lane_product(values, weights, c_.plan.vectors, panel_.place.rows, out);
     else
-      add_lane_product_guarded(values, weights, marks(seen), c_.plan.vectors, panel_.place.rows,
+      add_lane_product_guarded(values, weights, marks(tile), c_.plan.vectors, panel_.place.rows,
                                out, work_.copy);
   }
 
-  void add_to_queries(int m, const SeenTile& seen, const LaneTile<Real>& dscores) {
-    const TilePlace& at = seen.at;
+  void add_to_queries(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
+    const TilePlace& at = tile.at;
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
-    add_lanes(side.key_rows(at.key, at.keys), seen, dscores, map.grad.dq);
+    add_lanes(side.key_rows(at.key, at.keys), tile, dscores, map.grad.dq);
     if constexpr (Score::has_projection)
       if (map.grad.side.projected.rows > 0)
-        add_lanes(side.projected_keys(at.key, at.keys), seen, work_.dprojected.part(0, at.keys),
+        add_lanes(side.projected_keys(at.key, at.keys), tile, work_.dprojected.part(0, at.keys),
                   map.grad.side.projected);
   }
 
-  void add_to_keys(int m, const SeenTile& seen, const LaneTile<Real>& dscores) {
+  void add_to_keys(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
     if (!s_.grads.key.given()) return;
     const Map& map = maps_[std::size_t(m)];
     const Source& source = panel_.query[std::size_t(m)].source();
-    add_rows(dscores, seen, map.q, map.clean,
-             s_.grads.key.row(seen.at.batch, source.kv_head, seen.at.key) + source.key_column,
+    add_rows(dscores, tile, map.q, map.clean,
+             s_.grads.key.row(tile.at.batch, source.kv_head, tile.at.key) + source.key_column,
              s_.grads.key.strides().row);
   }
 
-  void add_side_values(int m, const SeenTile& seen, const ScoredTile<Real>& scored,
+  void add_side_values(int m, const PanelTile& tile, const ScoredTile<Real>& scored,
                        const ScoreChain<Op, Real>& chain) {
-    const TilePlace& at = seen.at;
+    const TilePlace& at = tile.at;
     const Index row = c_.keys.row(at.batch, at.head, m, at.key);
     chain.add_key_features(scored, s_.dfeatures.data() + row * Score::key_features);
     if constexpr (Score::has_projection) {
@@ -305,9 +305,9 @@ class PanelGradients {
                             whole_vectors<Real>(rank)};
       Real* to = s_.dprojected.data() + row * rank;
       const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
-      if (!hides(seen) || all_finite(rows)) return add_row_product(d, rows, to, rank);
+      if (!hides(tile) || all_finite(rows)) return add_row_product(d, rows, to, rank);
       const Rows<Real> clean = finite_copy(rows, work_.projected_rows, rows.stride);
-      add_row_product_guarded(d, marks(seen), rows, clean, to, rank);
+      add_row_product_guarded(d, marks(tile), rows, clean, to, rank);
     }
   }
 
@@ -349,7 +349,7 @@ class PanelGradients {
       const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
       for (Index r = 0; r < grad.side.projected.rows; ++r)
         grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
-      c_.op.score.query_features_vjp(side.side().row(v), f, df, grad.side.grad(v));
+      c_.op.score.query_features_vjp(side.side_tiles().row(v), f, df, grad.side.grad(v));
       grad.side.clear_lanes(idle, v);
     }
     SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors,

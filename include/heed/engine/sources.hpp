@@ -51,12 +51,12 @@ template <class Normaliser>
   for_each_source(normaliser, g, [&](Index h, int, const Source& s) {
     once = once && (!by_own_head || s.query_head == h);
     for (Index c = 0; c < s.width; ++c) {
-      char& seen = readers[std::size_t(s.query_head * g.dim_qk + s.query_column + c)];
-      once = once && !seen;
-      seen = 1;
+      char& taken = readers[std::size_t(s.query_head * g.dim_qk + s.query_column + c)];
+      once = once && !taken;
+      taken = 1;
     }
   });
-  for (const char seen : readers) once = once && seen;
+  for (const char taken : readers) once = once && taken;
   return once;
 }
 

@@ -24,7 +24,7 @@ class FewQueries {
   }
 
   // Scores of all queries; top[i] is raised to the largest of query i.
-  void score(const Panel<Op, Real>& panel, const SeenTile& tile, Real* top) const {
+  void score(const Panel<Op, Real>& panel, const PanelTile& tile, Real* top) const {
     for (Index i = 0; i < tile.at.rows; ++i) {
       Real* row = rows_ + i * stride_;
       panel.query[0].row_scores(tile.at, i, row, projected_);
@@ -40,7 +40,7 @@ class FewQueries {
   }
 
   // Scores become unnormalised weights; their sums are added to the state.
-  void weigh(const SeenTile& tile, const SoftmaxState<Real>& state) const {
+  void weigh(const PanelTile& tile, const SoftmaxState<Real>& state) const {
     for (Index i = 0; i < tile.at.rows; ++i) {
       Real* row = rows_ + i * stride_;
       const P shift = state.shift[i], base = lane_of(Normaliser::exponent_base(state, 0), i);
@@ -54,7 +54,7 @@ class FewQueries {
     }
   }
 
-  void drop(const Panel<Op, Real>& panel, const SeenTile& tile) const {
+  void drop(const Panel<Op, Real>& panel, const PanelTile& tile) const {
     if (!panel.dropout.drops()) return;
     for (Index i = 0; i < tile.at.rows; ++i) {
       Real* row = rows_ + i * stride_;
@@ -68,7 +68,7 @@ class FewQueries {
 
   // out[column][i] += sum over keys of weights * values. What a hidden key's value holds does not
   // matter; `copy` has room for the tile's values.
-  void mix(const SeenTile& tile, const Rows<Real>& values, const LaneTile<Real>& out,
+  void mix(const PanelTile& tile, const Rows<Real>& values, const LaneTile<Real>& out,
            Real* copy) const {
     const bool finite = !tile.hides_pairs || all_finite(values);
     for (Index i = 0; i < tile.at.rows; ++i) {
@@ -98,9 +98,9 @@ class FewQueries {
     const auto drop = [row](Index from, Index to) {
       std::fill(row + from, row + to, -kInfinity<Real>);
     };
-    const KeyRange seen = c_.mask.keys_of(at.batch, at.query + i);
-    drop(0, std::clamp<Index>(seen.begin - at.key, 0, at.keys));
-    drop(std::clamp<Index>(seen.end - at.key, 0, at.keys), at.keys);
+    const KeyRange visible = c_.mask.keys_of(at.batch, at.query + i);
+    drop(0, std::clamp<Index>(visible.begin - at.key, 0, at.keys));
+    drop(std::clamp<Index>(visible.end - at.key, 0, at.keys), at.keys);
     const auto hide_where = [&](auto&& hidden) {
       for (Index j = 0; j < at.keys; ++j)
         if (hidden(j)) row[j] = -kInfinity<Real>;

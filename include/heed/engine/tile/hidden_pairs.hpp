@@ -97,8 +97,8 @@ class TileMask {
         const Pack<Real> from = Pack<Real>::load(begin + v * W), to = Pack<Real>::load(end + v * W);
         for (Index j = first; j < last; ++j) {
           const Pack<Real> key = Real(j);
-          const auto seen = (key >= from) & (key < to);
-          scores.store(j, v, select(seen, scores.load(j, v), Pack<Real>(-kInfinity<Real>)));
+          const auto visible = (key >= from) & (key < to);
+          scores.store(j, v, select(visible, scores.load(j, v), Pack<Real>(-kInfinity<Real>)));
         }
       }
     };
@@ -135,8 +135,9 @@ class TileMask {
               word_of<std::remove_cvref_t<decltype(words[0])>>(allowed + place_.key + j, keys);
         }
         for (Index k = 0; k < keys; ++k, words <<= 1) {
-          const Mask seen = (Mask)words < Mask{};
-          scores.store(j + k, v, select(seen, scores.load(j + k, v), Pack<Real>(-kInfinity<Real>)));
+          const Mask visible = (Mask)words < Mask{};
+          scores.store(j + k, v,
+                       select(visible, scores.load(j + k, v), Pack<Real>(-kInfinity<Real>)));
         }
       }
     }

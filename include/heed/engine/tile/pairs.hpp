@@ -78,8 +78,8 @@ class LanePairs {
       : v_(v),
         keys_(side, place),
         logits_(side.context()),
-        projected_(side.side().projected.rows > 0 ? projected : LaneTile<Real>{}),
-        table_(side.side().table),
+        projected_(side.side_tiles().projected.rows > 0 ? projected : LaneTile<Real>{}),
+        table_(side.side_tiles().table),
         query_position_(Pack<Real>::iota() + Real(place.query + v * kLanes<Real>)) {
     for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = side.features().load(Index(i), v);
     detail::move_factor(side.context(), query_);
@@ -122,8 +122,8 @@ class RowPairs {
       : keys_(side, place),
         count_(place.keys),
         logits_(side.context()),
-        projected_(side.side().projected.rows > 0 ? projected : nullptr),
-        table_(side.side().table),
+        projected_(side.side_tiles().projected.rows > 0 ? projected : nullptr),
+        table_(side.side_tiles().table),
         lane_(lane),
         query_position_(Real(place.query + lane)) {
     for (std::size_t i = 0; i < query_.size(); ++i)

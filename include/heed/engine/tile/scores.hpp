@@ -72,7 +72,7 @@ class QuerySide {
   [[nodiscard]] const Context& context() const { return c_; }
   [[nodiscard]] int map() const { return map_; }
   [[nodiscard]] const Source& source() const { return source_; }
-  [[nodiscard]] const SideTiles<Real>& side() const { return side_; }
+  [[nodiscard]] const SideTiles<Real>& side_tiles() const { return side_; }
   [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
   // Projected rows times CallContext::projected_factor().
   [[nodiscard]] const LaneTile<Real>& projected() const { return projected_; }
