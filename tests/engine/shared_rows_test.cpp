@@ -181,7 +181,8 @@ TEST_CASE(
   for (const auto& [where, sentence] : refusals) {
     op.normaliser.where = where;
     CHECK(message_of([&] {
-            (void)run_doors(op, problem, {}, std::vector<double>(problem.query.size()));
+            (void)run_doors(op, problem, {},
+                            std::vector<double>(std::size_t(g.query_rows() * g.dim_v)));
           }).find(sentence) != std::string::npos);
   }
 }
