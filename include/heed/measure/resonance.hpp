@@ -17,16 +17,13 @@
 // Source   "Attention with Differentiable Adaptive Resonance", section 9.
 // Cost     one product Q K^T and one gate a pair.
 
-#include <heed/core/parallel.hpp>
-#include <heed/mask/bound_mask.hpp>
+#include <heed/measure/pairs.hpp>
 #include <heed/ops/dar.hpp>
-#include <heed/simd/panel_gemm.hpp>
-#include <heed/simd/scratch.hpp>
-#include <heed/simd/transpose.hpp>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <concepts>
+#include <type_traits>
 #include <vector>
 
 namespace heed {
@@ -39,147 +36,6 @@ struct ResonanceStatistics {
 };
 
 namespace detail {
-
-// A tile of pairs, [keys][queries] with kLanes queries a row.
-template <class Real>
-struct ResonanceTile {
-  static constexpr Index kLanes = kPanelLanes<Real>;
-  Index batch = 0, head = 0;
-  Index query = 0, queries = 0, key = 0, keys = 0;
-  bool all_visible = false;
-  const Real *resonance = nullptr, *input = nullptr;  // r and c'
-
-  // f(query, key, r, c') for each visible pair, queries inside, keys outside.
-  template <class F>
-  void for_each_visible(const BoundMask<Real>& mask, F&& f) const {
-    for (Index j = 0; j < keys; ++j)
-      for (Index i = 0; i < queries; ++i)
-        if (all_visible || mask.visible(batch, head, query + i, key + j))
-          f(query + i, key + j, resonance[j * kLanes + i], input[j * kLanes + i]);
-  }
-};
-
-// Resonance of one block of queries against all keys, tile by tile.
-template <class Real>
-class ResonanceBlock {
- public:
-  static constexpr Index kQueries = kPanelLanes<Real>;
-
-  ResonanceBlock(const DarScore<Real>& score, const TensorView<const Real>& query,
-                 const TensorView<const Real>& key, const Geometry& g, const BoundMask<Real>& mask)
-      : score_(score), query_(query), key_(key), g_(g), mask_(mask) {
-    take_tiles();  // counts
-    scratch_ = Scratch<Real>(scratch_.used());
-    take_tiles();
-  }
-
-  // visit(ResonanceTile) for each tile of queries [first, first + kQueries) and keys, but those in
-  // which every pair is hidden.
-  template <class Visit>
-  void run(Index b, Index h, Index first, Visit&& visit) {
-    const Index rows = std::min(kQueries, g_.len_q - first);
-    load(q_, query_, b, h, first, rows);
-    normalise_queries();
-    const KeyRange keys = mask_.keys_of_rows(b, first, rows);
-    for (Index j = keys.begin; j < keys.end; j += kKeys) {
-      const Index count = std::min(kKeys, keys.end - j);
-      const TileKind kind = mask_.classify(b, h, first, rows, j, count);
-      if (kind == TileKind::empty) continue;
-      load(k_, key_, b, g_.kv_head(h), j, count);
-      fill_tile(h, count);
-      visit(ResonanceTile<Real>{b, h, first, rows, j, count,
-                                kind == TileKind::full && !mask_.has_bias(), resonance_.data,
-                                input_.data});
-    }
-  }
-
- private:
-  using P = Pack<Real>;
-  static constexpr Index kKeys = kQueries;  // keys lie in lanes, too, when their norms are taken
-
-  struct RowTiles {
-    LaneTile<Real> x, projected;
-    Index stride = 0;
-    const Real* rows = nullptr;
-    [[nodiscard]] LaneRow<Real> row(int v) const {
-      return {x.constant(), projected.constant(), {}, v};
-    }
-  };
-
-  [[nodiscard]] Index rank() const {
-    return score_.projection().given() ? score_.projection().extent(1) : 0;
-  }
-  void take_tiles() {
-    for (RowTiles* rows : {&q_, &k_}) {
-      rows->x = take_tile(g_.dim_qk);
-      rows->projected = take_tile(rank());
-    }
-    for (LaneTile<Real>* tile : {&dots_, &projected_dots_, &resonance_, &input_})
-      *tile = take_tile(kKeys);
-  }
-  [[nodiscard]] LaneTile<Real> take_tile(Index rows) {
-    return {scratch_.take(rows * kQueries), rows, kQueries};
-  }
-
-  void load(RowTiles& tiles, const TensorView<const Real>& from, Index b, Index head, Index first,
-            Index count) const {
-    tiles.rows = from.row(b, head, first);
-    tiles.stride = from.strides().row;
-    pack_lanes(tiles.rows, tiles.stride, count, g_.dim_qk, tiles.x.data, kQueries);
-    if (rank() > 0)
-      panel_gemm<Store::overwrite>(rank(), g_.dim_qk, kPanelVectors,
-                                   Broadcast<Real>{score_.projection().data(), 1, rank()},
-                                   tiles.x.data, kQueries, tiles.projected.data, kQueries);
-  }
-
-  // The rows that enter the cosine are multiplied by their n here: the dot products of large ones may overflow.
-  void normalise_queries() {
-    const LaneTile<Real>& rows = rank() > 0 ? q_.projected : q_.x;
-    for (int v = 0; v < kPanelVectors; ++v) {
-      std::array<P, 2>& features = query_features_[v];
-      score_.query_features_of(q_.row(v), features.data());
-      for (Index c = 0; c < rows.rows; ++c) rows.store(c, v, rows.load(c, v) * features[0]);
-      features[0] = P(Real(1));
-    }
-  }
-
-  // r and c' of the first `count` keys in k_ against the queries in q_, head h.
-  void fill_tile(Index h, Index count) {
-    panel_gemm<Store::overwrite>(count, g_.dim_qk, kPanelVectors,
-                                 Broadcast<Real>{k_.rows, k_.stride, 1}, q_.x.data, kQueries,
-                                 dots_.data, kQueries);
-    if (rank() > 0)
-      panel_gemm<Store::overwrite>(count, rank(), kPanelVectors,
-                                   Broadcast<Real>{k_.projected.data, 1, kQueries},
-                                   q_.projected.data, kQueries, projected_dots_.data, kQueries);
-    std::array<P, 2> key_features[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v)
-      score_.key_features_of(k_.row(v), key_features[v].data());
-    ScalarsOf<DarScore<Real>, P> p;
-    for (std::size_t i = 0; i < p.size(); ++i) p[i] = scalar_of<Real>(score_, int(i), h);
-    for (int v = 0; v < kPanelVectors; ++v) {
-      PairOf<DarScore<Real>, P> pair;
-      pair.query = query_features_[v];
-      for (Index r = 0; r < count; ++r) {
-        const auto& features = key_features[r / kLanes<Real>];
-        for (std::size_t f = 0; f < 2; ++f) pair.key[f] = features[f].lane(int(r % kLanes<Real>));
-        pair.dot = dots_.load(r, v);
-        if (rank() > 0) pair.projected = projected_dots_.load(r, v);
-        input_.store(r, v, score_.gate_input(pair));
-        resonance_.store(r, v, score_.resonance(pair, p));
-      }
-    }
-  }
-
-  const DarScore<Real>& score_;
-  const TensorView<const Real>&query_, &key_;
-  Geometry g_;
-  const BoundMask<Real>& mask_;
-  Scratch<Real> scratch_;
-  RowTiles q_, k_;
-  LaneTile<Real> dots_, projected_dots_, resonance_, input_;
-  std::array<P, 2> query_features_[kPanelVectors];  // n is in the rows, and here 1
-};
 
 // The sizes of a call; throws when they do not fit.
 template <class Real>
@@ -205,39 +61,58 @@ template <class Real>
           .dim_v = q.dim};
 }
 
+// The rows of a tensor, giant ones brought down by a power of two: a cosine does not change, and products of such rows
+// overflow no more. Rows below the edge, or with numbers that are not finite, stay as they are.
 template <class Real>
-[[nodiscard]] Index resonance_blocks(const Geometry& g) {
-  return (g.len_q + ResonanceBlock<Real>::kQueries - 1) / ResonanceBlock<Real>::kQueries;
-}
+class TamedRows {
+ public:
+  explicit TamedRows(const TensorView<const Real>& rows) : view_(rows) {
+    const Shape& s = rows.shape();
+    for (Index unit = 0; unit < s.batch * s.heads * s.len; ++unit) {
+      const Index row = unit % s.len, head = unit / s.len;
+      const Real* x = rows.row(head / s.heads, head % s.heads, row);
+      Real top = Real(0);
+      for (Index c = 0; c < s.dim; ++c) top = std::max(top, std::abs(x[c]));
+      if (!(top > Real(NormRange<Real>::edge)) || !std::isfinite(top)) continue;
+      if (copy_.empty()) copy_all();
+      const Real factor =
+          std::ldexp(Real(1), std::ilogb(Real(NormRange<Real>::edge)) - std::ilogb(top));
+      for (Index c = 0; c < s.dim; ++c) copy_[std::size_t(unit * s.dim + c)] *= factor;
+    }
+    if (!copy_.empty()) view_ = {copy_.data(), s};
+  }
+  TamedRows(const TamedRows&) = delete;  // the view may refer to the copy
+  [[nodiscard]] const TensorView<const Real>& view() const { return view_; }
 
-// body(block, b, h, first query, unit) for every block of queries; units count from 0, blocks
-// inside, batches outside.
-template <class Real, class Body>
-void for_each_resonance_block(const DarScore<Real>& score, const TensorView<const Real>& query,
-                              const TensorView<const Real>& key, const Geometry& g,
-                              const BoundMask<Real>& mask, int threads, Body&& body) {
-  constexpr Index width = ResonanceBlock<Real>::kQueries;
-  const Index blocks = resonance_blocks<Real>(g);
-  parallel_for(g.batch * g.heads * blocks, resolve_threads(threads), [&](Index unit) {
-    ResonanceBlock<Real> block(score, query, key, g, mask);
-    body(block, unit / blocks / g.heads, unit / blocks % g.heads, unit % blocks * width, unit);
-  });
-}
+ private:
+  void copy_all() {
+    const Shape& s = view_.shape();
+    for (Index unit = 0; unit < s.batch * s.heads * s.len; ++unit) {
+      const Index head = unit / s.len;
+      const Real* x = view_.row(head / s.heads, head % s.heads, unit % s.len);
+      copy_.insert(copy_.end(), x, x + s.dim);
+    }
+  }
+
+  TensorView<const Real> view_;
+  std::vector<Real> copy_;
+};
 
 struct ResonanceSums {
   double resonance = 0.0;
   Index crossings = 0, pairs = 0;
 };
 
-// Adds up units in their order, whoever computed them.
+// Adds up units in their order, whoever computed them; `panels` of them stand side by side for each head of a batch.
 [[nodiscard]] inline ResonanceStatistics total_per_head(const std::vector<ResonanceSums>& units,
-                                                        const Geometry& g, Index blocks) {
+                                                        const Geometry& g) {
   ResonanceStatistics result;
+  const Index rows = g.batch * g.heads, panels = rows > 0 ? Index(units.size()) / rows : 0;
   for (Index h = 0; h < g.heads; ++h) {
     ResonanceSums total;
     for (Index b = 0; b < g.batch; ++b)
-      for (Index i = 0; i < blocks; ++i) {
-        const ResonanceSums& s = units[std::size_t((b * g.heads + h) * blocks + i)];
+      for (Index n = 0; n < panels; ++n) {
+        const ResonanceSums& s = units[std::size_t((b * g.heads + h) * panels + n)];
         total.resonance += s.resonance;
         total.crossings += s.crossings;
         total.pairs += s.pairs;
@@ -274,16 +149,18 @@ void resonance_map(const Op& op, std::type_identity_t<TensorView<const Real>> qu
   require(!may_overlap(out, query) && !may_overlap(out, key), where,
           ": out overlaps query or key; it needs memory of its own");
   const BoundMask<Real> bound(mask, g, where);
-  detail::for_each_resonance_block<Real>(
-      op.score, query, key, g, bound, threads,
-      [&](auto& block, Index b, Index h, Index first, Index) {
-        for (Index i = first; i < std::min(first + block.kQueries, g.len_q); ++i)
-          std::fill_n(out.row(b, h, i), g.len_kv, Real(0));
-        block.run(b, h, first, [&](const auto& tile) {
-          tile.for_each_visible(bound,
-                                [&](Index i, Index j, Real r, Real) { out.row(b, h, i)[j] = r; });
-        });
-      });
+  parallel_for(g.batch * g.heads, resolve_threads(threads), [&](Index row) {
+    for (Index i = 0; i < g.len_q; ++i)
+      std::fill_n(out.row(row / g.heads, row % g.heads, i), g.len_kv, Real(0));
+  });
+  const detail::TamedRows<Real> queries(query), keys(key);
+  PairWalk<DarScore<Real>, Real> walk(op.score, queries.view(), keys.view(), g, bound);
+  walk.run(resolve_threads(threads), [&](const auto& at) {
+    const Pack<Real> r = op.score.resonance(at.pair, at.scalars);
+    at.for_each_visible([&](Index lane) {
+      out.row(at.batch, at.head, at.query + lane)[at.key] = r.lane(int(lane));
+    });
+  });
 }
 
 // How often, and how much, each head resonates.
@@ -296,23 +173,20 @@ template <ResonantOp Op, class Real = typename Op::Scalar>
   const Geometry g = detail::resonance_geometry<Real>(query, key, where);
   validate(op.score, g, where);
   const BoundMask<Real> bound(mask, g, where);
-  std::vector<detail::ResonanceSums> blocks(
-      std::size_t(g.batch * g.heads * detail::resonance_blocks<Real>(g)));
-  detail::for_each_resonance_block<Real>(
-      op.score, query, key, g, bound, threads,
-      [&](auto& block, Index b, Index h, Index first, Index unit) {
-        const Real rho = op.score.vigilance.head(h);
-        detail::ResonanceSums sums;
-        block.run(b, h, first, [&](const auto& tile) {
-          tile.for_each_visible(bound, [&](Index, Index, Real r, Real input) {
-            sums.resonance += double(r);
-            sums.crossings += ResonanceGate::crosses(input, rho);
-            ++sums.pairs;
-          });
-        });
-        blocks[std::size_t(unit)] = sums;
-      });
-  return detail::total_per_head(blocks, g, detail::resonance_blocks<Real>(g));
+  const detail::TamedRows<Real> queries(query), keys(key);
+  PairWalk<DarScore<Real>, Real> walk(op.score, queries.view(), keys.view(), g, bound);
+  std::vector<detail::ResonanceSums> units(std::size_t(walk.units()));
+  walk.run(resolve_threads(threads), [&](const auto& at) {
+    const Pack<Real> r = op.score.resonance(at.pair, at.scalars);
+    const Pack<Real> input = op.score.gate_input(at.pair);
+    detail::ResonanceSums& sums = units[std::size_t(at.unit)];
+    at.for_each_visible([&](Index lane) {
+      sums.resonance += double(r.lane(int(lane)));
+      sums.crossings += ResonanceGate::crosses(input.lane(int(lane)), at.scalars[1].lane(0));
+      ++sums.pairs;
+    });
+  });
+  return detail::total_per_head(units, g);
 }
 
 }  // namespace HEED_ABI

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Visits the visible pairs of queries and keys as a score sees them, in the engine's tiles: what reports measure of
+// pairs, without a matrix of len_q x len_kv.
+//
+// Order  Units of work are handed out to the threads. Each is one panel of queries of one head against all keys, and
+//        visits its pairs in the same order whichever thread takes it: sums per unit, added up in the order of the
+//        units, have the same bits for any number of threads.
+
+#include <heed/core/parallel.hpp>
+#include <heed/engine/queries.hpp>
+#include <heed/plug/attention.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// A vector of queries and one key.
+template <class Score, class Real>
+struct VisitedPairs {
+  Index unit, batch, head;
+  Index query, queries;  // the first query, and how many there are
+  Index key;
+  const PairOf<Score, Pack<Real>>& pair;
+  const ScalarsOf<Score, Pack<Real>>& scalars;
+  Pack<Real> marks;  // -infinity where a pair is hidden, else 0
+
+  // f(lane) for each visible pair; its query is query + lane.
+  template <class F>
+  void for_each_visible(F&& f) const {
+    for (Index lane = 0; lane < queries; ++lane)
+      if (marks.lane(int(lane)) == Real(0)) f(lane);
+  }
+};
+
+template <class Score, class Real>
+class PairWalk {
+  using Op = Attention<Real, Score, Softmax<Real>, Identity<Real>>;
+
+ public:
+  // `g` has the sizes of query and key; the arguments must outlive the walk.
+  PairWalk(const Score& score, const TensorView<const Real>& query,
+           const TensorView<const Real>& key, const Geometry& g, const BoundMask<Real>& mask)
+      : op_{score, {}, {}},
+        keys_(op_, g, key),
+        c_{op_,
+           g,
+           mask,
+           {query, key, {}, {}},
+           detail::plan_call<Real>(op_, g, mask, {}, 0, false),
+           Real(1.0 / std::sqrt(double(g.dim_qk))),
+           keys_,
+           {}} {}
+  PairWalk(const PairWalk&) = delete;  // the context refers to its op and keys
+
+  [[nodiscard]] Index units() const {
+    return c_.geometry.batch * c_.geometry.heads * c_.plan.panels;
+  }
+
+  // visit(VisitedPairs) for every vector of queries and every key that one of them may see.
+  template <class Visit>
+  void run(int threads, Visit&& visit) {
+    keys_.build(threads);
+    const auto build = [&](Scratch<Real>& scratch) { return Room(c_, scratch); };
+    const Index elements = scratch_elements<Real>(build);
+    parallel_for(units(), threads, [&](Index unit) {
+      Scratch<Real> scratch(elements);
+      Room room = build(scratch);
+      const Index row = unit / c_.plan.panels;
+      room.panel.move_to(row / c_.geometry.heads, row % c_.geometry.heads, unit % c_.plan.panels);
+      room.panel.load_queries();
+      for (Index t = 0; t < c_.plan.tiles; ++t) {
+        const Index end = std::min((t + 1) * c_.plan.tile, c_.geometry.len_kv);
+        visit_tile(room, room.panel.tile({t * c_.plan.tile, end}), unit, visit);
+      }
+    });
+  }
+
+ private:
+  struct Room {
+    detail::Panel<Op, Real> panel;
+    LaneTile<Real> dots, projected, marks;
+
+    Room(const CallContext<Op, Real>& c, Scratch<Real>& scratch) : panel(c, scratch, false) {
+      for (LaneTile<Real>* tile : {&dots, &projected, &marks})
+        *tile = {scratch.take(c.plan.tile * c.plan.lanes), c.plan.tile, c.plan.lanes};
+    }
+  };
+
+  template <class Visit>
+  void visit_tile(Room& room, const detail::PanelTile& tile, Index unit, Visit&& visit) const {
+    if (tile.kind == TileKind::empty) return;
+    const TilePlace& at = tile.at;
+    const auto& side = room.panel.query[0];
+    const LaneTile<Real> dots = room.dots.part(0, at.keys), marks = room.marks.part(0, at.keys);
+    side.dots(at, dots);
+    side.projected_dots(at, room.projected);
+    room.panel.mark_hidden(at, tile.kind, marks);
+    const auto scalars = side.scalars();
+    for (int v = 0; v < c_.plan.vectors && v * kLanes<Real> < at.rows; ++v) {
+      const LanePairs<Op, Real> pairs(side, at, v, room.projected);
+      const Index first = v * kLanes<Real>,
+                  queries = std::min<Index>(kLanes<Real>, at.rows - first);
+      for (Index j = 0; j < at.keys; ++j) {
+        const auto pair = pairs(j, dots.load(j, v));
+        visit(VisitedPairs<Score, Real>{unit, at.batch, at.head, at.query + first, queries,
+                                        at.key + j, pair, scalars, marks.load(j, v)});
+      }
+    }
+  }
+
+  Op op_;
+  KeySide<Op, Real> keys_;
+  CallContext<Op, Real> c_;
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed
