@@ -4,7 +4,9 @@
 // The resonant flow in n steps, for one vector of queries (lanes) and all keys j of their rows; formulas and bounds:
 // ops/resonant_ode.hpp.
 //
-//   a_1 = softmax(eta D)      a_(t+1) = softmax(kappa a_t + eta D)      kappa = 1 - eta
+//   a_1 = softmax(eta D)          a_(t+1) = softmax(kappa a_t + eta D)      kappa = 1 - eta
+//   g_n = a_n o (X - <a_n, X>)    g_t = a_t o kappa (g_(t+1) - <a_t, g_(t+1)>)
+//   dL/dD = eta sum_t g_t         dL/deta = <sum_t g_t, D> - sum_(t>=2) <g_t, a_(t-1)>
 //
 // Rows of every g_t of the backward pass sum to 0: D may be counted from D_top, and the uniform start a_0 has no part.
 
@@ -36,10 +38,7 @@ inline void resonant_steps_forward(const RowBlock<Real>& block, int v, Real eta,
   report(block, v, flow.lse(sum), residual);
 }
 
-// The backward pass from X = dL/da_n:
-//   g_n = a_n o (X - <a_n, X>)            g_t = a_t o kappa (g_(t+1) - <a_t, g_(t+1)>)
-//   dL/dD = eta sum_t g_t                 dL/deta = <sum_t g_t, D> - sum_(t>=2) <g_t, a_(t-1)>
-// It keeps every step: work column 0 is the argument, column t is p_t, then g_t.
+// The backward pass, from the last step to the first. It keeps every step: work column 0 is the argument, column t is p_t, then g_t.
 template <class Real>
 struct ResonantStepsVjp {
   using P = Pack<Real>;
@@ -73,7 +72,7 @@ struct ResonantStepsVjp {
     return {inverse, sums.first * inverse};
   }
 
-  // Columns 1 ... n become p_t; returns 1 / sum of p_n.
+  // Forward once more: columns 1 ... n become p_t; returns 1 / sum of p_n.
   [[nodiscard]] P replay() const {
     P sum = flow.start(kept(1));
     for (int t = 1; t < steps; ++t)
@@ -81,7 +80,7 @@ struct ResonantStepsVjp {
     return inverse_or_zero(sum);
   }
 
-  // Step n: writes the weights, column n becomes g_n.
+  // Step n: writes the weights, column n becomes g_n = a_n o (X - <a_n, X>).
   [[nodiscard]] Before last_step(P inverse) const {
     const auto now = kept(steps), before = kept(std::max(1, steps - 1));
     const auto dweights = column_of(block.dweights, v), weights = column_of(block.weights, v);
@@ -99,7 +98,7 @@ struct ResonantStepsVjp {
     }));
   }
 
-  // Step t < n: column t becomes g_t.
+  // Step t < n: column t becomes g_t = a_t o kappa (g_(t+1) - <a_t, g_(t+1)>).
   [[nodiscard]] Before earlier_step(int t, const Before& from) const {
     const auto now = kept(t), next = kept(t + 1), before = kept(std::max(1, t - 1));
     const P factor = from.inverse * (Real(1) - flow.eta), inner = from.inner;
@@ -111,7 +110,7 @@ struct ResonantStepsVjp {
     }));
   }
 
-  // Writes eta sum_t g_t; returns <sum_t g_t, D>.
+  // Writes dL/dD = eta sum_t g_t; returns <sum_t g_t, D>.
   [[nodiscard]] P end() const {
     const auto dscores = column_of(block.dscores[0], v), drive = flow.drive, first = kept(1);
     const Index next_column = flow.keys * first.stride;
