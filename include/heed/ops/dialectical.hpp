@@ -52,6 +52,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Parameters, with their shapes: ops/dialectical/parts.hpp.
 template <class Real>
 struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<Real> {
   static constexpr bool saves_mixed = true, uses_query = true;
@@ -101,9 +102,13 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   void forward(const ReadoutPanel<Real>& panel) const {
     RowPieces<Real> pieces(panel.work);
     const DialecticalLanes<Real> lanes(pieces, panel.tile.rows);
-    // (1) to (3), then (4) to (6) until the rows halt
+    // (1) to (3); then z_0 = q and (4) to (6) until the rows halt, with z in place of the mixed rows
     detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
-    recurse(panel, lanes, panel.tile, steps_to_run(), stops_alone());
+    std::copy(panel.query.data, panel.query.data + panel.tile.rows * panel.tile.lanes,
+              panel.tile.data);
+    run_steps(panel, lanes, [&](Index) {
+      return Step{panel.tile.constant(), lanes.step, panel.tile, lanes.gate};
+    });
     const Real* reports[] = {lanes.steps_used, lanes.updates, lanes.tension};
     for (int i = 0; i < diagnostics; ++i)
       std::copy(reports[i], reports[i] + panel.tile.lanes, panel.diagnostics.row(i));
@@ -118,7 +123,11 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
         params(), lanes, trace, panel.vectors, {trace.natural, panel.valid_lanes}, grad};
     // Forward once more, every step kept
     detail::dialectical_summaries(params(), panel.saved, panel.vectors, lanes);
-    const Index steps = record(panel, lanes, trace);
+    const Index steps = run_steps(panel, lanes, [&](Index t) {
+      keep_moved(lanes, trace.moved.row(t));
+      return Step{z_before(panel, trace, t), trace.argument.part(t * d, d), trace.z.part(t * d, d),
+                  trace.gate.row(t)};
+    });
 
     trace.dfixed.fill(Real(0));
     std::fill(trace.dtension, trace.dtension + panel.tile.lanes, Real(0));
@@ -138,6 +147,8 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   }
 
  private:
+  using Step = detail::DialecticalStep<Real>;
+
   [[nodiscard]] const DialecticalParams<Real>& params() const { return *this; }
 
   int steps_of_all_ = 0;  // of a settled readout
@@ -149,36 +160,27 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   // May a panel stop as soon as its own rows have halted?
   [[nodiscard]] bool stops_alone() const { return halting == Halting::per_token; }
 
-  // z = query, then `limit` steps, or fewer if all rows halt and `stop` is set; returns how many.
-  int recurse(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
-              const LaneTile<Real>& z, int limit, bool stop) const {
-    std::copy(panel.query.data, panel.query.data + z.rows * z.lanes, z.data);
+  // Begins a recursion and takes its steps until no row moves any more; returns how many. where(t) says what step t
+  // reads and writes.
+  template <class Where>
+  Index run_steps(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
+                  const Where& where) const {
+    const Index limit = steps_to_run();
     detail::begin_recursion(lanes, panel.valid_lanes);
-    for (int t = 0; t < limit; ++t) {
-      detail::dialectical_step<Real>(params(), *this, lanes,
-                                     {z.constant(), lanes.step, z, lanes.gate}, panel.vectors);
-      if (stop && !detail::any_active(lanes, panel.vectors)) return t + 1;
+    for (Index t = 0; t < limit; ++t) {
+      detail::dialectical_step<Real>(params(), *this, lanes, where(t), panel.vectors);
+      if (stops_alone() && !detail::any_active(lanes, panel.vectors)) return t + 1;
     }
     return limit;
   }
 
-  // The steps of forward once more, kept in `trace`; returns their number.
-  [[nodiscard]] Index record(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
-                             const DialecticalTrace<Real>& trace) const {
-    const Index d = panel.tile.rows, width = panel.tile.lanes, limit = steps_to_run();
-    detail::begin_recursion(lanes, panel.valid_lanes);
-    for (Index t = 0; t < limit; ++t) {
-      if (stops_alone())
-        std::copy(lanes.active, lanes.active + width, trace.moved.row(t));
-      else
-        trace.moved.part(t, 1).fill(Real(1));
-      detail::dialectical_step<Real>(params(), *this, lanes,
-                                     {z_before(panel, trace, t), trace.argument.part(t * d, d),
-                                      trace.z.part(t * d, d), trace.gate.row(t)},
-                                     panel.vectors);
-      if (stops_alone() && !detail::any_active(lanes, panel.vectors)) return t + 1;
-    }
-    return limit;
+  // 1 for the rows that the next step moves, 0 for others.
+  void keep_moved(const DialecticalLanes<Real>& lanes, Real* moved) const {
+    const Index count = lanes.step.lanes;
+    if (stops_alone())
+      std::copy(lanes.active, lanes.active + count, moved);
+    else
+      std::fill(moved, moved + count, Real(1));
   }
 
   [[nodiscard]] static LaneTile<const Real> z_before(const ReadoutPanel<Real>& panel,
