@@ -1,22 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention: two opposed readings of one summary, and a query that moves towards their
-// synthesis, the more the further they disagree.
+// Dialectical attention: the mixed values are read in two opposed ways, and the query moves towards a synthesis of
+// both readings, step by step, the more the further they disagree. A row halts once its steps have become small.
 //
-//   m_i = sum_j softmax(scale q_i . k_j)_j v_j
-//   u+ = Vp m,  u- = Vn m             tension = sigmoid(-cos(u+, u-))
-//   z_0 = q_i;  at most max_steps times:
-//     a       = Su [u+|u-] + Sz z + bs                  S = [Su|Sz]
-//     step    = sigmoid(z . g + bg) tension silu(a)     silu(a) = a sigmoid(a)
-//     z       = z + step
-//     halted  when |step| < halt_eps (|z| + 1e-6), with z before the step
-//   out_i = z
+//       m = sum_j softmax(scale q . k_j)_j v_j
+//   (1) u+ = Vp m,  u- = Vn m
+//         dm = Vp^T du+ + Vn^T du-      dVp = du+ m^T      dVn = du- m^T
+//   (2) fixed = Su [u+|u-] + bs
+//         d[u+|u-] = Su^T dfixed        dSu = dfixed [u+|u-]^T      dbs = dfixed
+//   (3) tension = sigmoid(-cos),  cos = e+ . e-,  e = u / n,  n = max(|u|, 1e-6)
+//         dcos = -dtension tension (1 - tension)
+//         du+ += dcos (e- - cos e+) / n+      du- += dcos (e+ - cos e-) / n-      without cos e where |u| < 1e-6
 //
-// The step that halts a row is still applied. u+, u-, tension and Su [u+|u-] + bs do not depend on
-// z: they are computed once. cos = u+ . u- / (n+ n-) with n = max(|u|, 1e-6).
+//   from z_0 = q, at most max_steps times; dz = dL/dz_(t+1) in, dL/dz_t out:
+//   (4) g = sigmoid(z_t . gate + bg)
+//         dl = dg g (1 - g)      dz += dl gate      dgate += dl z_t      dbg += dl
+//   (5) a = fixed + Sz z_t                                S = [Su|Sz]
+//         dfixed += da           dz += Sz^T da      dSz += da z_t^T
+//   (6) z_(t+1) = z_t + g tension silu(a)                 silu(a) = a s,  s = sigmoid(a)
+//         da = dz g tension s (1 + a (1 - s))       dg = tension (dz . silu(a))      dtension += g (dz . silu(a))
+//       the row halts when |z_(t+1) - z_t| < halt_eps (|z_t| + 1e-6); the step that halts it is still applied
 //
-// Derivatives: ops/dialectical/step_vjp.hpp. Halting decisions are constants.
+//   out = z,  dq = dz
+//
+// Halting decisions are constants. Formulas (1) to (3) do not depend on z: they are computed once.
 //
 // Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias
 //           bs (d); gate g (1, d), gate_bias bg (1): (out, in), shared by all heads.
@@ -33,10 +41,10 @@
 // Source    "Dialectical (Recursive Dual) Attention". Differs in halting each row by itself; there,
 //           halted rows move on and count steps until the whole batch has halted: Halting::batch.
 // Cost      a row: (4 + steps) d^2 multiplications beside the 2 len_kv d of plain attention;
-//           backward (12 + 3 steps) d^2. Halting::batch surveys first: up to (3 + steps) d^2 more.
+//           backward (12 + 3 steps) d^2. Halting::batch rehearses first: up to (3 + steps) d^2 more.
 
 #include <heed/ops/dialectical/reference.hpp>
-#include <heed/ops/dialectical/step_vjp.hpp>
+#include <heed/ops/dialectical/step.hpp>
 #include <heed/plug/attention.hpp>
 
 #include <algorithm>
@@ -44,6 +52,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Parameters, with their shapes: ops/dialectical/parts.hpp.
 template <class Real>
 struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<Real> {
   static constexpr bool saves_mixed = true, uses_query = true;
@@ -93,8 +102,13 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   void forward(const ReadoutPanel<Real>& panel) const {
     RowPieces<Real> pieces(panel.work);
     const DialecticalLanes<Real> lanes(pieces, panel.tile.rows);
+    // (1) to (3); then z_0 = q and (4) to (6) until the rows halt, with z in place of the mixed rows
     detail::dialectical_summaries(params(), panel.tile.constant(), panel.vectors, lanes);
-    recurse(panel, lanes, panel.tile, steps_to_run(), stops_alone());
+    std::copy(panel.query.data, panel.query.data + panel.tile.rows * panel.tile.lanes,
+              panel.tile.data);
+    run_steps(panel, lanes, [&](Index) {
+      return Step{panel.tile.constant(), lanes.step, panel.tile, lanes.gate};
+    });
     const Real* reports[] = {lanes.steps_used, lanes.updates, lanes.tension};
     for (int i = 0; i < diagnostics; ++i)
       std::copy(reports[i], reports[i] + panel.tile.lanes, panel.diagnostics.row(i));
@@ -105,23 +119,25 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
     RowPieces<Real> pieces(panel.work);
     const DialecticalLanes<Real> lanes(pieces, d);
     const DialecticalTrace<Real> trace(pieces, d, max_steps);
-    detail::WeightGradients<Real> sums(trace.natural, panel.valid_lanes);
+    detail::DialecticalBackward<Real> pass{
+        params(), lanes, trace, panel.vectors, {trace.natural, panel.valid_lanes}, grad};
+    // Forward once more, every step kept
     detail::dialectical_summaries(params(), panel.saved, panel.vectors, lanes);
-    const Index steps = record(panel, lanes, trace);
+    const Index steps = run_steps(panel, lanes, [&](Index t) {
+      keep_moved(lanes, trace.moved.row(t));
+      return Step{z_before(panel, trace, t), trace.argument.part(t * d, d), trace.z.part(t * d, d),
+                  trace.gate.row(t)};
+    });
 
     trace.dfixed.fill(Real(0));
     std::fill(trace.dtension, trace.dtension + panel.tile.lanes, Real(0));
-    for (Index t = steps - 1; t >= 0; --t) {
-      detail::dialectical_step_vjp(params(), lanes, trace, t, panel.tile, panel.vectors);
-      detail::add_step_weights<Real>(lanes, trace, z_before(panel, trace, t), sums, grad);
-    }
+    // (6) to (4), from the last step to the first; the tile holds dz
+    for (Index t = steps - 1; t >= 0; --t)
+      detail::dialectical_step_vjp(pass, t, z_before(panel, trace, t), panel.tile);
     for (Index c = 0; c < d; ++c)
       for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, panel.tile.load(c, v));
-
-    const LaneTile<Real> dsummary = trace.dsummary(d);
-    detail::summaries_vjp(params(), lanes, trace, dsummary, panel.vectors);
-    detail::add_summary_weights<Real>(lanes, trace, panel.saved, dsummary, sums, grad);
-    detail::mixed_vjp(params(), dsummary, panel.vectors, panel.tile);
+    // (3) to (1); the tile becomes dm
+    detail::dialectical_summaries_vjp(pass, panel.saved, panel.tile);
     lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
 
@@ -131,6 +147,8 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   }
 
  private:
+  using Step = detail::DialecticalStep<Real>;
+
   [[nodiscard]] const DialecticalParams<Real>& params() const { return *this; }
 
   int steps_of_all_ = 0;  // of a settled readout
@@ -142,36 +160,27 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   // May a panel stop as soon as its own rows have halted?
   [[nodiscard]] bool stops_alone() const { return halting == Halting::per_token; }
 
-  // z = query, then `limit` steps, or fewer if all rows halt and `stop` is set; returns how many.
-  int recurse(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
-              const LaneTile<Real>& z, int limit, bool stop) const {
-    std::copy(panel.query.data, panel.query.data + z.rows * z.lanes, z.data);
+  // Begins a recursion and takes its steps until no row moves any more; returns how many. where(t) says what step t
+  // reads and writes.
+  template <class Where>
+  Index run_steps(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
+                  const Where& where) const {
+    const Index limit = steps_to_run();
     detail::begin_recursion(lanes, panel.valid_lanes);
-    for (int t = 0; t < limit; ++t) {
-      detail::dialectical_step<Real>(params(), *this, lanes,
-                                     {z.constant(), lanes.step, z, lanes.gate}, panel.vectors);
-      if (stop && !detail::any_active(lanes, panel.vectors)) return t + 1;
+    for (Index t = 0; t < limit; ++t) {
+      detail::dialectical_step<Real>(params(), *this, lanes, where(t), panel.vectors);
+      if (stops_alone() && !detail::any_active(lanes, panel.vectors)) return t + 1;
     }
     return limit;
   }
 
-  // The steps of forward once more, kept in `trace`; returns their number.
-  [[nodiscard]] Index record(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
-                             const DialecticalTrace<Real>& trace) const {
-    const Index d = panel.tile.rows, width = panel.tile.lanes, limit = steps_to_run();
-    detail::begin_recursion(lanes, panel.valid_lanes);
-    for (Index t = 0; t < limit; ++t) {
-      if (stops_alone())
-        std::copy(lanes.active, lanes.active + width, trace.moved.row(t));
-      else
-        trace.moved.part(t, 1).fill(Real(1));
-      detail::dialectical_step<Real>(params(), *this, lanes,
-                                     {z_before(panel, trace, t), trace.argument.part(t * d, d),
-                                      trace.z.part(t * d, d), trace.gate.row(t)},
-                                     panel.vectors);
-      if (stops_alone() && !detail::any_active(lanes, panel.vectors)) return t + 1;
-    }
-    return limit;
+  // 1 for the rows that the next step moves, 0 for others.
+  void keep_moved(const DialecticalLanes<Real>& lanes, Real* moved) const {
+    const Index count = lanes.step.lanes;
+    if (stops_alone())
+      std::copy(lanes.active, lanes.active + count, moved);
+    else
+      std::fill(moved, moved + count, Real(1));
   }
 
   [[nodiscard]] static LaneTile<const Real> z_before(const ReadoutPanel<Real>& panel,

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differential attention: what two attention maps have in common is noise, and is subtracted.
+// Differential attention: every head has two attention maps, and the second is subtracted from the first. What both
+// have in common is taken for noise and cancels, so that the weights of the keys that matter stand out.
 //
-//   P1 = softmax(S1),  P2 = softmax(S2)          S1 = s q1.k1,  S2 = s q2.k2
-//   W = P1 - lambda P2                           out = readout(W v)
+//   P1 = softmax(S1),  S1 = s q1.k1        dS1 = P1 o (X - r1)              r1 = rowsum(P1 o X)
+//   P2 = softmax(S2),  S2 = s q2.k2        dS2 = -lambda P2 o (X - r2)      r2 = rowsum(P2 o X)
+//   W = P1 - lambda P2                     dlambda = -sum_i r2_i            per token: dlambda_i = -r2_i
+//   out = readout(W v)                     X = dL/dW
 //
-// Backward (X = dL/dW):
-//   r1 = rowsum(P1 o X),  r2 = rowsum(P2 o X)
-//   dS1 = P1 o (X - r1)
-//   dS2 = -lambda P2 o (X - r2)
-//   dlambda = -sum_i r2_i                        per token: dlambda_i = -r2_i
+//   lambda of Differential     a parameter
+//             DifferentialV1   exp(lq1.lk1) - exp(lq2.lk2) + lambda_init
+//                              dlq1 = dlambda exp(lq1.lk1) lk1, dlq2 = -dlambda exp(lq2.lk2) lk2, lk1 and lk2 likewise
+//             DifferentialV2   sigmoid(x_i), x the op's extra input      dx_i = dlambda_i lambda_i (1 - lambda_i)
 //
-// Symbols  s scale, default 1/sqrt(w); w width of one map; lambda: ops/differential/lambda.hpp
+// Options  what lambda is, and which heads or halves of heads the two maps read: ops/differential/lambda.hpp.
+//          The readout of V1, a norm of each head's row: ops/differential/head_norm.hpp.
+// Symbols  s scale, default 1/sqrt(w); w width of one map
 // Shapes   Differential and V1: query and key (.., 2w), the halves [q1|q2] and [k1|k2], value
 //          (.., dim_v), in V1 usually 2w wide; V2: query (batch, 2 heads, len_q, w), extra (batch,
 //          heads, len_q, 1)
@@ -23,77 +27,75 @@
 // Accuracy each weight within (8 + 1.2 D) eps (P1 + |lambda| P2), D the spread of the row's scores;
 //          sums in blocks of 64 terms, so that long rows lose no digits
 // Source   seed note 001; Ye et al., Differential Transformer (arXiv 2410.05258), eq. 1 to 3;
-//          Differential Transformer V2. differs in: the seed's listing ignores its mask, here it
+//          Differential Transformer V2. Differs in: the seed's listing ignores its mask, here it
 //          applies to both maps
 // Cost     two exponentials per pair; one product with the values for both maps
 
 #include <heed/ops/differential/head_norm.hpp>
 #include <heed/ops/differential/lambda.hpp>
+#include <heed/ops/differential/maps.hpp>
 #include <heed/plug/attention.hpp>
-#include <heed/plug/normaliser.hpp>
-#include <heed/plug/softmax.hpp>
-#include <heed/simd/exp.hpp>
 
-#include <algorithm>
 #include <array>
 #include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
 
+// The weights W. Parameters and options are those of `Lambda`.
 template <class Real, class Lambda>
 struct Difference : Lambda {
   using PlaceFree = std::conditional_t<place_free<Lambda>, Difference, void>;
   using P = Pack<Real>;
 
-  void check(const Geometry& g, const char* where) const {
-    require(this->pairs_whole_heads() || g.dim_qk % 2 == 0, where, ": dim_qk is ", g.dim_qk,
-            ", it must be even: both maps read half a head");
-    this->check_lambda(where);
-  }
-
   void forward(const RowBlock<Real>& block) const {
-    const auto& [scores1, scores2] = block.scores;
-    P factor = this->lambda_of(block.head, P(Real(0)));  // lambda
+    const auto& [map1, map2] = block.scores;
+    P lambda = this->lambda_of(block.head, P(Real(0)));
     for (int v = 0; v < block.vectors; ++v) {
-      factor = lane_lambda(block, v, factor);
-      const P sum1 = exponentiate(scores1, block.score_max[0], v);
-      const P sum2 = exponentiate(scores2, block.score_max[1], v);
-      store_lse(block, 0, v, sum1);
-      store_lse(block, 1, v, sum2);
-      const P inverse1 = inverse(sum1), factor2 = -factor * inverse(sum2);
-      for (Index j = 0; j < scores1.rows; ++j) {
-        const P e1 = scores1.load(j, v), e2 = scores2.load(j, v);
-        const P p1 =
-            unless(e1 == P(Real(0)), e1 * inverse1);  // a hidden pair in a row of NaN stays 0
-        scores1.store(j, v, select(e2 == P(Real(0)), p1, mul_add(e2, factor2, p1)));
+      lambda = lane_lambda(block, v, lambda);
+      const P sum1 = detail::exponentiate_map(block, 0, v);
+      const P sum2 = detail::exponentiate_map(block, 1, v);
+      detail::store_map_lse(block, 0, v, sum1);
+      detail::store_map_lse(block, 1, v, sum2);
+      const P factor1 = inverse_or_zero(sum1), factor2 = -lambda * inverse_or_zero(sum2);
+      for (Index j = 0; j < map1.rows; ++j) {
+        const P e1 = map1.load(j, v), e2 = map2.load(j, v);
+        // P1 = e1 / sum1; a hidden pair in a row of NaN stays 0
+        const P p1 = zero_where(e1 == P(Real(0)), e1 * factor1);
+        // W = P1 - lambda P2
+        map1.store(j, v, select(e2 == P(Real(0)), p1, mul_add(e2, factor2, p1)));
       }
     }
   }
 
   void vjp(const RowBlock<Real>& block, Difference& grad) const {
-    const auto& [dscores1, dscores2] = block.dscores;
-    P factor = this->lambda_of(block.head, P(Real(0)));
+    const auto& [map1, map2] = block.dscores;
+    P lambda = this->lambda_of(block.head, P(Real(0)));
     double dlambda = 0.0;
     for (int v = 0; v < block.vectors; ++v) {
-      factor = lane_lambda(block, v, factor);
-      const RowSums map1 = exponentiate_with(block, 0, v), map2 = exponentiate_with(block, 1, v);
-      const P inverse1 = inverse(map1.sum), inverse2 = inverse(map2.sum);
-      const P factor2 = -factor * inverse2;
-      const P r1 = map1.product * inverse1, r2 = map2.product * inverse2;
-      for (Index j = 0; j < dscores1.rows; ++j) {
+      lambda = lane_lambda(block, v, lambda);
+      const auto [sum1, product1] = detail::exponentiate_map_with(block, 0, v);
+      const auto [sum2, product2] = detail::exponentiate_map_with(block, 1, v);
+      const P factor1 = inverse_or_zero(sum1), inverse2 = inverse_or_zero(sum2);
+      const P factor2 = -lambda * inverse2;
+      const P r1 = product1 * factor1, r2 = product2 * inverse2;
+      for (Index j = 0; j < map1.rows; ++j) {
         const P x = block.dweights.load(j, v);
-        const P e1 = dscores1.load(j, v), e2 = dscores2.load(j, v);
+        const P e1 = map1.load(j, v), e2 = map2.load(j, v);
         const auto hidden1 = e1 < P(Real(0)), hidden2 = e2 < P(Real(0));
-        const P p1 = unless(hidden1, e1 * inverse1), p2 = unless(hidden2, e2 * factor2);
-        dscores1.store(j, v, unless(hidden1, p1 * (x - r1)));
-        dscores2.store(j, v, unless(hidden2, p2 * (x - r2)));  // p2 = -lambda P2
-        block.weights.store(j, v, p1 + p2);
+        const P p1 = zero_where(hidden1, e1 * factor1);
+        const P minus_p2 = zero_where(hidden2, e2 * factor2);  // -lambda P2
+        // dS1 = P1 o (X - r1),  dS2 = -lambda P2 o (X - r2)
+        map1.store(j, v, zero_where(hidden1, p1 * (x - r1)));
+        map2.store(j, v, zero_where(hidden2, minus_p2 * (x - r2)));
+        // W once more
+        block.weights.store(j, v, p1 + minus_p2);
       }
+      // dlambda = -r2 of every row
       if constexpr (Lambda::uses_extra)
-        store_dextra(block, v, map2.sum, -r2);
+        store_dextra(block, v, sum2, -r2);
       else
-        dlambda += sum_valid(block, v, -r2);
+        dlambda += sum_valid_lanes(-r2, v, block.valid_lanes);
     }
     if constexpr (!Lambda::uses_extra) this->chain_lambda(block.head, dlambda, grad);
   }
@@ -104,96 +106,24 @@ struct Difference : Lambda {
                                          const S& extra) const {
     std::vector<S> weights = long_hand_softmax(rows[0]);
     const std::vector<S> second = long_hand_softmax(rows[1]);
-    const S factor = this->lambda_of(h, extra);
-    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - factor * second[j];
+    const S lambda = this->lambda_of(h, extra);
+    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - lambda * second[j];
     return weights;
   }
 
  private:
-  struct RowSums {
-    P sum, product;  // of exp(s - max), and of exp(s - max) X
-  };
-  static constexpr Index kBlock = 64;
-  static constexpr int kHidden = -1;  // stands among the exponentials, which are not negative
-
+  // lambda of the lanes of vector v: their own, or that of the head.
   [[nodiscard]] P lane_lambda(const RowBlock<Real>& block, int v, P head_lambda) const {
     if constexpr (Lambda::uses_extra)
       return this->lambda_of(block.head, P::load(block.extra + v * kLanes<Real>));
     else
       return head_lambda;
   }
-
-  // What the exponent subtracts: 0 where no key is seen.
-  [[nodiscard]] static P base(const Real* score_max, int v) {
-    const P top = P::load(score_max + v * kLanes<Real>);
-    return select(top == P(-kInfinity<Real>), P(Real(0)), top);
-  }
-  [[nodiscard]] static P exponential(P score, P base) {
-    return exp2_weight((score - base) * Real(kLog2e));
-  }
-  template <class Mask>
-  [[nodiscard]] static P unless(Mask hidden, P x) {
-    return select(hidden, P(Real(0)), x);
-  }
-  // 0 for a row that sees no key; NaN stays NaN.
-  [[nodiscard]] static P inverse(P sum) {
-    return select(sum == P(Real(0)), P(Real(0)), Real(1) / sum);
-  }
-
-  // Scores of vector v become exponentials, 0 where hidden; returns their sum.
-  [[nodiscard]] static P exponentiate(const LaneTile<Real>& scores, const Real* score_max, int v) {
-    const P top = base(score_max, v);
-    P sum = Real(0);
-    for (Index first = 0; first < scores.rows; first += kBlock) {
-      P part = Real(0);
-      for (Index j = first; j < std::min(first + kBlock, scores.rows); ++j) {
-        const P e = exponential(scores.load(j, v), top);
-        scores.store(j, v, e);
-        part += e;
-      }
-      sum += part;
-    }
-    return sum;
-  }
-
-  // The same from scores[map] into dscores[map], kHidden where hidden; and the sum of e X.
-  [[nodiscard]] static RowSums exponentiate_with(const RowBlock<Real>& block, std::size_t map,
-                                                 int v) {
-    const LaneTile<Real>&scores = block.scores[map], &out = block.dscores[map];
-    const P top = base(block.score_max[map], v);
-    RowSums sums{Real(0), Real(0)};
-    for (Index first = 0; first < scores.rows; first += kBlock) {
-      RowSums part{Real(0), Real(0)};
-      for (Index j = first; j < std::min(first + kBlock, scores.rows); ++j) {
-        const P score = scores.load(j, v), e = exponential(score, top);
-        const auto hidden = score == P(-kInfinity<Real>);
-        out.store(j, v, select(hidden, P(kHidden), e));
-        part.sum += e;
-        part.product =
-            select(hidden, part.product, mul_add(e, block.dweights.load(j, v), part.product));
-      }
-      sums.sum += part.sum;
-      sums.product += part.product;
-    }
-    return sums;
-  }
-
-  static void store_lse(const RowBlock<Real>& block, std::size_t map, int v, P sum) {
-    const P lse = base(block.score_max[map], v) + math::log(sum);
-    lse.store(block.lse[map] + v * kLanes<Real>);  // log(0) = -infinity
-  }
-
+  // dextra = dlambda dlambda/dextra, 0 in a row that sees no key.
   void store_dextra(const RowBlock<Real>& block, int v, P sum, P dlambda) const {
     const Index at = v * kLanes<Real>;
     const P dextra = dlambda * this->lambda_slope(P::load(block.extra + at));
-    select(sum == P(Real(0)), P(Real(0)), dextra).store(block.dextra + at);
-  }
-
-  [[nodiscard]] static double sum_valid(const RowBlock<Real>& block, int v, P x) {
-    std::array<Real, std::size_t(kLanes<Real>)> lanes;
-    x.store(lanes.data());
-    const Index valid = block.valid_lanes - v * kLanes<Real>;
-    return sum_valid_lanes(lanes.data(), std::clamp<Index>(valid, 0, kLanes<Real>));
+    zero_where(sum == P(Real(0)), dextra).store(block.dextra + at);
   }
 };
 

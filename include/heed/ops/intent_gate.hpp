@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Intent gates: a sigmoid decides what is kept of the mixed values.
+// Intent gates: a sigmoid decides, column by column or for a whole row, how much of the mixed values goes on. What it
+// reads, the intent I, is an input beside query, key and value, or is computed from them.
 //
-//   out_i = s_i o mixed_i      s = sigmoid(I + b0)
-//   I     given                an input of its own                               IntentGate
-//         q_i Wg               from the query                                    IntentFromQuery
-//         q_i Wq + k_i Wk + v_i Wv    from query, key and value of the own row   IntentCalculated
+//   I = given                               an input of its own                            IntentGate
+//     = q_i Wg                              from the query                                 IntentFromQuery
+//         dq_i += dI_i Wg^T                 dWg = sum_i q_i^T dI_i
+//     = q_i Wq + k_i Wk + v_i Wv            from query, key and value of the own row       IntentCalculated
+//         the same for (q, Wq), (k, Wk) and (v, Wv)
+//   s = sigmoid(I + b0)
+//         dI = dout o mixed o s (1 - s)     db0 = sum dI
+//   out_i = s_i o mixed_i
+//         dmixed = dout o s                 delta = rowsum(dmixed o mixed)
 //
-// Backward, without the mixed rows (1 - s = sigmoid(-I - b0), computed as such):
-//
-//   dI = dout o out o (1 - s)        dmixed = dout o s        delta = rowsum(dout o out)
-//   db0 = sum dI                     dq_i += dI_i Wg^T        dWg = sum_i q_i^T dI_i
-//   calculated: the same for (q, Wq), (k, Wk) and (v, Wv)
+// Backward needs no mixed rows: dI = dout o out o (1 - s), delta = rowsum(dout o out), and 1 - s is computed as
+// sigmoid(-I - b0), not as a difference.
 //
 // Grain    elementwise: I has dim_v columns. per_head: one column, which gates the whole row; dI is
 //          then summed over the row.
@@ -62,34 +65,22 @@ struct IntentGate : detail::GateReadout<Real> {
 
 // I = q Wg
 template <class Real>
-struct IntentFromQuery : detail::GateReadout<Real> {
+struct IntentFromQuery : detail::WeightedGate<Real> {
   static constexpr bool uses_query = true;
 
   Param<Real> weight;  // Wg (heads, dim_qk, dim_v or 1)
 
-  [[nodiscard]] std::vector<Index> weight_shape(const Geometry& g) const {
-    return {g.heads, g.dim_qk, this->gate_dim(g)};
-  }
-
   static constexpr auto parameters =
-      std::tuple{tensor("gate.weight", &IntentFromQuery::weight, &IntentFromQuery::weight_shape),
+      std::tuple{tensor("gate.weight", &IntentFromQuery::weight, &IntentFromQuery::row_shape),
                  named_if_given("gate.bias", &IntentFromQuery::bias),
                  option("grain", &IntentFromQuery::grain)};
-
-  [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
-    return this->work_rows_of(g, backward);
-  }
 
   void forward(const ReadoutPanel<Real>& panel) const {
     this->lane_gate(panel.head).forward(panel, logits(panel).constant());
   }
   void vjp(const ReadoutPanel<Real>& panel, IntentFromQuery& grad) const {
-    const LaneTile<Real> intent = logits(panel);
-    grad.add_bias_gradient(panel.head,
-                           this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
-    const Real* rows = this->rows_of(panel, intent);
-    from_query(panel).vjp(panel.query, intent, panel.vectors, panel.valid_lanes, rows,
-                          this->padded_columns(intent.rows), panel.dquery, grad.weight);
+    const detail::LogitGradient<Real> dlogits = this->gate_vjp(panel, logits(panel), grad);
+    this->from(weight, panel).vjp(panel.query, dlogits, panel.dquery, grad.weight);
   }
   template <class S>
   void reference(ReadoutContext<S>& context) const {
@@ -99,31 +90,21 @@ struct IntentFromQuery : detail::GateReadout<Real> {
   }
 
  private:
-  [[nodiscard]] detail::LaneProjection<Real> from_query(const ReadoutPanel<Real>& panel) const {
-    return {weight, panel.head};
-  }
+  // I of the panel, in panel.work.
   [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
-    const LaneTile<Real> intent = this->logits_of(panel, weight.extent(2));
-    from_query(panel).template apply<Store::overwrite>(panel.query, panel.vectors, intent);
+    const LaneTile<Real> intent = panel.work.part(0, weight.extent(2));
+    this->from(weight, panel).template apply<Store::overwrite>(panel.query, panel.vectors, intent);
     return intent;
   }
 };
 
 // I = q Wq + k Wk + v Wv, row i of key and value for query i
 template <class Real>
-struct IntentCalculated : detail::GateReadout<Real> {
+struct IntentCalculated : detail::WeightedGate<Real> {
   static constexpr bool uses_query = true, uses_own_rows = true;
 
   Param<Real> query_weight, key_weight;  // Wq, Wk (heads, dim_qk, dim_v or 1)
   Param<Real> value_weight;              // Wv (heads, dim_v, dim_v or 1)
-
-  // Of the weights of query and key, and of value.
-  [[nodiscard]] std::vector<Index> row_shape(const Geometry& g) const {
-    return {g.heads, g.dim_qk, this->gate_dim(g)};
-  }
-  [[nodiscard]] std::vector<Index> value_shape(const Geometry& g) const {
-    return {g.heads, g.dim_v, this->gate_dim(g)};
-  }
 
   static constexpr auto parameters = std::tuple{
       tensor("gate.query_weight", &IntentCalculated::query_weight, &IntentCalculated::row_shape),
@@ -132,27 +113,15 @@ struct IntentCalculated : detail::GateReadout<Real> {
       named_if_given("gate.bias", &IntentCalculated::bias),
       option("grain", &IntentCalculated::grain)};
 
-  [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
-    return this->work_rows_of(g, backward);
-  }
-
   void forward(const ReadoutPanel<Real>& panel) const {
     this->lane_gate(panel.head).forward(panel, logits(panel).constant());
   }
   void vjp(const ReadoutPanel<Real>& panel, IntentCalculated& grad) const {
-    const LaneTile<Real> intent = logits(panel);
-    grad.add_bias_gradient(panel.head,
-                           this->lane_gate(panel.head).vjp(panel, intent.constant(), intent));
-    const Real* rows = this->rows_of(panel, intent);
-    const auto chain = [&](const Param<Real>& weight, const LaneTile<const Real>& x,
-                           const LaneTile<Real>& dx, Param<Real>& dweight) {
-      const detail::LaneProjection<Real> projection{weight, panel.head};
-      projection.vjp(x, intent, panel.vectors, panel.valid_lanes, rows,
-                     this->padded_columns(intent.rows), dx, dweight);
-    };
-    chain(query_weight, panel.query, panel.dquery, grad.query_weight);
-    chain(key_weight, panel.own_key, panel.down_key, grad.key_weight);
-    chain(value_weight, panel.own_value, panel.down_value, grad.value_weight);
+    const detail::LogitGradient<Real> dlogits = this->gate_vjp(panel, logits(panel), grad);
+    this->from(query_weight, panel).vjp(panel.query, dlogits, panel.dquery, grad.query_weight);
+    this->from(key_weight, panel).vjp(panel.own_key, dlogits, panel.down_key, grad.key_weight);
+    this->from(value_weight, panel)
+        .vjp(panel.own_value, dlogits, panel.down_value, grad.value_weight);
   }
   template <class S>
   void reference(ReadoutContext<S>& context) const {
@@ -166,14 +135,14 @@ struct IntentCalculated : detail::GateReadout<Real> {
   }
 
  private:
+  // I of the panel, in panel.work.
   [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
-    const LaneTile<Real> intent = this->logits_of(panel, query_weight.extent(2));
-    const auto from = [&](const Param<Real>& weight) {
-      return detail::LaneProjection<Real>{weight, panel.head};
-    };
-    from(query_weight).template apply<Store::overwrite>(panel.query, panel.vectors, intent);
-    from(key_weight).template apply<Store::add>(panel.own_key, panel.vectors, intent);
-    from(value_weight).template apply<Store::add>(panel.own_value, panel.vectors, intent);
+    const LaneTile<Real> intent = panel.work.part(0, query_weight.extent(2));
+    this->from(query_weight, panel)
+        .template apply<Store::overwrite>(panel.query, panel.vectors, intent);
+    this->from(key_weight, panel).template apply<Store::add>(panel.own_key, panel.vectors, intent);
+    this->from(value_weight, panel)
+        .template apply<Store::add>(panel.own_value, panel.vectors, intent);
     return intent;
   }
 };

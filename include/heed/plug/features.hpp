@@ -62,11 +62,10 @@ struct SquaredNorm {
 using SquaredNorms = BothRows<SquaredNorm>;
 using SquaredKeyNorms = KeyRows<SquaredNorm>;
 
-// 1/(|x| + 1e-8), any finite row; a row of zeros has gradient 0.
+// 1/(|x| + eps), any finite row; a row of zeros has gradient 0.
 struct InverseNorm {
-  static constexpr double eps = 1e-8;
   template <class S, class Row>
-  [[nodiscard]] static S of(const Row& row) {
+  [[nodiscard]] static S of(const Row& row, double eps = 1e-8) {
     return math::constant<S>(1) / (norm<S>(row) + math::constant<S>(eps));
   }
   template <class Row, class S, class Add>

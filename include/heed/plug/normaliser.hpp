@@ -24,20 +24,19 @@
 //   check(geometry, where), keep_jointly() see plug/parameters.hpp
 //   using PlaceFree                        a promise (plug/promises.hpp)
 //
-// exponentiate_row(), scale_row() and softmax_row_vjp() keep the laws below for weights that are shares of
-// exponentials.
+// plug/row_kit.hpp has tools for whole rows that keep the laws below: sums over keys, exponentials and their
+// derivatives.
 //
 // Rows of a block are keys, lanes are queries. A hidden pair has score -infinity; its weight and its
 // dscore must be exactly 0 (select, never multiply), even where dweights is NaN. A lane that sees no
 // key has only such scores. No result of a lane may depend on another lane, not in its last bit.
 
 #include <heed/core/geometry.hpp>
+#include <heed/core/scalar.hpp>
 #include <heed/plug/parameters.hpp>
 #include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
-#include <heed/simd/exp.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -124,75 +123,6 @@ struct PlainRows : NormaliserDefaults {
   static constexpr bool streams = false;
   [[nodiscard]] Index work_tiles(bool) const { return 0; }
 };
-
-// exp(score - top) of the keys of vector v, into `to`; exactly 0 where hidden. top is the largest visible
-// score, 0 where there is none. Sets lse of map 0.
-template <class Real>
-struct RowExponentials {
-  Pack<Real> top, sum;
-};
-template <class Real>
-[[nodiscard]] inline RowExponentials<Real> exponentiate_row(const RowBlock<Real>& block, int v,
-                                                            const LaneTile<Real>& to) {
-  const Pack<Real> largest = Pack<Real>::load(block.score_max[0] + v * kLanes<Real>),
-                   zero = Real(0);
-  RowExponentials<Real> row{select(largest == Pack<Real>(-kInfinity<Real>), zero, largest), zero};
-  for (Index j = 0; j < block.keys(); ++j) {
-    const Pack<Real> score = block.scores[0].load(j, v);
-    const Pack<Real> e =
-        select(score == Pack<Real>(-kInfinity<Real>), zero, math::exp(Pack<Real>(score - row.top)));
-    to.store(j, v, e);
-    row.sum += e;
-  }
-  (row.top + math::log(row.sum)).store(block.lse[0] + v * kLanes<Real>);
-  return row;
-}
-
-// Vector v of `row` times a factor; 0 stays 0, were the factor a NaN.
-template <class Real>
-inline void scale_row(const LaneTile<Real>& row, int v, Pack<Real> factor) {
-  const Pack<Real> zero = Real(0);
-  for (Index j = 0; j < row.rows; ++j) {
-    const Pack<Real> x = row.load(j, v);
-    row.store(j, v, select(x == zero, zero, x * factor));
-  }
-}
-
-// For weights w = exp(score) / sum, whatever else the sum holds: dscores[0], where w stands, becomes
-// w_j (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and returns r.
-template <class Real>
-[[nodiscard]] inline Pack<Real> softmax_row_vjp(const RowBlock<Real>& block, int v) {
-  const Pack<Real> zero = Real(0);
-  const LaneTile<Real>&w = block.dscores[0], &pull = block.weights;
-  Pack<Real> r = zero;
-  for (Index j = 0; j < block.keys(); ++j) {
-    const Pack<Real> weight = w.load(j, v);  // 0 where hidden: G may be NaN there
-    const Pack<Real> product = select(weight == zero, zero, weight * block.dweights.load(j, v));
-    pull.store(j, v, product);
-    r += product;
-  }
-  for (Index j = 0; j < block.keys(); ++j) {
-    const Pack<Real> weight = w.load(j, v), product = pull.load(j, v);
-    block.dscores[0].store(j, v, select(weight == zero, zero, product - weight * r));
-    block.weights.store(j, v, weight);
-  }
-  return r;
-}
-
-// Sum of the first `count` lanes, in double: how lane-wise parameter gradients are reduced.
-template <class Real>
-[[nodiscard]] inline double sum_valid_lanes(const Real* lanes, Index count) {
-  double sum = 0.0;
-  for (Index i = 0; i < count; ++i) sum += double(lanes[i]);
-  return sum;
-}
-// The same of vector v of a panel with `valid` such lanes.
-template <class Real>
-[[nodiscard]] inline double sum_valid_lanes(Pack<Real> x, int v, Index valid) {
-  Real lanes[kLanes<Real>];
-  x.store(lanes);
-  return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<Real>, 0, kLanes<Real>));
-}
 
 }  // namespace HEED_ABI
 }  // namespace heed

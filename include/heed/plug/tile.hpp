@@ -28,6 +28,21 @@ struct LaneTile {
   [[nodiscard]] LaneTile part(Index first, Index count) const { return {row(first), count, lanes}; }
 };
 
+// Sum of the first `count` lanes, in double: how lane-wise parameter gradients are reduced.
+template <class Real>
+[[nodiscard]] inline double sum_valid_lanes(const Real* lanes, Index count) {
+  double sum = 0.0;
+  for (Index i = 0; i < count; ++i) sum += double(lanes[i]);
+  return sum;
+}
+// The same of vector v of a panel with `valid` such lanes.
+template <class Real>
+[[nodiscard]] inline double sum_valid_lanes(Pack<Real> x, int v, Index valid) {
+  Real lanes[kLanes<Real>];
+  x.store(lanes);
+  return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<Real>, 0, kLanes<Real>));
+}
+
 // The rows of W queries or keys as a score's feature functions see them: one pack per column.
 //   x(c)          column c of the row, c < dim
 //   projected(c)  column c of row * projection, c < rank

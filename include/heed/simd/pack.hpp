@@ -118,6 +118,12 @@ struct Pack {
 template <class Real>
 inline constexpr int kLanes = Pack<Real>::width;
 
+// n numbers, rounded up to whole vectors.
+template <class Real>
+[[nodiscard]] constexpr Index whole_vectors(Index n) {
+  return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+}
+
 // A panel holds this many vectors of queries: 6 rows x 4 accumulators fill 32 registers, 6 x 2 fill 16.
 inline constexpr int kPanelVectors = kRegisters == 32 ? 4 : 2;
 template <class Real>

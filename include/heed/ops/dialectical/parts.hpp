@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Options, parameters and scratch of dialectical attention; formulas in ops/dialectical.hpp.
+// Options, parameters and scratch memory of dialectical attention (formulas: ops/dialectical.hpp).
 
 #include <heed/plug/parameters.hpp>
 #include <heed/plug/tile.hpp>
+#include <heed/simd/panel_gemm.hpp>
+#include <heed/simd/transpose.hpp>
 
-#include <cmath>
-#include <string>
 #include <vector>
 
 namespace heed {
@@ -116,11 +116,8 @@ struct DialecticalTrace {
   Real *dtension, *dlogit;  // dlogit: of the gate's sigmoid, one step
   LaneTile<Real> natural;   // memory for one [lanes][d] copy, rows padded to whole vectors
 
-  [[nodiscard]] static Index padded(Index dim) {
-    return (dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
-  }
   [[nodiscard]] static Index rows(Index dim, Index steps) {
-    return 2 * steps * (dim + 1) + dim + 2 + padded(dim);
+    return 2 * steps * (dim + 1) + dim + 2 + whole_vectors<Real>(dim);
   }
   DialecticalTrace(RowPieces<Real>& pieces, Index dim, Index steps)
       : z(pieces.take(steps * dim)),
@@ -130,11 +127,52 @@ struct DialecticalTrace {
         dfixed(pieces.take(dim)),
         dtension(pieces.take_row()),
         dlogit(pieces.take_row()),
-        natural(pieces.take(padded(dim))) {}
+        natural(pieces.take(whole_vectors<Real>(dim))) {}
 
   // Memory of z and argument, once their steps have been chained: [2 d].
   [[nodiscard]] LaneTile<Real> dsummary(Index dim) const { return {z.data, 2 * dim, z.lanes}; }
 };
+
+namespace detail {
+
+// Adds products of lanes, summed over the valid lanes of a panel, to the gradients of weight matrices.
+template <class Real>
+class WeightGradients {
+ public:
+  WeightGradients(const LaneTile<Real>& natural, Index valid_lanes)
+      : natural_(natural.data), row_(natural.rows), valid_lanes_(valid_lanes) {}
+
+  // The right factor of the products to come, [d][lanes].
+  void take_input(const LaneTile<const Real>& x) {
+    dim_ = x.rows;
+    unpack_lanes(x.data, x.lanes, valid_lanes_, x.rows, natural_, row_);
+  }
+  // to[r][c] += sum over lanes of dout[r] x[c]
+  void add(const LaneTile<Real>& dout, Real* to, Index to_row) const {
+    gemm_add(dout.rows, valid_lanes_, dim_, Broadcast<Real>{dout.data, dout.lanes, 1}, natural_,
+             row_, to, to_row);
+  }
+  [[nodiscard]] Real sum(const Real* lanes) const {
+    return Real(sum_valid_lanes(lanes, valid_lanes_));
+  }
+
+ private:
+  Real* natural_;
+  Index row_, dim_ = 0, valid_lanes_;
+};
+
+// What the backward functions of one panel share.
+template <class Real>
+struct DialecticalBackward {
+  const DialecticalParams<Real>& w;
+  const DialecticalLanes<Real>& lanes;
+  const DialecticalTrace<Real>& trace;
+  int vectors;
+  WeightGradients<Real> sums;
+  DialecticalParams<Real>& grad;
+};
+
+}  // namespace detail
 
 }  // namespace HEED_ABI
 }  // namespace heed

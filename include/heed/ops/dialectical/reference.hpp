@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention in long hand, row by row, on any scalar: the slow twin of
-// ops/dialectical/step.hpp. Halting decisions are made on plain values and not differentiated.
+// Dialectical attention in long hand, row by row, on any scalar: the slow twin of summaries.hpp and step.hpp. Halting decisions are made on plain values and not differentiated.
 
 #include <heed/core/scalar.hpp>
 #include <heed/ops/dialectical/parts.hpp>

@@ -1,71 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention forward, on lanes: the summaries and one step of the recursion. Forward,
-// survey and backward call the same two compiled functions, so that they agree on who halts to the
-// last bit; hence noinline.
+// Dialectical attention on lanes, one step of the recursion: formulas (4) to (6) of ops/dialectical.hpp, forward and
+// then backward, and who halts. Forward and backward call the same compiled dialectical_step(), so that they agree on
+// who halts to the last bit; hence noinline.
 
-#include <heed/ops/dialectical/parts.hpp>
-#include <heed/simd/exp.hpp>
-#include <heed/simd/panel_gemm.hpp>
-#include <heed/simd/row_norm.hpp>
-
-#include <type_traits>
+#include <heed/ops/dialectical/summaries.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
-
-// Floor of |u| in the cosine and summand of |z| in the halting rule.
-inline constexpr double kDialecticalEps = 1e-6;
-
 namespace detail {
 
-// |x| of each lane
-template <class Element, class Real = std::remove_const_t<Element>>
-[[nodiscard]] inline Pack<Real> lane_norm(const LaneTile<Element>& x, int v) {
-  return row_norm<Pack<Real>>(x.rows, [&](Index c) { return x.load(c, v); });
-}
-
-// 1 / (1 + e^-x), exactly 0 in the far left tail, so that x times it is 0 there too.
+// 1 / (1 + e^-x), exactly 0 in the far left tail, so that x times it is 0 there too; math::sigmoid is 1e-38 there.
 template <class Real>
 [[nodiscard]] inline Pack<Real> logistic(Pack<Real> x) {
   return Real(1) / (Real(1) + math::exp(-x));
-}
-
-// 1 / max(|u|, floor)
-template <class Real>
-[[nodiscard]] inline Pack<Real> inverse_length(const LaneTile<Real>& u, int v) {
-  return Real(1) / max(Pack<Real>(Real(kDialecticalEps)), lane_norm(u, v));
-}
-
-// tension = sigmoid(-cos(u+, u-))
-template <class Real>
-[[nodiscard]] inline Pack<Real> tension_of(const LaneTile<Real>& positive,
-                                           const LaneTile<Real>& negative, int v) {
-  const Pack<Real> inverse_pos = inverse_length(positive, v);
-  const Pack<Real> inverse_neg = inverse_length(negative, v);
-  Pack<Real> cosine = Real(0);
-  for (Index c = 0; c < positive.rows; ++c)
-    cosine += (positive.load(c, v) * inverse_pos) * (negative.load(c, v) * inverse_neg);
-  return logistic(-cosine);
-}
-
-// u+, u-, tension and [u+|u-] Su^T + bs from mixed rows [d][lanes].
-template <class Real>
-[[gnu::noinline]] void dialectical_summaries(const DialecticalParams<Real>& w,
-                                             const LaneTile<const Real>& mixed, int vectors,
-                                             const DialecticalLanes<Real>& lanes) {
-  const Index d = mixed.rows, row = mixed.lanes;
-  panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.v_pos.data(), d, 1}, mixed.data,
-                               row, lanes.positive().data, row);
-  panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.v_neg.data(), d, 1}, mixed.data,
-                               row, lanes.negative().data, row);
-  panel_gemm<Store::overwrite>(d, 2 * d, vectors, Broadcast<Real>{w.synth.data(), 3 * d, 1},
-                               lanes.summary.data, row, lanes.fixed.data, row);
-  for (Index c = 0; c < d; ++c)
-    for (int v = 0; v < vectors; ++v) lanes.fixed.add(c, v, w.synth_bias[c]);
-  for (int v = 0; v < vectors; ++v)
-    tension_of(lanes.positive(), lanes.negative(), v).store(lanes.tension + v * kLanes<Real>);
 }
 
 // Nobody has moved; the first `valid_lanes` are active.
@@ -84,10 +33,10 @@ struct DialecticalStep {
   LaneTile<const Real> z;
   LaneTile<Real> argument;  // out: a; may be the memory of lanes.step
   LaneTile<Real> next;      // out: z after the step; may be the memory of z
-  Real* gate;               // out, [lanes]: sigmoid(z . g + bg)
+  Real* gate;               // out, [lanes]: g
 };
 
-// The lanes of vector v: the step, the halting rule, the move.
+// The lanes of vector v: the step, the halting rule, the move. `argument` holds Sz z, `gate` z . gate.
 template <class Real>
 inline void move_lanes(const DialecticalParams<Real>& w, const DialecticalOptions& options,
                        const DialecticalLanes<Real>& lanes, const DialecticalStep<Real>& s, int v) {
@@ -114,6 +63,28 @@ inline void move_lanes(const DialecticalParams<Real>& w, const DialecticalOption
     s.next.store(c, v, select(moves, z + lanes.step.load(c, v), z));
   }
 }
+// From dz of z_(t+1): da into lanes.step, dl into trace.dlogit; adds to dfixed and dtension. A row that the step did
+// not move has none of them.
+template <class Real>
+inline void move_lanes_vjp(const DialecticalLanes<Real>& lanes, const DialecticalTrace<Real>& trace,
+                           Index t, const LaneTile<Real>& dz, int v) {
+  using P = Pack<Real>;
+  const Index d = dz.rows, at = v * kLanes<Real>;
+  const P gate = trace.gate.load(t, v), tension = P::load(lanes.tension + at), zero = Real(0);
+  const auto moved = trace.moved.load(t, v) > zero;
+  const P strength = gate * tension;
+  P dz_h = zero;  // dz . silu(a)
+  for (Index c = 0; c < d; ++c) {
+    const P a = trace.argument.load(t * d + c, v), s = logistic(a), g = dz.load(c, v);
+    dz_h += g * (a * s);
+    const P da = select(moved, g * strength * (s * (Real(1) + a * (Real(1) - s))), zero);
+    lanes.step.store(c, v, da);
+    trace.dfixed.add(c, v, da);
+  }
+  dz_h = select(moved, dz_h, zero);
+  (P::load(trace.dtension + at) + dz_h * gate).store(trace.dtension + at);
+  (dz_h * tension * gate * (Real(1) - gate)).store(trace.dlogit + at);
+}
 
 template <class Real>
 [[gnu::noinline]] void dialectical_step(const DialecticalParams<Real>& w,
@@ -121,11 +92,33 @@ template <class Real>
                                         const DialecticalLanes<Real>& lanes,
                                         const DialecticalStep<Real>& s, int vectors) {
   const Index d = s.z.rows, row = s.z.lanes;
+  // (5) Sz z_t
   panel_gemm<Store::overwrite>(d, d, vectors, Broadcast<Real>{w.synth.data() + 2 * d, 3 * d, 1},
                                s.z.data, row, s.argument.data, row);
+  // (4) z_t . gate
   panel_gemm<Store::overwrite>(1, d, vectors, Broadcast<Real>{w.gate.data(), d, 1}, s.z.data, row,
                                s.gate, row);
+  // (4) to (6) of each lane
   for (int v = 0; v < vectors; ++v) move_lanes(w, options, lanes, s, v);
+}
+// Step t of dz: gradient of z after the step in, of `z`, the rows before it, out; and the gradients of Sz, gate and bg.
+template <class Real>
+void dialectical_step_vjp(DialecticalBackward<Real>& pass, Index t, const LaneTile<const Real>& z,
+                          const LaneTile<Real>& dz) {
+  auto& [w, lanes, trace, vectors, sums, grad] = pass;
+  const Index d = dz.rows, row = dz.lanes;
+  // (6) to (4) of each lane: da, dl
+  for (int v = 0; v < vectors; ++v) move_lanes_vjp(lanes, trace, t, dz, v);
+  // (5) dz_t += Sz^T da,  dSz += da z_t^T
+  panel_gemm<Store::add>(d, d, vectors, Broadcast<Real>{w.synth.data() + 2 * d, 1, 3 * d},
+                         lanes.step.data, row, dz.data, row);
+  sums.take_input(z);
+  sums.add(lanes.step, grad.synth.data() + 2 * d, 3 * d);
+  // (4) dz_t += dl gate,  dgate += dl z_t,  dbg += dl
+  panel_gemm<Store::add>(d, 1, vectors, Broadcast<Real>{w.gate.data(), 1, d}, trace.dlogit, row,
+                         dz.data, row);
+  sums.add({trace.dlogit, 1, row}, grad.gate.data(), d);
+  grad.gate_bias[0] += sums.sum(trace.dlogit);
 }
 
 // Is a row still active? Stopping when none is changes no bits of per_token results.
@@ -138,6 +131,5 @@ template <class Real>
 }
 
 }  // namespace detail
-
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differential attention subtracts lambda times a second softmax from a first: here is what lambda
-// may be, and which heads or halves of heads the two maps read.
+// Differential attention subtracts lambda times a second softmax from a first (ops/differential.hpp): here is what
+// lambda may be, and which heads or halves of heads the two maps read.
 //
 //   GivenLambda            lambda                                     one, or one per head
 //   ReparameterisedLambda  lambda = exp(lq1.lk1) - exp(lq2.lk2) + lambda_init
-//                          lambda_init = 0.8 - 0.6 exp(-0.3 (depth - 1))
 //                          dlambda/dlq1 = exp(lq1.lk1) lk1     dlambda/dlk1 = exp(lq1.lk1) lq1
 //                          dlambda/dlq2 = -exp(lq2.lk2) lk2    dlambda/dlk2 = -exp(lq2.lk2) lq2
+//                          lambda_init = 0.8 - 0.6 exp(-0.3 (depth - 1)), not learnt
 //   TokenLambda            lambda_i = sigmoid(x_i)
 //                          dlambda_i/dx_i = lambda_i (1 - lambda_i)
 //
@@ -18,14 +18,14 @@
 //          query and output head
 // Source   GivenLambda: seed note 001. ReparameterisedLambda: Ye et al., Differential Transformer,
 //          eq. 2 and Microsoft's code, whose depth counts from 0. TokenLambda: Differential
-//          Transformer V2. differs in: the seed cuts lambda out of the graph, here it is trained
+//          Transformer V2. Differs in: the seed cuts lambda out of the graph, here it is trained
 //
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
 //   PlaceFree                     itself, where lambda_of() reads `head` for a parameter only (plug/promises.hpp)
 //   static constexpr bool uses_extra
-//   parameters, keep_jointly()    its parameters and options, `pairing` included (plug/parameters.hpp)
-//   check_lambda(where)           what the list cannot say
+//   parameters, check(), keep_jointly()      its parameters and options, `pairing` included (plug/parameters.hpp);
+//                                 a check of its own calls that of DifferenceOptions
 //   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
 //   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`
 //   lambda_slope<S>(extra)               with uses_extra: dlambda/dextra
@@ -61,8 +61,12 @@ enum class HeadPairing {
 
 struct DifferenceOptions : PlainRows {
   static constexpr int maps = 2;
-  void check_lambda(const char*) const {}
   HeadPairing pairing = HeadPairing::halves;
+
+  void check(const Geometry& g, const char* where) const {
+    require(pairs_whole_heads() || g.dim_qk % 2 == 0, where, ": dim_qk is ", g.dim_qk,
+            ", it must be even: both maps read half a head");
+  }
 
   [[nodiscard]] bool pairs_whole_heads() const {
     return pairing == HeadPairing::heads || pairing == HeadPairing::heads_apart;
@@ -149,7 +153,8 @@ struct ReparameterisedLambda : ReparameterisedOptions {
     keep_exponent(lambda_q1, lambda_k1);
     keep_exponent(lambda_q2, lambda_k2);
   }
-  void check_lambda(const char* where) const {
+  void check(const Geometry& g, const char* where) const {
+    DifferenceOptions::check(g, where);
     require_within(double(math::value_of(lambda_of(0, Real(0)))), {}, where, "lambda");
   }
   template <class S>

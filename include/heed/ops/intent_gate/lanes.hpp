@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What all intent gates share (ops/intent_gate.hpp has the formulas): the gate's arithmetic on
-// lanes, products with a gate's weights, the grain and the bias.
+// What all intent gates share (formulas: ops/intent_gate.hpp): the gate's arithmetic on lanes, products with a gate's
+// weights, the grain and the bias.
 
 #include <heed/plug/readout.hpp>
 #include <heed/simd/exp.hpp>
@@ -64,10 +64,7 @@ struct LaneGate {
     for (int v = 0; v < panel.vectors; ++v) {
       const P sum = logits.rows == 1 ? row_vjp(panel, logits, dlogits, v)
                                      : columns_vjp(panel, logits, dlogits, v);
-      Real lanes[kLanes<Real>];
-      sum.store(lanes);
-      const Index valid = panel.valid_lanes - v * kLanes<Real>;
-      dbias += sum_valid_lanes(lanes, std::clamp<Index>(valid, 0, kLanes<Real>));
+      dbias += sum_valid_lanes(sum, v, panel.valid_lanes);
     }
     return dbias;
   }
@@ -106,38 +103,47 @@ struct LaneGate {
   }
 };
 
-// x W of a panel and its way back, W (heads, x columns, gate columns).
+// The gradient of I over one panel, laid out for both products that it takes part in.
+template <class Real>
+struct LogitGradient {
+  LaneTile<Real> lanes;  // [columns][lanes]
+  const Real* rows;      // one row per lane, `stride` numbers apart
+  Index stride;
+  int vectors;
+  Index valid_lanes;
+};
+
+// y = x W of one head, on lanes, W (heads, x columns, gate columns).
 template <class Real>
 struct LaneProjection {
   const Param<Real>& weight;
   Index head;
 
-  [[nodiscard]] Index columns() const { return weight.extent(2); }
-  [[nodiscard]] Index offset(const LaneTile<const Real>& x) const {
-    return head * x.rows * columns();
-  }
-
-  // y^T (+)= W^T x^T
+  // y (+)= x W
   template <Store S>
   void apply(const LaneTile<const Real>& x, int vectors, const LaneTile<Real>& y) const {
     panel_gemm<S>(columns(), x.rows, vectors,
                   Broadcast<Real>{weight.data() + offset(x), 1, columns()}, x.data, x.lanes, y.data,
                   y.lanes);
   }
-  // dx^T += W dy^T and dW += x^T dy over the first `valid` lanes; `dy_rows` is dy with one row per
-  // lane and `stride` numbers per row.
-  void vjp(const LaneTile<const Real>& x, const LaneTile<Real>& dy, int vectors, Index valid,
-           const Real* dy_rows, Index stride, const LaneTile<Real>& dx,
+  // dx += dy W^T,  dW += sum over the valid lanes of x^T dy
+  void vjp(const LaneTile<const Real>& x, const LogitGradient<Real>& dy, const LaneTile<Real>& dx,
            Param<Real>& dweight) const {
-    panel_gemm<Store::add>(x.rows, columns(), vectors,
-                           Broadcast<Real>{weight.data() + offset(x), columns(), 1}, dy.data,
-                           dy.lanes, dx.data, dx.lanes);
-    gemm_add(x.rows, valid, columns(), Broadcast<Real>{x.data, x.lanes, 1}, dy_rows, stride,
-             dweight.data() + offset(x), columns());
+    panel_gemm<Store::add>(x.rows, columns(), dy.vectors,
+                           Broadcast<Real>{weight.data() + offset(x), columns(), 1}, dy.lanes.data,
+                           dy.lanes.lanes, dx.data, dx.lanes);
+    gemm_add(x.rows, dy.valid_lanes, columns(), Broadcast<Real>{x.data, x.lanes, 1}, dy.rows,
+             dy.stride, dweight.data() + offset(x), columns());
+  }
+
+ private:
+  [[nodiscard]] Index columns() const { return weight.extent(2); }
+  [[nodiscard]] Index offset(const LaneTile<const Real>& x) const {
+    return head * x.rows * columns();
   }
 };
 
-// What every gate has: the grain and b0.
+// What every gate has: the grain and b0, and out = s o mixed in long hand.
 template <class Real>
 struct GateReadout : PlainReadout, IntentGateOptions {
   static constexpr bool gates = true;
@@ -169,6 +175,40 @@ struct GateReadout : PlainReadout, IntentGateOptions {
             out[c] = math::sigmoid(x) * out[c];
           }
   }
+};
+
+// What gates with weights share: I is computed into panel.work; backward keeps dI in rows as well.
+template <class Real>
+struct WeightedGate : GateReadout<Real> {
+  [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
+    const Index columns = this->gate_dim(g);
+    return columns + (backward ? whole_vectors<Real>(columns) : 0);
+  }
+
+  // Shapes of the weights of query or key rows, and of value rows.
+  [[nodiscard]] std::vector<Index> row_shape(const Geometry& g) const {
+    return {g.heads, g.dim_qk, this->gate_dim(g)};
+  }
+  [[nodiscard]] std::vector<Index> value_shape(const Geometry& g) const {
+    return {g.heads, g.dim_v, this->gate_dim(g)};
+  }
+
+  [[nodiscard]] static LaneProjection<Real> from(const Param<Real>& weight,
+                                                 const ReadoutPanel<Real>& panel) {
+    return {weight, panel.head};
+  }
+  // dout -> dmixed, delta and db0; dI in place of `logits`, and with one row per lane behind it.
+  [[nodiscard]] LogitGradient<Real> gate_vjp(const ReadoutPanel<Real>& panel,
+                                             const LaneTile<Real>& logits,
+                                             GateReadout<Real>& grad) const {
+    const double dbias = this->lane_gate(panel.head).vjp(panel, logits.constant(), logits);
+    grad.add_bias_gradient(panel.head, dbias);
+    Real* rows = panel.work.row(logits.rows);
+    const Index stride = whole_vectors<Real>(logits.rows);
+    std::fill(rows, rows + panel.valid_lanes * stride, Real(0));
+    unpack_lanes(logits.data, logits.lanes, panel.valid_lanes, logits.rows, rows, stride);
+    return {logits, rows, stride, panel.vectors, panel.valid_lanes};
+  }
 
   // (x W)_c of one row in long hand.
   template <class S>
@@ -177,26 +217,6 @@ struct GateReadout : PlainReadout, IntentGateOptions {
     const S* column = weight.data() + h * rows * columns + c;
     return math::dot_product(
         rows, [=](Index r) { return x[r]; }, [=](Index r) { return column[r * columns]; });
-  }
-
-  // A gate with weights keeps I in panel.work, backward dI in rows as well.
-  [[nodiscard]] Index work_rows_of(const Geometry& g, bool backward) const {
-    return gate_dim(g) + (backward ? padded_columns(gate_dim(g)) : 0);
-  }
-  [[nodiscard]] static LaneTile<Real> logits_of(const ReadoutPanel<Real>& panel, Index columns) {
-    return panel.work.part(0, columns);
-  }
-  // dI with one row per lane, behind dI in lanes.
-  [[nodiscard]] static const Real* rows_of(const ReadoutPanel<Real>& panel,
-                                           const LaneTile<Real>& dlogits) {
-    Real* rows = panel.work.row(dlogits.rows);
-    const Index stride = padded_columns(dlogits.rows);
-    std::fill(rows, rows + panel.valid_lanes * stride, Real(0));
-    unpack_lanes(dlogits.data, dlogits.lanes, panel.valid_lanes, dlogits.rows, rows, stride);
-    return rows;
-  }
-  [[nodiscard]] static Index padded_columns(Index n) {
-    return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   }
 };
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The readout of prototype attention (ops/prototype.hpp has the formulas):
+// The readout of prototype attention (formulas and symbols: ops/prototype.hpp):
 //
 //   out_i = mixed_i + mu (W_w - q_i),   w = argmax_m u(q_i) . u(W_m)
-//
-//   dmixed = dout,   dq_i -= mu dout_i,   dW_w += mu dout_i,   dmu = sum_i dout_i . (W_w - q_i)
-//   delta = rowsum(dout o mixed)
+//     dmixed = dout,   dq_i -= mu dout_i,   dW_w += mu dout_i,   dmu = sum_i dout_i . (W_w - q_i)
+//     delta = rowsum(dout o mixed)
 //
 // PrototypeReadout has prototypes of its own and goes with any score. TiedPrototypeReadout works on
 // those of the score beside it.
@@ -16,7 +15,6 @@
 //          delta: out - mu (W_w - q_i) would lose them beside a strong pull.
 
 #include <heed/ops/prototype/memory.hpp>
-#include <heed/plug/normaliser.hpp>
 #include <heed/plug/readout.hpp>
 #include <heed/simd/exp.hpp>
 #include <heed/simd/panel_gemm.hpp>
@@ -41,7 +39,7 @@ struct PrototypePull {
     const Index lanes = panel.vectors * kLanes<Real>, dim = panel.tile.rows;
     const Real* W = memory.prototype(panel.head, 0);
     const Real mu = pull.head(panel.head);
-    for (Index c = 0; c < dim; ++c) {
+    for (Index c = 0; c < dim; ++c) {  // out = mixed + mu (W_w - q)
       Real* out = panel.tile.row(c);
       const Real* q = panel.query.row(c);
       for (Index i = 0; i < lanes; ++i) out[i] += mu * (W[winner[std::size_t(i)] * dim + c] - q[i]);
@@ -59,12 +57,12 @@ struct PrototypePull {
     const Real* W = memory.prototype(panel.head, 0);
     Real* dW = dmemory.prototype(panel.head, 0);
     const Real mu = pull.head(panel.head);
-    for (Index c = 0; c < dim; ++c)
+    for (Index c = 0; c < dim; ++c)  // dq -= mu dout
       for (int v = 0; v < panel.vectors; ++v) panel.dquery.add(c, v, panel.tile.load(c, v) * -mu);
     double sum = 0.0;
     for (Index i = 0; i < panel.valid_lanes; ++i) {
       const Index row = winner[std::size_t(i)] * dim;
-      Real along = Real(0);
+      Real along = Real(0);  // dmu = dout . (W_w - q),  dW_w += mu dout
       for (Index c = 0; c < dim; ++c) {
         const Real dout = panel.tile.row(c)[i];
         along += dout * (W[row + c] - panel.query.row(c)[i]);

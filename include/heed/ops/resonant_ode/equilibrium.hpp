@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The resonant flow at its equilibrium, for one vector of queries (lanes), all keys of their rows.
+// The resonant flow at its equilibrium, for one vector of queries (lanes) and all keys of their rows: how it is
+// found, and how its gradient is kept exact in rows of any sharpness (formulas and bounds: ops/resonant_ode.hpp).
 //
 //   a = softmax(kappa a + eta D)      kappa = 1 - eta, 0 < eta < 3
 //
@@ -26,12 +27,12 @@
 // A row without such a key is the case a_t = 0, c = 1, X_t = 0, and t is none of the keys.
 //
 // Accuracy  the logits end within `tolerance` of the root (0: to rounding), then one plain step.
-// Bounds    as in resonant_steps.hpp; 1 - kappa a >= eta > 0, for every eta > 0 that the scalar holds: gradients
+// Bounds    1 - kappa a >= eta > 0, for every eta > 0 that the scalar holds: gradients
 //           are as exact as those of softmax, in rows of any sharpness, and 0 where one key is seen.
 // Cost      a round: one exponential, two multiply-adds and one addition per pair; three loads, two
 //           stores. Rounds at eta = 1/2: at most 9 (float), 19 (double); at any eta 16 and 34.
 
-#include <heed/ops/resonant_ode/steps.hpp>
+#include <heed/ops/resonant_ode/flow.hpp>
 
 #include <array>
 #include <cmath>
@@ -113,7 +114,7 @@ inline void resonant_equilibrium_forward(const RowBlock<Real>& block, int v, Rea
   const SoftmaxFlow<Real> flow(block, v, eta, work_column(block, 0));
   Pack<Real> sum;
   const Pack<Real> residual =
-      solve_equilibrium(flow, column(block.scores[0], v), work_column(block, 1), tolerance, sum);
+      solve_equilibrium(flow, column_of(block.scores[0], v), work_column(block, 1), tolerance, sum);
   report(block, v, flow.lse(sum), residual);
 }
 
@@ -127,7 +128,7 @@ template <class Real>
   P sum;
   static_cast<void>(solve_equilibrium(flow, a_column, b_column, tolerance, sum));
 
-  const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
+  const auto dweights = column_of(block.dweights, v), weights = column_of(block.weights, v);
   const P rate = eta, zero = Real(0);
   const auto leads = [](P a) { return a > P(Real(0.75)); };  // a_t
   P lead = zero, lead_dweight = zero, largest = zero;
@@ -136,31 +137,31 @@ template <class Real>
     largest = max(largest, a);
     lead = select(leads(a), a, lead);
     lead_dweight = select(leads(a), dweights.load(j), lead_dweight);
-    return select(leads(a), zero, a);
+    return zero_where(leads(a), a);
   });
   P b_sum = zero;
   const P b_dot = sum_over_keys<Real>(flow.keys, [&](Index j) {
     const auto hidden = is_hidden(flow.drive.load(j));
     const P a = a_column.load(j);
-    const P b = select(leads(a), zero, a / ((Real(1) - a) + rate * a));
+    const P b = zero_where(leads(a), a / ((Real(1) - a) + rate * a));
     b_column.store(j, b);
     b_sum += b;
-    return select(hidden | leads(a), zero, b * (dweights.load(j) - lead_dweight));
+    return zero_where(hidden | leads(a), b * (dweights.load(j) - lead_dweight));
   });
   const P c = select(leads(lead), mul_add(rate, lead, others), P(Real(1)));
   const P share = b_dot * inverse_or_zero(mul_add(b_sum, c, lead));  // S / (a_t + B c)
   const P mean = share * c, lead_h = -(share * lead);
 
   // Both D and a are counted from the largest weight, whose part in the sum is then 0.
-  const auto dscores = column(block.dscores[0], v);
+  const auto dscores = column_of(block.dscores[0], v);
   return sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j), a = a_column.load(j);
     const auto hidden = is_hidden(d);
     const P other_h = b_column.load(j) * ((dweights.load(j) - lead_dweight) - mean);
-    const P h = select(hidden, zero, select(leads(a), lead_h, other_h));
+    const P h = zero_where(hidden, select(leads(a), lead_h, other_h));
     weights.store(j, a);  // may lie where dweights lies
     dscores.store(j, h * rate);
-    return select(hidden, zero, h * ((d - flow.top) - (a - largest)));
+    return zero_where(hidden, h * ((d - flow.top) - (a - largest)));
   });
 }
 

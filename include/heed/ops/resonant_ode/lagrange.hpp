@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The resonant flow with a Lagrange multiplier (note, section 3.3), for one vector of queries.
+// The resonant flow with a Lagrange multiplier, for one vector of queries (lanes) and all keys of their rows
+// (formulas and bounds: ops/resonant_ode.hpp).
 //
 //   a_(t+1) = a_t + eta (D - a_t) - m_t,   m_t such that sum a_(t+1) = 1,   a_0 = 1/N
 //
-// over the N visible keys. m_t = eta (mean D - 1/N), so that the steps have the closed form
-//   a_n = 1/N + w (D - mean D)      w = 1 - (1 - eta)^n, and 1 for n = infinity (0 < eta < 2)
-// Weights sum to 1; they are not necessarily positive.
-//
-// Backward (X = dL/da):
-//   dL/dD = w (X - mean X)
-//   dL/deta = dw/deta <D - mean D, X - mean X>,   dw/deta = n (1 - eta)^(n-1), and 0
-//
-// Bounds  hidden entries and lanes that see no key as in resonant_steps.hpp. No exponential is
-//         taken: lse is the logarithm of the weights' sum, 0; -infinity for a row that sees no key.
+// over the N visible keys: m_t = eta (mean D - 1/N), hence the closed form a_n = 1/N + w (D - mean D) with
+// w = 1 - (1 - eta)^n, and 1 for n = infinity. No exponential is taken: lse is the logarithm of the weights' sum, 0.
 
-#include <heed/ops/resonant_ode/steps.hpp>
+#include <heed/ops/resonant_ode/flow.hpp>
 
 #include <cmath>
 
@@ -48,17 +41,15 @@ struct LagrangeFlow {
 
   LagrangeFlow(const RowBlock<Real>& block, int v)
       : keys(block.keys()),
-        drive(column(block.scores[0], v)),
+        drive(column_of(block.scores[0], v)),
         top(P::load(block.score_max[0] + v * kLanes<Real>)) {
-    const P count = sum_over_keys<Real>(
-        keys, [&](Index j) { return select(is_hidden(drive.load(j)), P(Real(0)), P(Real(1))); });
-    share = inverse_or_zero(count);
+    share = inverse_or_zero(count_visible(drive, keys));
     mean = Real(0);
     // The second pass adds what the first one rounded off: an error of the mean is one of every weight.
     for (int pass = 0; pass < 2; ++pass)
       mean += share * sum_over_keys<Real>(keys, [&](Index j) {
                 const P d = drive.load(j);
-                return select(is_hidden(d), P(Real(0)), deviation(d));
+                return zero_where(is_hidden(d), deviation(d));
               });
   }
 
@@ -67,7 +58,7 @@ struct LagrangeFlow {
   // D_j - mean D of a visible entry.
   [[nodiscard]] P deviation(P d) const { return (d - top) - mean; }
   [[nodiscard]] P weight(P d, Real w) const {
-    return select(is_hidden(d), P(Real(0)), mul_add(deviation(d), P(w), share));
+    return zero_where(is_hidden(d), mul_add(deviation(d), P(w), share));
   }
 };
 
@@ -80,7 +71,7 @@ inline void resonant_lagrange_forward(const RowBlock<Real>& block, int v,
   P largest = Real(0);
   for (Index j = 0; j < flow.keys; ++j) {
     const P d = flow.drive.load(j);
-    const P deviation = select(is_hidden(d), P(Real(0)), flow.deviation(d));
+    const P deviation = zero_where(is_hidden(d), flow.deviation(d));
     largest = max(largest, math::absolute(deviation));
     flow.drive.store(j, flow.weight(d, Real(gain.w)));
   }
@@ -88,24 +79,24 @@ inline void resonant_lagrange_forward(const RowBlock<Real>& block, int v,
   report(block, v, lse, flow.or_nan(largest * Real(std::abs(gain.last_step))));
 }
 
-// Returns the lane-wise gradient of eta.
+// dL/dD = w (X - mean X); returns the lane-wise gradient of eta, dw/deta <D - mean D, X - mean X>.
 template <class Real>
 [[nodiscard]] inline Pack<Real> resonant_lagrange_vjp(const RowBlock<Real>& block, int v,
                                                       const LagrangeGain& gain) {
   using P = Pack<Real>;
   const LagrangeFlow<Real> flow(block, v);
-  const auto dweights = column(block.dweights, v), weights = column(block.weights, v);
-  const auto dscores = column(block.dscores[0], v);
+  const auto dweights = column_of(block.dweights, v), weights = column_of(block.weights, v);
+  const auto dscores = column_of(block.dscores[0], v);
   const P mean = flow.share * sum_over_keys<Real>(flow.keys, [&](Index j) {
-                   return select(is_hidden(flow.drive.load(j)), P(Real(0)), dweights.load(j));
+                   return zero_where(is_hidden(flow.drive.load(j)), dweights.load(j));
                  });
   const P slope = flow.or_nan(Real(gain.w));
   const P dot = sum_over_keys<Real>(flow.keys, [&](Index j) {
     const P d = flow.drive.load(j);
-    const P x = select(is_hidden(d), P(Real(0)), dweights.load(j) - mean);
+    const P x = zero_where(is_hidden(d), dweights.load(j) - mean);
     weights.store(j, flow.weight(d, Real(gain.w)));  // may lie where dweights lies
-    dscores.store(j, select(is_hidden(d), P(Real(0)), x * slope));
-    return select(is_hidden(d), P(Real(0)), x * flow.deviation(d));
+    dscores.store(j, zero_where(is_hidden(d), x * slope));
+    return zero_where(is_hidden(d), x * flow.deviation(d));
   });
   return dot * Real(gain.slope);
 }
