@@ -24,13 +24,13 @@ inline constexpr const char* kLatentAttention = "sdpa-latent";
 // Plain attention with one sigmoid gate per head and token, projected from x (Qiu et al. 2025, "Gated
 // Attention"): another control.
 inline constexpr const char* kGatedAttention = "sdpa-gated";
-// Prototypes that an ART memory learns from the keys; and keys that are pulled towards them.
+// Prototypes that an ART memory learns from the keys; the second also pulls the keys towards them.
 inline constexpr const char* kPrototypeArt = "prototype-art";
 inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 
 namespace detail {
 
-// The source's lambda_init depends on the layer, counted from 1.
+// Sets lambda_init as the source does, by the number of the layer, counted from 1.
 template <class Real>
 void set_depth(DifferentialV1<Real>& op, Index depth) {
   op.normaliser.lambda_init = lambda_init_at(depth);
@@ -46,7 +46,7 @@ template <class Real>
   return std::make_unique<PrototypeAttention<Real>>(options, causal<Real>(), memory);
 }
 
-// f(name, make) for every layer beside the variants; make.operator()<Real>(even, prototypes) makes it.
+// Calls f(name, make) for every layer beside the variants. make.operator()<Real>(even, prototypes) makes the layer.
 template <class F>
 void for_each_extra_layer(F&& f) {
   f(kLatentAttention,
@@ -127,7 +127,8 @@ template <class Real>
       },
       prototypes, seed + std::uint64_t(layer));
   for (const std::string& extra : extra_attention_names()) known += ", " + extra;
-  require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known);
+  require(made != nullptr, "attention_by_name: ", name,
+          " is not a name of the list, it must be one of ", known);
   return made;
 }
 
