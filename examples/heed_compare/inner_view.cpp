@@ -18,7 +18,7 @@ namespace {
 namespace reference = heed::reference;
 using Problem = reference::Problem<double>;
 
-// One sequence of the text's first tokens, at the widths of the comparison.
+// The call of one sequence, the text's first tokens, with the heads and widths of the comparison.
 [[nodiscard]] Problem problem_of(const Settings& settings, const std::string& text, Index len) {
   const heed::Shape& s = settings.shape;
   const TextInput input(text, 1, len, settings.seed);
@@ -32,7 +32,7 @@ using Problem = reference::Problem<double>;
   return problem;
 }
 
-// The variant of that name, as it is compared.
+// The op of the variant of that name, with the parameters of the comparison.
 template <class Op>
 [[nodiscard]] Op op_named(const std::string& name, const Problem& problem, std::uint64_t seed) {
   Op found;
@@ -52,7 +52,7 @@ template <class Op>
   return request;
 }
 
-// max_j |now - before| of each row, their mean; hidden pairs are 0 in both.
+// The mean over rows of max_j |now - before|; hidden pairs are 0 in both.
 [[nodiscard]] double mean_of_largest_changes(const std::vector<double>& before,
                                              const std::vector<double>& now, Index len) {
   double sum = 0;

@@ -137,7 +137,7 @@ class OpRunner final : public Runner {
     text << ")";
   }
 
-  // Shapes that the variant reads: how V1 and V2 keep the baseline's products of queries and keys.
+  // Writes the shapes that the variant reads. They show how V1 and V2 keep the baseline's number of products.
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
     text << "query " << inputs_.query.shape().text() << ", key " << inputs_.key.shape().text()
@@ -148,8 +148,8 @@ class OpRunner final : public Runner {
       text << ", " << maps << " maps of width " << op_.normaliser.source(geometry_, 0, 0).width;
   }
 
-  // By normal numbers of standard deviation 0.1, rounded to float, so that float and double runners
-  // stand at nearly the same point.
+  // Moves parameters of several values by normal numbers of standard deviation 0.1. These are rounded to float, so that
+  // float and double runners check gradients at nearly the same point.
   void move_tensors() {
     std::uint64_t stream = 1000;
     op_.visit([&](const char*, auto& param) {
@@ -165,7 +165,7 @@ class OpRunner final : public Runner {
     tensors.push_back({name, std::vector<double>(view.data(), view.data() + count)});
   }
 
-  // The parameters of `op` that are in use in `used`; numbered, since two parts may share a name.
+  // Appends the parameters of `op` that are in use in `used`. Their names are numbered, since two parts may share one.
   static void add_params(std::vector<heed::NamedTensor>& tensors, Op& op, Op& used) {
     std::vector<bool> given;
     used.visit([&](const char*, auto& param) { given.push_back(param.given()); });

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 // enough for 16 registers.
 constexpr int kChains = 12;
 
-// Runs `steps` multiply-adds on each chain; the result keeps the compiler from leaving them out.
+// Runs `steps` multiply-adds on each chain. Returns their sum, so that the compiler cannot leave them out.
 template <class T>
 [[nodiscard]] T multiply_add(Index steps, T factor, T term) {
   using Vector = typename heed::Pack<T>::Vector;
@@ -35,8 +35,8 @@ template <class T>
   return heed::sum_lanes(total);
 }
 
-// Waits for the other threads, but not for ever: OpenMP may give fewer than were asked for. Where
-// every thread has a core it does not yield: on a busy machine it would come back too late.
+// Waits until all threads have come, at most 100 ms: OpenMP may give fewer than were asked for. A thread that has a core
+// of its own spins instead of yielding: on a busy machine it would get the core back too late.
 void meet(std::atomic<int>& missing, bool yields) {
   const Clock::time_point latest = Clock::now() + std::chrono::milliseconds(100);
   missing.fetch_sub(1);
@@ -49,7 +49,7 @@ struct Span {
   bool ran = false;
 };
 
-// From the first thread's begin to the last one's end.
+// The rate of all threads together, from the first one's begin to the last one's end.
 [[nodiscard]] double gflops(const std::vector<Span>& spans, double flops_per_thread) {
   Clock::time_point begin = Clock::time_point::max(), end = Clock::time_point::min();
   double flops = 0;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// Bytes of the UTF-8 character that begins at `at`; 0 if none does that XML allows.
+// The number of bytes of the UTF-8 character at `at`; 0 where there is none, or one that XML forbids.
 [[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) {
     return std::uint32_t(static_cast<unsigned char>(text[i]));

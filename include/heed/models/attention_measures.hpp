@@ -16,7 +16,7 @@
 //   prototypes_in_use  prototypes that are the category of some key, per head
 
 #include <heed/nn/projected_attention.hpp>
-#include <heed/reference/reference.hpp>
+#include <heed/reference/rows.hpp>
 
 #include <cmath>
 #include <map>
