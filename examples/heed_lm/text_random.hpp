@@ -11,17 +11,17 @@ namespace heed_lm {
 
 using heed::Index;
 
-// Each has numbers of its own, so that one seed serves a whole run.
+// Each purpose has its own random numbers, so that one seed serves a whole run.
 enum class Purpose : std::uint64_t { windows = 101, example_order = 102, parentheses = 103 };
 
-// Random numbers in their order: the same on every machine.
+// A sequence of random numbers that is the same on every machine.
 class Draws {
  public:
-  // `number`: which step, epoch or example.
+  // `number` counts the steps, epochs or examples, each of which has its own sequence.
   Draws(std::uint64_t seed, Purpose purpose, std::uint64_t number)
       : random_(heed::CounterRandom(seed, std::uint64_t(purpose)).bits(0), number) {}
 
-  // Uniform in [0, count); the remainder favours small numbers by less than count / 2^64.
+  // A number of [0, count), uniform but for less than count / 2^64, by which small ones are favoured.
   [[nodiscard]] Index below(Index count) {
     return Index(random_.bits(next_++) % std::uint64_t(count));
   }

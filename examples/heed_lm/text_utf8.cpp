@@ -12,7 +12,7 @@ namespace {
   return static_cast<unsigned char>(text[at]);
 }
 
-// 0: no character begins with this byte.
+// The number of bytes of a character that begins with this byte; 0 if none does.
 [[nodiscard]] std::size_t length_from(unsigned lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xC2 || lead > 0xF4) return 0;

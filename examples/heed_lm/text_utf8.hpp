@@ -22,12 +22,12 @@ struct Utf8Step {
   char32_t code;      // of a character, else 0
 };
 
-// What stands at byte `at` of the text, which must be less than its size.
+// The character, or the faulty bytes, at byte `at` of the text; `at` must be less than its size.
 [[nodiscard]] Utf8Step utf8_step(std::string_view text, std::size_t at);
 
 void append_utf8(char32_t code, std::string& text);
 
-// For messages: U+0041 'A'.
+// The character as messages name it: U+0041 'A'.
 [[nodiscard]] std::string character_name(char32_t code);
 
 }  // namespace heed_lm
