@@ -435,9 +435,8 @@ TEST_CASE("a tokenizer comes back from its state") {
 
 TEST_CASE("a damaged state is told") {
   CHECK(message_of([&] { (void)tokenizer_from(R"({"tokenizer": "words"})"); }) ==
-        "tokenizer_from: the tokenizer \"words\" is unknown; known are bytes, characters, "
-        "gpt2");
-  const std::string damaged = "tokenizer_from: the state is damaged: ";
+        "the tokenizer is \"words\", it must be bytes, characters or gpt2");
+  const std::string damaged = "the tokenizer is damaged: ";
   for (const char* state :
        {"", "{", "[]", "{}", R"({"tokenizer": 1})", R"({"tokenizer": "characters"})",
         R"({"tokenizer": "gpt2"})", R"({"tokenizer": "gpt2", "tokens": [1], "merges": []})"})
@@ -609,7 +608,7 @@ TEST_CASE("a bad line of instructions is named with its number") {
   };
   CHECK(message("{\"instruction\": }") == "not JSON from byte 17 of 17 on");
   CHECK(message("[1]") == "the line must be a JSON object, it is a JSON array");
-  CHECK(message(R"({"output": "1"})") == "no \"instruction\"");
+  CHECK(message(R"({"output": "1"})") == "the field \"instruction\" is missing");
   CHECK(message(R"({"instruction": "A"})") == "the field \"output\" is missing");
   CHECK(message(R"({"instruction": "A", "output": 1})") ==
         "\"output\" must be text, it is a JSON number");
