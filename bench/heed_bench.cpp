@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_bench: Google Benchmark over variants x cases x {forward, backward} x {float, double}, with peers
-// (plain Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first
-// compares a small call with the slow twin or with heed, and reports an error instead of a time when
-// they differ. Baseline and machine are measured in turns with each benchmark. See bench/NOTES.md.
+// heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double}, with peers (plain
+// Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first compares a small call with the
+// slow twin or with heed, and reports an error instead of a time where they differ. The baseline and the machine's peak
+// are measured in turns with each benchmark. See bench/NOTES.md.
 //
 //   heed_bench                                           usual cases in float
 //   heed_bench --benchmark_filter='^dar/forward/float'   any regular expression over the names
@@ -27,36 +27,36 @@
 namespace {
 
 constexpr const char* kHelp =
-    R"(Times the variants x cases x {forward, backward} x {float, double}, with peers, beside plain attention
-and the machine's peak, in turns. Each benchmark first compares a small call with its slow twin.
+    R"(Times every variant in several cases, forward and backward, in float and double. Other libraries, plain attention
+and the machine's peak are measured in turns with it. Each benchmark first compares a small call with its slow twin.
 Usage: heed_bench [OPTIONS]
 
 Options:
   -h,--help                                Prints this help and ends
   --version                                Prints the version and ends
-  --benchmark_filter=REGEX                 Benchmarks whose name CONTENDER/PASS/DTYPE/CASE holds a match
+  --benchmark_filter=REGEX                 Runs the benchmarks whose name, CONTENDER/PASS/DTYPE/CASE, matches
                                            (default: the usual four cases in float)
-  --benchmark_list_tests={true|false}      Lists their names and ends (default false)
-  --benchmark_repetitions=N                Runs of each, from 1 on; mean, median and spread follow (default 1)
+  --benchmark_list_tests={true|false}      Lists their names instead of running them (default false)
+  --benchmark_repetitions=N                Runs each N times and adds mean, median and spread (default 1)
   --benchmark_report_aggregates_only={true|false}
-                                           Mean, median and spread alone (default false)
+                                           Shows only mean, median and spread (default false)
   --benchmark_enable_random_interleaving={true|false}
-                                           Repetitions in random order (default false)
-  --benchmark_format={console|json|csv}    What standard output has (default console: rows and tables)
-  --benchmark_out=FILE                     Writes the results into a file, too
-  --benchmark_out_format={json|csv}        Its format (default json)
+                                           Runs the repetitions in random order (default false)
+  --benchmark_format={console|json|csv}    Format of standard output (default console: rows and tables)
+  --benchmark_out=FILE                     Writes the results into a file as well
+  --benchmark_out_format={json|csv}        Format of that file (default json)
   --benchmark_color={auto|true|false}      Colours (default auto: on a terminal, unless NO_COLOR is set)
-  --benchmark_context=KEY=VALUE,...        Goes into the head of JSON
-Google Benchmark's other options hold as well. Each benchmark runs for 0.1 s at least.
+  --benchmark_context=KEY=VALUE,...        Adds entries to the head of JSON
+Google Benchmark's other options work as well. Each benchmark runs for at least 0.1 s.
 
 )";
 
 constexpr const char* kOutput =
-    "\nStandard output has the results, standard error the machine. bench/FORMATS.md describes "
-    "names and\n"
+    "\nStandard output has the results, standard error describes the machine. bench/FORMATS.md "
+    "describes names and\n"
     "counters.\n";
 
-// The arguments of the command line, some of which are taken out of it.
+// The arguments of the command line; those that heed_bench reads itself are removed from it.
 class Arguments {
  public:
   Arguments(int argc, char** argv) : words_(argv, argv + argc) {}
@@ -82,7 +82,7 @@ class Arguments {
   }
   void add(std::string word) { words_.push_back(std::move(word)); }
 
-  // Google Benchmark takes what it knows.
+  // Hands the arguments to Google Benchmark, which takes those that it knows.
   void initialize() {
     std::vector<char*> pointers;
     for (std::string& word : words_) pointers.push_back(word.data());
@@ -90,8 +90,9 @@ class Arguments {
     pointers.push_back(nullptr);
     benchmark::Initialize(&count, pointers.data());
     if (count > 1)
-      throw heed_program::UsageError(std::string("the argument ") + pointers[1] +
-                                     " is unknown or has no such value; --help lists the options");
+      throw heed_program::UsageError(std::string("the argument is ") + pointers[1] +
+                                     ", which is no option or has a wrong value; --help lists the "
+                                     "options");
   }
 
  private:
@@ -120,14 +121,18 @@ void add_all() {
 void require_instruction_set() {
 #if defined(__AVX512F__)
   if (!__builtin_cpu_supports("avx512f"))
-    throw std::runtime_error("compiled for AVX-512, which this processor does not have");
+    throw std::runtime_error(
+        "compiled for AVX-512, which this processor does not have; compile heed_bench on this "
+        "machine");
 #elif defined(__AVX2__)
   if (!__builtin_cpu_supports("avx2"))
-    throw std::runtime_error("compiled for AVX2, which this processor does not have");
+    throw std::runtime_error(
+        "compiled for AVX2, which this processor does not have; compile heed_bench on this "
+        "machine");
 #endif
 }
 
-// What Google Benchmark takes as something else, or ends the program for.
+// Throws UsageError for values that Google Benchmark would misread, or for which it would end the program.
 void require_values(const Arguments& arguments) {
   const auto one_of = [&](const char* name, const std::vector<std::string>& known) {
     const auto value = arguments.value(name);
@@ -183,7 +188,7 @@ int run_benchmarks(Arguments& arguments) {
   const std::size_t count = benchmark::RunSpecifiedBenchmarks(&results);
   benchmark::Shutdown();
   std::cout.flush();
-  if (count == 0) return 2;
+  if (count == 0) return 2;  // Google Benchmark has said so
   if (!out.empty() && !arguments.names("list_tests"))
     heed_program::write_output(out, results.file_text());
   if (!std::cout) throw std::runtime_error("standard output cannot be written");

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The packages behind heed's tests, benchmarks and examples. Everything is looked for first, so that
-# one message names all that is missing. The headers outside of heed/io need none of them.
+# one message names all that is missing. Headers that read or write safetensors need nlohmann_json, the others none of them.
 include("${CMAKE_CURRENT_LIST_DIR}/packages.cmake")
 
 # Downloads (only with HEED_FETCH=ON), pinned by content.

@@ -2,7 +2,7 @@
 # What depends on the user's machine and compiler; shared by source tree and installed package.
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_OPENMP       in: AUTO (default), ON or OFF
-#   heed::io          out, if nlohmann_json is found: heed and what <heed/io/...> needs
+#   heed::io          out, if nlohmann_json is found: heed and what headers that read or write safetensors need
 #   heed::native      out: -march=native; every translation unit that sees heed or Eigen, or none
 #   HEED_USAGE_ERROR  out: why the wishes cannot be met, or empty
 set(HEED_USAGE_ERROR "")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Compares all variants of attention on real text: correctness of the gradients, time of forward
-// and backward against the machine's peak and against plain attention, scratch memory; and, when asked to,
-// what they are worth to a language model.
+// heed_compare compares the variants of attention on a text: the time of forward and backward as a share of the
+// machine's peak and relative to plain attention, scratch memory, and a check of the gradients. With --train it compares
+// what they are worth to a small language model.
 //
 // Exit code  0 done, 1 a gradient is wrong or the work could not be finished, 2 options or files that cannot be
 // used.
@@ -17,7 +17,8 @@ namespace {
 int run(int argc, char** argv) {
   if (const char* missing = compare::missing_instruction_set())
     throw std::runtime_error(std::string("compiled for ") + missing +
-                             ", which this processor does not have; compile it on this machine");
+                             ", which this processor does not have; compile heed_compare on this "
+                             "machine");
   const compare::ParsedCommandLine parsed = compare::parse_command_line(argc, argv);
   if (parsed.finished) return 0;
   if (parsed.settings.train_steps > 0) {

@@ -20,7 +20,7 @@ namespace {
 namespace reference = heed::reference;
 using Problem = reference::Problem<double>;
 
-// One sequence of the text's first tokens, at the widths of the comparison.
+// The call of one sequence, the text's first tokens, with the heads and widths of the comparison.
 [[nodiscard]] Problem problem_of(const Settings& settings, const std::string& text, Index len) {
   const heed::Shape& s = settings.shape;
   const TextInput input(text, 1, len, settings.seed);
@@ -53,7 +53,7 @@ template <class Op>
   return request;
 }
 
-// max_j |now - before| of each row, their mean; hidden pairs are 0 in both.
+// The mean over rows of max_j |now - before|; hidden pairs are 0 in both.
 [[nodiscard]] double mean_of_largest_changes(const std::vector<double>& before,
                                              const std::vector<double>& now, Index len) {
   double sum = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What some variants do with the first tokens of the text, in double by their slow twins. The parameters are
-// those of the comparison: nothing is trained.
+// How dar, ode and dialectical treat the first tokens of the text, computed in double by their slow twins. Their
+// parameters are those of the comparison: nothing is trained.
 
 #include "settings.hpp"
 
@@ -14,26 +14,26 @@ struct InnerViews {
 };
 [[nodiscard]] InnerViews inner_views(const std::vector<std::string>& variants);
 
-// Numbers of one head, (len, len), the query's row first.
+// Numbers of each pair in one head, (len, len): a row for each query.
 struct ResonanceMaps {
   Index len = 0;
-  std::vector<double> weights;    // of the values; 0 where hidden
+  std::vector<double> weights;    // attention weights; 0 where hidden
   std::vector<double> resonance;  // r, also where hidden
   std::vector<bool> hidden;       // by the causal mask
 };
 [[nodiscard]] ResonanceMaps dar_maps(const Settings& settings, const std::string& text, Index len);
 
-// Residual of the flow after 1, 2, ..., `most` steps, mean over rows and heads:
-// max_j |a_n - a_(n-1)|, from a uniform row.
+// The residual of the flow after n = 1, 2, ..., `most` steps from a uniform row: max_j |a_n - a_(n-1)|, mean over rows
+// and heads.
 [[nodiscard]] std::vector<double> ode_residuals(const Settings& settings, const std::string& text,
                                                 Index len, int most);
 
-// Numbers of one head for each token. Weights that are not trained hardly ever make a step as small as the
-// comparison asks for; these rows may halt earlier and run for longer.
+// Numbers of one head for each token. With weights that are not trained a step is hardly ever so small that a row halts
+// under the comparison's settings; here rows may halt at larger steps, and may take more of them.
 struct DialecticalRows {
   static constexpr int max_steps = 16;
   static constexpr double halt_eps = 0.07;
-  std::vector<double> steps, tension;  // steps: those that were applied
+  std::vector<double> steps, tension;  // `steps` counts those that were taken
 };
 [[nodiscard]] DialecticalRows dialectical_rows(const Settings& settings, const std::string& text,
                                                Index len);

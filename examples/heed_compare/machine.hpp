@@ -5,8 +5,8 @@
 
 namespace compare {
 
-// The first instruction set that the program was compiled for and this processor lacks, or null.
-// Allocates nothing and calls nothing that could use those instructions.
+// The first instruction set that the program was compiled for but this processor lacks, or null. The function must not
+// itself use such instructions: it allocates nothing and calls nothing of the library.
 [[nodiscard]] const char* missing_instruction_set();
 
 struct Machine {

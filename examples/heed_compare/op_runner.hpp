@@ -121,7 +121,7 @@ class OpRunner final : public Runner {
     text << ")";
   }
 
-  // Shapes that the variant reads: how V1 and V2 keep the baseline's products of queries and keys.
+  // Writes the shapes that the variant reads. They show how V1 and V2 keep the baseline's number of products.
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
     const heed::Inputs<T> in = call_.inputs();
@@ -134,8 +134,8 @@ class OpRunner final : public Runner {
            << call_.op.normaliser.source(call_.geometry(), 0, 0).width;
   }
 
-  // By normal numbers of standard deviation 0.1, rounded to float, so that float and double runners
-  // stand at nearly the same point.
+  // Moves parameters of several values by normal numbers of standard deviation 0.1. These are rounded to float, so that
+  // float and double runners check gradients at nearly the same point.
   void move_tensors() {
     std::uint64_t stream = 1000;
     call_.op.visit([&](const char*, auto& param) {

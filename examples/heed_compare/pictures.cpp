@@ -7,6 +7,7 @@
 #include "text_input.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace compare {
 
@@ -26,7 +27,7 @@ constexpr int kMostSteps = 12;
   return std::to_string(number) + what;
 }
 
-// A byte of the text as one character that can be seen, or a blank.
+// A byte of the text as a character that can be seen: an arrow for a line break, a dot for what has no sign of its own.
 [[nodiscard]] std::string visible(char c) {
   if (c == '\n') return "\u21B5";
   return c >= ' ' && c <= '~' ? std::string(1, c) : "\u00B7";
@@ -50,19 +51,31 @@ class Pictures {
   }
 
  private:
+  // "4 heads of width 64, 2048 tokens that see all, 1 thread", for the notes of pictures.
+  [[nodiscard]] std::string shape_text() const {
+    const heed::Shape& s = settings_.shape;
+    return (s.batch > 1 ? counted(s.batch, " sequences, ") : "") +
+           counted(s.heads, s.heads == 1 ? " head" : " heads") + " of width " +
+           std::to_string(s.dim) + ", " + counted(s.len, " tokens ") +
+           (settings_.causal ? "that see those before" : "that see all") + ", " +
+           counted(settings_.threads, settings_.threads == 1 ? " thread" : " threads");
+  }
+
   void costs(Dtype dtype) {
     const std::string type = dtype_name(dtype);
-    BarChart chart{
-        "cost_" + type,
-        "Time of a pass relative to plain attention, " + type,
-        "Medians of " + counted(comparison_.rounds.at(dtype), " rounds; less is faster."),
-        "time over that of sdpa",
-        {},
-        {{"forward", {}}, {"backward", {}}}};
+    BarChart chart{"cost_" + type,
+                   "Time relative to plain attention, " + type,
+                   shape_text() + "; medians of " +
+                       counted(comparison_.rounds.at(dtype), " rounds, less is faster."),
+                   "time over that of sdpa",
+                   {},
+                   {{"forward", {}}, {"backward", {}}}};
     for (const Record& r : comparison_.records) {
       if (r.dtype != dtype) continue;
       if (r.pass == "forward") chart.labels.push_back(r.variant);
-      chart.groups[r.pass == "forward" ? 0 : 1].values.push_back(r.ratio_to_baseline);
+      // Two decimals: further ones change from run to run.
+      chart.groups[r.pass == "forward" ? 0 : 1].values.push_back(
+          std::round(100 * r.ratio_to_baseline) / 100);
     }
     chart.reference = 1;
     pictures_.push_back(draw(chart));

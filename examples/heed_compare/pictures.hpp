@@ -5,7 +5,7 @@
 
 namespace compare {
 
-// The page of pictures, if it was asked for; it times shorter texts for it.
+// Writes the page of pictures if --report asks for it; for its plots over length, times shorter texts as well.
 void write_pictures(const Settings&, const Machine&, const Comparison&);
 
 }  // namespace compare

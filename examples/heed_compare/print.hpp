@@ -10,7 +10,7 @@
 
 namespace compare {
 
-// As printf, into a string.
+// Formats like printf, into a string.
 [[nodiscard]] __attribute__((format(printf, 1, 2))) inline std::string print(const char* format,
                                                                              ...) {
   std::va_list arguments, again;
@@ -25,7 +25,7 @@ namespace compare {
   return text;
 }
 
-// Nothing for what is not finite, as null in JSON.
+// A number for CSV; empty where it is not finite, as JSON has null there.
 [[nodiscard]] inline std::string csv_number(double x, int digits) {
   return std::isfinite(x) ? print("%.*g", digits, x) : "";
 }

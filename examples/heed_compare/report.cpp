@@ -61,18 +61,21 @@ namespace {
 
 [[nodiscard]] std::string legend_text(const Comparison& comparison) {
   std::ostringstream text;
-  text << "\npeak%     flops of the two (forward) or five (backward) plain products over the peak\n"
-          "ratio     time over that of sdpa\n"
-          "scratch   most memory held during a call beyond inputs, outputs and saved rows\n"
-          "gradient  worst |backward - difference| / max(1, |gradient|) over inputs and "
-          "parameters,\n"
-          "          central differences of forward in double, shape "
-       << comparison.gradient_shape.text() << "\n";
+  text
+      << "\npeak%     flops of plain attention's two (forward) or five (backward) products per "
+         "second, "
+         "as a share of the peak\n"
+         "ratio     time relative to sdpa\n"
+         "scratch   largest memory held during a call beyond inputs, outputs and saved rows\n"
+         "gradient  worst |backward - difference| / max(1, |gradient|) over inputs and parameters; "
+         "central differences\n"
+         "          of forward in double, shape "
+      << comparison.gradient_shape.text() << "\n";
   return text.str();
 }
 
 [[nodiscard]] std::string settings_text(const Settings& settings, const Comparison& comparison) {
-  std::string text = "\nvariants: options; hyper-parameters; shapes that they read\n";
+  std::string text = "\nvariants: their options; hyper-parameters; shapes of their inputs\n";
   for (const Record& record : comparison.records)
     if (record.dtype == settings.dtypes.front() && record.pass == "forward")
       text += print("  %-18s ", record.variant.c_str()) + record.settings + "\n";

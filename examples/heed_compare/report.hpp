@@ -5,10 +5,10 @@
 
 namespace compare {
 
-// The field "format" of both kinds of JSON (bench/FORMATS.md): goes up when a field changes or goes away.
+// The field "format" of both kinds of JSON (bench/FORMATS.md). It goes up when a field changes or goes away.
 inline constexpr int kJsonFormat = 1;
 
-// To the files that the settings ask for.
+// Writes the texts to the files of --json and --csv, where they are asked for.
 void write_files(const Settings&, const std::string& json, const std::string& csv);
 
 [[nodiscard]] std::string table_text(const Settings&, const Machine&, const Comparison&);
@@ -16,7 +16,7 @@ void write_files(const Settings&, const std::string& json, const std::string& cs
 // A header line, then one line per record.
 [[nodiscard]] std::string csv_text(const Settings&, const Comparison&);
 
-// The table, and the files that were asked for.
+// Prints the table, and writes the files that were asked for.
 void write_reports(const Settings&, const Machine&, const Comparison&);
 
 }  // namespace compare

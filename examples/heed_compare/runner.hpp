@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One variant at one dtype and shape, ready to run; its type is hidden, so that variants can be
-// timed in turn. The variants themselves are compiled in runners_float.cpp and runners_double.cpp.
+// One variant of one dtype and shape, ready to run. Its type is hidden behind an interface, so that variants can be timed
+// in turn; runners_float.cpp and runners_double.cpp compile the variants.
 
 #include "text_input.hpp"
 
@@ -15,7 +15,7 @@
 
 namespace compare {
 
-// Where a gradient is checked: every input and parameter by name, and what backward says there.
+// The point at which a gradient is checked: every input and parameter by name, and the gradients that backward gives.
 struct GradientPoint {
   std::vector<heed::NamedTensor> tensors, gradients;
 };
@@ -25,17 +25,17 @@ class Runner {
   virtual ~Runner() = default;
 
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // Options, hyper-parameters (scalars by value, tensors by shape) and what the maps read.
+  // The variant's options, hyper-parameters (scalars by value, tensors by shape) and the shapes of its inputs, as text.
   [[nodiscard]] virtual std::string settings() const = 0;
 
-  // One pass on the text; backward() follows forward() of the same variant.
+  // Run one pass on the text; backward() must follow a forward() of the same runner.
   virtual void forward() = 0;
   virtual void backward() = 0;
 
-  // At the inputs made from the text. Parameters of several values are moved off their defaults,
-  // some of which are zeros whose gradient says nothing.
+  // The gradients at the inputs that are made from the text. Parameters of several values are first moved off their
+  // defaults, since the gradient at a default of zeros would test nothing.
   [[nodiscard]] virtual GradientPoint gradient_point() = 0;
-  // sum(out o grad_out) at other tensors, in the order of gradient_point().
+  // The loss sum(out o grad_out) for other tensors, which come in the order of gradient_point().
   [[nodiscard]] virtual double loss(const std::vector<std::vector<double>>& tensors) = 0;
 };
 
@@ -47,7 +47,7 @@ struct RunnerSetup {
   std::uint64_t seed = 1;
 };
 
-// (B, H, T, d) as every head of the baseline reads it.
+// The geometry of the baseline for a shape (B, H, T, d).
 [[nodiscard]] inline heed::Geometry baseline_geometry(const heed::Shape& s) {
   return {s.batch, s.heads, s.heads, s.heads, s.len, s.len, s.dim, s.dim};
 }
@@ -56,7 +56,7 @@ using Runners = std::vector<std::unique_ptr<Runner>>;
 [[nodiscard]] Runners make_float_runners(const RunnerSetup& setup, const TextInput& text);
 [[nodiscard]] Runners make_double_runners(const RunnerSetup& setup, const TextInput& text);
 
-// All names, in the order of the list.
+// The names of all variants, in the order of the list.
 [[nodiscard]] std::vector<std::string> variant_names();
 
 }  // namespace compare

@@ -22,12 +22,12 @@ constexpr heed::Shape kShape{1, 4, 2048, 64};
 constexpr heed::Shape kQuickShape{1, 4, 512, 64};
 
 constexpr const char* kOutput =
-    "\nThe gradient check compares with central differences: up to 3e-6 passes in double, 1e-4 in "
-    "float.\n"
-    "Standard output has the table; standard error has a line of progress where it is a terminal.\n"
+    "\nThe gradient check compares with central differences; an error of up to 3e-6 in double or "
+    "1e-4 in float passes.\n"
+    "Standard output has the table. Progress is a line on standard error if that is a terminal.\n"
     "bench/FORMATS.md describes the fields of --json and --csv and the files of --report.\n";
 
-// The words of the command line, not yet understood.
+// Values of options as they stand on the command line, not yet converted.
 struct Words {
   std::string variants, shape, dtype = "both", threads = "0", seed = "1";
 };
@@ -52,7 +52,7 @@ using heed_program::detail::read_number;
   return text;
 }
 
-// All there are; training has its controls first.
+// All variants that can be compared; with training the controls, which come first.
 [[nodiscard]] std::vector<std::string> known_names(bool trains) {
   std::vector<std::string> names = trains ? training_controls() : std::vector<std::string>{};
   for (std::string& name : variant_names()) names.push_back(std::move(name));
@@ -80,12 +80,13 @@ using heed_program::detail::read_number;
     throw UsageError("--shape is \"" + text +
                      "\", it must be four positive whole numbers B,H,T,d such as 1,4,2048,64");
   if (n[3] % 2 != 0)
-    throw UsageError("--shape has d = " + items[3] +
-                     ", it must be even: differential attention reads halves of a head");
+    throw UsageError("--shape is \"" + text + "\", its last number, the width of a head, is " +
+                     items[3] + ", it must be even: differential attention reads halves of a head");
   return {n[0], n[1], n[2], n[3]};
 }
 
-// All variants together need about `tensors` arrays of the baseline's shape, in double.
+// Throws UsageError where the machine has less memory than the comparison needs: all variants together hold about
+// `tensors` arrays of the baseline's shape, in double.
 void require_memory(const heed::Shape& shape) {
   constexpr double tensors = 32;
   const double needed = tensors * 8 * double(shape.batch) * double(shape.heads) *
@@ -134,68 +135,70 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
       ->type_name("A,B,...");
   app.add_option(
          "--shape", words.shape,
-         "Batch, heads, tokens and width of a head; the width is even (default 1,4,2048,64; "
-         "with --quick 1,4,512,64)")
+         "Number of sequences, heads and tokens, and width of a head, which must be even (default "
+         "1,4,2048,64; with --quick 1,4,512,64)")
       ->type_name("B,H,T,d");
-  app.add_flag("--causal", settings.causal, "Hides later tokens from earlier ones");
+  app.add_flag("--causal", settings.causal, "Lets each token see only itself and those before it");
   app.add_option("--threads", words.threads,
                  "Number of threads, at most 1024 (default 0: OpenMP's own choice)")
       ->type_name("N");
   app.add_option("--dtype", words.dtype, "float, double or both (default both)")->type_name("TYPE");
-  app.add_flag("--quick", settings.quick,
-               "A short sequence and three rounds instead of five to nine");
-  app.add_option("--seed", words.seed, "Seed of embedding, projections and parameters (default 1)")
-      ->type_name("N");
+  app.add_flag(
+      "--quick", settings.quick,
+      "Compares in less time: fewer tokens, and three rounds of timings instead of five to "
+      "nine");
+  app.add_option("--seed", words.seed, "Seed of all random numbers (default 1)")->type_name("N");
   app.add_option("--train", settings.train_steps,
-                 "Trains a small language model with each variant for so many steps, and compares "
-                 "their losses on the part of the text that is held out")
+                 "Instead of timings: trains a small language model with each variant for so many "
+                 "steps, and compares their losses on the part of the text that is held out")
       ->type_name("STEPS")
       ->check(heed_program::whole(1, heed_program::kMaxSteps));
   app.add_option("--seeds", settings.seeds,
-                 "Runs of each variant with --train, 1 to 1000 (default 1)")
+                 "With --train: number of runs of each variant, 1 to 1000, with seeds --seed and "
+                 "up (default 1)")
       ->type_name("N")
       ->check(heed_program::whole(1, 1000));
   const auto add_size = [&](const char* name, Index& size, const char* text) {
-    app.add_option(name, size, std::string(text) + " of the model that --train trains")
+    app.add_option(name, size, std::string("With --train: ") + text)
         ->type_name("N")
         ->capture_default_str()
         ->check(heed_program::whole(1, heed_program::kMaxSize));
   };
-  add_size("--width", settings.model.width, "Width");
-  add_size("--heads", settings.model.heads, "Heads");
-  add_size("--depth", settings.model.depth, "Blocks");
-  add_size("--len", settings.model.len, "Tokens per sequence");
-  add_size("--batch", settings.model.batch, "Sequences per step");
-  app.add_option("--lr", settings.learning_rate, "Peak of the learning rate with --train")
+  add_size("--width", settings.model.width, "width of the model, a multiple of --heads");
+  add_size("--heads", settings.model.heads, "number of heads");
+  add_size("--depth", settings.model.depth, "number of blocks");
+  add_size("--len", settings.model.len, "number of tokens of a sequence");
+  add_size("--batch", settings.model.batch, "number of sequences per step");
+  app.add_option("--lr", settings.learning_rate, "With --train: peak of the learning rate")
       ->type_name("X")
       ->capture_default_str()
       ->check(heed_program::number(0, 1e30));
   app.add_option("--text", settings.text_file,
-                 "File whose bytes are the tokens, repeated as often as needed (default: a text "
-                 "inside the program)")
+                 "Text to compare on. Timings take its bytes as tokens and repeat it as often as "
+                 "needed (default: a text inside the program)")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
   app.add_option(
          "--then", settings.then_file,
-         "With --train: a second text that each model goes on with for as many steps; how much "
-         "of the first it forgets is told")
+         "With --train: a second text that each model goes on with for as many steps, to see how "
+         "much of the first it forgets")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
   app.add_option("--json", settings.json_file,
-                 "Writes machine and records as JSON; - is standard "
-                 "output, and the table moves to standard error")
+                 "Writes the results as JSON; - is standard output, and the table then moves to "
+                 "standard error")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
-  app.add_option("--csv", settings.csv_file, "Writes the records as CSV; - as for --json")
+  app.add_option("--csv", settings.csv_file, "Writes the results as CSV; - as for --json")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
   app.add_option("--report", settings.report_folder,
-                 "Writes report.html, a page of pictures, and each picture as SVG into this folder")
+                 "Folder for report.html, a page of pictures, and for each picture as an SVG file")
       ->type_name("FOLDER")
       ->check(heed_program::path_of("folder"));
 }
 
-// Options that say nothing about what is asked for.
+// Says on standard error which of the given options have no effect.
 void note_unused(const CLI::App& app, bool trains) {
   const std::vector<const char*> unused =
       trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
@@ -207,7 +210,7 @@ void note_unused(const CLI::App& app, bool trains) {
                    trains ? "with" : "without");
 }
 
-// Standard output is no file.
+// The file that an option names; none for "-", which is standard output.
 [[nodiscard]] heed_program::NamedFile named(const char* option, const std::string& file) {
   return {option, file == "-" ? "" : file};
 }
@@ -242,8 +245,10 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   Settings& settings = parsed.settings;
   Words words;
   CLI::App app(
-      "Compares attention variants on real text: gradients, forward and backward time against the "
-      "machine's peak and the baseline sdpa, scratch memory.",
+      "Compares variants of attention on a text: the time of forward and backward as a share of "
+      "the "
+      "machine's peak and relative to plain attention (sdpa), scratch memory, and a check of the "
+      "gradients.",
       "heed_compare");
   declare(app, settings, words);
   try {
@@ -257,7 +262,7 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
     parsed.finished = true;
     return parsed;
   } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string(error.what()) + "; --help lists the options");
+    throw UsageError(heed_program::sentence_of(error));
   }
   const std::vector<std::string> known = known_names(settings.train_steps > 0);
   settings.variants = app.count("--variants") > 0 ? read_variants(words.variants, known) : known;

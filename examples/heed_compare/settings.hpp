@@ -17,7 +17,7 @@ using heed_program::UsageError;
 
 enum class Dtype { float32, float64 };
 
-// As users write it, and as it stands in reports.
+// The name of the type on the command line and in reports.
 [[nodiscard]] inline const char* dtype_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : "double";
 }
@@ -37,20 +37,21 @@ struct Settings {
   std::vector<Dtype> dtypes;
   std::uint64_t seed = 1;
   Index train_steps = 0;        // 0: nothing is trained
-  int seeds = 1;                // seed, seed + 1, ...
-  double learning_rate = 2e-3;  // its peak
+  int seeds = 1;                // number of runs, with seeds seed, seed + 1, ...
+  double learning_rate = 2e-3;  // peak of the schedule
   ModelSizes model;
   std::string text_file, then_file;  // empty: not given
   std::string json_file, csv_file;   // empty: not given; "-": standard output
   std::string report_folder;         // of the page of pictures; empty: not given
 
-  // Rounds of timings: at least `min_rounds`, more while the time for one dtype is not used up.
+  // Rounds of timings of a dtype: at least min_rounds(), and at most max_rounds() while seconds_per_dtype() are not used
+  // up.
   [[nodiscard]] int min_rounds() const { return quick ? 3 : 5; }
   [[nodiscard]] int max_rounds() const { return quick ? 3 : 9; }
   [[nodiscard]] double seconds_per_dtype() const { return 50; }
 };
 
-// Settings of the command line; nothing remains to be done when `finished` (the help was printed).
+// The settings of a command line. `finished` is true where nothing remains to be done, as after --help.
 struct ParsedCommandLine {
   Settings settings;
   bool finished = false;

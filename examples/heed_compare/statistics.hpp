@@ -7,12 +7,12 @@
 
 namespace compare {
 
-// Not of nothing.
+// The mean of at least one number.
 [[nodiscard]] inline double mean_of(const std::vector<double>& x) {
   return std::accumulate(x.begin(), x.end(), 0.0) / double(x.size());
 }
 
-// Standard deviation; 0 of a single number.
+// The standard deviation; 0 for a single number.
 [[nodiscard]] inline double spread_of(const std::vector<double>& x) {
   if (x.size() < 2) return 0;
   const double mean = mean_of(x);

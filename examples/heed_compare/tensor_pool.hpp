@@ -8,7 +8,7 @@
 
 namespace compare {
 
-// The numbers are also the streams of the projections.
+// What a tensor is for. The numbers also choose the random streams of the projections.
 enum class Role : std::uint64_t {
   query = 1,
   key,
@@ -28,7 +28,8 @@ class TensorPool {
  public:
   explicit TensorPool(const TextInput& text) : text_(text) {}
 
-  // (batch, heads, len, dim); filled from the text if the role is an input.
+  // A tensor (batch, heads, len, dim) for that role, the same one for the same arguments. Inputs and grad_out are filled
+  // from the text.
   [[nodiscard]] heed::TensorView<T> view(Role role, Index heads, Index dim) {
     const heed::Shape shape{text_.batch(), heads, text_.len(), dim};
     const auto [place, is_new] = memory_.try_emplace({role, heads, dim});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Text as attention sees it.
+// Turns a text into the inputs of an attention call:
 //
 //   x_t = rms_norm(embedding[byte_t] + position(t))          input_h = x W_h
 //
@@ -19,7 +19,7 @@ namespace compare {
 
 using heed::Index;
 
-// About 3 KB of prose, written for this program.
+// The text that is compared on without --text: about 3 KB of prose, written for this program.
 [[nodiscard]] const std::string& default_text();
 
 // The bytes of a file; throws UsageError when it cannot be read or is empty.

@@ -22,12 +22,12 @@ namespace {
 namespace nn = heed::nn;
 using heed_lm::ModelConfig;
 
-// The baseline with the usual MLP of four widths, whatever the others have.
+// The baseline with the usual MLP, four times as wide as the model; the MLPs of all others are matched.
 constexpr const char* kUnmatched = "sdpa-4x";
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-// A text in characters if it is UTF-8, else in bytes.
+// Reads a text in characters if it is UTF-8, else in bytes.
 [[nodiscard]] std::unique_ptr<heed_lm::Tokenizer> tokenizer_for(const std::string& text) {
   try {
     return std::make_unique<heed_lm::CharacterTokenizer>(heed_lm::alphabet_of(text));
@@ -51,7 +51,7 @@ class Trainer {
     return source_->description() + ", vocabulary " + std::to_string(vocabulary_);
   }
 
-  // The width of the MLP that brings a variant to `wanted` parameters, or next to it.
+  // The width of the MLP with which a variant comes closest to `wanted` parameters.
   [[nodiscard]] Index matched_hidden(const std::string& name, Index wanted) const {
     ModelConfig config = config_of(name, 1);
     const Index own = parameters(config);
@@ -60,7 +60,7 @@ class Trainer {
     return config.hidden - 1 + (wanted - own + each / 2) / each;
   }
   [[nodiscard]] Index parameters(const ModelConfig& config) const {
-    heed_lm::Model model = heed_lm::make_model(config);
+    heed_lm::Model model = heed_lm::make_model(config, heed_lm::Naming::options);
     return nn::count_weights<float>(model);
   }
   [[nodiscard]] ModelConfig config_of(const std::string& name, std::uint64_t seed) const {
@@ -76,7 +76,7 @@ class Trainer {
     return config;
   }
 
-  // Trains one seed; adds to `result`.
+  // Trains the model with one seed and adds what came of it to `result`.
   void run(const ModelConfig& config, TrainedVariant& result, std::vector<double>& speeds,
            Progress& progress) const {
     heed_lm::Run run;
@@ -110,12 +110,22 @@ class Trainer {
     vocabulary_ = tokenizer->vocab_size();
     heed_lm::DataSettings data;
     data.len = settings.model.len;
-    source_ = heed_lm::make_text_source(tokenizer->encode(text), data);
-    if (!then.empty()) second_ = heed_lm::make_text_source(tokenizer->encode(then), data);
+    const auto source = [&](const std::string& whose, const std::string& from) {
+      try {
+        return heed_lm::make_text_source(tokenizer->encode(from), data);
+      } catch (const std::invalid_argument& error) {
+        throw UsageError(whose + ": " + error.what());
+      }
+    };
+    source_ = source(
+        settings.text_file.empty() ? "the text inside the program" : "--text " + settings.text_file,
+        text);
+    if (!then.empty()) second_ = source("--then " + settings.then_file, then);
   }
 
-  // From fresh moments and a fresh schedule. False where it ended early, as numbers were not finite. `speed`: tokens
-  // per second; the losses go to `curve`, if any.
+  // Trains the model of `run` on a text, with fresh moments of the optimiser and a fresh schedule. Returns false where
+  // training ended early because numbers were not finite. Sets `speed` to tokens per second; adds the losses to
+  // `curve` unless that is null.
   [[nodiscard]] bool train_on(const heed_lm::DataSource& source, heed_lm::Run& run,
                               const std::string& name, Progress& progress,
                               heed_report::Curve* curve, double& speed) const {
@@ -150,7 +160,7 @@ class Trainer {
     return context;
   }
 
-  // Scalars that the ops have learnt and what the layers do with the first held-out rows: means over layers.
+  // The scalars that the ops have learnt, and what the layers do with the first held-out rows; means over layers.
   [[nodiscard]] std::map<std::string, double> measures_of(heed_lm::Model& model) const {
     std::map<std::string, std::pair<double, int>> sums;
     const auto note = [&](const std::string& name, double value) {

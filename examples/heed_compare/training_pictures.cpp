@@ -34,7 +34,7 @@ using Losses = std::vector<double> TrainedVariant::*;
 [[nodiscard]] Picture validation(const Settings& settings, const TrainingComparison& c) {
   const std::string note = settings.seeds > 1 ? "Means of " + std::to_string(settings.seeds) +
                                                     " seeds; bars reach one standard deviation."
-                                              : "One seed: nothing is known about the spread.";
+                                              : "One seed, so that the spread is not known.";
   return draw(BarChart{"validation_loss",
                        "Validation loss after training",
                        note,
@@ -61,7 +61,7 @@ using Losses = std::vector<double> TrainedVariant::*;
   for (const TrainedVariant& v : c.variants) group.values.push_back(v.tokens_per_second);
   return draw(BarChart{"speed",
                        "Speed of training",
-                       "Medians over seeds.",
+                       "Median over seeds.",
                        "tokens per second",
                        names_of(c),
                        {group}});
@@ -79,7 +79,7 @@ using Losses = std::vector<double> TrainedVariant::*;
   return draw(plot);
 }
 
-// A name that serves as that of a file as well.
+// The name of a measure's file: what is no letter or digit becomes "_".
 [[nodiscard]] std::string file_name(const std::string& measure) {
   std::string name = "measure_";
   for (const char c : measure)
@@ -87,7 +87,7 @@ using Losses = std::vector<double> TrainedVariant::*;
   return name;
 }
 
-// One chart for each measure, of the variants that have it; none where all have 0.
+// A chart for each measure, with the variants that have it; none for a measure that is 0 for all of them.
 [[nodiscard]] std::vector<Picture> measures(const TrainingComparison& c) {
   std::map<std::string, BarChart> charts;
   for (const TrainedVariant& v : c.variants)

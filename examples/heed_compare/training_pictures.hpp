@@ -7,7 +7,7 @@
 
 namespace compare {
 
-// What --train found, in pictures.
+// The page of pictures of a training comparison.
 [[nodiscard]] heed_report::Page training_page(const Settings& settings,
                                               const TrainingComparison& comparison);
 

@@ -15,7 +15,7 @@ namespace compare {
 
 namespace {
 
-// The table, a line at a time.
+// Prints the table a line at a time, to standard error where standard output has the results as data.
 class Table {
  public:
   explicit Table(const Settings& settings)

@@ -5,7 +5,8 @@
 
 namespace compare {
 
-// Trains all variants; a table that grows on standard output, JSON and CSV at the end where asked for.
+// Trains all variants. Prints a line of the table after each, and writes JSON, CSV and the page at the end where they are
+// asked for.
 void report_training(const Settings& settings);
 
 }  // namespace compare

@@ -29,7 +29,8 @@ std::optional<std::size_t> BpeMerges::rank(Index left, Index right) const {
   return found->second;
 }
 
-// The tokens on their way. A token lives at the place of its first part; places between are empty.
+// The tokens while they are merged. A merged token stands at the place of its first part; the places of its other parts
+// are empty.
 class BpeMerges::Chain {
  public:
   Chain(const BpeMerges& merges, std::vector<Index>& ids) : merges_(merges), ids_(ids) {

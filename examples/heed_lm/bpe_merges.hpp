@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Byte-pair merging: of all pairs of neighbours that have a rule, those of the earliest rule become
-// one token each, from left to right; again, until no pair has a rule.
+// Byte-pair merging, in rounds. A round looks for the earliest rule that some pair of neighbours has, and merges all
+// pairs of this rule into one token each, from left to right. The rounds end when no pair has a rule.
 //
 // Cost  n log n for n tokens: a heap of pairs, and links from token to token.
 
@@ -23,7 +23,7 @@ class BpeMerges {
     Index left, right, merged;
   };
 
-  // Comes after all earlier rules; false if the pair has one already.
+  // Appends a rule; returns false if the pair has one already.
   [[nodiscard]] bool add(Rule rule);
   [[nodiscard]] const std::vector<Rule>& rules() const { return rules_; }
 

@@ -15,7 +15,7 @@ namespace heed_lm {
 
 namespace {
 
-// PCRE2's \s also has U+180E, which Unicode no longer counts as white space: it is spelled out.
+// GPT-2's pattern. White space is spelled out, since PCRE2's \s also has U+180E, which Unicode no longer counts as such.
 [[nodiscard]] std::string gpt2_pattern() {
   const std::string space = R"(\t-\r\x{85}\p{Z})";
   return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{L}\p{N})" + space + "]+|[" + space +

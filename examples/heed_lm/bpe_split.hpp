@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A text in the pieces within which GPT-2 merges bytes: words with the space before them, numbers,
-// other signs, white space.
+// Splits a text into the pieces within which GPT-2 merges bytes: words with the space before them, numbers, other signs,
+// white space.
 //
 // Source  Radford et al. (2019), "Language models are unsupervised multitask learners", and the
 //         pattern published with its model. Differs in bytes that are not UTF-8: here they stay as

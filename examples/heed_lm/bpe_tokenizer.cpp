@@ -22,10 +22,11 @@ using Json = nlohmann::json;
 
 constexpr const char* kEndOfText = "<|endoftext|>";
 
-// Words recur, longer pieces hardly.
+// Only pieces of up to kLongestKnown bytes are remembered, at most kMostKnown of them: words recur, longer pieces hardly
+// ever do.
 constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
 
-// For messages.
+// The token in quotes for a message, cut after 40 bytes.
 [[nodiscard]] std::string in_quotes(const std::string& token) {
   std::size_t longest = 40;
   if (token.size() <= longest) return '"' + token + '"';
@@ -33,7 +34,8 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
   return '"' + token.substr(0, longest) + "...\"";
 }
 
-// Printable bytes of Latin-1 stand for themselves, the others for U+0100 and up, in order.
+// The character that spells each byte: printable bytes of Latin-1 spell themselves, the others are spelled U+0100 and up,
+// in order.
 [[nodiscard]] std::array<char32_t, 256> make_spelling() {
   std::array<char32_t, 256> spelling{};
   char32_t other = 0x100;
@@ -108,12 +110,13 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
 [[nodiscard]] std::vector<std::string> tokens_from_json(const std::string& text,
                                                         const std::string& name) {
   const Json json = parse_json(text, name);
-  heed::require(json.is_object() && !json.empty(), name, ": not an object from tokens to ids");
+  heed::require(json.is_object() && !json.empty(), name,
+                ": the file must hold a JSON object from tokens to ids");
   std::vector<std::string> tokens(json.size());
   std::vector<bool> taken(json.size());
   for (const auto& [token, value] : json.items()) {
     heed::require(value.is_number_integer(), name, ": the token ", in_quotes(token), " has a ",
-                  value.type_name(), " that is no whole number as its id");
+                  value.type_name(), " as its id, it must be a whole number");
     const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() < json.size();
     heed::require(fits, name, ": the ids of ", json.size(), " tokens must be 0 to ",
                   json.size() - 1, " without a gap, but ", in_quotes(token), " has ", value.dump());
@@ -149,7 +152,7 @@ std::vector<BpeMerge> merges_from_lines(const std::vector<std::string>& lines,
     const bool pair = space != std::string::npos && space > 0 && space + 1 < line.size() &&
                       line.find(' ', space + 1) == std::string::npos;
     heed::require(pair, names.merges, " line ", i + 1, ": ", in_quotes(line),
-                  " is no pair of tokens with one space between");
+                  " must be two tokens with one space between");
     merges.push_back({line.substr(0, space), line.substr(space + 1), Index(i + 1)});
   }
   return merges;

@@ -24,19 +24,19 @@
 
 namespace heed_lm {
 
-// Spelled in printable characters.
+// A pair of tokens that become one, spelled in printable characters.
 struct BpeMerge {
   std::string left, right;
-  Index line;  // for messages
+  Index line;  // of merges.txt, for messages
 };
 
-// For messages: where tokens and merges came from.
+// Where tokens and merges came from, for messages.
 struct BpeNames {
   std::string tokens, merges;
 };
 inline const BpeNames kTokenizerState = {"tokenizer state, tokens", "tokenizer state, merges"};
 
-// A first line that begins with #version is left out, and so are empty lines.
+// The merges of the lines of merges.txt. A first line that begins with #version is left out, and so are empty lines.
 [[nodiscard]] std::vector<BpeMerge> merges_from_lines(const std::vector<std::string>& lines,
                                                       const BpeNames& names);
 

@@ -45,7 +45,7 @@ Number number_of(const SafetensorsIndex& file, const std::filesystem::path& path
   return value;
 }
 
-// f(), with `what` before the sentence of what it throws.
+// Runs f() and puts `what` before the sentence that it throws, if any.
 template <class F>
 auto about(const std::string& what, F&& f) {
   try {
@@ -77,7 +77,7 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   return name.starts_with(kFirst) || name.starts_with(kSecond);
 }
 
-// Blocks of which there is a tensor: "blocks.0.", "blocks.1.", ...
+// The number of blocks of which the file has a tensor, by the names "blocks.0.", "blocks.1.", ...
 [[nodiscard]] Index count_blocks(const SafetensorsIndex& file) {
   const std::string start = "blocks.";
   std::set<std::string> numbers;
@@ -87,8 +87,8 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   return Index(numbers.size());
 }
 
-// Throws unless the file holds a model of these settings, as far as that can be said before one is made: then
-// making it takes memory in proportion to the file.
+// Throws unless the file's header can be that of a model of these settings. After this check, making the model takes
+// memory in proportion to the file, whatever numbers the settings claim.
 void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std::string& what) {
   about(what + " cannot be used", [&] { require_usable(c); });
   const auto matches = [&](const char* field, Index value, const std::string& tensor,
@@ -122,14 +122,15 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
       " has vocabulary = " + std::to_string(c.vocabulary) + ", width = " + std::to_string(c.width) +
       ", hidden = " + std::to_string(c.hidden) + ", depth = " + std::to_string(c.depth) +
       ", len = " + std::to_string(c.len) + " and prototypes = " + std::to_string(c.prototypes);
-  // Prototypes are made for every variant, if only to be thrown away.
+  // Prototypes count for every variant: making the model allocates them even where its variant has none.
   const double least = std::max(double(c.prototypes) * double(c.width),
                                 about(what + " cannot be used", [&] { return least_numbers(c); }));
   heed::require(least <= held, what, sizes, ", which needs ", Index(least),
                 " numbers at the least; the tensors hold ", Index(held));
 }
 
-// All but the weights: every number is checked against what the file holds, and the model is made.
+// The run that the header describes, without its weights: every number is checked against the file, then the model is
+// made.
 [[nodiscard]] Run described(const SafetensorsIndex& file, const std::filesystem::path& path) {
   heed::require(metadata(file, path, "format") == kFormat, path.string(), ": its format is ",
                 in_quotes(metadata(file, path, "format")), ", it must be ", kFormat);
@@ -222,11 +223,11 @@ bool is_gpt2_file(const std::filesystem::path& path) {
 Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                   std::shared_ptr<const Tokenizer> tokenizer) {
   heed::require(!has_own_frame(config.variant), path.string(), ": a GPT-2 cannot start ",
-                config.variant, ", whose frame is its own");
+                config.variant, ", which has a frame of its own");
   const nn::Gpt2File file(path, [&](const nn::GptOptions& sizes) {
     heed::require(tokenizer->vocab_size() == sizes.vocabulary, path.string(), ": it has ",
                   sizes.vocabulary, " words, the tokenizer has ", tokenizer->vocab_size(),
-                  "; it needs its own --vocab and --merges");
+                  "; --vocab and --merges must be those of this model");
   });
   nn::GptOptions options = file.options();
   options.dropout = config.dropout;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A run in a file: safetensors with the weights by their names, AdamW's moments as adamw.first.<name> and
-// adamw.second.<name>, and in the metadata the model's config, the tokenizer and where training stands. A
-// file is replaced as a whole or not at all.
+// A run of training as a safetensors file: the weights by their names, AdamW's moments as adamw.first.<name> and
+// adamw.second.<name>, and in the metadata the model's settings, the tokenizer and the number of steps done. A file is
+// replaced as a whole or not at all.
 
 #include "model_config.hpp"
 #include "tokenizer.hpp"
@@ -16,7 +16,7 @@
 
 namespace heed_lm {
 
-// How training goes on; a resumed run keeps it.
+// The settings of training, which a resumed run keeps.
 struct TrainSettings {
   Index batch = 16, steps = 1000, warmup = 100;
   Index len = 0;  // tokens of a sequence; 0: as many as the model has
@@ -46,13 +46,13 @@ struct Run {
   heed::nn::AdamW<float> optimiser;
 };
 
-// Throws std::runtime_error, and leaves the file as it was, where a number is not finite.
+// Writes the run. Where one of its numbers is not finite, throws std::runtime_error and leaves the file as it was.
 void save_run(Run& run, const std::filesystem::path& path);
 // Throws std::runtime_error or std::invalid_argument with one sentence that begins with the path.
 [[nodiscard]] Run load_run(const std::filesystem::path& path);
 
-// A GPT-2 of Hugging Face as the start of a run with any variant in its frame. Sizes and activation of
-// `config` are the file's; `tokenizer` must have as many words.
+// A run that starts from a GPT-2 of Hugging Face, with any variant that fits into its frame. Sizes and activation are
+// those of the file, not those of `config`. `tokenizer` must have as many words as the file.
 [[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                                 std::shared_ptr<const Tokenizer> tokenizer);
 [[nodiscard]] bool is_gpt2_file(const std::filesystem::path& path);

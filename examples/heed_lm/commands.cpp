@@ -28,8 +28,9 @@ using heed_program::as_usage;
 
 std::atomic<bool> interrupted{false};
 
-// While it lives, Ctrl-C, SIGTERM and SIGHUP ask training to stop; a Ctrl-C after that ends the program. The other
-// two may come together, when a session ends, and ask once. A SIGHUP that was ignored before (nohup) stays so.
+// While this object lives, Ctrl-C, SIGTERM and SIGHUP ask training to stop, and a Ctrl-C after that ends the program.
+// SIGTERM and SIGHUP never end it at once: both come together when a session ends. A SIGHUP that was ignored before,
+// as nohup does, stays ignored.
 class InterruptGuard {
  public:
   InterruptGuard() {
@@ -58,7 +59,7 @@ class InterruptGuard {
   return text;
 }
 
-// A line per validation; on a terminal one more that is drawn again ten times a second.
+// Prints a line per validation; on a terminal also a line of progress, drawn again ten times a second.
 class TrainingLog {
  public:
   TrainingLog() = default;
@@ -88,7 +89,7 @@ class TrainingLog {
     clear();
     std::fprintf(stderr, "heed_lm: %s\n", text.c_str());
   }
-  // Of this run, after its end.
+  // To be called at the end: says how many steps of this run were skipped.
   void skipped_steps() {
     if (skipped_ > 1) fault(std::to_string(skipped_) + " steps were skipped in all");
   }
@@ -105,7 +106,7 @@ class TrainingLog {
   Clock::time_point drawn_;
 };
 
-// Nothing without --report.
+// The page of --report, or nothing without that option.
 [[nodiscard]] std::optional<RunReport> open_report(const TrainCommand& command) {
   if (command.report.empty()) return {};
   return as_usage([&] { return RunReport(command.report, "Training of a language model"); });
@@ -131,7 +132,10 @@ void require_outputs(const TrainCommand& command) {
                                                 {"--vocab", d.vocab},
                                                 {"--merges", d.merges},
                                                 {"--gpt2", command.gpt2}};
-  const heed_program::NamedFile out{"--out", command.out};
+  // Without --out the run is saved where it was resumed from.
+  const heed_program::NamedFile out{
+      command.out == command.resume && !command.given.contains("--out") ? "--resume" : "--out",
+      command.out};
   heed_program::require_apart(out, files);
   if (!out.path.empty()) heed_program::require_output(out.option, out.path);
   if (out.path != command.resume) files.push_back({"--resume", command.resume});
@@ -139,18 +143,18 @@ void require_outputs(const TrainCommand& command) {
   heed_program::require_pages_apart({"--report", command.report}, files);
 }
 
-// The run that the command starts or goes on with, and the data that fit its tokenizer.
+// The run that the command starts or goes on with, and its data in tokens.
 struct Prepared {
   Run run;
   std::unique_ptr<DataSource> data;
 };
 
 [[nodiscard]] Prepared prepare(TrainCommand& command) {
-  heed::require(command.resume.empty() || command.gpt2.empty(),
-                "--resume and --gpt2 were given; it must be one of them");
   Prepared p;
+  Index before = 0;  // steps that the resumed run was to have
   if (!command.resume.empty()) {
     p.run = load_run(command.resume);
+    before = p.run.train.steps;
     require_finite(p.run, command.resume);
     require_same_settings(command, p.run);
     if (command.given.contains("--steps")) p.run.train.steps = command.train.steps;
@@ -168,18 +172,19 @@ struct Prepared {
     p.run.config.vocabulary = p.run.tokenizer->vocab_size();
     p.run.config.len = command.data.len;
     p.run.train = command.train;
-    p.run.model = std::make_unique<Model>(make_model(p.run.config));
+    p.run.model = std::make_unique<Model>(make_model(p.run.config, Naming::options));
   }
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
-                ": it was trained on other data than this, or another part was held out");
+                ": the run was trained on other data than these, or with another part held out");
   heed::require(p.run.step < p.run.train.steps, command.resume, ": step ", p.run.step, " of ",
-                p.run.train.steps, " is done; --steps must be more to go on");
+                before, " is done; --steps is ", p.run.train.steps, ", it must be more than ",
+                p.run.step, " to go on");
   p.run.data = p.data->fingerprint();
   return p;
 }
 
-// A model's config and tokenizer, from a checkpoint or from a GPT-2 with its vocabulary.
+// The model and tokenizer of a checkpoint, or of a GPT-2 with its vocabulary.
 [[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
                            const std::string& merges) {
   const bool gpt2 = is_gpt2_file(checkpoint);
@@ -187,6 +192,9 @@ struct Prepared {
                 ": a GPT-2 of Hugging Face needs --vocab and --merges");
   Run run = gpt2 ? run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges))
                  : load_run(checkpoint);
+  for (const auto& [option, file] : {std::pair{"--vocab", &vocab}, {"--merges", &merges}})
+    heed::require(gpt2 || file->empty(), option, " is ", *file, ", ", checkpoint,
+                  " has a tokenizer of its own");
   require_finite(run, checkpoint);
   return run;
 }
@@ -199,7 +207,17 @@ struct Prepared {
          !(gpt2->tied && name == "lm_head.weight");
 }
 
-// What the attention layers say of the last rows they saw: steps, tension, residual, ...
+[[nodiscard]] std::vector<Index> encode_prompt(const Tokenizer& tokenizer,
+                                               const std::string& prompt) {
+  heed::require(!prompt.empty(), "--prompt is \"\", it must hold at least one character");
+  try {
+    return tokenizer.encode(prompt);
+  } catch (const std::invalid_argument& error) {
+    heed::fail("--prompt ", heed::io::in_quotes(prompt), ": ", error.what());
+  }
+}
+
+// Prints what each attention layer reports of the last rows it saw: steps, tension, residual, ...
 void print_reports(Model& model) {
   Index number = 0;
   for (auto& block : model.blocks()) {
@@ -217,8 +235,11 @@ void print_reports(Model& model) {
 }  // namespace
 
 int run_train(TrainCommand command) {
-  const bool known = std::ranges::count(model_names(), command.model.variant) > 0;
-  heed::require(known, "--variant is ", command.model.variant, "; --help lists the variants");
+  const std::vector<std::string> names = model_names();
+  heed::require(std::ranges::count(names, command.model.variant) > 0, "--variant is ",
+                command.model.variant, ", it must be one of ", list_of(names));
+  heed::require(command.resume.empty() || command.gpt2.empty(),
+                "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;
   require_outputs(command);
   Prepared p = as_usage([&] { return prepare(command); });
@@ -229,7 +250,7 @@ int run_train(TrainCommand command) {
               nn::count_weights<float>(*run.model), p.data->description().c_str());
   std::fflush(stdout);
   const InterruptGuard guard;
-  // A run that leaves files does not end with the reader of its lines; main() says so in the end.
+  // A run that leaves files goes on when nobody reads its lines any more; main() reports the lost output at the end.
   if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
   TrainingLog log;
   Index saved = -1;  // step of the last checkpoint
@@ -281,6 +302,9 @@ int run_eval(const EvalCommand& command) {
       [&] { return open_run(command.checkpoint, command.data.vocab, command.data.merges); });
   DataSettings settings = command.data;
   settings.len = run.config.len;
+  heed::require(settings.tokenizer.empty() || settings.tokenizer == run.tokenizer->name(),
+                "--tokenizer is ", settings.tokenizer, ", ", command.checkpoint, " has ",
+                run.tokenizer->name());
   const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
   nn::Context<float> context;
   context.threads = command.threads;
@@ -303,8 +327,7 @@ int run_generate(const GenerateCommand& command) {
   sampling.window = run.config.len;
   const std::string start =
       command.prompt ? *command.prompt : run.tokenizer->token(text_start(*run.tokenizer));
-  const std::vector<Index> prompt = run.tokenizer->encode(start);
-  heed::require(!prompt.empty(), "--prompt is \"\", it must hold a token at least");
+  const std::vector<Index> prompt = encode_prompt(*run.tokenizer, start);
   nn::Context<float> context;
   context.threads = command.threads;
   StreamDecoder decoder(*run.tokenizer);

@@ -17,7 +17,7 @@ namespace heed_lm {
 
 namespace {
 
-// FNV-1a over whole numbers.
+// The FNV-1a hash of whole numbers.
 [[nodiscard]] std::uint64_t hash_of(std::span<const Index> numbers) {
   std::uint64_t hash = 0xCBF29CE484222325u;
   for (const Index n : numbers) hash = (hash ^ std::uint64_t(n)) * 0x100000001B3u;
@@ -51,7 +51,7 @@ class TextSource final : public DataSource {
   TextData data_;
 };
 
-// The last examples of the file are held out; the others are taken in a new order each epoch.
+// Instructions of a file: its last examples are held out, the others are taken in a new order each epoch.
 class InstructionSource final : public DataSource {
  public:
   InstructionSource(const std::vector<Instruction>& examples, const Tokenizer& tokenizer,
@@ -60,8 +60,11 @@ class InstructionSource final : public DataSource {
     const Index held =
         std::max<Index>(1, Index(std::llround(settings.held_out * double(data_.count()))));
     training_ = data_.count() - held;
-    heed::require(training_ > 0, settings.instructions, ": ", data_.count(),
-                  " examples; there must be at least 2, one of them held out");
+    heed::require(data_.count() >= 2, "--instructions ", settings.instructions,
+                  ": the file has 1 example, it must have at least 2, one of them held out");
+    heed::require(training_ > 0, "--held-out is ", settings.held_out, ", which holds out all ",
+                  data_.count(), " examples of --instructions ", settings.instructions,
+                  "; at least one must be left");
     fingerprint_ = std::uint64_t(training_);
     for (Index i = 0; i < data_.count(); ++i) {
       const Index one[] = {i};
@@ -101,7 +104,7 @@ class InstructionSource final : public DataSource {
   std::uint64_t fingerprint_ = 0;
 };
 
-// Validation examples have numbers that training does not reach.
+// Balanced parentheses: the examples for validation have numbers that training does not reach.
 class ParenthesesSource final : public DataSource {
  public:
   explicit ParenthesesSource(const DataSettings& settings)
@@ -124,19 +127,28 @@ class ParenthesesSource final : public DataSource {
 };
 
 void require_one_source(const DataSettings& s) {
-  const int given = int(!s.text.empty()) + int(!s.instructions.empty()) + int(!s.task.empty());
-  heed::require(given == 1, "data: ", given,
-                " sources were given; it must be one of --text, --instructions and --task");
+  std::string given;
+  int count = 0;
+  for (const auto& [option, value] :
+       {std::pair{"--text", &s.text}, {"--instructions", &s.instructions}, {"--task", &s.task}})
+    if (!value->empty()) given += (count++ > 0 ? " and " : "") + std::string(option);
+  heed::require(count == 1, count == 0 ? "no data were given" : given + " were given",
+                ", it must be one of --text, --instructions and --task");
   heed::require(s.task.empty() || s.task == "parens", "--task is ", s.task, ", it must be parens");
 }
 
 [[nodiscard]] std::string read_some_text(const std::string& path) {
-  std::string text = read_text_file(path);
+  std::string text;
+  try {
+    text = read_text_file(path);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("--text " + std::string(error.what()));
+  }
   heed::require(!text.empty(), "--text ", path, ": the file is empty");
   return text;
 }
 
-// What is wrong with a text is said with its name.
+// f(), with the name of the text before what it throws and `advice` behind.
 template <class F>
 auto about_text(const std::string& path, const char* advice, F&& f) {
   try {
@@ -150,7 +162,14 @@ auto about_text(const std::string& path, const char* advice, F&& f) {
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
   require_one_source(s);
-  if (!s.task.empty()) return std::make_unique<CharacterTokenizer>(kParenthesesAlphabet);
+  if (!s.task.empty()) {
+    const bool other = !s.tokenizer.empty() && s.tokenizer != "characters";
+    heed::require(!other, "--tokenizer is ", s.tokenizer, ", --task parens needs characters");
+    for (const auto& [option, value] : {std::pair{"--vocab", &s.vocab}, {"--merges", &s.merges}})
+      heed::require(value->empty(), option, " is ", *value,
+                    ", --task parens has an alphabet of its own");
+    return std::make_unique<CharacterTokenizer>(kParenthesesAlphabet);
+  }
   heed::require(s.vocab.empty() == s.merges.empty(), "--vocab and --merges go together; ",
                 s.vocab.empty() ? "--vocab" : "--merges", " is missing");
   const std::string name = !s.tokenizer.empty() ? s.tokenizer
@@ -159,13 +178,15 @@ std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
                                                 : "characters";
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   if (name == "characters") {
-    heed::require(!s.text.empty(), "--tokenizer characters takes its alphabet from --text");
+    heed::require(!s.text.empty(),
+                  "--tokenizer is characters, whose alphabet comes from --text; --instructions "
+                  "needs bytes or gpt2");
     const std::string text = read_some_text(s.text);
     return about_text(s.text, "; --tokenizer bytes reads any file",
                       [&] { return std::make_unique<CharacterTokenizer>(alphabet_of(text)); });
   }
   heed::require(name == "gpt2", "--tokenizer is ", name, ", it must be bytes, characters or gpt2");
-  heed::require(!s.vocab.empty(), "--tokenizer gpt2 needs --vocab and --merges");
+  heed::require(!s.vocab.empty(), "--tokenizer is gpt2, which needs --vocab and --merges");
   return read_bpe_tokenizer(s.vocab, s.merges);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where batches come from: a text, instructions, or the parentheses task.
+// Where the batches of training and validation come from: a text, instructions, or the parentheses task.
 
 #include "text_batch.hpp"
 #include "tokenizer.hpp"
@@ -15,14 +15,16 @@ namespace heed_lm {
 class DataSource {
  public:
   virtual ~DataSource() = default;
-  // A function of seed and step alone.
+  // The batch of a step, a function of seed and step alone.
   [[nodiscard]] virtual Batch training_batch(Index rows, std::uint64_t seed,
                                              std::uint64_t step) const = 0;
-  // Rows of the hold-out, none of which training sees; rows first, first + 1, ... of validation_rows().
+  // The number of rows that are held out: training sees none of them.
   [[nodiscard]] virtual Index validation_rows() const = 0;
+  // At most `rows` of them, from number `first` on.
   [[nodiscard]] virtual Batch validation_batch(Index first, Index rows) const = 0;
-  // One line for people, and a number that changes with the data and with what of it is held out.
+  // One line for people.
   [[nodiscard]] virtual std::string description() const = 0;
+  // A number that changes with the data and with the part that is held out.
   [[nodiscard]] virtual std::uint64_t fingerprint() const = 0;
 };
 
@@ -36,12 +38,12 @@ struct DataSettings {
   std::uint64_t seed = 1;
 };
 
-// The tokenizer that the settings ask for; a text's own alphabet for characters.
+// Makes the tokenizer that the settings ask for; that of characters has the alphabet of the text.
 [[nodiscard]] std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);
 [[nodiscard]] std::unique_ptr<DataSource> open_data(const DataSettings& settings,
                                                     const Tokenizer& tokenizer);
 
-// Of tokens that are at hand; `len` and `held_out` of the settings are read.
+// The source of a text that is encoded already. Of the settings only `len` and `held_out` are read.
 [[nodiscard]] std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens,
                                                            const DataSettings& settings);
 

@@ -15,21 +15,21 @@ namespace {
 
 namespace nn = heed::nn;
 
-// The longest sequence that the model is to read.
+// The number of tokens that the model may read at once.
 [[nodiscard]] Index longest(const Model& model, const Sampling& s) {
   constexpr Index any = std::numeric_limits<Index>::max();
   const Index positions = model.options().max_len;
   return std::min(s.window > 0 ? s.window : any, positions > 0 ? positions : any);
 }
 
-// Logits behind a growing sequence: through the caches where the layers allow it, else over the whole
-// sequence again.
+// Computes the logits behind a growing sequence: with caches where all layers can step, else over the whole sequence
+// again for each token.
 class Reader {
  public:
   Reader(Model& model, nn::Context<float>& context, Index len)
       : model_(model), context_(context), len_(len), cache_(model.new_cache(1)) {}
 
-  // Of the last of all tokens read so far.
+  // Reads these tokens too and returns the logits behind the last of them.
   [[nodiscard]] std::span<const float> read(std::span<const Index> tokens) {
     sequence_.insert(sequence_.end(), tokens.begin(), tokens.end());
     std::vector<Index> next(tokens.begin(), tokens.end());
@@ -75,11 +75,11 @@ Index text_start(const Tokenizer& tokenizer) {
 }
 
 Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t number) {
-  // NaN is neither more nor less likely than another number: there is no order to choose by.
+  // A NaN compares as neither larger nor smaller than another number, so that there would be no order to choose by.
   const auto wrong = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
   if (wrong != logits.end())
     throw std::runtime_error("the logit of token " + std::to_string(wrong - logits.begin()) +
-                             " is " + std::to_string(*wrong) + ", it must be finite to choose by");
+                             " is " + std::to_string(*wrong) + ", it must be finite");
   std::vector<Index> order(logits.size());
   std::iota(order.begin(), order.end(), Index(0));
   const auto likelier = [&](Index a, Index b) {

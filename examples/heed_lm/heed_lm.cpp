@@ -46,6 +46,12 @@ class Options {
         ->capture_default_str()
         ->check(number(0, most));
   }
+  void share(const char* name, double& value, const char* text) const {
+    app_.add_option(name, value, std::string(text) + "; from 0 to below 1")
+        ->type_name("X")
+        ->capture_default_str()
+        ->check(heed_program::share());
+  }
   void seed(std::uint64_t& value, const char* text) const {
     app_.add_option("--seed", value, text)
         ->type_name("N")
@@ -68,16 +74,15 @@ class Options {
 
 void add_data(CLI::App& app, DataSettings& data) {
   const Options o(app);
-  o.file("--text", data.text, "Text to learn, the last part held out");
-  o.file("--instructions", data.instructions, "Instructions with answers, JSON lines");
-  o.word("--task", data.task, "parens: balanced parentheses, made as they are needed");
-  o.word(
-      "--tokenizer", data.tokenizer,
-      "bytes, characters or gpt2 (default: gpt2 with --vocab, characters with --text, else bytes)");
-  o.file("--vocab", data.vocab, "GPT-2's vocab.json");
-  o.file("--merges", data.merges, "GPT-2's merges.txt");
-  o.real("--held-out", data.held_out, "Part of the data that validation keeps, from 0 to below 1",
-         1);
+  o.file("--text", data.text, "Data: a text, whose last part is held out");
+  o.file("--instructions", data.instructions, "Data: instructions with answers, as JSON lines");
+  o.word("--task", data.task, "Data: \"parens\" makes balanced parentheses");
+  o.word("--tokenizer", data.tokenizer,
+         "How text becomes tokens: bytes, characters or gpt2 (default: gpt2 with --vocab, else "
+         "characters with --text, else bytes)");
+  o.file("--vocab", data.vocab, "GPT-2's vocab.json, goes together with --merges");
+  o.file("--merges", data.merges, "GPT-2's merges.txt, goes together with --vocab");
+  o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
 }
 
 void add_model(CLI::App& app, TrainCommand& c) {
@@ -85,77 +90,84 @@ void add_model(CLI::App& app, TrainCommand& c) {
   std::string names;
   for (const std::string& name : model_names()) names += (names.empty() ? "" : ", ") + name;
   app.add_option("--variant", c.model.variant,
-                 "Attention in the frame of GPT-2, or a stack with its own: " + names)
+                 "Kind of attention, or of a model with a frame of its own: " + names)
       ->type_name("NAME")
       ->capture_default_str();
-  o.size("--width", c.model.width, "Width, a multiple of the heads");
-  o.size("--heads", c.model.heads, "Heads");
+  o.size("--width", c.model.width, "Width of the model, a multiple of --heads");
+  o.size("--heads", c.model.heads, "Number of heads of each attention layer");
   o.size("--depth", c.model.depth, "Number of blocks");
   o.size("--hidden", c.model.hidden,
-         "Width inside of the MLP; 0: four times the width, dialectical-lm twice", 0);
-  o.size("--len", c.data.len, "Tokens of a sequence");
-  o.real("--dropout", c.model.dropout, "Of embeddings and blocks, from 0 to below 1", 1);
-  o.real("--attention-dropout", c.model.attention_dropout,
-         "Of the attention's weights, from 0 to below 1", 1);
-  app.add_flag("--untied{false}", c.model.tied, "A head of its own beside the embedding");
+         "Width inside of the MLP; 0: four times --width, for dialectical-lm twice", 0);
+  o.size("--len", c.data.len, "Number of tokens of a sequence");
+  o.share("--dropout", c.model.dropout, "Share of embeddings and block outputs that is dropped");
+  o.share("--attention-dropout", c.model.attention_dropout,
+          "Share of the attention's weights that is dropped");
+  app.add_flag("--untied{false}", c.model.tied,
+               "Gives the output a matrix of its own instead of the embedding");
   app.add_flag("--no-mask{false}", c.model.causal,
-               "dialectical-lm without its mask, as in its source");
+               "Lets tokens of dialectical-lm see later ones, as in its source");
 }
 
 void add_train(CLI::App& app, TrainCommand& c) {
   const Options o(app);
   add_data(app, c.data);
   add_model(app, c);
-  o.size("--batch", c.train.batch, "Sequences per step");
-  o.size("--steps", c.train.steps, "Steps in all, those of a resumed run included", 1, kMaxSteps);
-  o.size("--warmup", c.train.warmup, "Steps until the learning rate has its peak", 0, kMaxSteps);
+  o.size("--batch", c.train.batch, "Number of sequences per step");
+  o.size("--steps", c.train.steps, "Number of steps in all, those of a resumed run included", 1,
+         kMaxSteps);
+  o.size("--warmup", c.train.warmup, "Number of steps until the learning rate reaches its peak", 0,
+         kMaxSteps);
   o.real("--lr", c.train.learning_rate, "Peak of the learning rate");
-  o.real("--weight-decay", c.train.weight_decay, "Of matrices, per unit of the learning rate");
-  o.real("--clip", c.train.clip, "Largest norm of a gradient; 0: any");
-  o.seed(c.train.seed, "Of weights, batches and dropout");
+  o.real("--weight-decay", c.train.weight_decay,
+         "Decay of matrices per step, as a multiple of the learning rate");
+  o.real("--clip", c.train.clip, "Largest norm of the gradient, longer ones are scaled; 0: any");
+  o.seed(c.train.seed, "Seed of weights, batches and dropout");
   o.file("--out", c.out, "Checkpoint to write (default: that of --resume)");
   o.file("--resume", c.resume,
-         "Checkpoint to go on from, with its model and settings, which other options may not "
-         "contradict; --steps "
-         "may be raised, data are named again");
+         "Checkpoint to go on from. The run keeps its model and settings: other options must agree "
+         "with them, --steps may be raised, and the data must be named again");
   o.file("--gpt2", c.gpt2, "model.safetensors of a Hugging Face GPT-2 to start from");
   o.file("--report", c.report,
-         "Writes report.html, a page of pictures, and each picture as SVG into this folder",
+         "Folder for report.html, a page of pictures, and for each picture as an SVG file",
          "FOLDER");
   o.size("--eval-every", c.evaluate_every,
-         "Steps from one validation to the next; 0: at the end only", 0, kMaxSteps);
-  o.size("--save-every", c.save_every, "Steps from one checkpoint to the next; 0: at the end only",
-         0, kMaxSteps);
+         "Number of steps between validations; 0: only one at the end", 0, kMaxSteps);
+  o.size("--save-every", c.save_every,
+         "Number of steps between checkpoints; 0: only one at the end", 0, kMaxSteps);
   o.threads(c.threads);
 }
 
 void add_eval(CLI::App& app, EvalCommand& c) {
   const Options o(app);
-  o.required_file("checkpoint", c.checkpoint, "Of heed_lm train, or a Hugging Face GPT-2");
+  o.required_file("checkpoint", c.checkpoint,
+                  "Checkpoint of heed_lm train, or a Hugging Face GPT-2");
   add_data(app, c.data);
-  o.size("--batch", c.batch, "Sequences at a time");
+  o.size("--batch", c.batch, "Number of sequences at a time");
   o.threads(c.threads);
 }
 
 void add_generate(CLI::App& app, GenerateCommand& c) {
   const Options o(app);
-  o.required_file("checkpoint", c.checkpoint, "Of heed_lm train, or a Hugging Face GPT-2");
+  o.required_file("checkpoint", c.checkpoint,
+                  "Checkpoint of heed_lm train, or a Hugging Face GPT-2");
   app.add_option("--prompt", c.prompt,
                  "Text to go on with (default: a line break; where the model has none, a space or "
                  "its first token)")
       ->type_name("TEXT");
-  o.size("--tokens", c.tokens, "At most so many", 0, kMaxSteps);
-  o.real("--temperature", c.sampling.temperature, "0: always the likeliest token");
-  o.size("--top-k", c.sampling.top_k, "Of the likeliest tokens only; 0: all", 0, kMaxSteps);
+  o.size("--tokens", c.tokens, "Largest number of tokens to write", 0, kMaxSteps);
+  o.real("--temperature", c.sampling.temperature,
+         "How freely tokens are drawn; 0: always the likeliest token");
+  o.size("--top-k", c.sampling.top_k, "Draws among so many of the likeliest tokens; 0: among all",
+         0, kMaxSteps);
   o.real("--top-p", c.sampling.top_p,
-         "Of the likeliest tokens with this probability, from above 0 to 1", 1);
-  o.seed(c.sampling.seed, "Of the draws");
+         "Draws among the likeliest tokens that together have this probability, above 0", 1);
+  o.seed(c.sampling.seed, "Seed of the draws");
   o.file("--vocab", c.vocab, "GPT-2's vocab.json, for a Hugging Face GPT-2");
   o.file("--merges", c.merges, "GPT-2's merges.txt, for a Hugging Face GPT-2");
   o.threads(c.threads);
 }
 
-// The four commands and what was said about each.
+// The four commands and the options that were given for each.
 class CommandLine {
  public:
   CommandLine() {
@@ -169,7 +181,7 @@ class CommandLine {
     add_train(*train_app_, train_);
     add_eval(*eval_app_, eval_);
     add_generate(*generate_app_, generate_);
-    Options(*info_app_).required_file("file", file_, "Safetensors");
+    Options(*info_app_).required_file("file", file_, "A safetensors file");
   }
 
   int run(int argc, char** argv) {
@@ -184,18 +196,19 @@ class CommandLine {
       std::puts(version.what());
       return 0;
     } catch (const CLI::ParseError& error) {
-      throw heed_program::UsageError(std::string(error.what()) + "; --help lists the options");
+      throw heed_program::UsageError(heed_program::sentence_of(error));
     }
     return run_command();
   }
 
  private:
   static constexpr const char* kOutput =
-      "\nStandard output has the results, a line each; progress is a line on standard error where "
-      "that is a\n"
-      "terminal. bench/FORMATS.md describes the lines, the page of --report and checkpoints.\n";
+      "\nStandard output has the results, a line each. Progress is a line on standard error if "
+      "that "
+      "is a terminal.\n"
+      "bench/FORMATS.md describes the lines, the page of --report and checkpoints.\n";
 
-  // CLI11 says of a wrong command that one is required.
+  // Refuses a wrong command itself: CLI11 would only say that a command is required.
   void require_command(int argc, char** argv) const {
     const std::string word = argc > 1 ? argv[1] : "";
     if (word.rfind("-", 0) == 0) return;
@@ -217,12 +230,13 @@ class CommandLine {
     return run_info(file_);
   }
 
-  CLI::App app_{"Small language models with any variant of attention", "heed_lm"};
+  CLI::App app_{"Trains, evaluates and asks small language models with any variant of attention.",
+                "heed_lm"};
   CLI::App* train_app_ = app_.add_subcommand("train", "Trains a model, or goes on training one");
   CLI::App* eval_app_ =
-      app_.add_subcommand("eval", "Loss on the part of the data that was held out");
+      app_.add_subcommand("eval", "Computes the loss on the part of the data that was held out");
   CLI::App* generate_app_ = app_.add_subcommand("generate", "Goes on with a text");
-  CLI::App* info_app_ = app_.add_subcommand("info", "What a file of weights holds");
+  CLI::App* info_app_ = app_.add_subcommand("info", "Lists what a file of weights holds");
   TrainCommand train_;
   EvalCommand eval_;
   GenerateCommand generate_;

@@ -22,7 +22,7 @@ using Json = nlohmann::json;
   return text.find_first_not_of(" \t\n\v\f\r") == std::string_view::npos;
 }
 
-// One line and its place.
+// A line of the file, with its number for messages.
 struct Line {
   std::string_view text;
   const std::string& name;
@@ -37,7 +37,8 @@ struct Line {
 [[nodiscard]] Json parse_object(const Line& line) {
   try {
     Json json = Json::parse(line.text);
-    if (!json.is_object()) line.fail("not a JSON object but a JSON ", json.type_name());
+    if (!json.is_object())
+      line.fail("the line must be a JSON object, it is a JSON ", json.type_name());
     return json;
   } catch (const Json::parse_error& error) {
     line.fail("not JSON from byte ", error.byte, " of ", line.text.size(), " on");
@@ -52,10 +53,11 @@ enum class Field { required, optional };
                                   const Line& line) {
   const auto found = object.find(key);
   if (found == object.end()) {
-    if (field == Field::required) line.fail("no \"", key, "\"");
+    if (field == Field::required) line.fail("the field \"", key, "\" is missing");
     return "";
   }
-  if (!found->is_string()) line.fail("\"", key, "\" is no text but a JSON ", found->type_name());
+  if (!found->is_string())
+    line.fail("\"", key, "\" must be text, it is a JSON ", found->type_name());
   return found->get<std::string>();
 }
 
@@ -69,9 +71,10 @@ void add_examples(const Line& line, std::vector<Instruction>& examples) {
   const auto instances = json.find("instances");
   if (instances == json.end()) return add(json);
   if (!instances->is_array() || instances->empty())
-    line.fail("\"instances\" is no list of at least one instance");
+    line.fail("\"instances\" must be a list of at least one instance");
   for (const Json& instance : *instances) {
-    if (!instance.is_object()) line.fail("an instance is no object but a ", instance.type_name());
+    if (!instance.is_object())
+      line.fail("each instance must be a JSON object, one is a ", instance.type_name());
     add(instance);
   }
 }
@@ -87,7 +90,7 @@ std::vector<Instruction> parse_instructions(std::string_view lines, const std::s
     if (!blank(line.text)) add_examples(line, examples);
     lines.remove_prefix(std::min(end + 1, lines.size()));
   }
-  heed::require(!examples.empty(), name, ": no instruction in ", number, " lines");
+  heed::require(!examples.empty(), name, ": none of its ", number, " lines holds an instruction");
   return examples;
 }
 
@@ -114,7 +117,7 @@ std::vector<Index> example_order(Index count, std::uint64_t seed, std::uint64_t 
 InstructionData::InstructionData(const std::vector<Instruction>& examples,
                                  const Tokenizer& tokenizer, Index len)
     : padding_(tokenizer.end_of_text().value_or(0)) {
-  heed::require(len >= 2, "InstructionData: len is ", len, ", must be at least 2");
+  heed::require(len >= 2, "--len is ", len, ", --instructions needs at least 2");
   for (const Instruction& example : examples) {
     // GPT-2's pieces never reach across ":" and " ", so that two halves give the ids of the whole.
     std::vector<Index> response = tokenizer.encode(" " + example.output);

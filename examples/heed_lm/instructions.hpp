@@ -38,10 +38,10 @@ struct Instruction {
                                                           const std::string& name);
 [[nodiscard]] std::vector<Instruction> read_instructions(const std::string& path);
 
-// Up to "### Response:"; what a model is to go on from.
+// The text up to "### Response:", from which a model is to go on.
 [[nodiscard]] std::string prompt_of(const Instruction& example);
 
-// The numbers 0 to count - 1 in an order of this epoch: a function of seed and epoch.
+// The numbers 0 to count - 1 in the order of one epoch, a function of seed and epoch.
 [[nodiscard]] std::vector<Index> example_order(Index count, std::uint64_t seed,
                                                std::uint64_t epoch);
 
@@ -56,13 +56,13 @@ class InstructionData {
   // How many examples have been cut.
   [[nodiscard]] Index cut_count() const { return cut_; }
 
-  // These examples as rows, as long as the longest of them, at most len. Padding has no targets.
+  // These examples as rows of a batch that is as long as the longest of them, at most len. Padding has no targets.
   [[nodiscard]] Batch batch(std::span<const Index> examples) const;
 
  private:
   struct Example {
     std::vector<Index> tokens;
-    Index prompt;  // so many of them
+    Index prompt;  // number of tokens that belong to the prompt
   };
   [[nodiscard]] Example fit(std::vector<Index> prompt, std::vector<Index> response, Index room);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Settings as JSON. A struct names its fields once: S::for_each_field(s, f) calls f(name, member).
+// Reads and writes a struct of settings as JSON. The struct lists its fields once: S::for_each_field(s, f) calls
+// f(name, member) for each.
 
 #include <heed/core/error.hpp>
 
@@ -19,21 +20,21 @@ template <class S>
   return object.dump();
 }
 
-// A field that the text does not have keeps its default; one that S does not have is refused. Throws
-// std::invalid_argument; `what` begins the sentence.
+// Reads settings from JSON. A field that the text lacks keeps its default; a field that S lacks is refused. Throws
+// std::invalid_argument with a sentence that begins with `what`.
 template <class S>
 [[nodiscard]] S from_json(const std::string& text, const std::string& what) {
   S settings;
   std::set<std::string> known;
   try {
     const nlohmann::json object = nlohmann::json::parse(text);
-    heed::require(object.is_object(), what, " is no JSON object");
+    heed::require(object.is_object(), what, " must be a JSON object");
     S::for_each_field(settings, [&](const char* name, auto& value) {
       known.insert(name);
       if (!object.contains(name)) return;
       const nlohmann::json& stored = object.at(name);
       stored.get_to(value);
-      // Equal as JSON are also -1 and 2^64 - 1.
+      // Compared as text too, since JSON numbers -1 and 2^64 - 1 compare equal.
       const nlohmann::json taken(value);
       const bool same =
           taken == stored && (!stored.is_number_integer() || !taken.is_number_integer() ||

@@ -16,7 +16,7 @@ namespace {
 
 namespace nn = heed::nn;
 
-// f(member, the same of GptOptions)
+// Calls f(member, member of GptOptions with the same meaning) for each member that both have.
 template <class Config, class Options, class F>
 void for_each_option(Config& c, Options& o, F&& f) {
   f(c.vocabulary, o.vocabulary);
@@ -30,7 +30,7 @@ void for_each_option(Config& c, Options& o, F&& f) {
   f(c.attention_dropout, o.attention_dropout);
 }
 
-// The MLP's columns in widths.
+// How many times wider than the model the MLP of dialectical-lm is.
 [[nodiscard]] Index dialectical_factor(const ModelConfig& c) {
   return c.hidden > 0 ? std::max<Index>(1, c.hidden / c.width) : 2;
 }
@@ -68,7 +68,7 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   });
 }
 
-// Columns of the MLP.
+// Width inside of the MLP.
 [[nodiscard]] Index hidden_of(const ModelConfig& c) {
   if (c.variant == kDialecticalLm) return dialectical_factor(c) * c.width;
   return c.hidden > 0 ? c.hidden : 4 * c.width;
@@ -79,13 +79,14 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   return stack != nullptr ? stack->make(c) : make_gpt(c);
 }
 
-[[nodiscard]] std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
+// "attention_dropout" or "--attention-dropout". What no option sets keeps its name.
+[[nodiscard]] std::string name_of(std::string field, Naming naming) {
+  if (naming == Naming::fields || field == "vocabulary" || field == "prototypes") return field;
+  std::ranges::replace(field, '_', '-');
+  return "--" + field;
 }
 
-// By how many rows of its width a small model of the same kind grows with `size`.
+// The number of rows, each of the model's width, that a small model of the same kind gains when `size` grows by 1.
 [[nodiscard]] Index rows_per(const ModelConfig& c, Index ModelConfig::*size) {
   ModelConfig small = c;
   small.vocabulary = small.depth = small.len = small.prototypes = 1;
@@ -133,11 +134,18 @@ std::vector<std::string> model_names() {
   return names;
 }
 
+std::string list_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 bool has_own_frame(const std::string& variant) { return find_stack(variant) != nullptr; }
 
-void require_usable(const ModelConfig& c) {
-  const auto at_least = [](const char* name, Index value, Index least) {
-    heed::require(value >= least, name, " is ", value, ", it must be at least ", least);
+void require_usable(const ModelConfig& c, Naming naming) {
+  const auto called = [naming](const std::string& field) { return name_of(field, naming); };
+  const auto at_least = [&](const char* name, Index value, Index least) {
+    heed::require(value >= least, called(name), " is ", value, ", it must be at least ", least);
   };
   at_least("vocabulary", c.vocabulary, 1);
   at_least("width", c.width, 1);
@@ -152,22 +160,23 @@ void require_usable(const ModelConfig& c) {
                                     {"len", c.len},
                                     {"hidden", c.hidden},
                                     {"prototypes", c.prototypes}})
-    heed::require(value <= heed_program::kMaxSize, name, " is ", value, ", it must be at most ",
-                  heed_program::kMaxSize);
+    heed::require(value <= heed_program::kMaxSize, called(name), " is ", value,
+                  ", it must be at most ", heed_program::kMaxSize);
   const std::vector<std::string> names = model_names();
-  heed::require(std::ranges::count(names, c.variant) > 0,
-                "variant: ", c.variant.size() > 80 ? c.variant.substr(0, 80) + "..." : c.variant,
-                " is no variant; there are ", list_of(names));
-  heed::require(c.width % c.heads == 0, "width is ", c.width, ", it must be a multiple of heads, ",
-                c.heads);
+  heed::require(std::ranges::count(names, c.variant) > 0, called("variant"), " is ",
+                c.variant.size() > 80 ? c.variant.substr(0, 80) + "..." : c.variant,
+                ", it must be one of ", list_of(names));
+  heed::require(c.width % c.heads == 0, called("width"), " is ", c.width,
+                ", it must be a multiple of ", called("heads"), ", ", c.heads);
   for (const auto& [name, part] :
        {std::pair{"dropout", c.dropout}, {"attention_dropout", c.attention_dropout}}) {
-    heed::require(part >= 0 && part < 1, name, " is ", part, ", it must lie in [0, 1)");
-    heed::require(part == 0 || c.variant != kDialecticalLm, name, " is ", part, ", ",
+    heed::require(part >= 0 && part < 1, called(name), " is ", part, ", it must lie in [0, 1)");
+    heed::require(part == 0 || c.variant != kDialecticalLm, called(name), " is ", part, ", ",
                   kDialecticalLm, " has none; it must be 0");
   }
-  heed::require(c.causal || c.variant == kDialecticalLm, "causal is false for ", c.variant,
-                ", only ", kDialecticalLm, " can do without its mask");
+  heed::require(c.causal || c.variant == kDialecticalLm,
+                naming == Naming::options ? "--no-mask was given" : "causal is false", " for ",
+                c.variant, ", only ", kDialecticalLm, " can do without its mask");
 }
 
 double least_numbers(const ModelConfig& c) {
@@ -182,11 +191,17 @@ double least_numbers(const ModelConfig& c) {
                   blocks * (square + 2 * hidden + rows(&ModelConfig::prototypes)));
 }
 
-Model make_model(const ModelConfig& config) {
-  require_usable(config);
-  Model model = make_untrained(config);
-  nn::initialise(model, config.seed);
-  return model;
+Model make_model(const ModelConfig& config, Naming naming) {
+  require_usable(config, naming);
+  try {
+    Model model = make_untrained(config);
+    nn::initialise(model, config.seed);
+    return model;
+  } catch (const std::invalid_argument& error) {
+    heed::fail(config.variant, " does not fit ", name_of("width", naming), " ", config.width,
+               " with ", name_of("heads", naming), " ", config.heads, ", which make a head of ",
+               config.width / config.heads, " columns (", error.what(), ")");
+  }
 }
 
 }  // namespace heed_lm

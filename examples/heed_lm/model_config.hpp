@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a model is made from, as the command line and checkpoints have it.
+// The settings that a model is made from, as command lines and checkpoints have them.
 
 #include <heed/models/gpt.hpp>
 
@@ -45,23 +45,28 @@ struct ModelConfig {
     f("seed", c.seed);
   }
 
-  // What it shares with a GPT-2 stack, the activation aside.
+  // Takes over, or gives out, what it shares with a GPT-2 stack, except for the activation.
   void take(const heed::nn::GptOptions& options);
   [[nodiscard]] heed::nn::GptOptions gpt_options() const;
 };
 
-// Stacks with a frame of their own; and before them the attentions that GPT-2's frame takes.
+// stack_names() lists the stacks that have a frame of their own; model_names() lists the attentions that fit into
+// GPT-2's frame, then those stacks.
 [[nodiscard]] std::vector<std::string> stack_names();
 [[nodiscard]] std::vector<std::string> model_names();
+[[nodiscard]] std::string list_of(const std::vector<std::string>& names);  // "a, b, c"
 [[nodiscard]] bool has_own_frame(const std::string& variant);
 
+// How messages call a setting: attention_dropout as checkpoints do, or --attention-dropout as command lines do.
+enum class Naming { fields, options };
+
 // Throws std::invalid_argument unless each setting can be used; makes nothing.
-void require_usable(const ModelConfig& config);
-// Numbers (weights, and what layers keep beside them) that a model of usable settings has at the least, without
-// making it: within a factor of 16 of what it has.
+void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
+// Lower bound on the numbers that a model of usable settings holds, weights and what layers keep beside them. The
+// model is not made; it holds at most 16 times as many.
 [[nodiscard]] double least_numbers(const ModelConfig& config);
 
-// With its first weights.
-[[nodiscard]] Model make_model(const ModelConfig& config);
+// A model with its first weights. Throws std::invalid_argument where the settings do not fit together.
+[[nodiscard]] Model make_model(const ModelConfig& config, Naming naming = Naming::fields);
 
 }  // namespace heed_lm

@@ -15,7 +15,7 @@ namespace {
 
 [[nodiscard]] Index id_of(char c) { return Index(std::string_view(kParenthesesAlphabet).find(c)); }
 
-// Stops at `limit`: what follows would be cut anyway.
+// Puts fillers between the characters of `text`. Stops at `limit` characters, behind which the text is cut anyway.
 [[nodiscard]] std::string fill(const std::string& text, std::size_t limit, Draws& draws) {
   constexpr std::string_view fillers = "ab ";
   std::string filled;
@@ -41,7 +41,7 @@ ParenthesesTask::ParenthesesTask(std::uint64_t seed, Index max_pairs, Index max_
     : seed_(seed), max_pairs_(max_pairs), max_len_(max_len) {
   heed::require(max_pairs >= 1 && max_pairs <= 1000, "ParenthesesTask: max_pairs is ", max_pairs,
                 ", must be 1 to 1000");
-  heed::require(max_len >= 2, "ParenthesesTask: max_len is ", max_len, ", must be at least 2");
+  heed::require(max_len >= 2, "--len is ", max_len, ", --task parens needs at least 2");
 }
 
 std::string ParenthesesTask::text(std::uint64_t i) const {

@@ -11,7 +11,7 @@ namespace heed_lm {
 
 namespace {
 
-// Compares the options that were given with what a file says.
+// Compares the options that were given with what a file holds.
 class Comparison {
  public:
   Comparison(const TrainCommand& command, const std::string& file, const char* has)
@@ -33,7 +33,7 @@ class Comparison {
   const char* has_;
 };
 
-// Of the MLP, its default spelled out.
+// Width inside of the MLP, with the default of 0 spelled out.
 [[nodiscard]] Index hidden_width(Index hidden, const ModelConfig& config) {
   return hidden > 0 ? hidden : (config.variant == kDialecticalLm ? 2 : 4) * config.width;
 }

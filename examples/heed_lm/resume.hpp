@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Options of a run that goes on: what its checkpoint has decided, and the command that goes on from one.
+// Resumed runs: a check that options agree with the checkpoint, and the command that resumes a run.
 
 #include "commands.hpp"
 
@@ -11,7 +11,7 @@ namespace heed_lm {
 // of --resume, or the sizes of --gpt2.
 void require_same_settings(const TrainCommand& command, const Run& run);
 
-// For a shell: goes on from command.out.
+// A shell command that resumes the run from command.out.
 [[nodiscard]] std::string resuming_command(const TrainCommand& command);
 
 }  // namespace heed_lm

@@ -10,7 +10,7 @@
 
 namespace heed_lm {
 
-// A loss for people: "1.2345", or that it is not finite.
+// A loss as text: "1.2345" or "not finite".
 [[nodiscard]] std::string loss_text(double loss);
 
 class RunReport {
@@ -22,7 +22,7 @@ class RunReport {
   void step(const Report& report);
   void evaluation(Index step, double loss);
 
-  // Training goes on without the page if it cannot be written; standard error is told so once.
+  // Writes the page. If that fails, says so on standard error the first time, and training goes on.
   void write();
   [[nodiscard]] bool failed() const { return failed_; }
 

@@ -10,15 +10,15 @@ namespace heed_lm {
 
 using heed::Index;
 
-// A target that the loss leaves out.
+// The target of a token that does not count in the loss.
 inline constexpr Index kNoTarget = heed::nn::kIgnoreIndex;
 
-// What one step trains or evaluates on; targets[i] is the token that follows inputs[i].
+// The tokens that one step trains or evaluates on; targets[i] is the token that follows inputs[i].
 struct Batch {
   Index rows, len;
   std::vector<Index> inputs, targets;  // (rows, len)
 
-  // All inputs are `padding`, all targets are left out.
+  // Sets all inputs to `padding` and all targets to kNoTarget.
   Batch(Index row_count, Index length, Index padding)
       : rows(row_count),
         len(length),

@@ -18,12 +18,13 @@ TextData::TextData(std::vector<Index> tokens, Index len, double held_out)
                 ", must be in [0, 1)");
   const Index count = Index(tokens_.size());
   // count / 2 <= len instead of count < 2 (len + 1), which may overflow.
-  heed::require(count / 2 > len, "TextData: the text has ", count, " tokens, but windows of ", len,
-                " need two parts of ", len, " + 1 each");
+  heed::require(count / 2 > len, "the text has ", count, " tokens, sequences of ", len,
+                " tokens (--len) need ", len, " + 1 to train on and as many held out");
   const Index validation = std::max(Index(std::llround(held_out * double(count))), len + 1);
   training_ = count - validation;
-  heed::require(training_ > len, "TextData: a hold-out of ", validation, " leaves ", training_,
-                " of ", count, " tokens for training, but windows of ", len, " need ", len, " + 1");
+  heed::require(training_ > len, "the text has ", count, " tokens, ", validation,
+                " are held out (--held-out), the other ", training_,
+                " must be more than the tokens of a sequence, ", len, " (--len)");
 }
 
 Batch TextData::training_batch(Index rows, std::uint64_t seed, std::uint64_t step) const {

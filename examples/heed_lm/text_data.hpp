@@ -25,10 +25,10 @@ class TextData {
   [[nodiscard]] Index training_tokens() const { return training_; }
   [[nodiscard]] Index validation_tokens() const { return Index(tokens_.size()) - training_; }
 
-  // Windows at random places, (rows, len): a function of seed and step.
+  // Windows at random places, (rows, len), a function of seed and step.
   [[nodiscard]] Batch training_batch(Index rows, std::uint64_t seed, std::uint64_t step) const;
 
-  // Windows that follow each other; together they have each token but the first as a target, once.
+  // The number of windows for validation. They follow each other: each token but the first is a target once.
   [[nodiscard]] Index validation_windows() const;
   // The windows from `first` on, at most `rows`. The last window may be shorter: it is filled up
   // with inputs 0 that have no target.

@@ -15,7 +15,7 @@ using heed::Utf8Step;
 
 void append_utf8(char32_t code, std::string& text);
 
-// For messages: U+0041 'A'.
+// The character as messages name it: U+0041 'A'.
 [[nodiscard]] std::string character_name(char32_t code);
 
 }  // namespace heed_lm

@@ -19,11 +19,11 @@ constexpr char32_t kReplacement = 0xFFFD;
 
 // Calls take(character, at) for each character of a text.
 template <class Take>
-void for_each_character(std::string_view text, const char* function, const Take& take) {
+void for_each_character(std::string_view text, const Take& take) {
   for (std::size_t at = 0; at < text.size();) {
     const Utf8Step step = utf8_step(text, at);
-    heed::require(step.kind == Utf8::character, function, ": byte ", at, " of ", text.size(),
-                  " is not UTF-8: ", int(static_cast<unsigned char>(text[at])));
+    heed::require(step.kind == Utf8::character, "byte ", at, " of ", text.size(),
+                  " is not UTF-8, it has the value ", int(static_cast<unsigned char>(text[at])));
     take(step.code, at);
     at += step.bytes;
   }
@@ -37,7 +37,7 @@ void for_each_character(std::string_view text, const char* function, const Take&
 
 [[nodiscard]] std::vector<std::string> all_characters(const std::string& alphabet) {
   std::vector<std::string> tokens;
-  for_each_character(alphabet, "CharacterTokenizer",
+  for_each_character(alphabet,
                      [&](char32_t code, std::size_t) { append_utf8(code, tokens.emplace_back()); });
   return tokens;
 }
@@ -80,10 +80,9 @@ void ByteTokenizer::encode_text(std::string_view text, std::vector<Index>& ids) 
 
 CharacterTokenizer::CharacterTokenizer(const std::string& alphabet)
     : Tokenizer(all_characters(alphabet), std::nullopt), alphabet_(alphabet) {
-  for_each_character(alphabet, "CharacterTokenizer", [&](char32_t code, std::size_t at) {
+  for_each_character(alphabet, [&](char32_t code, std::size_t at) {
     const bool added = ids_.emplace(code, Index(ids_.size())).second;
-    heed::require(added, "CharacterTokenizer: the alphabet has ", character_name(code),
-                  " twice, again at byte ", at);
+    heed::require(added, "the alphabet has ", character_name(code), " twice, again at byte ", at);
   });
 }
 
@@ -92,18 +91,17 @@ std::string CharacterTokenizer::state() const {
 }
 
 void CharacterTokenizer::encode_text(std::string_view text, std::vector<Index>& ids) const {
-  for_each_character(text, "CharacterTokenizer::encode", [&](char32_t code, std::size_t at) {
+  for_each_character(text, [&](char32_t code, std::size_t at) {
     const auto found = ids_.find(code);
-    heed::require(found != ids_.end(), "CharacterTokenizer::encode: the character ",
-                  character_name(code), " at byte ", at, " is not in the alphabet of ",
-                  vocab_size());
+    heed::require(found != ids_.end(), "the character ", character_name(code), " at byte ", at,
+                  " is not in the alphabet of ", vocab_size(), " characters");
     ids.push_back(found->second);
   });
 }
 
 std::string alphabet_of(std::string_view text) {
   std::set<char32_t> codes;
-  for_each_character(text, "alphabet_of", [&](char32_t code, std::size_t) { codes.insert(code); });
+  for_each_character(text, [&](char32_t code, std::size_t) { codes.insert(code); });
   std::string alphabet;
   for (const char32_t code : codes) append_utf8(code, alphabet);
   return alphabet;
@@ -121,12 +119,11 @@ std::unique_ptr<Tokenizer> tokenizer_from(const std::string& state) {
           json.at("tokens").get<std::vector<std::string>>(),
           merges_from_lines(json.at("merges").get<std::vector<std::string>>(), kTokenizerState),
           kTokenizerState);
-    heed::fail("tokenizer_from: the tokenizer \"",
-               name.size() > 80 ? name.substr(0, 80) + "..." : name,
-               "\" is unknown; known are bytes, characters, gpt2");
+    heed::fail("the tokenizer is \"", name.size() > 80 ? name.substr(0, 80) + "..." : name,
+               "\", it must be bytes, characters or gpt2");
   } catch (const nlohmann::json::exception& error) {
     const std::string words = error.what();  // may quote the whole state
-    heed::fail("tokenizer_from: the state is damaged: ",
+    heed::fail("the tokenizer is damaged: ",
                words.size() > 200 ? words.substr(0, 200) + "..." : words);
   }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Text as numbers and back. bpe_tokenizer.hpp has a third tokenizer.
+// Tokenizers turn text into numbers and back: by bytes and by characters here, by GPT-2's byte pairs in
+// bpe_tokenizer.hpp.
 
 #include <heed/core/config.hpp>
 
@@ -17,7 +18,7 @@ namespace heed_lm {
 
 using heed::Index;
 
-// What the name of the end-of-text token means where it stands in a text.
+// How encode() reads the name of the end-of-text token where it stands in a text.
 enum class EndOfText { as_text, as_token };
 
 // Errors: std::invalid_argument. Not for concurrent use: a tokenizer may remember what it encoded.
@@ -44,7 +45,7 @@ class Tokenizer {
       : tokens_(std::move(tokens)), end_of_text_(end_of_text) {}
 
  private:
-  // Adds the ids of a text without end-of-text tokens.
+  // Appends the ids of a text without end-of-text tokens.
   virtual void encode_text(std::string_view text, std::vector<Index>& ids) const = 0;
 
   std::vector<std::string> tokens_;  // by id
@@ -81,11 +82,11 @@ class CharacterTokenizer final : public Tokenizer {
 // The distinct characters of a text, sorted by code point.
 [[nodiscard]] std::string alphabet_of(std::string_view text);
 
-// From what state() gave.
+// Makes the tokenizer whose state() gave this text.
 [[nodiscard]] std::unique_ptr<Tokenizer> tokenizer_from(const std::string& state);
 
-// Makes text of tokens as they come, in complete characters. Valid text is unchanged; what can
-// never become a character is replaced by U+FFFD, one for each longest valid beginning.
+// Decodes tokens one at a time into complete characters. Valid text is unchanged. Bytes that can never become a
+// character are replaced by U+FFFD, one for each longest valid beginning.
 class StreamDecoder {
  public:
   // The tokenizer must outlive the decoder.
@@ -93,7 +94,7 @@ class StreamDecoder {
 
   // The characters that this token completes; often none or several.
   [[nodiscard]] std::string push(Index id);
-  // U+FFFD if the last character has remained incomplete, else nothing; then starts afresh.
+  // Ends the text: U+FFFD if the last character remained incomplete, else nothing.
   [[nodiscard]] std::string finish();
 
  private:

@@ -25,7 +25,7 @@ namespace nn = heed::nn;
   return weight.shape().size() >= 2;
 }
 
-// One step at the optimiser's present rate, or none. Returns what kept it from being taken, null: nothing.
+// Takes one step at the optimiser's present rate, or skips it. Returns why it was skipped, or null.
 [[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch,
                                     double& loss) {
   Model& model = *run.model;
@@ -46,7 +46,7 @@ namespace nn = heed::nn;
   return nullptr;
 }
 
-// Of the first rows that are held out: a short look at whether a model gives numbers at all.
+// The loss of the first rows that are held out: enough to see whether the model gives finite numbers.
 [[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
                                       const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
@@ -56,7 +56,7 @@ namespace nn = heed::nn;
   return loss;
 }
 
-// Says a thing the first time only.
+// Says a sentence the first time that it is called, and nothing later.
 class Once {
  public:
   explicit Once(const std::function<void(const std::string&)>& say) : say_(say) {}

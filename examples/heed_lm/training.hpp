@@ -17,7 +17,7 @@ struct NotFinite : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Where a run stands, for those who watch.
+// The state of a run after a step, for Watch::on_step.
 struct Report {
   Index step = 0, steps = 0;
   double loss = 0;  // of the last batch, nats per token; of any kind where the step was skipped
@@ -26,6 +26,7 @@ struct Report {
   bool skipped = false;  // a number of the step was not finite
 };
 
+// Functions that train() calls. Each may be empty.
 struct Watch {
   Index evaluate_every = 0;  // 0: at the end only
   std::function<void(const Report&)> on_step = {};
@@ -38,20 +39,20 @@ struct Watch {
            // one on the first save that is left out
 };
 
-// Mean loss over all rows that are held out, `batch` at a time.
+// The mean loss over all rows that are held out, computed `batch` rows at a time.
 [[nodiscard]] double evaluate(Model& model, heed::nn::Context<float>& context,
                               const DataSource& data, Index batch);
 
-// So many skipped steps in a row end training.
+// The number of skipped steps in a row that ends training.
 inline constexpr Index kMostFaults = 10;
 
-// From run.step to run.train.steps, or until asked to stop. Step t is a function of the weights, of
-// run.train and of t: a run that was saved and resumed goes on bit for bit.
+// Trains from run.step to run.train.steps, or until watch.stop() asks to stop. Step t is a function of the weights, of
+// run.train and of t alone: a run that was saved and resumed goes on bit for bit.
 //
-// A step whose loss or gradient is not finite, or that would leave a weight or a moment of the optimiser so,
-// is skipped: it counts as done, and weights and moments stay as they were. on_save is called for models alone
-// that give held-out rows a finite loss. Throws NotFinite after kMostFaults skipped steps in a row, and when
-// the last step or a stop leaves nothing that may be saved or whose loss is finite.
+// A step is skipped where its loss or gradient is not finite, or where a weight or a moment of the optimiser would not be
+// finite after it: it counts as done, and weights and moments stay as they were. on_save is called only for models that
+// give held-out rows a finite loss. Throws NotFinite after kMostFaults skipped steps in a row, and where held-out rows
+// have no finite loss after the last step or at a stop.
 void train(Run& run, const DataSource& data, int threads, const Watch& watch);
 
 }  // namespace heed_lm

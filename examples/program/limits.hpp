@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The largest numbers that options and files may ask for.
+// The largest numbers that the programs accept in options and files.
 
 #include <cstdint>
 

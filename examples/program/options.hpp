@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Values of options, checked while they are still text: what CLI11 converts itself takes NaN for any number
-// and -1 for 2^64 - 1.
+// Checks of option values that run while a value is still text, because CLI11's own conversion takes NaN for
+// any number and -1 for 2^64 - 1; and CLI11's refusals as sentences.
 
 #include "limits.hpp"
 
@@ -29,37 +29,60 @@ template <class Number>
   return text;
 }
 
-template <class Number>
-[[nodiscard]] CLI::Validator number_in(Number least, Number most, const std::string& range) {
+// Accepts numbers x with accepts(x); the others are refused as not `range`, such as "a number from 0 to 1".
+template <class Number, class Accepts>
+[[nodiscard]] CLI::Validator number_that(Accepts accepts, const std::string& range) {
   return CLI::Validator(
       [=](std::string& text) {
         Number x{};
-        const bool good = read_number(text, x) && x >= least && x <= most;
-        return good ? std::string() : "\"" + text + "\" is no " + range;
+        const bool good = read_number(text, x) && accepts(x);
+        return good ? std::string() : "\"" + text + "\" is not " + range;
       },
       "");
+}
+template <class Number>
+[[nodiscard]] CLI::Validator number_in(Number least, Number most, const std::string& range) {
+  return number_that<Number>([=](Number x) { return x >= least && x <= most; }, range);
 }
 
 }  // namespace detail
 
-// Whole numbers from `least` to `most`.
+// Accepts whole numbers from `least` to `most`.
 [[nodiscard]] inline CLI::Validator whole(std::int64_t least, std::int64_t most) {
   return detail::number_in(
-      least, most, "whole number from " + std::to_string(least) + " to " + std::to_string(most));
+      least, most, "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
 }
-// Numbers from `least` to `most`; NaN is none.
+// Accepts numbers from `least` to `most`, and never NaN.
 [[nodiscard]] inline CLI::Validator number(double least, double most) {
   return detail::number_in(
-      least, most, "number from " + detail::short_text(least) + " to " + detail::short_text(most));
+      least, most,
+      "a number from " + detail::short_text(least) + " to " + detail::short_text(most));
+}
+// Accepts shares: numbers from 0 on that are less than 1.
+[[nodiscard]] inline CLI::Validator share() {
+  return detail::number_that<double>([](double x) { return x >= 0 && x < 1; },
+                                     "a number from 0 to below 1");
 }
 [[nodiscard]] inline CLI::Validator seed() {
-  return detail::number_in(std::uint64_t(0), ~std::uint64_t(0), "whole number from 0 to 2^64 - 1");
+  return detail::number_in(std::uint64_t(0), ~std::uint64_t(0),
+                           "a whole number from 0 to 2^64 - 1");
 }
-// `what`: "file" or "folder".
+// Accepts any name but the empty one, of a "file" or "folder" as `what` says.
 [[nodiscard]] inline CLI::Validator path_of(const std::string& what) {
   return CLI::Validator(
       [=](std::string& text) { return text.empty() ? "\"\" names no " + what : std::string(); },
       "");
+}
+
+// A command line that CLI11 refuses, as one sentence.
+[[nodiscard]] inline std::string sentence_of(const CLI::ParseError& error) {
+  const std::string text = error.what(), help = "; --help lists the options";
+  // CLI11 writes "--width: 1 required N missing" and "--width: At Most 1 required but received 2".
+  const std::size_t colon = text.find(": ");
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr || colon == std::string::npos)
+    return text + help;
+  const bool repeated = text.find("but received", colon) != std::string::npos;
+  return text.substr(0, colon) + (repeated ? " was given more than once" : " needs a value") + help;
 }
 
 }  // namespace heed_program

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What heed's programs have in common: exit codes, standard streams, terminals, and files that are written.
+// Shared by heed's programs: exit codes, standard streams, terminals, and the files that they write.
 
 #include <heed/io/atomic_file.hpp>
 
@@ -22,13 +22,14 @@
 
 namespace heed_program {
 
-// Options or input that cannot be used; the text is the whole sentence. Exit code 2.
+// Thrown for options or input that cannot be used, which ends the program with exit code 2. The text is the whole
+// sentence that is printed.
 struct UsageError : std::runtime_error {
   explicit UsageError(const std::string& sentence)
       : std::runtime_error(heed::printable(sentence)) {}
 };
 
-// The end of each --help.
+// The exit codes, printed at the end of each --help.
 inline constexpr const char* kExitCodes =
     "Exit codes:\n"
     "  0  done\n"
@@ -36,7 +37,7 @@ inline constexpr const char* kExitCodes =
     "finite)\n"
     "  2  options or input that cannot be used; one sentence on standard error says which\n";
 
-// Runs f, during which whatever cannot be read is the user's mistake.
+// Runs f() and turns a std::runtime_error into a UsageError: what cannot be read is input that the user named.
 template <class F>
 auto as_usage(F&& f) {
   try {
@@ -46,7 +47,7 @@ auto as_usage(F&& f) {
   }
 }
 
-// May escape sequences be written there?
+// True if escape sequences, or colours, may be written to that descriptor.
 [[nodiscard]] inline bool draws(int descriptor) {
   const char* terminal = std::getenv("TERM");
   return isatty(descriptor) == 1 && terminal != nullptr && *terminal != '\0' &&
@@ -87,7 +88,7 @@ struct NamedFile {
   std::string option, path;
 };
 
-// Two names of one file: through links of either kind, or by their spelling where nothing is there yet.
+// True if both paths name one file: through links of either kind, or, where nothing is there yet, by their spelling.
 [[nodiscard]] inline bool same_file(const std::filesystem::path& a,
                                     const std::filesystem::path& b) {
   struct stat first {
@@ -103,14 +104,14 @@ struct NamedFile {
   return !error && from == to;
 }
 
-// Throws UsageError if the output would replace one of the others. Files without a name are not given.
+// Throws UsageError if the output would replace one of the others. A file with an empty path was not given.
 inline void require_apart(const NamedFile& output, const std::vector<NamedFile>& others) {
   for (const NamedFile& other : others)
     if (!output.path.empty() && !other.path.empty() && same_file(output.path, other.path))
       throw UsageError(output.option + " " + output.path + ": would replace the file of " +
                        other.option + " " + other.path);
 }
-// The same for a folder with a page: report.html and *.svg.
+// Throws UsageError if a page written into `folder`, report.html and *.svg, would replace one of the others.
 inline void require_pages_apart(const NamedFile& folder, const std::vector<NamedFile>& others) {
   const auto is_page = [](const std::filesystem::path& path) {
     return path.filename() == "report.html" || path.extension() == ".svg";
@@ -126,7 +127,7 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
   }
 }
 
-// A word as a shell reads it back.
+// A word in the quotes that make a shell read it back unchanged.
 [[nodiscard]] inline std::string shell_word(const std::string& word) {
   const auto among = [](char c, const char* set) {
     return std::string(set).find(c) != std::string::npos;
@@ -152,7 +153,8 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
   return quoted + "'";
 }
 
-// "-" is standard output. Throws std::runtime_error; an old file then stays as it was.
+// Writes the text to a file, or to standard output for "-". Where it throws std::runtime_error, an old file stays as it
+// was.
 inline void write_output(const std::string& path, const std::string& text) {
   if (path == "-") {
     std::fputs(text.c_str(), stdout);
@@ -162,7 +164,7 @@ inline void write_output(const std::string& path, const std::string& text) {
   heed::io::write_file_atomically(path, std::span(&piece, 1));
 }
 
-// Takes every step, whichever fail; then throws std::runtime_error with what each failure says.
+// Takes every step even if some of them throw; then throws one std::runtime_error with the sentences of all failures.
 inline void all_of(std::initializer_list<std::function<void()>> steps) {
   std::string failures;
   for (const auto& step : steps) {
@@ -177,7 +179,8 @@ inline void all_of(std::initializer_list<std::function<void()>> steps) {
 
 namespace detail {
 
-// A file that is opened must not take the number of a stream that was closed: what is printed would go there.
+// Opens standard streams that are closed on /dev/null. Otherwise a file that is opened later would take the number of such
+// a stream, and what is printed would go into it.
 inline void occupy_standard_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(descriptor, F_GETFD) < 0)
@@ -207,7 +210,7 @@ inline int run_body(const char* name, const std::function<int()>& body) {
 
 }  // namespace detail
 
-// The exit code of a program of that name whose work is `body`, which returns its own.
+// Runs a program of that name and returns its exit code: what body() returns, or 1 or 2 where it throws.
 [[nodiscard]] inline int run(const char* name, const std::function<int()>& body) {
   detail::occupy_standard_streams();
   const int code = detail::run_body(name, body);

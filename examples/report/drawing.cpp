@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// Bytes of the UTF-8 character that begins at `at`; 0 if none does that XML allows.
+// The number of bytes of the UTF-8 character at `at`; 0 where there is none, or one that XML forbids.
 [[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
   const heed::Utf8Step step = heed::utf8_step(text, at);
   const bool control =

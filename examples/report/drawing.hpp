@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The body of an SVG picture of a fixed width, drawn from the top down. Sizes are in units of the viewBox: a
-// page shows 384 of them on 360 pixels or more, so that text of 12 units has 11 pixels on a narrow screen.
+// Draws the body of an SVG picture of a fixed width from the top down. Sizes are in units of the viewBox. A page shows the
+// 384 units on at least 360 pixels, so that text of 12 units is 11 pixels high on a narrow screen.
 //
-// Colours are classes, which a page and a file of its own define each in their way (page.hpp).
+// Colours are CSS classes: page.hpp defines them for pages and for files of their own.
 
 #include <cstddef>
 #include <string>
@@ -20,24 +20,24 @@ struct Point {
   double x = 0, y = 0;
 };
 
-// One picture: `name` is that of its file without ending.
+// A picture; `name` is the name of its file without ending.
 struct Picture {
   std::string name, title, body;
   double height = 0;
   bool beside_next = false;  // a page shows it beside the next one if there is room
 };
 
-// As content or as the value of an attribute. What XML forbids, control characters and bytes that are no
-// UTF-8, becomes U+FFFD.
+// The text as XML content or attribute value. Control characters and bytes that are not UTF-8, which XML forbids, become
+// U+FFFD.
 [[nodiscard]] std::string escaped(std::string_view text);
 
-// A coordinate, two decimals at most.
+// A coordinate as text, with at most two decimals.
 [[nodiscard]] std::string coordinate(double value);
 
-// At most four digits: 0.25, 1e-6, 12.5k, 3M.
+// A number as text of at most four digits: 0.25, 1e-6, 12.5k, 3M.
 [[nodiscard]] std::string number_text(double value);
 
-// About the width of a text, no less for most fonts.
+// An estimate of the width of a text, not too small for most fonts.
 [[nodiscard]] double text_width(std::string_view text, double size = 12);
 
 // A colour for a share from 0 to 1: from dark blue to light yellow, lightness rising throughout.
@@ -52,12 +52,12 @@ class Drawing {
                  const std::string& fill = "");
   void circle(Point centre, double radius, const std::string& css);
   void polyline(const std::vector<Point>& points, const std::string& css);
-  // `data`: of a path, one colour for many cells.
+  // Many cells of one colour; `data` is that of an SVG path.
   void cells(const std::string& data, const std::string& fill);
   void text(Point at, std::string_view text, Anchor anchor = Anchor::start,
             const std::string& css = "");
 
-  // Lines over the whole width, the first with its top at `top`; returns where they end.
+  // Sets the text in lines over the whole width, the first with its top at `top`. Returns where the last one ends.
   double paragraph(double top, const std::string& text, const std::string& css = "",
                    double size = 12);
 
@@ -67,7 +67,7 @@ class Drawing {
   std::string body_;
 };
 
-// What is left out is said in a sentence; empty if nothing is.
+// The sentence that says how many values are left out; empty if none is.
 [[nodiscard]] std::string left_out_text(std::size_t count);
 
 }  // namespace heed_report

@@ -15,7 +15,8 @@ struct Colour {
   const char *light, *dark;
 };
 
-// Of series: blue, vermilion, green, purple, ochre, sky, grey; apart also where red and green are not.
+// Colours of series: blue, vermilion, green, purple, ochre, sky, grey; they differ also for readers to whom red and
+// green look alike.
 constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0072b2", "#4a9fe0"},
                                                              {"#d55e00", "#ff8a4a"},
                                                              {"#009e73", "#2fc79a"},
@@ -26,9 +27,14 @@ constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0072b2", "#4a9fe
 constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"},
     kInk{"#1b1f24", "#e6e9ec"}, kPaper{"#ffffff", "#16191d"};
 
-// The value of a colour: a variable of the page, or as it is.
-[[nodiscard]] std::string value_of(const std::string& name, const Colour& colour, bool on_page) {
-  return on_page ? "var(--" + name + ")" : colour.light;
+// Where a picture stands: on the page, whose variables name the colours, or in a file of its own, which spells them
+// for light and for dark surroundings.
+enum class Look { page, light, dark };
+
+[[nodiscard]] std::string value_of(const std::string& name, const Colour& colour, Look look) {
+  return look == Look::page    ? "var(--" + name + ")"
+         : look == Look::light ? colour.light
+                               : colour.dark;
 }
 
 [[nodiscard]] std::string variables(bool dark) {
@@ -44,25 +50,28 @@ constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"},
   return ":root{" + css + "}";
 }
 
-[[nodiscard]] std::string picture_style(bool on_page) {
-  const std::string ink = on_page ? "currentColor" : kInk.light;
-  std::string css =
-      "svg text{font:12px system-ui,'DejaVu Sans',Arial,sans-serif;fill:" + ink +
-      "}svg .title{font-size:14px;font-weight:600}svg .note{fill:" +
-      value_of("soft", kSoft, on_page) +
-      "}svg .letter{font-family:ui-monospace,'DejaVu Sans Mono',monospace}svg .frame{fill:none;"
-      "stroke:" +
-      ink + "}svg .mark{stroke:" + ink +
-      ";stroke-width:1.2}svg .grid{stroke:" + value_of("grid", kGrid, on_page) +
-      "}svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
-      "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
-      "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6;stroke:" +
-      value_of("soft", kSoft, on_page) + "}";
+[[nodiscard]] std::string colour_style(Look look) {
+  const std::string ink = look == Look::page ? "currentColor" : value_of("ink", kInk, look),
+                    soft = value_of("soft", kSoft, look), grid = value_of("grid", kGrid, look);
+  std::string css = "svg text{fill:" + ink + "}svg .note{fill:" + soft +
+                    "}svg .frame,svg .mark{stroke:" + ink + "}svg .grid{stroke:" + grid +
+                    "}svg .column{stroke:" + soft +
+                    "}svg .paper{fill:" + value_of("paper", kPaper, look) + "}";
   for (std::size_t i = 0; i < kSeries.size(); ++i) {
-    const std::string n = std::to_string(i), value = value_of("c" + n, kSeries[i], on_page);
+    const std::string n = std::to_string(i), value = value_of("c" + n, kSeries[i], look);
     css += "svg .l" + n + "{stroke:" + value + "}svg .f" + n + "{fill:" + value + "}";
   }
   return css;
+}
+
+[[nodiscard]] std::string picture_style() {
+  return "svg text{font:12px system-ui,'DejaVu Sans',Arial,sans-serif}"
+         "svg .title{font-size:14px;font-weight:600}"
+         "svg .letter{font-family:ui-monospace,'DejaVu Sans Mono',monospace}"
+         "svg .frame{fill:none}svg .mark{stroke-width:1.2}"
+         "svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
+         "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
+         "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6}";
 }
 
 [[nodiscard]] std::string page_style() {
@@ -78,7 +87,7 @@ constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"},
          ".beside figure{flex:1 1 380px}"
          "figure{margin:0 0 28px;max-width:520px;break-inside:avoid}"
          "svg{display:block;width:100%;max-width:100%;height:auto}" +
-         picture_style(true);
+         picture_style() + colour_style(Look::page);
 }
 
 // `inside` stands before the body.
@@ -97,11 +106,13 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 }  // namespace
 
 std::string svg_text(const Picture& picture) {
-  const std::string size =
-      " width=\"" + coordinate(2 * kWidth) + "\" height=\"" + coordinate(2 * picture.height) + "\"";
+  const std::string size = " width=\"" + coordinate(1.5 * kWidth) + "\" height=\"" +
+                           coordinate(1.5 * picture.height) + "\"";
+  const std::string style = picture_style() + colour_style(Look::light) +
+                            "@media(prefers-color-scheme:dark){" + colour_style(Look::dark) + "}";
   return svg_element(picture, size,
-                     "<style>" + picture_style(false) + "</style>\n<rect width=\"100%\" " +
-                         "height=\"100%\" fill=\"" + kPaper.light + "\"/>\n");
+                     "<style>" + style + "</style>\n" +
+                         "<rect width=\"100%\" height=\"100%\" class=\"paper\"/>\n");
 }
 
 std::string html_text(const Page& page) {
@@ -133,15 +144,17 @@ void prepare_folder(const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder, error);
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored))
-    throw std::runtime_error("--report: the folder " + folder.string() + " cannot be made (" +
+    throw std::runtime_error("--report " + folder.string() + ": the folder cannot be made (" +
                              (error ? error.message() : "there is a file of that name") + ")");
   const std::filesystem::path page = folder / kPageName;
   if (std::filesystem::exists(page, ignored) && !std::filesystem::is_regular_file(page, ignored))
-    throw std::runtime_error("--report: " + page.string() + " exists and is not a regular file");
+    throw std::runtime_error("--report " + folder.string() + ": " + page.string() +
+                             " exists and is not a regular file");
   try {
     const heed::io::TemporaryFile attempt(folder, folder);
   } catch (const std::runtime_error&) {
-    throw std::runtime_error("--report: no file can be written in the folder " + folder.string());
+    throw std::runtime_error("--report " + folder.string() +
+                             ": no file can be written in the folder");
   }
 }
 

@@ -2,7 +2,8 @@
 #pragma once
 
 // A folder with a page of pictures: report.html, which needs nothing else, and each picture as a file of its
-// own, <name>.svg, on white. Each file is replaced as a whole; others in the folder are left alone.
+// own, <name>.svg, light or dark as its reader prefers. Each file is replaced as a whole; others in the folder are
+// left alone.
 
 #include "drawing.hpp"
 

@@ -19,7 +19,7 @@ constexpr double kAxisName = kLine + 6;  // room above a plot for the name of it
   return kind + std::to_string(i % std::size_t(kColours));
 }
 
-// Colour and, after the last colour, dashes.
+// The classes of line i: its colour and, where the colours have begun again, dashes.
 [[nodiscard]] std::string stroke(std::size_t i) {
   const std::size_t dash = i / std::size_t(kColours);
   return colour("line l", i) + (dash == 0 ? "" : dash % 2 == 1 ? " dash1" : " dash2");
@@ -29,7 +29,7 @@ constexpr double kAxisName = kLine + 6;  // room above a plot for the name of it
   return drawing.paragraph(0, title, "title", kTitleSize) + 6;
 }
 
-// Note and what was left out, below `top`; returns the height of the picture.
+// Draws the note and the sentence on what was left out below `top`. Returns the height of the picture.
 [[nodiscard]] double foot_of(Drawing& drawing, double top, const std::string& note,
                              std::size_t left_out) {
   std::string text = note;
@@ -37,7 +37,7 @@ constexpr double kAxisName = kLine + 6;  // room above a plot for the name of it
   return text.empty() ? top + 4 : drawing.paragraph(top + 4, text, "note") + 6;
 }
 
-// Names beside samples of their colour, as many on a line as fit.
+// A legend: names beside samples of their colour, as many on a line as fit.
 class Legend {
  public:
   Legend(Drawing& drawing, double top) : drawing_(drawing), y_(top + kLine) {}
@@ -115,7 +115,7 @@ class LineDrawing {
  private:
   static constexpr double kPlotHeight = 200;
 
-  // A point counts as a whole.
+  // Notes a point in both ranges, or, where one of its coordinates cannot be drawn, in none.
   void note(Range& x_range, Range& y_range, double x, double y) {
     Range x_alone(x_range.logarithmic()), y_alone(y_range.logarithmic());
     if (!x_alone.include(x) || !y_alone.include(y)) {
@@ -199,7 +199,7 @@ class BarDrawing {
     return range;
   }
 
-  // What the line across the bars stands at, or nothing; bars have one at 0 where they begin.
+  // Where lines across the chart stand: at the reference, if any, and at 0, where bars begin.
   [[nodiscard]] std::vector<double> reference_places(const Range& range) const {
     std::vector<double> places;
     if (chart_.reference) places.push_back(*chart_.reference);
@@ -264,7 +264,7 @@ class Heat {
     return heat_colour(double(level) / (kLevels - 1));
   }
 
-  // A bar of all colours with numbers below; returns its end.
+  // Draws a bar of all colours with numbers below. Returns where it ends.
   double legend(Drawing& drawing, double top, const std::string& label) const {
     const double left = 24, right = kWidth - 24, step = (right - left) / kLevels;
     drawing.text({left, top + 12}, label);
@@ -280,7 +280,7 @@ class Heat {
   Scale scale_;
 };
 
-// Cells of one colour in a row, as a path.
+// A rectangle as SVG path data.
 [[nodiscard]] std::string box(Point corner, double width, double height) {
   return "M" + coordinate(corner.x) + " " + coordinate(corner.y) + "h" + coordinate(width) + "v" +
          coordinate(height) + "h" + coordinate(-width) + "z";
@@ -322,9 +322,10 @@ class HeatDrawing {
   }
 
  private:
-  static constexpr double kOverlap = 0.2;  // else the paper would shine through between neighbours
+  static constexpr double kOverlap =
+      0.2;  // of neighbours, so that the background does not shine through
 
-  // One path a colour; neighbours of the same colour are one box.
+  // Draws one path per colour, in which neighbours in a row share a box.
   void draw_cells(const Heat& heat, Point corner, double cell) {
     std::map<int, std::string> paths;
     for (std::size_t r = 0; r < map_.rows; ++r)
@@ -344,7 +345,7 @@ class HeatDrawing {
     return !map_.hidden.empty() && map_.hidden[i];
   }
 
-  // -1 where there is no number.
+  // The colour level of a cell; -1 where there is no number.
   [[nodiscard]] int level_at(const Heat& heat, std::size_t row, std::size_t column) const {
     const std::size_t i = row * map_.columns + column;
     Range alone;

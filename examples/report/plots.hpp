@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Plots as pictures. Numbers that are not finite, and on a logarithmic axis those that are not positive, are
-// left out, and the picture says how many. Without any number the axes are drawn all the same.
+// Draws plots as pictures. Numbers that are not finite are left out, and on a logarithmic axis those that are not
+// positive; the picture says how many. Axes are drawn even if there is no number.
 
 #include "drawing.hpp"
 
@@ -35,7 +35,8 @@ struct Group {
   std::vector<double> spreads = {};  // half lengths of error bars; empty: none
 };
 
-// Horizontal bars from 0 with their values, or points with error bars on an axis that need not begin at 0.
+// A chart of horizontal bars from 0 with their values, or, with `points`, of points with error bars on an axis that need
+// not begin at 0.
 struct BarChart {
   std::string name, title, note, axis;
   std::vector<std::string> labels;
@@ -62,7 +63,7 @@ struct TextStrip {
 };
 [[nodiscard]] Picture draw(const TextStrip& strip);
 
-// The course of a number over many steps in at most `capacity` points, each the mean of as many steps.
+// The course of a number over many steps, kept as at most `capacity` points, each the mean of equally many steps.
 class Curve {
  public:
   explicit Curve(std::size_t capacity = 200) : capacity_(capacity) {}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Axes: round numbers that cover a range, and where a value lies between two places of a picture.
+// Axes: Range collects the numbers to show, ticks_over() finds round numbers that cover them, and Scale maps values to
+// places of a picture.
 
 #include <limits>
 #include <vector>
@@ -13,8 +14,8 @@ class Range {
  public:
   explicit Range(bool logarithmic = false) : logarithmic_(logarithmic) {}
 
-  // False, and nothing noted, for NaN, infinities (sizes over 1e300) and, on a logarithmic axis, what is not
-  // positive (below 1e-280).
+  // Widens the range to hold the value. Returns false and does nothing for NaN, for infinities (sizes over 1e300) and, on
+  // a logarithmic axis, for numbers that are not positive (below 1e-280).
   bool include(double value);
   [[nodiscard]] bool empty() const { return low_ > high_; }
   [[nodiscard]] bool logarithmic() const { return logarithmic_; }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: the two calls that there are. Resonant attention over two sequences, forward and backward, from
-// plain memory in (batch, len, heads, dim) order.
+// Step 1 of 13. You learn the two calls of heed, forward() and backward(). They run resonant attention over two
+// sequences that lie in plain memory, (batch, len, heads, dim), and give the gradients of its inputs and of its
+// parameter `strength`.
 
 #include <heed/attention.hpp>
 

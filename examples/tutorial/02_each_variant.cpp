@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: every variant answers to the same two calls, so a program is written once for all of them. The
-// list stands in heed/variants.hpp; each op's parameters are visited by name.
+// Step 2 of 13. You learn that every variant takes the two calls of step 1, so that one program serves all of them.
+// heed/variants.hpp lists the variants; visit() gives each op's parameters by name.
 
 #include <heed/check/op_call.hpp>
 #include <heed/variants.hpp>

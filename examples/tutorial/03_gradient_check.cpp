@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: how to trust a gradient. check_gradient() holds the gradient of any function over named tensors
-// against central differences; check_op() does so for an op, here a combination that has no name.
+// Step 3 of 13. You learn to check a gradient before you trust it. check_gradient_on() compares the gradient of any
+// function over named tensors with central differences. check_op() does so for an op, here for a combination of score
+// and readout that no variant has.
 
 #include <heed/check/op_check.hpp>
 #include <heed/ops/dar.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: a layer around an op, and its training. Four heads of adaptive resonance between two projections
-// learn to repeat the token before; the op's own parameters are learnt with the weights.
+// Step 4 of 13. You learn to train: a layer around an op, an optimiser, and a loop. Four heads of resonant attention
+// between two projections learn to repeat the token before; the op's own parameters are learnt with the weights.
 
 #include <heed/core/random.hpp>
 #include <heed/nn/adamw.hpp>

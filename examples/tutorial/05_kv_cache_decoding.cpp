@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: decoding. Keys and values stay in a cache of pages; each new token attends to them in place and
-// gets what the whole sequence at once would have given it. Eight query heads share two key-value heads.
+// Step 5 of 13. You learn to decode, one token at a time. A cache of pages holds the keys and values; each new token
+// attends to them in place, and its row is the one that the whole sequence at once would give. Eight query heads share
+// two key-value heads.
 
 #include <heed/core/random.hpp>
 #include <heed/engine/forward_walk.hpp>

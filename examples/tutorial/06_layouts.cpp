@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: memory is read and written where it lies. The same numbers as (batch, heads, len, dim), as
-// (batch, len, heads, dim), as one packed projection and with room behind each row give the same bits.
+// Step 6 of 13. You learn that heed reads and writes your memory where it lies. The same numbers in four layouts give the
+// same bits: (batch, heads, len, dim), (batch, len, heads, dim), one packed projection, and rows with room behind each.
 
 #include <heed/core/random.hpp>
 #include <heed/engine/forward_walk.hpp>

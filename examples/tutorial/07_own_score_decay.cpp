@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: a variant of your own is its formula and the names of what it learns. Scores fall with the
-// distance of query and key, by a slope that every head learns:
+// Step 7 of 13, the first of five on variants of your own. You learn to write one: its formula, and the names of what it
+// learns. Here scores fall with the distance of query and key, by a slope that every head learns:
 //
 //   score_ij = logit_ij - slope_h |i - j|
 //
-// No derivative is written: backward differentiates score(). check_op() compares both passes with a slow
-// twin and with central differences, under several masks.
+// No derivative is written: backward differentiates score(). check_op(), known from step 3, compares both passes with a
+// slow twin and with central differences, under several masks.
 
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>

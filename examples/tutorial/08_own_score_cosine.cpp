@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: what a score may read of a row beside the dot product, and how parameters and options are kept
-// in range. A cosine with a learnt temperature, softly capped:
+// Step 8 of 13. You learn what a score may read of a row beside the dot product, how parameters and options are kept in
+// range, and how to time an op. The score is a cosine with a learnt temperature, softly capped:
 //
 //   score_ij = cap tanh(temperature_h cos(q_i, k_j) / cap)
 //
-// InverseNorms gives pair.query[0] = 1/|q| and pair.key[0] = 1/|k|, computed once per row, with their
-// derivatives. `cap` is no heed::Param, so it is an option: not learnt, but checked and kept.
+// InverseNorms gives pair.query[0] = 1/|q| and pair.key[0] = 1/|k|, computed once per row, with their derivatives. `cap`
+// is an option and not a heed::Param: it is not learnt, but its range is checked.
 
 #include <heed/check/op_timing.hpp>
 #include <heed/plug/own_score.hpp>

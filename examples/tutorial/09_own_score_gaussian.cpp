@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: a kernel of the distance of query and key, and a derivative written by hand that the checker
-// confirms. The weights are those of a Gaussian kernel (Nadaraya-Watson) with a learnt precision:
+// Step 9 of 13. You learn to write a derivative by hand, which may be faster, and to have it checked. The weights are those
+// of a Gaussian kernel (Nadaraya-Watson) with a learnt precision:
 //
 //   score_ij = -precision_h |q_i - k_j|^2 / 2,   |q - k|^2 = |q|^2 + |k|^2 - 2 q.k
 //
-// SquaredNorms gives pair.query[0] = |q|^2 and pair.key[0] = |k|^2. score_vjp may be left out; where it is
-// there, check_op() holds it against dual numbers as well.
+// SquaredNorms gives pair.query[0] = |q|^2 and pair.key[0] = |k|^2. A score without score_vjp() is differentiated by dual
+// numbers; check_op() compares a score_vjp() with them as well.
 
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>

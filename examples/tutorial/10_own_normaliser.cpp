@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: a normaliser of your own sees all scores of a row. Here a softmax with a sink of learnt height b:
+// Step 10 of 13. You learn to write a normaliser, which turns all scores of a row into weights. This one is a softmax with
+// a sink, an extra place of learnt height b that takes weight from the keys:
 //
 //   w_j = exp(s_j) / (exp(b) + sum_k exp(s_k))    dL/ds_j = w_j (G_j - r)    r = sum_k w_k G_k    G = dL/dw
 //   share of the sink = exp(b) / (the same)       dL/db = -share r
 //
-// Rows of a block are keys, lanes are queries; a hidden score is -infinity (heed/plug/normaliser.hpp).
+// Rows of a block are keys and its lanes are queries; a hidden score is -infinity (heed/plug/normaliser.hpp).
 
 #include <heed/check/op_check.hpp>
 

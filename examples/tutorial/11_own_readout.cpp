@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: a readout of your own turns the mixed values of a row into its output. This one has a learnt
+// Step 11 of 13. You learn to write a readout, which turns the mixed values of a row into its output. This one has a learnt
 // factor for each column of the value:
 //
 //   out_c = factor_c mixed_c      dmixed_c = factor_c g_c      dfactor_c = sum over rows g_c mixed_c
 //
-// Rows of a panel's tile are columns, lanes are queries (heed/plug/readout.hpp). Gradients of the mixed rows
-// go on to the weights through delta = rowsum(dmixed o mixed).
+// Rows of a panel's tile are columns and its lanes are queries (heed/plug/readout.hpp). Gradients of the mixed rows go on
+// to the weights through delta = rowsum(dmixed o mixed).
 
 #include <heed/check/op_check.hpp>
 

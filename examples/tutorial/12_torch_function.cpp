@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: heed inside of PyTorch. A torch::autograd::Function around resonant attention reads tensors where
-// they lie; its gradients, also of the strength of each head, are compared with those of torch's autograd.
+// Step 12 of 13. You learn to use heed inside of PyTorch. A torch::autograd::Function around resonant attention reads
+// tensors where they lie. Its gradients, that of each head's strength among them, are compared with torch's autograd.
 
 #include <heed/attention.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Learn here: tensors of other libraries, through DLPack. Attention reads a foreign (batch, len, heads, dim)
-// tensor where it lies; the result goes out as a tensor that owns its memory.
+// Step 13 of 13. You learn to exchange tensors with other libraries through DLPack. Attention reads a foreign (batch, len,
+// heads, dim) tensor where it lies; the result goes out as a tensor that owns its memory.
 
 #include <heed/engine/forward_walk.hpp>
 #include <heed/io/dlpack.hpp>

@@ -347,7 +347,7 @@ TEST_CASE("A GPT-2 that does not fit is refused in one sentence and changes noth
   CHECK(fill(wrong) == "transformer.ln_f.weight has the shape (4), the model needs (128)");
   wrong = right;
   wrong.erase("transformer.wte.weight");
-  CHECK(fill(wrong) == "it is no GPT-2: there is no tensor wte.weight");
+  CHECK(fill(wrong) == "the file is not a GPT-2: there is no tensor wte.weight");
   CHECK(same_bits(all_weights<float>(model), before));
   CHECK(fill(right) == "no error");
   CHECK(same_bits(all_weights<float>(model), all_weights<float>(direct)));
@@ -438,7 +438,7 @@ TEST_CASE("The sizes of a GPT-2 are read from tensors that must be there") {
   CHECK(options(wrong) == "it has no block h.0");
   wrong = right;
   wrong["wte.weight"] = heed::Param<float>(std::vector<Index>{kVocabulary, 100});
-  CHECK(options(wrong) == "its width is 100, no multiple of 64");
+  CHECK(options(wrong) == "its width is 100, it must be a multiple of 64");
   wrong = right;
   wrong["wpe.weight"] = heed::Param<float>(std::vector<Index>{7});
   CHECK(options(wrong) == "wpe.weight has 1 extents, it must have 2");

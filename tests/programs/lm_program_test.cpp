@@ -545,10 +545,10 @@ TEST_CASE("A bad file is refused in one sentence with exit code 2, and nothing i
   refuses({"train", "--resume", folder.file("none"), "--text", text}, folder.file("none"), "");
   refuses({"train", "--resume", good, "--text", other}, good, "other data");
   refuses({"train", "--resume", good, "--text", foreign}, "", "not in the alphabet");
-  refuses({"train", "--text", folder.file("none.txt")}, folder.file("none.txt"), "");
+  refuses({"train", "--text", folder.file("none.txt")}, "--text " + folder.file("none.txt"), "");
   refuses({"train", "--text", text, "--vocab", vocab, "--merges", merges}, "", "vocab.json");
   refuses({"train", "--text", text, "--vocab", broken, "--merges", merges}, "", "broken.json");
-  refuses({"train", "--text", text, "--gpt2", good}, good, "no GPT-2");
+  refuses({"train", "--text", text, "--gpt2", good}, good, "the file is not a GPT-2");
 }
 
 TEST_CASE(
@@ -605,7 +605,7 @@ TEST_CASE(
   settings("model", "vocabulary", std::int64_t(1) << 40);
   every_command(": its model config has vocabulary = 1099511627776, its tokenizer has ");
   settings("model", "variant", std::string("s\0\x1b[2J", 6));
-  every_command("variant: s\\x00\\x1B[2J is no variant");
+  every_command("variant is s\\x00\\x1B[2J, it must be one of ");
 
   // A terabyte without a byte on the disk: nothing, a checkpoint, and a header that claims it all.
   const auto stretch = [&] { fs::resize_file(bad, std::uintmax_t(1) << 40); };
@@ -638,7 +638,7 @@ TEST_CASE(
     writer.write(bad);
   };
   gpt2({2, 100}, {4, 100});
-  refused({"info", bad}, ": its width is 100, no multiple of 64");
+  refused({"info", bad}, ": its width is 100, it must be a multiple of 64");
   gpt2({2, 64}, {0, 64});
   refused({"info", bad}, ": wpe.weight has the shape (0 x 64), it holds no number");
   refused({"train", "--gpt2", bad, "--text", text, "--tokenizer", "bytes"},
@@ -679,7 +679,7 @@ TEST_CASE(
   const std::string none = folder.file("none");
   Program refused(with(training(text, none), {"--report", text}));
   CHECK(refused.finish() == 2);
-  CHECK(refused.output().rfind("heed_lm: --report: the folder " + text + " cannot be made", 0) ==
+  CHECK(refused.output().rfind("heed_lm: --report " + text + ": the folder cannot be made", 0) ==
         0);
   CHECK(refused.output().find('\n') == refused.output().size() - 1);
   CHECK_FALSE(fs::exists(none));

@@ -214,17 +214,15 @@ TEST_CASE("characters have the ids of their place among the sorted characters of
 TEST_CASE("a character that is not in the alphabet is named with its place") {
   const CharacterTokenizer characters("abc");
   CHECK(message_of([&] { (void)characters.encode("abéc"); }) ==
-        "CharacterTokenizer::encode: the character U+00E9 'é' at byte 2 is not in the "
-        "alphabet of 3");
+        "the character U+00E9 'é' at byte 2 is not in the alphabet of 3 characters");
   CHECK(message_of([&] { (void)characters.encode("a\n"); }) ==
-        "CharacterTokenizer::encode: the character U+000A at byte 1 is not in the alphabet "
-        "of 3");
+        "the character U+000A at byte 1 is not in the alphabet of 3 characters");
   CHECK(message_of([&] { (void)characters.encode("ab\xC3"); }) ==
-        "CharacterTokenizer::encode: byte 2 of 3 is not UTF-8: 195");
+        "byte 2 of 3 is not UTF-8, it has the value 195");
   CHECK(message_of([&] { (void)alphabet_of("a\xFF"); }) ==
-        "alphabet_of: byte 1 of 2 is not UTF-8: 255");
+        "byte 1 of 2 is not UTF-8, it has the value 255");
   CHECK(message_of([&] { (void)CharacterTokenizer("aba"); }) ==
-        "CharacterTokenizer: the alphabet has U+0061 'a' twice, again at byte 2");
+        "the alphabet has U+0061 'a' twice, again at byte 2");
 }
 
 TEST_CASE("a text is split as GPT-2 splits it") {
@@ -349,17 +347,17 @@ TEST_CASE("a bad vocabulary is named in one sentence") {
   };
   CHECK(message("{\"a\": 0,}") == "not JSON from byte 9 of 9 on");
   CHECK(message("") == "not JSON from byte 1 of 0 on");
-  CHECK(message("[1]") == "not an object from tokens to ids");
-  CHECK(message("{}") == "not an object from tokens to ids");
+  CHECK(message("[1]") == "the file must hold a JSON object from tokens to ids");
+  CHECK(message("{}") == "the file must hold a JSON object from tokens to ids");
   CHECK(message(R"({"a": 0, "b": 2})") ==
         "the ids of 2 tokens must be 0 to 1 without a gap, but \"b\" has 2");
   CHECK(message(R"({"a": -1, "b": 0})") ==
         "the ids of 2 tokens must be 0 to 1 without a gap, but \"a\" has -1");
   CHECK(message(R"({"a": 1, "b": 1})") == "the tokens \"a\" and \"b\" have the same id 1");
   CHECK(message(R"({"a": "0"})") ==
-        "the token \"a\" has a string that is no whole number as its id");
+        "the token \"a\" has a string as its id, it must be a whole number");
   CHECK(message(R"({"a": 0.5})") ==
-        "the token \"a\" has a number that is no whole number as its id");
+        "the token \"a\" has a number as its id, it must be a whole number");
   CHECK(message(R"({"": 0})") == "the token \"\" with id 0 is empty");
   CHECK(message(R"({"a b": 0})") ==
         "the token \"a b\" with id 0 has a character that stands for no byte");
@@ -371,10 +369,10 @@ TEST_CASE("a bad list of merges is named in one sentence") {
     return message_of([&] { (void)tokenizer_of(tiny_tokens(), merges); });
   };
   CHECK(message({"#version: 0.2", "h e", "he"}) ==
-        "merges.txt line 3: \"he\" is no pair of tokens with one space between");
+        "merges.txt line 3: \"he\" must be two tokens with one space between");
   for (const char* line : {"a ", " a", "a  b", "a b c", " "})
     CHECK(message({line}) == std::string("merges.txt line 1: \"") + line +
-                                 "\" is no pair of tokens with one space between");
+                                 "\" must be two tokens with one space between");
   CHECK(message({"h e", "", "x y"}) ==
         "merges.txt line 3: \"xy\" is not in the vocabulary of 265 tokens");
   CHECK(message({"xyz h"}) == "merges.txt line 1: \"xyz\" is not in the vocabulary of 265 tokens");
@@ -391,17 +389,17 @@ TEST_CASE("control bytes of a bad file are spelled out, and the sentence goes on
   CHECK(message_of([&] { (void)read_bpe_tokenizer(vocab.path(), merges.path()); }) ==
         vocab.path() +
             ": the token \"a\\x1B\\x00b\" with id 0 has a character that stands for no byte");
-  CHECK(
-      message_of(
-          [&] { (void)tokenizer_of(tiny_tokens(), {std::string("\x1b[2J\0", 5) + "\xC2\x9B"}); }) ==
-      "merges.txt line 1: \"\\x1B[2J\\x00\\xC2\\x9B\" is no pair of tokens with one space between");
+  CHECK(message_of([&] {
+          (void)tokenizer_of(tiny_tokens(), {std::string("\x1b[2J\0", 5) + "\xC2\x9B"});
+        }) ==
+        "merges.txt line 1: \"\\x1B[2J\\x00\\xC2\\x9B\" must be two tokens with one space between");
   const std::string umlauts(39, 'u'), cut = umlauts + "\xC3\xA4 and more";
   CHECK(message_of([&] {
           (void)tokenizer_of(tiny_tokens(), {cut});
         }).find('"' + umlauts + "...\"") != std::string::npos);
   CHECK(message_of([] {
           (void)tokenizer_from(R"({"tokenizer": "wo\u0007rds"})");
-        }).find("\"wo\\x07rds\" is unknown") != std::string::npos);
+        }).find("the tokenizer is \"wo\\x07rds\", it must be bytes") == 0);
   CHECK(message_of([] { (void)tokenizer_from("\"" + std::string(1 << 20, 'x')); }).size() < 400);
   CHECK(message_of([] {
           (void)parse_instructions("{\"instruction\": \"\x1b\"}", "a\nb");
@@ -437,9 +435,8 @@ TEST_CASE("a tokenizer comes back from its state") {
 
 TEST_CASE("a damaged state is told") {
   CHECK(message_of([&] { (void)tokenizer_from(R"({"tokenizer": "words"})"); }) ==
-        "tokenizer_from: the tokenizer \"words\" is unknown; known are bytes, characters, "
-        "gpt2");
-  const std::string damaged = "tokenizer_from: the state is damaged: ";
+        "the tokenizer is \"words\", it must be bytes, characters or gpt2");
+  const std::string damaged = "the tokenizer is damaged: ";
   for (const char* state :
        {"", "{", "[]", "{}", R"({"tokenizer": 1})", R"({"tokenizer": "characters"})",
         R"({"tokenizer": "gpt2"})", R"({"tokenizer": "gpt2", "tokens": [1], "merges": []})"})
@@ -554,10 +551,11 @@ TEST_CASE("a hold-out has at least one window") {
 
 TEST_CASE("a text that is too short is told with both numbers") {
   CHECK(message_of([&] { (void)TextData(counting(9), 4, 0.1); }) ==
-        "TextData: the text has 9 tokens, but windows of 4 need two parts of 4 + 1 each");
+        "the text has 9 tokens, sequences of 4 tokens (--len) need 4 + 1 to train on and as many "
+        "held out");
   CHECK(message_of([&] { (void)TextData(counting(20), 4, 0.9); }) ==
-        "TextData: a hold-out of 18 leaves 2 of 20 tokens for training, but windows of 4 "
-        "need 4 + 1");
+        "the text has 20 tokens, 18 are held out (--held-out), the other 2 must be more than the "
+        "tokens of a sequence, 4 (--len)");
   CHECK_THROWS(TextData(counting(10), 4, 0.6));
   CHECK_NOTHROW(TextData(counting(11), 4, 0.5));
   CHECK(message_of([&] { (void)TextData(counting(20), 0, 0.1); }) ==
@@ -609,22 +607,23 @@ TEST_CASE("a bad line of instructions is named with its number") {
     return text.substr(place.size());
   };
   CHECK(message("{\"instruction\": }") == "not JSON from byte 17 of 17 on");
-  CHECK(message("[1]") == "not a JSON object but a JSON array");
-  CHECK(message(R"({"output": "1"})") == "no \"instruction\"");
-  CHECK(message(R"({"instruction": "A"})") == "no \"output\"");
+  CHECK(message("[1]") == "the line must be a JSON object, it is a JSON array");
+  CHECK(message(R"({"output": "1"})") == "the field \"instruction\" is missing");
+  CHECK(message(R"({"instruction": "A"})") == "the field \"output\" is missing");
   CHECK(message(R"({"instruction": "A", "output": 1})") ==
-        "\"output\" is no text but a JSON number");
+        "\"output\" must be text, it is a JSON number");
   CHECK(message(R"({"instruction": "A", "input": null, "output": "1"})") ==
-        "\"input\" is no text but a JSON null");
+        "\"input\" must be text, it is a JSON null");
   CHECK(message(R"({"instruction": "A", "instances": []})") ==
-        "\"instances\" is no list of at least one instance");
+        "\"instances\" must be a list of at least one instance");
   CHECK(message(R"({"instruction": "A", "instances": ["x"]})") ==
-        "an instance is no object but a string");
-  CHECK(message(R"({"instruction": "A", "instances": [{"input": "x"}]})") == "no \"output\"");
+        "each instance must be a JSON object, one is a string");
+  CHECK(message(R"({"instruction": "A", "instances": [{"input": "x"}]})") ==
+        "the field \"output\" is missing");
   CHECK(message("{\"instruction\": \"\xFF\"}").starts_with("not JSON from byte"));
   CHECK_FALSE(message("1e999").empty());
   CHECK(message_of([&] { (void)parse_instructions("\n\n", "data.jsonl"); }) ==
-        "data.jsonl: no instruction in 2 lines");
+        "data.jsonl: none of its 2 lines holds an instruction");
 }
 
 TEST_CASE("the loss counts the response and the end of text, not the prompt") {
@@ -690,7 +689,7 @@ TEST_CASE("an example that just fits is not cut") {
   CHECK(InstructionData(examples, bytes, 33).cut_count() == 0);
   CHECK(InstructionData(examples, bytes, 32).cut_count() == 1);
   CHECK(message_of([&] { (void)InstructionData(examples, bytes, 1); }) ==
-        "InstructionData: len is 1, must be at least 2");
+        "--len is 1, --instructions needs at least 2");
   CHECK(message_of([&] { (void)InstructionData(examples, bytes, 33).batch(Ids{1}); }) ==
         "InstructionData::batch: example 1 is asked for, but there are 1");
 }
@@ -801,7 +800,7 @@ TEST_CASE("parentheses depend on seed and number alone, and are cut at the lengt
   CHECK(message_of([&] { (void)ParenthesesTask(1, 0); }) ==
         "ParenthesesTask: max_pairs is 0, must be 1 to 1000");
   CHECK(message_of([&] { (void)ParenthesesTask(1, 6, 1); }) ==
-        "ParenthesesTask: max_len is 1, must be at least 2");
+        "--len is 1, --task parens needs at least 2");
   CHECK(message_of([&] { (void)ParenthesesTask(1).batch(0, 0); }) ==
         "ParenthesesTask::batch: rows is 0, must be at least 1");
 }

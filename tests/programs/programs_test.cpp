@@ -293,9 +293,9 @@ TEST_CASE("heed_compare refuses what it cannot use in one sentence with both val
   const Shell shell;
   shell.refuses("heed_compare --shape 1,2,3", "\"1,2,3\"");
   shell.refuses("heed_compare --threads 1025", "1024");
-  shell.refuses("heed_compare --train nan", "--train: \"nan\" is no whole number from 1");
+  shell.refuses("heed_compare --train nan", "--train: \"nan\" is not a whole number from 1");
   shell.refuses("heed_compare --train 1 --seeds 0",
-                "--seeds: \"0\" is no whole number from 1 to 1000");
+                "--seeds: \"0\" is not a whole number from 1 to 1000");
   shell.refuses("heed_compare --train 1 --width 17 --heads 2", "17");
   shell.refuses("heed_compare --text none.txt", "--text none.txt");
   shell.refuses("heed_compare --train 1 --then none.txt", "--then none.txt");
@@ -333,7 +333,7 @@ TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, 
   const std::string train = "heed_lm train --text text.txt ";
   shell.refuses(train + "--lr nan", "--lr: \"nan\"");
   shell.refuses(train + "--clip -1", "--clip: \"-1\"");
-  shell.refuses(train + "--seed -1", "--seed: \"-1\" is no whole number from 0 to 2^64 - 1");
+  shell.refuses(train + "--seed -1", "--seed: \"-1\" is not a whole number from 0 to 2^64 - 1");
   shell.refuses(train + "--steps 0", "--steps: \"0\"");
   shell.refuses(train + "--eval-every -1", "--eval-every: \"-1\"");
   shell.refuses(train + "--batch 9000000000000000000", "from 1 to 1048576");
@@ -351,6 +351,93 @@ TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, 
   shell.refuses("heed_lm generate good --prompt ''", "--prompt");
   shell.refuses("heed_lm eval good --text text.txt --batch 0", "--batch: \"0\"");
   shell.refuses("heed_lm info text.txt", "text.txt");
+}
+
+TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files and fields") {
+  const Shell shell;
+  (void)shell.done(kLm + "--out good");
+  std::ofstream(shell.path("short.txt")) << "hello";
+  const std::string example = R"({"instruction": "a", "output": "b"})";
+  std::ofstream(shell.path("one.jsonl")) << example << "\n";
+  std::ofstream(shell.path("three.jsonl")) << example << "\n" << example << "\n" << example << "\n";
+  const auto says = [&](const std::string& command, const std::string& sentence) {
+    const Result result = shell.run(command);
+    INFO(command << "\n" << result.out);
+    CHECK(result.code == 2);
+    CHECK(result.err == command.substr(0, command.find(' ')) + ": " + sentence + "\n");
+  };
+  const std::string train = "heed_lm train --text text.txt ", task = "heed_lm train --task parens ",
+                    lines = "heed_lm train --instructions three.jsonl ",
+                    compare = "heed_compare --train 2 --variants differential ";
+  const std::string sources = ", it must be one of --text, --instructions and --task";
+  says("heed_lm train", "no data were given" + sources);
+  says(train + "--task parens", "--text and --task were given" + sources);
+  says(train + "--width 65", "--width is 65, it must be a multiple of --heads, 4");
+  says("heed_compare --train 2 --width 65", "--width is 65, it must be a multiple of --heads, 4");
+  for (const std::string& program : {train + "--variant differential ", compare})
+    says(program + "--width 6 --heads 2",
+         "differential does not fit --width 6 with --heads 2, which make a head of 3 columns "
+         "(ProjectedAttention: dim_qk is 3, it must be even: both maps read half a head)");
+  says(train + "--width", "--width needs a value; --help lists the options");
+  says(train + "--depth 1 --depth 2", "--depth was given more than once; --help lists the options");
+  says(train + "--held-out 1",
+       "--held-out: \"1\" is not a number from 0 to below 1; --help lists the options");
+  says(train + "--attention-dropout 1",
+       "--attention-dropout: \"1\" is not a number from 0 to below 1; --help lists the options");
+  says(train + "--variant dialectical-lm --attention-dropout 0.1",
+       "--attention-dropout is 0.1, dialectical-lm has none; it must be 0");
+  says(train + "--no-mask",
+       "--no-mask was given for sdpa, only dialectical-lm can do without its mask");
+  says(task + "--len 1", "--len is 1, --task parens needs at least 2");
+  says(task + "--tokenizer bytes", "--tokenizer is bytes, --task parens needs characters");
+  says(task + "--vocab text.txt", "--vocab is text.txt, --task parens has an alphabet of its own");
+  says(lines + "--len 1", "--len is 1, --instructions needs at least 2");
+  says(lines + "--held-out 0.9",
+       "--held-out is 0.9, which holds out all 3 examples of --instructions three.jsonl; at least "
+       "one must be left");
+  says(
+      "heed_lm train --instructions one.jsonl",
+      "--instructions one.jsonl: the file has 1 example, it must have at least 2, one of them held "
+      "out");
+  const std::string few =
+      ": the text has 5 tokens, sequences of 16 tokens (--len) need 16 + 1 to train on and as many "
+      "held out";
+  says("heed_lm train --text short.txt --len 16", "--text short.txt" + few);
+  says("heed_compare --train 2 --text short.txt --len 16", "--text short.txt" + few);
+  says("heed_compare --train 2 --then short.txt --len 16", "--then short.txt" + few);
+  says(
+      "heed_lm train --text bytes.txt",
+      "--text bytes.txt: byte 0 of 400 is not UTF-8, it has the value 255; --tokenizer bytes reads "
+      "any file");
+  says("heed_lm train --text none.txt",
+       "--text none.txt: cannot open the file (No such file or directory)");
+  says("heed_lm eval good --text short.txt",
+       "--text short.txt: the character U+0068 'h' at byte 0 is not in the alphabet of 16 "
+       "characters");
+  says("heed_lm eval good --text text.txt --tokenizer bytes",
+       "--tokenizer is bytes, good has characters");
+  says("heed_lm eval good --text text.txt --vocab none",
+       "--vocab is none, good has a tokenizer of its own");
+  says("heed_lm generate good --merges none", "--merges is none, good has a tokenizer of its own");
+  says("heed_lm generate good --prompt ?",
+       "--prompt '?': the character U+003F '?' at byte 0 is not in the alphabet of 16 characters");
+  says("heed_lm generate good --prompt ''",
+       "--prompt is \"\", it must hold at least one character");
+  says(train + "--resume good",
+       "good: step 4 of 4 is done; --steps is 4, it must be more than 4 to go on");
+  says(train + "--resume good --steps 2",
+       "good: step 4 of 4 is done; --steps is 2, it must be more than 4 to go on");
+  says(train + "--resume good --gpt2 good",
+       "--resume and --gpt2 were given, it must be one of them");
+  says(train + "--resume text.txt", "--resume text.txt: would replace the file of --text text.txt");
+  says("heed_lm info text.txt",
+       "text.txt: the file begins with a header length of 7785087821562145132, that of a "
+       "safetensors file is at most 100000000");
+  says(train + "--report text.txt",
+       "--report text.txt: the folder cannot be made (Not a directory)");
+  says("heed_compare --shape 1,2,8,5",
+       "--shape is \"1,2,8,5\", its last number, the width of a head, is 5, it must be even: "
+       "differential attention reads halves of a head");
 }
 
 TEST_CASE("Lost output ends with exit code 1, and a file is never where a stream was closed") {

@@ -392,6 +392,26 @@ TEST_CASE("A page is well-formed, carries all pictures and needs nothing else") 
   CHECK(rest.find("url(") == std::string::npos);
 }
 
+TEST_CASE("A picture in a file of its own has colours for light and for dark surroundings") {
+  const std::string text = svg_text(draw(plot_of({{"a", {0, 1}, {0, 1}}, {"b", {0, 1}, {1, 0}}})));
+  const std::size_t dark = text.find("@media(prefers-color-scheme:dark){");
+  REQUIRE(dark != std::string::npos);
+  const std::size_t end = text.find("</style>");
+  REQUIRE(end > dark);
+  const std::string light = text.substr(0, dark), other = text.substr(dark, end - dark);
+  for (const std::string name : {"svg text{fill:", "svg .paper{fill:", "svg .grid{stroke:",
+                                 "svg .l0{stroke:", "svg .f1{fill:"}) {
+    INFO(name);
+    const std::size_t first = light.find(name), second = other.find(name);
+    REQUIRE(first != std::string::npos);
+    REQUIRE(second != std::string::npos);
+    CHECK(light.substr(first, light.find('}', first) - first) !=
+          other.substr(second, other.find('}', second) - second));
+  }
+  CHECK(Xml(text).all("rect", "paper").size() == 1);
+  CHECK(text.find("var(") == std::string::npos);  // not every viewer of SVG files knows it
+}
+
 TEST_CASE("Pictures that belong together stand in one box, also at the end of a page") {
   Picture picture = draw(plot_of({}));
   Page page{"t", {}, {picture, picture, picture, picture}};

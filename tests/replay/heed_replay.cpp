@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_replay DIR: every golden case of a folder (golden/FORMAT.md), operators, layers and models, in
-// double and in float. One line per case with its worst errors; exit code 0 when none failed, 1 when
-// one did or the output was lost, 2 when the folder cannot be read.
+// heed_replay DIR replays every golden case of a folder (golden/FORMAT.md), operators, layers and models, in double and
+// in float. It prints a line per case with its worst errors. Exit code 0 if none failed, 1 if one did or the output was
+// lost, 2 if the folder cannot be read.
 
 #include "program/program.hpp"
 #include "replay/module.hpp"
@@ -35,7 +35,7 @@ const std::map<std::string, Replay>& replays() {
 
 bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
-// True when nothing failed.
+// Replays one file and prints its line. Returns true if nothing failed.
 bool replay(const std::filesystem::path& path) {
   const std::string file = path.stem().string();
   Report report;
@@ -50,7 +50,7 @@ bool replay(const std::filesystem::path& path) {
     else if (starts_with(variant, "model_"))
       heed_test::replay_model(golden, report);
     else
-      report.fail("the variant " + variant + " is unknown");
+      report.fail("its variant is " + variant + ", which heed_replay does not know");
   } catch (const std::exception& error) {
     report.fail(error.what());
   }
@@ -64,22 +64,25 @@ bool replay(const std::filesystem::path& path) {
 
 void print_help() {
   std::printf(
-      "Replays every golden case (*.safetensors) of a folder in double and in float.\n"
+      "Replays every golden case (*.safetensors) of the folder DIR in double and in float, and "
+      "compares each number with\n"
+      "the stored one.\n"
       "Usage: heed_replay [OPTIONS] DIR\n\nOptions:\n"
       "  -h,--help   Prints this help and ends\n"
       "  --version   Prints the version and ends\n\n"
-      "Standard output has a line per case, pass or FAIL with its worst errors, failures indented "
-      "below,\n"
-      "and at last \"N passed, N failed\".\n\n%s",
+      "Standard output has a line for each case: pass or FAIL, and its worst errors. What failed "
+      "stands indented below.\n"
+      "The last line is \"N passed, N failed\".\n\n%s",
       heed_program::kExitCodes);
 }
 
 int replay_folder(const std::string& folder) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
-    throw heed_program::UsageError("DIR is \"" + folder + "\", it must be a folder that is there");
+    throw heed_program::UsageError("DIR is \"" + folder + "\", it must be a folder that exists");
   const auto files = heed_program::as_usage([&] { return heed_test::golden_files(folder); });
-  if (files.empty()) throw heed_program::UsageError(folder + " holds no *.safetensors file");
+  if (files.empty())
+    throw heed_program::UsageError("DIR is \"" + folder + "\", it holds no *.safetensors file");
   int passed = 0, failed = 0;
   for (const auto& path : files) (replay(path) ? passed : failed) += 1;
   std::printf("%d passed, %d failed\n", passed, failed);
@@ -97,10 +100,10 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (starts_with(word, "-"))
-    throw heed_program::UsageError("the option " + word + " is unknown; --help says more");
+    throw heed_program::UsageError("there is no option " + word + "; --help lists the options");
   if (argc != 2)
     throw heed_program::UsageError(std::to_string(argc - 1) +
-                                   " folders were given, it must be one");
+                                   " folders were given, it must be one; --help says more");
   return replay_folder(word);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Whole files in and out, POSIX. A write is all or nothing: the bytes go to a temporary file in the
-// target's folder, which is synced, closed and renamed over the target.
+// Reads and writes whole files by POSIX calls. A write happens as a whole or not at all: the bytes go to a temporary file
+// in the target's folder, which is synced, closed and renamed over the target.
 //
 // Errors: std::runtime_error, one sentence `<path>: <what failed> (<text of errno>)`.
 
@@ -30,7 +30,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace io {
 
-// `code` is the errno of the failed call.
+// Throws "<path>: <what> (<text of errno>)"; `code` is the errno of the failed call.
 [[noreturn]] inline void fail_file(const std::filesystem::path& path, const char* what, int code) {
   throw std::runtime_error(heed::detail::sentence(path.string(), ": ", what, " (",
                                                   std::generic_category().message(code), ")"));
@@ -103,7 +103,7 @@ class File {
 // A regular file that is read from its first byte to its last. `path` must outlive it.
 class InputFile {
  public:
-  // O_NONBLOCK: a named pipe is refused instead of waiting for a writer.
+  // O_NONBLOCK keeps open() from waiting for a writer of a named pipe, which is refused below.
   explicit InputFile(const std::filesystem::path& path)
       : path_(path),
         file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), path,
@@ -123,17 +123,18 @@ class InputFile {
     if (pages <= 0 || page <= 0) return;  // unknown
     const std::size_t memory = static_cast<std::size_t>(pages) * static_cast<std::size_t>(page);
     if (size_ >= memory)
-      throw std::runtime_error(heed::detail::sentence(path_.string(), ": the file has ", size_,
-                                                      " bytes, this machine's memory ", memory));
+      throw std::runtime_error(heed::detail::sentence(
+          path_.string(), ": the file has ", size_, " bytes, this machine's memory has ", memory));
   }
 
-  // Fills `bytes` with those that follow.
+  // Fills `bytes` with the next bytes of the file.
   void read(std::span<std::byte> bytes) {
     const std::size_t got = file_.read_all(bytes);
     done_ += got;
     if (got != bytes.size())
-      throw std::runtime_error(heed::detail::sentence(
-          path_.string(), ": shrank while it was read, ", done_, " of ", size_, " bytes are left"));
+      throw std::runtime_error(heed::detail::sentence(path_.string(),
+                                                      ": the file shrank while it was read, from ",
+                                                      size_, " bytes to ", done_));
   }
 
  private:
@@ -142,7 +143,7 @@ class InputFile {
   std::size_t size_ = 0, done_ = 0;
 };
 
-// The whole of a regular file.
+// All bytes of a regular file.
 [[nodiscard]] inline std::vector<std::byte> read_file(const std::filesystem::path& path) {
   InputFile file(path);
   file.require_memory();
@@ -154,7 +155,7 @@ class InputFile {
 // A file that exists only until its destructor, unless it has been renamed.
 class TemporaryFile {
  public:
-  // Process number and counter keep concurrent writers apart; O_EXCL steps over leavings.
+  // Process number and counter give concurrent writers different names; O_EXCL skips files that a killed process left.
   TemporaryFile(const std::filesystem::path& folder, const std::filesystem::path& reported)
       : file_(create(folder, path_), reported, "cannot create a temporary file in its folder"),
         reported_(reported) {}
@@ -197,7 +198,8 @@ class TemporaryFile {
 // that exists and is no regular file (a device, a folder) is refused.
 inline void write_file_atomically(const std::filesystem::path& target,
                                   std::span<const std::span<const std::byte>> pieces) {
-  require(target.has_filename(), "safetensors: the path '", target.string(), "' names no file");
+  require(target.has_filename(), "write_file_atomically: target is '", target.string(),
+          "', it must name a file");
   const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
   struct stat old {};
   const bool exists = ::stat(target.c_str(), &old) == 0;

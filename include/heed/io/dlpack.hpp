@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// DLPack: tensors of other libraries as views, and heed's memory as their tensors, without a copy.
+// DLPack: reads tensors of other libraries as views, and gives heed's memory to them as tensors, without a copy.
 //
 //   address of element (b, h, t, c) = data + byte_offset + sizeof(Real) (b s_0 + h s_1 + t s_2 + c s_3)
 //
@@ -80,7 +80,7 @@ struct DlpackAxes {
       if (extent > 0) product = checked_product(product, extent, who.c_str());
     }
   }
-  // Of row-major memory without gaps; extents are those that require_extents() takes.
+  // Sets the strides of row-major memory without gaps. The extents must have passed require_extents().
   void set_dense_strides() {
     strides[3] = 1;
     for (std::size_t a = 3; a > 0; --a)
@@ -103,8 +103,8 @@ struct DlpackAxes {
   return axes;
 }
 
-// Strides that are never used may be anything: along axes of extent 1, and of a tensor without elements.
-// Returns the bytes from the first element to the end of the last.
+// Throws unless the strides can be those of a view. Strides that are never used, along axes of extent 1 and of a tensor
+// without elements, may be anything. Returns the number of bytes from the first element to the end of the last.
 inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes, bool writes,
                                     const std::string& who) {
   constexpr Index most = std::numeric_limits<Index>::max();
@@ -142,7 +142,7 @@ template <class Real>
   return reinterpret_cast<Real*>(first);
 }
 
-// What a managed tensor points to; deleted by its deleter.
+// The memory behind a managed tensor that is made here; the tensor's deleter deletes it.
 template <class Managed>
 struct DlpackExport {
   Managed managed{};
@@ -169,7 +169,8 @@ void set_dlpack_flags(DLManagedTensorVersioned& tensor) {
 
 }  // namespace detail
 
-// View of a tensor's memory as float or double, const for reading only. `name` stands in error texts.
+// A view of a tensor's memory as float or double; with const Real it is for reading only. `name` stands for the tensor in
+// error texts.
 template <detail::DlpackElement Real>
 [[nodiscard]] TensorView<Real> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
   using namespace detail;
@@ -193,7 +194,7 @@ template <detail::DlpackElement Real>
 }
 
 #ifdef DLPACK_MAJOR_VERSION
-// Likewise; minds the flag "read only", which a bare DLTensor does not carry.
+// The same for a versioned tensor, whose flag "read only" is obeyed; a bare DLTensor has no such flag.
 template <detail::DlpackElement Real>
 [[nodiscard]] TensorView<Real> view_dlpack(const DLManagedTensorVersioned& tensor,
                                            const char* name = "tensor") {

@@ -2,8 +2,7 @@
 #pragma once
 
 // Reads safetensors files: 8 bytes of header length (little-endian), JSON (its rules are in
-// safetensors_header.hpp), then the tensors' bytes, row-major and little-endian. The writer comes
-// with it.
+// safetensors_header.hpp), then the tensors' bytes, row-major and little-endian. Includes the writer.
 //
 // Errors: std::runtime_error for malformed files, values that do not fit and failed I/O;
 //   std::invalid_argument for an unknown tensor name and a type that does not go with the dtype.
@@ -34,7 +33,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace io {
 
-// What the header of a file says, checked as a whole and against the file's size; no tensor has been read.
+// The header of a file, checked as a whole and against the file's size. No tensor is read.
 class SafetensorsIndex {
  public:
   [[nodiscard]] static SafetensorsIndex read(const std::filesystem::path& path) {
@@ -55,12 +54,12 @@ class SafetensorsIndex {
   }
 
  protected:
-  // `source` begins the messages.
+  // `source`, a file name, begins the messages.
   explicit SafetensorsIndex(std::string source) : source_(std::move(source)) {
     require_little_endian(source_);
   }
 
-  // Returns what was read: all bytes before the tensors'.
+  // Reads and parses the header. Returns the bytes that were read: all those before the tensors.
   std::vector<std::byte> read_header(InputFile& file) {
     std::vector<std::byte> bytes(std::min<std::size_t>(file.size(), 8));
     file.read(bytes);
@@ -70,7 +69,7 @@ class SafetensorsIndex {
     parse_header(bytes, file.size());
     return bytes;
   }
-  // `bytes` begin with the header; the file has `file_bytes`.
+  // Parses the header at the beginning of `bytes`; the file has `file_bytes` bytes in all.
   void parse_header(std::span<const std::byte> bytes, std::size_t file_bytes) {
     data_begin_ = begin_of_data(bytes, file_bytes);
     SafetensorsHeader header(source_, file_bytes - data_begin_);
@@ -85,7 +84,7 @@ class SafetensorsIndex {
   std::map<std::string, TensorInfo> tensors_;
 
  private:
-  // From the length in the first 8 bytes.
+  // Where the tensors' bytes begin, by the header length in the first 8 bytes.
   [[nodiscard]] std::size_t begin_of_data(std::span<const std::byte> bytes,
                                           std::size_t file_bytes) const {
     if (file_bytes < 8)
@@ -94,8 +93,8 @@ class SafetensorsIndex {
     for (std::size_t i = 8; i-- > 0;)
       length = length << 8 | std::to_integer<std::uint64_t>(bytes[i]);
     if (length > safetensors_limits::header_bytes)
-      refuse(source_, "the header length ", length, " is more than the limit of ",
-             safetensors_limits::header_bytes, " bytes");
+      refuse(source_, "the file begins with a header length of ", length,
+             ", that of a safetensors file is at most ", safetensors_limits::header_bytes);
     if (length > file_bytes - 8)
       refuse(source_, "the header length ", length, " is more than the ", file_bytes - 8,
              " bytes that follow it");
@@ -103,7 +102,7 @@ class SafetensorsIndex {
   }
 };
 
-// One file in memory, checked as a whole before any tensor can be asked for.
+// A file in memory, checked as a whole before any tensor can be asked for.
 class Safetensors : public SafetensorsIndex {
  public:
   // `source` begins the messages.
@@ -190,7 +189,7 @@ class Safetensors : public SafetensorsIndex {
  private:
   explicit Safetensors(std::string source) : SafetensorsIndex(std::move(source)) {}
 
-  // By memcpy: the tensor need not be aligned.
+  // Reads the elements by memcpy, since the tensor need not be aligned.
   template <class To, class From>
   [[nodiscard]] std::vector<To> convert(const std::string& name) const {
     const std::span<const std::byte> raw = bytes(name);

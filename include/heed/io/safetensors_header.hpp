@@ -32,11 +32,11 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace io {
 
-// Receives the parser's events. The nesting is at most object > object > array, so five places say
-// everything; whatever does not belong to its place is refused on sight.
+// Receives the events of the JSON parser. The nesting is at most object > object > array, so that `place_` with its six
+// values holds the whole state. What does not belong to its place is refused at once.
 class SafetensorsHeader {
  public:
-  // data_bytes: what follows the header.
+  // `data_bytes` is the number of bytes that follow the header.
   SafetensorsHeader(std::string source, std::size_t data_bytes)
       : source_(std::move(source)), data_bytes_(data_bytes) {}
 
@@ -59,7 +59,7 @@ class SafetensorsHeader {
   bool boolean(bool) { wrong("true or false"); }
   bool number_integer(std::int64_t value) { wrong("the negative number " + std::to_string(value)); }
   bool number_float(double, const std::string& text) {
-    wrong("the number " + in_quotes(text) + ", no unsigned 64-bit integer");
+    wrong("the number " + in_quotes(text) + ", which is not an unsigned 64-bit integer");
   }
   bool binary(const nlohmann::json::binary_t&) { wrong("binary data"); }
 
@@ -214,7 +214,8 @@ class SafetensorsHeader {
                       static_cast<std::size_t>(end)};
   }
 
-  // Sorted by (begin, end), each span starts where the one before ended; empty ones come first.
+  // Throws unless each span, sorted by (begin, end), starts where the one before it ended, the first at byte 0 and the
+  // last ending with the data. Empty spans sort before others that begin at the same byte.
   void check_tiling() const {
     std::vector<const std::pair<const std::string, TensorInfo>*> spans;
     spans.reserve(tensors.size());

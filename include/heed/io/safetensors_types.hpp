@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the safetensors reader and writer share: limits, dtypes and their C++ types, exact
-// conversion between those, and the wording of messages.
+// Parts that the safetensors reader and writer share: limits, dtypes and their C++ types, exact conversion between
+// those, and the wording of messages.
 
 #include <heed/core/error.hpp>
 
@@ -89,7 +89,7 @@ template <class... Parts>
 template <class Real, class... Others>
 concept AnyOf = (std::same_as<Real, Others> || ...);
 
-// What a tensor's elements can be in memory: bool, the integers of 8 to 64 bits, float and double.
+// The C++ types of a tensor's elements: bool, the integers of 8 to 64 bits, float and double.
 template <class Real>
 concept Element = AnyOf<Real, bool, float, double, signed char, short, int, long, long long,
                         unsigned char, unsigned short, unsigned, unsigned long, unsigned long long>;
@@ -136,7 +136,8 @@ template <Element To, Element From>
   }
 }
 
-// The numbers of the 16-bit formats; float holds all of them, subnormals, infinities and NaN among them.
+// Conversions from the 16-bit formats. Float holds each of their numbers exactly, subnormals, infinities and NaN among
+// them.
 [[nodiscard]] inline float float_of_bf16(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
@@ -147,7 +148,7 @@ template <Element To, Element From>
     const float size = 0x1p-24F * static_cast<float>(fraction);
     return sign != 0 ? -size : size;
   }
-  // Biases 15 and 127; an exponent of ones stays one.
+  // The exponent biases are 15 and 127. An exponent of all ones (infinity, NaN) stays all ones.
   const std::uint32_t wide = exponent == 0x1FU ? 0xFFU : exponent + (127U - 15U);
   return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
 }

@@ -38,7 +38,8 @@ class SafetensorsWriter {
     metadata_.insert_or_assign(json_text(key), json_text(value));
   }
 
-  // As many values as the shape holds; an empty shape is a scalar. A name can be added once.
+  // Adds a tensor. `values` must have as many elements as the shape holds; an empty shape is that of a scalar. A name can
+  // be added once.
   template <std::ranges::contiguous_range Values>
   requires Element<std::ranges::range_value_t<Values>>
   void add(const std::string& name, const std::vector<Index>& shape, const Values& values) {
@@ -47,7 +48,7 @@ class SafetensorsWriter {
               std::as_bytes(all));
   }
 
-  // Any dtype of the format, as it is stored.
+  // Adds a tensor of any dtype of the format, from its stored bytes.
   void add_bytes(const std::string& name, const std::string& dtype, const std::vector<Index>& shape,
                  std::span<const std::byte> data) {
     const std::string tensor = "safetensors: tensor " + in_quotes(name);
@@ -76,7 +77,7 @@ class SafetensorsWriter {
     return file;
   }
 
-  // All or nothing, see write_file_atomically.
+  // Writes the file as a whole or not at all, see write_file_atomically.
   void write(const std::filesystem::path& path) const {
     const std::string head = header();
     write_file_atomically(path, pieces(head));
@@ -97,7 +98,7 @@ class SafetensorsWriter {
     }
   }
 
-  // Widest dtype first, then by name.
+  // The tensors in the order of their data: widest dtype first, then by name.
   [[nodiscard]] std::vector<const Tensor*> data_order() const {
     std::vector<const Tensor*> order;
     for (const std::size_t width : {8U, 4U, 2U, 1U})
@@ -106,7 +107,7 @@ class SafetensorsWriter {
     return order;
   }
 
-  // The length of 8 bytes and the padded JSON.
+  // The header as it is stored: 8 bytes of length and the padded JSON.
   [[nodiscard]] std::string header() const {
     require_little_endian("safetensors");
     std::map<const Tensor*, std::size_t> begins;
@@ -144,7 +145,7 @@ class SafetensorsWriter {
            std::to_string(begin + tensor.data.size()) + "]}";
   }
 
-  // Views of `head` and of the tensors.
+  // The pieces of the file in their order, as views of `head` and of the tensors.
   [[nodiscard]] std::vector<std::span<const std::byte>> pieces(const std::string& head) const {
     std::vector<std::span<const std::byte>> all{std::as_bytes(std::span(head))};
     for (const Tensor* tensor : data_order()) all.emplace_back(tensor->data);

@@ -23,7 +23,7 @@ inline constexpr const char* kLatentAttention = "sdpa-latent";
 // Plain attention with one sigmoid gate per head and token, projected from x (Qiu et al. 2025, "Gated
 // Attention"): another control.
 inline constexpr const char* kGatedAttention = "sdpa-gated";
-// Prototypes that an ART memory learns from the keys; and keys that are pulled towards them.
+// Prototypes that an ART memory learns from the keys; the second also pulls the keys towards them.
 inline constexpr const char* kPrototypeArt = "prototype-art";
 inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 
@@ -38,7 +38,7 @@ template <class Real>
   return std::make_unique<PrototypeAttention<Real>>(options, causal<Real>(), memory);
 }
 
-// f(name, make) for every layer beside the variants; make.operator()<Real>(even, prototypes) makes it.
+// Calls f(name, make) for every layer beside the variants. make.operator()<Real>(even, prototypes) makes the layer.
 template <class F>
 void for_each_extra_layer(F&& f) {
   f(kLatentAttention,
@@ -112,7 +112,8 @@ template <class Real>
       },
       {.prototypes = prototypes, .seed = seed + std::uint64_t(layer), .depth = layer + 1});
   for (const std::string& extra : extra_attention_names()) known += ", " + extra;
-  require(made != nullptr, "attention_by_name: ", name, " is no variant; there are ", known);
+  require(made != nullptr, "attention_by_name: ", name,
+          " is not a name of the list, it must be one of ", known);
   return made;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The models of the sources: one stack of blocks, each with its own attention.
+// GPT-2's stack around any attention, and the language model of the dialectical source.
 
 #include <heed/models/language_model.hpp>
 #include <heed/nn/attention_layers.hpp>
@@ -12,7 +12,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// attention(layer) makes the attention of layer 0, 1, ...
+// A function whose attention(layer) makes the attention of layer 0, 1, ...
 template <class Real>
 using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<Real>>(Index layer)>;
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where training starts.
+// The weights that training starts from.
 //
-//   matrices        normal, deviation 0.02; those that write to the residual stream, as the output
-//                   projections of attention and MLP do, divided by sqrt(2 depth)
-//   biases 0, norms 1, parameters of ops as their makers left them
+//   matrices          normal numbers of standard deviation 0.02; those that write to the residual stream, the output
+//                     projections of attention and MLP, divided by sqrt(2 depth)
+//   biases            0
+//   norms             1
+//   parameters of ops as their makers left them
 // Source  Radford et al. 2019 (GPT-2).
 
 #include <heed/models/language_model.hpp>

@@ -3,11 +3,11 @@
 
 // A language model: embeddings, a stack of blocks, a head.
 //
-//   h      = E[ids] + P[0 .. len)             P: where positions are learnt
+//   h      = E[ids] + P[0 .. len)             P where positions are learnt
 //   h      = block_n(... block_1(drop(h)))
 //   logits = norm(h) H^T + b                  H = E where tied
 //
-// The head is taken in chunks of tokens for training, so that no matrix of all tokens x vocabulary exists.
+// In training the head computes a chunk of tokens at a time, so that no (tokens, vocabulary) matrix is held.
 
 #include <heed/models/transformer_block.hpp>
 #include <heed/nn/cross_entropy.hpp>
@@ -40,7 +40,7 @@ struct LanguageModelOptions {
 template <class Real>
 class LanguageModel {
  public:
-  // What earlier tokens left, one cache per block.
+  // Keys and values of earlier tokens, one cache per block.
   struct Cache {
     std::vector<KvCache<Real>> blocks;
     Index batch = 1;
@@ -66,7 +66,7 @@ class LanguageModel {
   [[nodiscard]] const LanguageModelOptions& options() const { return options_; }
   [[nodiscard]] std::deque<TransformerBlock<Real>>& blocks() { return blocks_; }
 
-  // logits (tokens, vocabulary) of `batch` sequences of ids, one below the other.
+  // Computes the logits, (tokens, vocabulary), of `batch` sequences of ids, one below the other.
   void forward(Context<Real>& c, Index batch, std::span<const Index> ids,
                const MatrixView<Real>& logits) {
     run_blocks(c, batch, ids);
@@ -80,7 +80,7 @@ class LanguageModel {
     return run_head(c, targets, false);
   }
 
-  // The same, and adds its gradient to those of the weights.
+  // Returns the same loss, and adds its gradient to those of the weights.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     run_blocks(c, batch, ids);
@@ -106,8 +106,8 @@ class LanguageModel {
     for (const auto& block : blocks_) cache.blocks.push_back(block.attention().new_cache(batch));
     return cache;
   }
-  // logits of the tokens that follow those in the cache, which then holds them too; if it throws, the cache holds
-  // what it held.
+  // Computes the logits of the tokens that follow those in the cache, and appends these tokens to it. Where it throws,
+  // the cache holds what it held before.
   void step(Context<Real>& c, std::span<const Index> ids, Cache& cache,
             const MatrixView<Real>& logits) {
     const Index held = cache.len();
@@ -140,23 +140,23 @@ class LanguageModel {
   }
 
  private:
-  // Apart from the streams of what is added to the residual rows.
+  // Offset that keeps the random streams of attention weights apart from those of the residual rows.
   static constexpr std::uint64_t kAttentionStreams = std::uint64_t(1) << 32;
-  // Numbers of a chunk of logits: 16 MiB of floats.
+  // Size of a chunk of logits: 16 MiB of floats.
   static constexpr Index kHeadChunk = Index(1) << 22;
 
   [[nodiscard]] std::string block_name(std::size_t n) const {
     return options_.numbered ? options_.blocks + "." + std::to_string(n) : options_.blocks;
   }
 
-  // h = E[ids] + P, from position `first` on.
+  // h = E[ids] + P; the first token of each sequence has position `first`.
   void embed(Context<Real>& c, Index batch, std::span<const Index> ids, Index first) {
     const Index tokens = Index(ids.size());
-    require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens, " ids for a batch of ",
-            batch, "; it must divide them");
+    require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens,
+            " ids were given for a batch of ", batch, " sequences, it must be a multiple");
     const Index len = tokens / batch;
-    require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence of ",
-            first + len, " tokens, the table of positions has ", options_.max_len);
+    require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence has ",
+            first + len, " tokens, the table of positions has only ", options_.max_len);
     activations_.resize(blocks_.size() + 1);
     for (Matrix<Real>& m : activations_) m.resize(tokens, options_.width);
     const MatrixView<Real> h = activations_[0].view();
@@ -181,7 +181,7 @@ class LanguageModel {
     normed_.resize(activations_.back().rows(), options_.width);
     norm_->forward(c, activations_.back().view(), normed_.view());
   }
-  // Rows that the head reads.
+  // The rows that the head reads.
   [[nodiscard]] MatrixView<const Real> hidden() const {
     return norm_ ? normed_.view() : activations_.back().view();
   }
@@ -195,7 +195,7 @@ class LanguageModel {
                                                options_.width)),
              logits);
   }
-  // dh of dlogits; adds to the gradient of the head, or of the embedding.
+  // Computes dh from dlogits, and adds to the gradient of the head, or of the embedding where that is the head.
   void head_backward(Context<Real>& c, const MatrixView<const Real>& h,
                      const MatrixView<const Real>& dlogits, const MatrixView<Real>& dh) {
     if (head_) return head_->backward(c, h, dlogits, dh);
@@ -208,8 +208,8 @@ class LanguageModel {
 
   [[nodiscard]] double run_head(Context<Real>& c, std::span<const Index> targets, bool backward) {
     const MatrixView<const Real> h = hidden();
-    require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(), " targets for ",
-            h.rows, " tokens");
+    require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(),
+            " targets were given for ", h.rows, " tokens");
     const Index counted =
         Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
     if (backward) dhidden_.resize(h.rows, options_.width);

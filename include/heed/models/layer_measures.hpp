@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// measures_of() for layers whose variant is chosen at run time.
+// measures_of() for layers whose variant is known only at run time.
 
-#include <heed/nn/attention_measures.hpp>
+#include <heed/models/attention_measures.hpp>
 #include <heed/nn/prototype_attention.hpp>
 #include <heed/variants.hpp>
 
@@ -11,8 +11,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// What nn/attention_measures.hpp says of a layer around an op of the list, with what a memory of prototypes
-// says of itself; of any other layer, its diagnostics.
+// The measures (models/attention_measures.hpp) of a layer around an op of the list, and with a memory of prototypes also
+// its diagnostics. Of any other layer only the diagnostics.
 template <class Real>
 [[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<Real>& layer, Index batch,
                                                Index sequences = 2) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Stacks whose frame is the source's own, as GPT-2's is not for them.
+// The language models of two sources whose frame is not GPT-2's.
 //
 //   QKVI   x1 = x + c_proj(sigma(i) o attention(rope(norm(q)), rope(norm(k)), v))    of rms(x)
 //          y  = x1 + W2 gelu(W1 rms(x1))
@@ -18,14 +18,14 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// The head width must be even, for the rotation. `norm`, `mlp_bias` and `max_len` of the options are not
-// read: a sequence may have any length.
+// The width of a head must be even, since the rotation turns pairs of columns. `norm`, `mlp_bias` and `max_len` of the
+// options are not read. A sequence may have any length.
 template <class Real>
 [[nodiscard]] LanguageModel<Real> make_qkvi_lm(GptOptions o, ExtraSource gate,
                                                RopePairs pairs = RopePairs::interleaved,
                                                double theta = 10000) {
-  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: a width of ", o.width,
-          " for ", o.heads, " heads; heads must be of an even width");
+  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: width is ", o.width, " for ",
+          o.heads, " heads, it must be a multiple of twice their number");
   o.norm = NormKind::rms;
   o.mlp_bias = false;
   o.max_len = 0;

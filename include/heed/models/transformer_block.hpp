@@ -3,7 +3,7 @@
 
 // One layer of a language model, around any attention layer.
 //
-//   x1 = x  + drop(out(attention(norm1(x))))      out: where the attention's rows are narrower than x
+//   x1 = x  + drop(out(attention(norm1(x))))      out only where the attention's rows are narrower than x
 //   y  = x1 + drop(mlp(norm2(x1)))
 
 #include <heed/nn/attention_layer.hpp>
@@ -25,7 +25,7 @@ struct BlockNames {
 
 enum class NormKind { layer, rms };
 
-// Either norm over whole rows.
+// A LayerNorm or an RMSNorm over whole rows.
 template <class Real>
 class Norm {
  public:
@@ -53,7 +53,7 @@ class Norm {
 template <class Real>
 class TransformerBlock {
  public:
-  // `out`: a projection of the attention's rows, if they need one.
+  // `out` projects the attention's rows to the width, where they are narrower.
   TransformerBlock(BlockNames names, NormKind norm, Index width,
                    std::unique_ptr<AttentionLayer<Real>> attention, Mlp<Real> mlp,
                    std::optional<Linear<Real>> out = {})
@@ -64,8 +64,8 @@ class TransformerBlock {
         mlp_(std::move(mlp)),
         out_(std::move(out)) {}
 
-  double dropout = 0;        // of what attention and MLP add
-  std::uint64_t stream = 0;  // of its random numbers: two per block
+  double dropout = 0;        // rate for what attention and MLP add to x
+  std::uint64_t stream = 0;  // first of the block's two streams of random numbers
 
   [[nodiscard]] AttentionLayer<Real>& attention() { return *attention_; }
   [[nodiscard]] const AttentionLayer<Real>& attention() const { return *attention_; }
@@ -78,7 +78,7 @@ class TransformerBlock {
       attention_->forward(c, batch, normed1_.view(), mixed);
     });
   }
-  // The tokens after those in the cache.
+  // The forward pass of the tokens that follow those in the cache.
   void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
             const MatrixView<Real>& y, KvCache<Real>& cache) {
     run(c, x, y, [&](const MatrixView<Real>& mixed) {

@@ -4,13 +4,11 @@
 // Weights in safetensors files: heed's own names as visit() and visit_state() give them, and Hugging Face's
 // GPT-2.
 //
-// A GPT-2 file is checked by its header before a tensor is read: every tensor has its place in the model, or is
-// named in the refusal. Left out are only the buffers that Hugging Face saves beside the weights and computes
-// anew: the causal masks h.<n>.attn.bias and h.<n>.attn.masked_bias; and lm_head.weight where it is the embedding
-// once more, byte by byte.
+// The header of a GPT-2 file is checked before a tensor is read: a tensor that has no place in the model is refused by
+// name. Two kinds of tensors are left out: the causal masks h.<n>.attn.bias and h.<n>.attn.masked_bias, which Hugging
+// Face saves beside the weights but computes anew, and lm_head.weight where it equals the embedding byte by byte.
 //
-// Errors: std::runtime_error, one sentence that begins with the path; a model is filled only when all of
-// a file fits.
+// Errors: std::runtime_error, one sentence that begins with the path. A model is filled only when the whole file fits.
 
 #include <heed/io/safetensors.hpp>
 #include <heed/io/safetensors_writer.hpp>
@@ -57,7 +55,7 @@ template <class Real>
   return file.rounded<Real>(name);
 }
 
-// f(name, value) for all weights, and the state of a layer that has one.
+// Calls f(name, value) for all weights of a layer, and for its state if it has one.
 template <class Real, class Layer>
 void visit_stored(Layer& layer, const StateVisitor<Real>& f) {
   layer.visit(Visitor<Real>(
@@ -92,8 +90,8 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
 // Names may start with "transformer.".
 class Gpt2File {
  public:
-  // check(options) sees the sizes before a tensor is read, and may refuse the file by throwing; whether the head
-  // is tied is not known yet.
+  // check(options) is called with the sizes before a tensor is read, and may refuse the file by throwing. At that
+  // point it is not known whether the head is tied.
   using Check = std::function<void(const GptOptions&)>;
 
   explicit Gpt2File(const std::filesystem::path& path, const Check& check = {})
@@ -113,8 +111,8 @@ class Gpt2File {
   [[nodiscard]] const io::Safetensors& file() const { return file_; }
   [[nodiscard]] GptOptions options() const { return options_; }
 
-  // Fills a model made of options() whose attention layers have c_attn and c_proj; weights that GPT-2 does
-  // not have, as those of an op, stay as they are. Refused is a model that has no place for one of the tensors.
+  // Fills a model that was made with options() and whose attention layers have c_attn and c_proj. Weights that GPT-2
+  // does not have, such as those of an op, stay as they are. Throws where the model has no place for a tensor.
   template <class Real>
   void fill(LanguageModel<Real>& model) const {
     std::vector<std::pair<Param<Real>*, std::vector<Real>>> found;
@@ -135,13 +133,14 @@ class Gpt2File {
  private:
   struct Source {
     std::string name;
-    bool turned = false;  // Conv1D keeps (in, out)
+    bool turned = false;  // true for matrices, which Hugging Face's Conv1D stores as (in, out)
   };
 
-  // The tensors of a block, without "h.<n>.", and their extents in widths and in columns of the MLP.
+  // A tensor of a block: its name without "h.<n>.", and each of its extents as a sum of widths of the model and of the
+  // MLP.
   struct BlockTensor {
     const char* name;
-    std::vector<std::pair<Index, Index>> extents;  // (widths, columns): w width + c hidden
+    std::vector<std::pair<Index, Index>> extents;  // (w, c) stands for w width + c hidden
   };
   [[nodiscard]] static const std::vector<BlockTensor>& block_tensors() {
     static const std::vector<BlockTensor> all = {{"ln_1.weight", {{1, 0}}},
@@ -160,7 +159,8 @@ class Gpt2File {
   }
 
   [[nodiscard]] std::string prefix_of(const io::SafetensorsIndex& head) const {
-    if (!is_gpt2(head)) detail::fail_load(path_, "it is no GPT-2: there is no tensor wte.weight");
+    if (!is_gpt2(head))
+      detail::fail_load(path_, "the file is not a GPT-2: there is no tensor wte.weight");
     return head.contains("transformer.wte.weight") ? "transformer." : "";
   }
 
@@ -173,7 +173,7 @@ class Gpt2File {
     while (head.contains(block_name(o.depth, "ln_1.weight"))) ++o.depth;
     if (o.depth == 0) detail::fail_load(path_, "it has no block h.0");
     if (o.width % 64 != 0)
-      detail::fail_load(path_, "its width is ", o.width, ", no multiple of 64");
+      detail::fail_load(path_, "its width is ", o.width, ", it must be a multiple of 64");
     o.heads = o.width / 64;
     o.hidden = extent(head, "h.0.mlp.c_fc.weight", 1);
     o.activation = Activation::gelu_tanh;
@@ -210,7 +210,7 @@ class Gpt2File {
     return prefix_ + "h." + std::to_string(n) + "." + part;
   }
 
-  // A stored head is most often the embedding once more.
+  // True if the file has a head whose bytes are not those of the embedding.
   [[nodiscard]] bool has_own_head() const {
     if (!file_.contains(kHead)) return false;
     if (file_.info(kHead).dtype != file_.info(prefix_ + "wte.weight").dtype) return true;
@@ -218,7 +218,7 @@ class Gpt2File {
     return !std::equal(head.begin(), head.end(), embedding.begin(), embedding.end());
   }
 
-  // heed's name to GPT-2's; an empty name for what GPT-2 does not have.
+  // GPT-2's name of the tensor that heed calls `name`; empty for what GPT-2 does not have.
   [[nodiscard]] Source source_of(const std::string& name) const {
     static const std::map<std::string, std::string> whole = {{"embed.weight", "wte.weight"},
                                                              {"pos_emb.weight", "wpe.weight"},
@@ -263,7 +263,7 @@ class Gpt2File {
     return turned;
   }
 
-  // Of a matrix that holds numbers.
+  // An extent of a matrix that must not be empty.
   [[nodiscard]] Index extent(const io::SafetensorsIndex& head, const std::string& name,
                              std::size_t axis) const {
     const std::string full = prefix_ + name;

@@ -41,7 +41,7 @@ namespace nn {
 
 enum class Activation { gelu_erf, gelu_tanh, silu };
 
-// "gelu" is gelu_erf.
+// The activation of that name; "gelu" is gelu_erf.
 [[nodiscard]] inline Activation activation_named(const std::string& name) {
   if (name == "gelu") return Activation::gelu_erf;
   if (name == "gelu_tanh") return Activation::gelu_tanh;
@@ -100,7 +100,7 @@ template <class Real, std::size_t Count>
   return horner(coefficients, x, std::make_index_sequence<Count - 1>{});
 }
 
-// Each formula has the value y and the slope y'.
+// Each of the formulas below has value(x), y, and slope(x), y'.
 template <class Real>
 struct GeluErf {
   using P = Pack<Real>;
@@ -123,7 +123,7 @@ struct GeluErf {
   [[nodiscard]] static P ratio(P a) {
     return polynomial(Tail::numerator, a) / polynomial(Tail::denominator, a);
   }
-  // e^(-a^2/2): what rounding takes from a^2, up to 5e-6, would be the relative error of the tail.
+  // e^(-a^2/2), corrected for what rounding takes from a^2: up to 5e-6, it would become the relative error of the tail.
   [[nodiscard]] static P bell(P a) {
     const P square = a * a, lost = mul_add(a, a, -square);
     const P e = heed::detail::exp_inside(square * Real(-0.5));
@@ -171,7 +171,7 @@ struct GeluTanh {
   [[nodiscard]] static P exponent(P x) { return x * mul_add(x * x, P(cubic), P(linear)); }
 };
 
-// run(formula) for the formula of that name.
+// Calls run(formula) with the formula of that activation.
 template <class Real, class Run>
 void with_formula(Activation activation, const Run& run) {
   switch (activation) {
@@ -182,7 +182,7 @@ void with_formula(Activation activation, const Run& run) {
   fail("activate: activation ", int(activation), " is not one of 0, 1, 2");
 }
 
-// The first `count` lanes, or all of them; the others are 0.
+// Loads `count` numbers, at most a whole pack; the other lanes are 0.
 template <class Real>
 [[nodiscard]] inline Pack<Real> load_lanes(const Real* from, Index count) {
   if (count >= kLanes<Real>) return Pack<Real>::load(from);
@@ -198,7 +198,7 @@ inline void store_lanes(Pack<Real> pack, Real* to, Index count) {
   std::copy(lanes, lanes + count, to);
 }
 
-// body(row, first column, columns left) for every stretch of kLanes<Real> columns.
+// Calls body(row, first column, columns left) for every stretch of kLanes<Real> columns.
 template <class Real, class Body>
 void for_lanes(Context<Real>& c, Index rows, Index columns, const Body& body) {
   for_row_blocks(c, rows, columns, [&](Index first, Index last) {

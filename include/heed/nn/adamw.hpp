@@ -7,12 +7,12 @@
 //   m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
 //   p -= lr / (1 - b1^t)  m / (sqrt(v / (1 - b2^t)) + eps)
 //
-// and then the layer brings back weights that have left their range, where it has keep_in_range().
+// Then the layer's keep_in_range(), if it has one, brings weights that have left their range back into it.
 //
 // Symbols   lr learning_rate, wd weight_decay, b1 beta1, b2 beta2, eps epsilon.
-// Errors    an option out of range, a weight seen twice or of another size than its state or its
-//           gradient; before anything is changed. step() computes with whatever numbers it is given;
-//           step_if_finite() is all or nothing.
+// Errors    std::invalid_argument, before anything is changed, for an option out of range and for a weight that is
+//           visited twice or has another size than its state or its gradient. step() does not look for numbers
+//           that are not finite; step_if_finite() takes the whole step or none of it.
 // Source    Loshchilov and Hutter 2019, algorithm 2, as in PyTorch: the decay is multiplied by lr.
 
 #include <heed/core/parallel.hpp>
@@ -41,7 +41,7 @@ struct AdamWOptions {
 
 namespace detail {
 
-// The numbers of one step.
+// The factors of one step, the same for all weights.
 template <class Real>
 struct AdamWStep {
   Pack<Real> beta1, rest1, beta2, rest2, correction2, epsilon, rate;
@@ -55,11 +55,11 @@ struct AdamWStep {
         epsilon(Real(o.epsilon)),
         rate(Real(o.learning_rate / (1 - std::pow(o.beta1, double(t))))) {}
 
-  // What kLanes<Real> numbers become.
+  // A vector of weights and their moments after the step.
   struct After {
     Pack<Real> value, first, second;
   };
-  // lr wd is subtracted with the rest: 1 - lr wd would lose its digits.
+  // decay is lr wd. It is subtracted together with the change, since 1 - lr wd would round away its digits.
   [[nodiscard]] After after(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
                             const Real* v) const {
     const Pack<Real> slope = Pack<Real>::load(g), value = Pack<Real>::load(p);
@@ -74,7 +74,7 @@ struct AdamWStep {
     next.first.store(m);
     next.second.store(v);
   }
-  // 0, or NaN where a number would not be finite: x - x is NaN for these alone.
+  // 0 in each lane, or NaN where a number would not be finite after the step: x - x is NaN for those only.
   [[nodiscard]] Pack<Real> fault(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
                                  const Real* v) const {
     const After next = after(decay, p, g, m, v);
@@ -92,7 +92,7 @@ class AdamW {
       std::function<void(const std::string&, std::vector<Real>& first, std::vector<Real>& second)>;
 
   AdamWOptions options;  // may change between steps
-  Decays decays;         // which weights decay; all where it is empty
+  Decays decays;         // says which weights decay; if empty, all do
 
   explicit AdamW(const AdamWOptions& chosen = {}, Decays which = {})
       : options(chosen), decays(std::move(which)) {
@@ -105,8 +105,8 @@ class AdamW {
   void step(Context<Real>& c, Layer&& layer) {
     take(all_of(c, layer, "AdamW::step"), layer);
   }
-  // The same, or nothing, and false, where a weight or a moment would not be finite afterwards. Reads all
-  // numbers once more than step(), which is little beside a backward pass.
+  // Takes the step and returns true, or changes nothing and returns false where a weight or a moment would not be
+  // finite after it. It reads all numbers once more than step() does, which is little beside a backward pass.
   template <class Layer>
   [[nodiscard]] bool step_if_finite(Context<Real>& c, Layer&& layer) {
     const Step all = all_of(c, layer, "AdamW::step_if_finite");
@@ -121,8 +121,8 @@ class AdamW {
   // Steps so far, t.
   [[nodiscard]] Index steps() const { return steps_; }
 
-  // To read a checkpoint: prepare() makes the state of all weights of `layer`, zeros where it is
-  // new; visit_state() fills it; set_steps() sets t.
+  // To read a checkpoint: prepare() makes the state of all weights of `layer`, zeros where it is new; visit_state()
+  // gives access to fill it; set_steps() sets t.
   template <class Layer>
   void prepare(Layer&& layer) {
     (void)collect(layer, "AdamW::prepare");
@@ -137,12 +137,12 @@ class AdamW {
   }
 
  private:
-  static constexpr Index kGrain = 65536;  // elements that are worth a worker
+  static constexpr Index kGrain = 65536;  // fewer elements are not worth another worker
 
   struct Moments {
     std::vector<Real> first, second;
   };
-  // A part of a weight.
+  // A part of a weight that one worker updates.
   struct Piece {
     Real* p;
     const Real* g;
@@ -150,7 +150,7 @@ class AdamW {
     Index count;
     Real decay;
   };
-  // All that one step reads.
+  // Everything that one step works on.
   struct Step {
     std::vector<Piece> pieces;
     detail::AdamWStep<Real> numbers;
@@ -193,7 +193,7 @@ class AdamW {
            "at least 0 and finite");
   }
 
-  // All weights in pieces; makes the state that is missing once everything is right.
+  // Divides all weights into pieces. State that is missing is made after all checks have passed.
   template <class Layer>
   [[nodiscard]] std::vector<Piece> collect(Layer& layer, const char* where) {
     std::vector<std::pair<std::string, Piece>> weights;
@@ -238,7 +238,7 @@ class AdamW {
               " values, its state has ", moment->size());
   }
 
-  // The last numbers of a piece, fewer than a pack has: f(p, g, m, v) with zeros behind them.
+  // Calls f(p, g, m, v) for the last numbers of a piece, fewer than a pack has, with zeros behind them.
   template <class F>
   static void with_rest(const Piece& piece, F&& f) {
     constexpr Index W = kLanes<Real>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a model asks of an attention layer, whatever its variant, and the op inside of one.
+// AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside of a layer.
 
 #include <heed/engine/doors.hpp>
 #include <heed/kv_cache.hpp>
@@ -18,7 +18,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Called with the dotted name of what a layer keeps beside its weights: "blocks.0.attn.memory.counts".
+// Called for each tensor that a layer keeps beside its weights, with its dotted name: "blocks.0.attn.memory.counts".
 template <class Real>
 using StateVisitor = std::function<void(const std::string&, Param<Real>&)>;
 
@@ -36,7 +36,7 @@ class AttentionLayer {
  public:
   virtual ~AttentionLayer() = default;
 
-  // y (tokens, width_out) of x (tokens, width).
+  // Computes y (tokens, width_out) from x (tokens, width).
   virtual void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                        const MatrixView<Real>& y) = 0;
   // Adds to the weights' gradients, overwrites dx. `x` is that of forward().
@@ -45,20 +45,20 @@ class AttentionLayer {
   virtual void visit(const Visitor<Real>& f) = 0;
   // Brings weights that a step of an optimiser has carried out of their range back inside; AdamW calls it.
   virtual void keep_in_range() {}
-  // What training changes beside the weights; a resumed run needs it as well.
+  // Visits the tensors that training changes beside the weights. A resumed run needs them as well.
   virtual void visit_state(const StateVisitor<Real>&) {}
 
-  // May tokens be taken one after the other, with a cache of what the earlier ones left?
+  // True if step() can take tokens one after the other, with a cache of the keys and values of the earlier ones.
   [[nodiscard]] virtual bool can_step() const = 0;
   [[nodiscard]] virtual KvCache<Real> new_cache(Index batch) const = 0;
   // forward() for the tokens that follow those in the cache, which then holds them too.
   virtual void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                     const MatrixView<Real>& y, KvCache<Real>& cache) = 0;
 
-  // In training, weights are dropped at `rate` in [0, 1), others for each stream and step.
+  // In training, attention weights are dropped at `rate` in [0, 1). Each stream and each step drops others.
   virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
-  // Numbers that the last forward() reports, by name: means over its tokens.
+  // Names and means over tokens of the numbers that the last forward() reported.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
@@ -72,12 +72,12 @@ class OpStage {
 
   Op op;
   Mask<Real> mask;
-  bool learns = true;  // are the op's parameters weights of the model?
+  bool learns = true;  // true if the op's parameters are weights of the model
 
   OpStage(Op with, Mask<Real> under)
       : op(std::move(with)), mask(std::move(under)), grad_(zeros_like(op)) {}
 
-  // The first query stands `position` tokens behind the first key.
+  // Runs the op; the first query stands `position` tokens behind the first key.
   void forward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<Real>& out,
                Index position = 0) {
     heed::forward(op, in, position > 0 ? mask_from(position) : mask, out, &saved_, options(c));
@@ -97,11 +97,12 @@ class OpStage {
         f(name, value, grad);
       });
   }
-  // Learnt parameters only: those that are constants are the caller's, and forward() refuses them out of range.
+  // Brings learnt parameters back into their ranges. Constants belong to the caller: forward() refuses those that are
+  // out of range.
   void keep_in_range() {
     if (learns) op.keep_in_range();
   }
-  // Does no row depend on a later one?
+  // True if no row depends on a later one.
   [[nodiscard]] bool is_causal() const {
     if (op.readout.needs_rehearsal()) return false;
     return std::any_of(mask.bands.begin(), mask.bands.end(), [](const Band& band) {
@@ -131,7 +132,7 @@ class OpStage {
     moved.slope_align = Align::bottom_right;
     return moved;
   }
-  // f(name, parameter of a, the same of b) for parameters in use.
+  // Calls f(name, parameter of a, same parameter of b) for each parameter that is in use.
   template <class F>
   static void for_pairs(Op& a, Op& b, F&& f) {
     std::vector<Param<Real>*> others;

@@ -20,7 +20,7 @@ template <class Real>
   return causal ? heed::causal<Real>() : Mask<Real>();
 }
 
-// c_attn (3 C, C), c_proj (C, C), both with bias. Strength, vigilance, sharpness and feedback are
+// Weights c_attn (3 C, C) and c_proj (C, C), both with bias; C is the width. Strength, vigilance, sharpness and feedback are
 // constants, as in the source, unless `learns`.
 template <class Real>
 [[nodiscard]] ProjectedAttention<Dar<Real>> dar_attention(Index width, Index heads,
@@ -32,7 +32,7 @@ template <class Real>
   return layer;
 }
 
-// q_proj, k_proj, v_proj and out_proj (C, C) with bias, lambda; each head's halves are its two maps.
+// Weights q_proj, k_proj, v_proj and out_proj (C, C) with bias, and lambda. The halves of a head are its two maps.
 template <class Real>
 [[nodiscard]] ProjectedAttention<Differential<Real>> differential_attention(
     Index width, Index heads, const Differential<Real>& op = {}, bool causal = true) {
@@ -41,8 +41,8 @@ template <class Real>
   return {options, op, causal_or_full<Real>(causal)};
 }
 
-// Microsoft's first form: q_proj, k_proj, v_proj, out_proj without bias, four lambda vectors of deviation
-// 0.1, a norm per head whose weight is named "weight". depth from 1.
+// Microsoft's first form: q_proj, k_proj, v_proj and out_proj without bias; four lambda vectors, drawn with standard
+// deviation 0.1; a norm per head whose weight is named "weight". `depth` counts the layers from 1.
 template <class Real>
 [[nodiscard]] ProjectedAttention<DifferentialV1<Real>> differential_v1_attention(
     Index width, Index heads, Index depth, bool causal = true, std::uint64_t seed = 1) {
@@ -57,7 +57,7 @@ template <class Real>
   return {options, std::move(op), causal_or_full<Real>(causal)};
 }
 
-// The second form: twice the query heads, q_proj (2 C, C), and a lambda per token and head from lambda_proj.
+// Microsoft's second form: twice the query heads, q_proj (2 C, C), and a lambda per token and head from lambda_proj.
 template <class Real>
 [[nodiscard]] ProjectedAttention<DifferentialV2<Real>> differential_v2_attention(
     Index width, Index heads, bool causal = true) {
@@ -85,7 +85,7 @@ template <class Real>
   return {options, IntentGated<Real>{}, causal_or_full<Real>(causal)};
 }
 
-// q_proj, k_proj, v_proj, out_proj without bias. rho and eta are constants unless `learns`.
+// Weights q_proj, k_proj, v_proj and out_proj without bias. rho and eta are constants unless `learns`.
 template <class Real>
 [[nodiscard]] ProjectedAttention<ResonantOde<Real>> resonant_attention(
     Index width, Index heads, const ResonantOde<Real>& op = {}, bool causal = true,
@@ -98,8 +98,8 @@ template <class Real>
   return layer;
 }
 
-// Plain attention with keys and values from `rank` columns: q_proj, kv_down (rank, C), k_up and v_up
-// (C, rank), out_proj.
+// Plain attention whose keys and values are projected from `rank` columns: weights q_proj, kv_down (rank, C), k_up and
+// v_up (C, rank), out_proj.
 template <class Real>
 [[nodiscard]] ProjectedAttention<ScaledDot<Real>> latent_attention(Index width, Index heads,
                                                                    Index rank, bool causal = true) {
@@ -109,7 +109,7 @@ template <class Real>
   return {options, ScaledDot<Real>{}, causal_or_full<Real>(causal)};
 }
 
-// One head of width `dim`: q, k, v (dim, C) without bias, the op's own weights, no projection behind.
+// One head of width `dim`: weights q, k and v (dim, C) without bias, and those of the op; no output projection.
 template <class Real>
 [[nodiscard]] ProjectedAttention<Dialectical<Real>> dialectical_head(
     Index width, Index dim, const DialecticalOptions& halting = {}, bool causal = true) {

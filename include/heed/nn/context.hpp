@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How layers run: threads, mode, random numbers and the memory that they share.
+// Context: the threads, the mode, the random numbers and the scratch memory with which layers run.
 
 #include <heed/nn/matrix.hpp>
 
@@ -11,14 +11,14 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// One per model; its layers take turns, so that calls with one context must not run at the same time.
+// A model has one context, which its layers use in turn: two calls with one context must not run at the same time.
 template <class Real>
 struct Context {
-  int threads = 0;         // 0: OpenMP's default. Results do not depend on it
-  bool training = false;   // dropout, memory updates and whatever else is for training only
+  int threads = 0;         // 0: OpenMP's default; results do not depend on it
+  bool training = false;   // true switches on dropout and updates of memories
   std::uint64_t seed = 0;  // of all random numbers of a run
-  std::uint64_t step = 0;  // number of the training step: other random numbers in each
-  Matrix<Real> packed;     // of multiply()
+  std::uint64_t step = 0;  // number of the training step; each has its own random numbers
+  Matrix<Real> packed;     // scratch memory of multiply()
 };
 
 }  // namespace nn

@@ -31,7 +31,7 @@ inline constexpr Index kIgnoreIndex = -100;
 
 struct CrossEntropy {
   double loss = 0;    // mean, in nats
-  Index counted = 0;  // tokens that it is a mean of
+  Index counted = 0;  // number of targets that are not ignored
 };
 
 namespace detail {
@@ -101,8 +101,9 @@ template <class Real>
 
 }  // namespace detail
 
-// Writes the gradient to `dlogits`, which may be the logits' own memory, and the loss of each
-// token, 0 where its target is ignored, to `row_losses`, where these are given.
+// Writes the gradient to `dlogits` if it is given; it may be the logits' own memory. Writes the loss of each token to
+// `row_losses` if it is given, 0 where the target is ignored. `mean_over`, if positive, stands in for the number of
+// targets n, so that the losses of chunks of a batch add up to that of the batch.
 template <class Real>
 [[nodiscard]] CrossEntropy cross_entropy(Context<Real>& c,
                                          const std::type_identity_t<MatrixView<const Real>>& logits,

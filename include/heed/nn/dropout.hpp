@@ -5,8 +5,8 @@
 //
 //   y = keep ? x / (1 - rate) : 0      dx = keep ? dy / (1 - rate) : 0
 //
-// keep is a function of (seed, step, stream, row, column) alone: nothing is stored, backward draws
-// the same again, for float and double and for any number of threads. The row's key is 64 random bits of
+// keep is a function of (seed, step, stream, row, column) alone: nothing is stored, and backward draws the same
+// bits again, for float and double and for any number of threads. The row's key is 64 random bits of
 // (seed, step, stream, row); simd/keep_bits.hpp has the rest of the formula.
 //
 // Bounds    a dropped place is 0 even if x holds NaN there.
@@ -44,8 +44,8 @@ void drop_row(std::uint64_t key, double rate, const Real* x, Index count, Real* 
 
 }  // namespace detail
 
-// Drops elements of x, or of a gradient, with probability `rate` in [0, 1) and scales the others; a
-// copy when rate is 0 or the context is not training. y may be x. Calls with the same stream in the
+// Drops elements of x, or of a gradient, with probability `rate` in [0, 1) and scales the others. Copies x when rate
+// is 0 or the context is not training. y may be x. Calls with the same stream in the
 // same step drop the same places: every layer needs a stream of its own.
 template <class Real>
 void apply_dropout(Context<Real>& c, double rate, std::uint64_t stream,

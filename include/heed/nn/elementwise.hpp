@@ -13,7 +13,7 @@ namespace nn {
 
 namespace detail {
 
-// body(first, last) for ranges of rows of about 64 Ki numbers.
+// Calls body(first, last) in parallel for ranges of rows that hold about 65,536 numbers each.
 template <class Real, class Body>
 void for_row_blocks(const Context<Real>& c, Index rows, Index columns, Body&& body) {
   const Index block = std::max<Index>(1, (Index(1) << 16) / std::max<Index>(1, columns));

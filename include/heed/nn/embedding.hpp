@@ -21,7 +21,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Tokens by their ids, or positions by their numbers.
+// Looks up tokens by their ids, or positions by their numbers.
 template <class Real>
 class Embedding {
  public:
@@ -49,7 +49,8 @@ class Embedding {
     });
   }
 
-  // Adds to the weight's gradient, for each id in the order of the tokens: a worker owns columns.
+  // Adds to the weight's gradient in the order of the tokens. Workers divide the columns among them, so that no two
+  // write to the same number.
   void backward(Context<Real>& c, std::span<const Index> ids, const MatrixView<const Real>& dy) {
     const Index tokens = Index(ids.size()), columns = width();
     require_extents(dy, tokens, columns, "Embedding::backward", "dy");
@@ -65,7 +66,7 @@ class Embedding {
   void visit(const Visitor<Real>& f) { visit_weight("weight", weight, f); }
 
  private:
-  static constexpr Index kGrain = 65536;  // elements that are worth a worker
+  static constexpr Index kGrain = 65536;  // fewer elements are not worth another worker
 
   void require_ids(std::span<const Index> ids, const char* where) const {
     for (std::size_t t = 0; t < ids.size(); ++t)

@@ -27,13 +27,13 @@ class Linear {
   [[nodiscard]] Index in() const { return weight.value.extent(1); }
   [[nodiscard]] Index out() const { return weight.value.extent(0); }
 
-  // Writes y, or adds to it; a bias is for writing only.
+  // Writes y, or adds to it. A layer with a bias can only write.
   void forward(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y,
                Into into = Into::overwrite) const {
     require_extents(x, x.rows, in(), "Linear::forward", "x");
     require_extents(y, x.rows, out(), "Linear::forward", "y");
     require(into == Into::overwrite || !bias.given(),
-            "Linear::forward: it has a bias and cannot add to y");
+            "Linear::forward: into is add, it must be overwrite for a layer with a bias");
     multiply(c, in(), factor(x), transposed(values()), y, into,
              bias.given() ? bias.value.data() : nullptr);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Two layers with an activation between them, and the gated kind.
+// Mlp, two linear layers with an activation between them, and SwiGlu, its gated kind.
 //
 //   Mlp     y = second(f(first(x)))
 //   SwiGlu  y = down(silu(gate(x)) o up(x))
@@ -24,7 +24,7 @@ namespace nn {
 
 namespace detail {
 
-// Weight gradients of `layer` for input h, and then dh = dy W in the memory of h.
+// Adds the weight gradients of `layer` for its input h, then writes dh = dy W to the memory of h.
 template <class Real>
 void backward_in_place(Context<Real>& c, Linear<Real>& layer, const MatrixView<Real>& h,
                        const MatrixView<const Real>& dy) {
@@ -42,7 +42,7 @@ class Mlp {
   Activation activation = Activation::gelu_erf;
 
   Mlp() = default;
-  // visit() calls the layers by the two names: "c_fc" and "c_proj", or "0" and "2".
+  // visit() gives the two layers these names, such as "c_fc" and "c_proj", or "0" and "2".
   Mlp(Index width, Index hidden, Activation f, bool with_bias, std::string first_name,
       std::string second_name)
       : first(width, hidden, with_bias),
@@ -86,7 +86,7 @@ class Mlp {
   Matrix<Real> work_;
 };
 
-// Without biases.
+// The gated kind; its layers have no biases.
 template <class Real>
 class SwiGlu {
  public:

@@ -3,11 +3,11 @@
 
 // Matrix products of layers on the engine's panels: out = a b, out += a b, out = bias + a b.
 //
-//   b is packed once, in panels of as many columns as a panel of queries has lanes; row blocks of a times
-//   column blocks of b are handed out to the workers, each in blocks of the depth that leave a block of a
-//   in the second level of cache and a panel of b in the first.
+//   b is packed once, in panels of as many columns as a panel of queries has lanes. Workers take a block of rows
+//   of a and a block of columns of b at a time, and go through the depth in blocks: a block of a stays in the second
+//   level of cache, a panel of b in the first.
 //
-// Few rows, as in generation: b is read once, in the order of memory, and not packed.
+// A product of few rows, as in generation, reads b once in the order of memory and does not pack it.
 //
 // Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy.
 // Results   do not depend on the number of threads, not in their last bit.
@@ -44,11 +44,12 @@ enum class Into { overwrite, add };
 
 namespace detail {
 
-// Rows of a that stay in the second level: 96 x 256 floats are 96 KiB. A multiple of the micro-kernel's.
+// A block of a that stays in the second level of cache: 96 x 256 floats are 96 KiB. The rows are a multiple of those
+// of the micro-kernel.
 inline constexpr Index kRowBlock = 96;
 inline constexpr Index kDepthBlock = 256;
 inline constexpr Index kColumnPanels = 16;
-// Up to so many rows b is read as it lies.
+// Products of at most so many rows read b as it lies.
 inline constexpr Index kFewRows = 4;
 
 template <class Real>
@@ -87,7 +88,7 @@ class Product {
     return c_.threads > 0 ? threads : int(std::min<double>(threads, 1.0 + flops / 1e6));
   }
 
-  // Panel p of b: [depth][L], zeros behind the last column.
+  // Packs panel p of b as [depth][L], with zeros behind the last column.
   void pack(Index p) {
     Real* to = c_.packed.view().row(p * depth_);
     const Index first = p * L, count = std::min(L, out_.columns - first);
@@ -100,7 +101,7 @@ class Product {
     }
   }
 
-  // Rows from `first` on, panels from `panel` on.
+  // Computes the block of the product with the rows from `first` on and the panels from `panel` on.
   void multiply_block(Index first, Index panel, Index panels, Real* rows, Real* edge) {
     const Index count = std::min(kRowBlock, out_.rows - first);
     const Index last = std::min(panel + kColumnPanels, panels);
@@ -113,7 +114,7 @@ class Product {
     }
   }
 
-  // Zeros or the bias, where the product does not add to what is there.
+  // Sets a block of `out` to the bias or to zeros, unless the product is to be added to what is there.
   void start(Index first, Index count, Index from, Index to) const {
     if (into_ == Into::add) return;
     for (Index r = first; r < first + count; ++r) {
@@ -124,7 +125,7 @@ class Product {
     }
   }
 
-  // Rows along the depth are read in place; others are copied side by side.
+  // A block of a: rows whose elements lie side by side are read in place, others are copied.
   [[nodiscard]] Broadcast<Real> block_of_a(Index first, Index count, Index k, Index deep,
                                            Real* rows) const {
     const Real* from = a_.data + first * a_.row + k * a_.column;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Norms of rows.
+// LayerNorm and RMSNorm of rows.
 //
 //   LayerNorm   n = (x - mean(x)) s,  s = 1 / sqrt(mean((x - mean(x))^2) + eps)    y = n w + b
 //   RMSNorm     n = x s,              s = 1 / sqrt(mean(x^2) + eps)                y = n w
@@ -29,7 +29,7 @@ namespace nn {
 
 namespace detail {
 
-// S is a pack, or Real itself behind the last whole pack of a row.
+// Reads a value of type S: a pack, or, behind the last whole pack of a row, a single Real.
 template <class S, class Real>
 [[nodiscard]] inline S read(const Real* from) {
   if constexpr (IsPack<S>::value)
@@ -44,7 +44,7 @@ inline void write(Pack<Real> value, Real* to) {
   value.store(to);
 }
 
-// body(S(), j) for the columns from j on, as many as S holds.
+// Calls body(S(), j) for all columns; S is the type of the columns from j on, a pack of them or a single one.
 template <class Real, class Body>
 inline void for_columns(Index width, const Body& body) {
   Index j = 0;
@@ -52,7 +52,7 @@ inline void for_columns(Index width, const Body& body) {
   for (; j < width; ++j) body(Real(), j);
 }
 
-// The mean of term(S(), j), in four chains, so that an addition need not wait for the one before.
+// The mean of term(S(), j) over all columns. Four chains of sums: an addition need not wait for the one before.
 template <class Real, class Term>
 [[nodiscard]] inline Real mean_over(Index width, const Term& term) {
   constexpr Index W = kLanes<Real>, chains = 4;
@@ -67,12 +67,12 @@ template <class Real, class Term>
   return (sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest) / Real(width);
 }
 
-// Both norms, on one group of `width` columns.
+// The formula of both norms on one group of `width` columns.
 template <class Real>
 struct GroupNorm {
   Index width;
   Real eps;
-  bool centred;               // around the mean
+  bool centred;               // true for LayerNorm: the mean is subtracted
   const Real *weight, *bias;  // either may be null
 
   struct Statistics {
@@ -124,10 +124,10 @@ struct GroupNorm {
   }
 };
 
-// Rows whose weight gradients are summed by one worker.
+// Number of rows whose weight gradients are summed by one worker at a time.
 inline constexpr Index kNormRows = 64;
 
-// body(block, first row, row behind the last)
+// Calls body(block, first row, row behind the last) for each block of kNormRows rows.
 template <class Real, class Body>
 void for_norm_blocks(Context<Real>& c, Index rows, Index columns, const Body& body) {
   constexpr Index numbers_per_thread = 100000;

@@ -9,8 +9,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Thrown where a layer cannot go on with a number that is not finite: not a mistake of the call, but of the
-// numbers that training has come to.
+// Thrown where a layer cannot go on because a number is not finite. The call is right: training has led to such numbers.
 struct NotFinite : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };

@@ -5,7 +5,7 @@
 //
 //   [q | k | v | e] = x W_in^T + b        one projection, or one each; e feeds the op's extra input
 //   q, k  <- rope(norm(q)), rope(norm(k))  where asked for
-//   y     = op(q, k, v, e) W_out^T + b     or the op's rows themselves
+//   y     = op(q, k, v, e) W_out^T + b     or the op's rows themselves, without an output projection
 //
 // Low-rank keys and values: l = x W_l^T of few columns, k = l W_k^T, v = l W_v^T.
 //
@@ -27,11 +27,11 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Where the op's extra input comes from.
+// Where the op's extra input comes from: see the three formulas above.
 enum class ExtraSource { projected, from_query, calculated };
 
-// Names of the projections; `packed` stands for all that read x, if it is given. Without a name for `out`
-// the layer has no output projection.
+// Names of the projections' weights. With a name for `packed`, one projection of that name gives q, k, v and the
+// extra input; without one, each has its own. Without a name for `out` the layer has no output projection.
 struct ProjectionNames {
   std::string packed, query, key, value, extra, out;
 };
@@ -42,7 +42,7 @@ struct ProjectionNames {
 
 struct AttentionOptions {
   Index width = 0;
-  Geometry heads;  // heads, query_heads, kv_heads, dim_qk and dim_v are read
+  Geometry heads;  // only heads, query_heads, kv_heads, dim_qk and dim_v are read
   ProjectionNames names = packed_names();
   bool bias = true;
   bool query_key_norm = false;
@@ -50,10 +50,10 @@ struct AttentionOptions {
   ExtraSource extra = ExtraSource::projected;
   Index latent = 0;  // columns of l; 0: keys and values are projected from x
 
-  // `count` heads that share the width evenly.
+  // Options of `count` heads that share the width evenly.
   [[nodiscard]] static AttentionOptions even(Index width, Index count) {
-    require(count > 0 && width % count == 0, "AttentionOptions: a width of ", width, " for ", count,
-            " heads; it must be a multiple of them");
+    require(count > 0 && width % count == 0, "AttentionOptions::even: width is ", width,
+            ", it must be a multiple of the number of heads, ", count);
     AttentionOptions options;
     options.width = width;
     options.heads = {1, count, count, count, 1, 1, width / count, width / count};
@@ -67,8 +67,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   using Real = typename Op::Scalar;
 
   OpStage<Op> stage;
-  // Of another loss, with respect to the keys that the op reads, (tokens, kv_heads dim_qk): backward()
-  // adds it before norm and rotation are undone. No rows: none.
+  // Extra dL/dkeys, (tokens, kv_heads dim_qk), of a loss on the keys that the op reads: backward() adds them before
+  // norm and rotation are undone. Empty for none.
   Matrix<Real> key_gradient;
 
   ProjectedAttention(const AttentionOptions& options, Op op, Mask<Real> mask)
@@ -92,10 +92,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return options_.names.out.empty() ? mixed_width() : options_.width;
   }
   [[nodiscard]] const Saved<Real>& saved() const { return stage.saved(); }
-  // heads, query_heads, kv_heads, dim_qk and dim_v of the op's calls.
+  // The geometry of the op's calls; only heads, query_heads, kv_heads, dim_qk and dim_v are set.
   [[nodiscard]] const Geometry& heads() const { return options_.heads; }
 
-  // Weights (columns, width) of what is projected from x, and only that.
+  // The weights, (columns, width), of the parts that are projected from x itself; empty for the other parts.
   struct InputWeights {
     MatrixView<const Real> query, key, value, extra;
   };
@@ -109,7 +109,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     };
     return {rows(query_), rows(key_), rows(value_), rows(extra_)};
   }
-  // What the op read in the last forward().
+  // The inputs that the op read in the last forward().
   [[nodiscard]] Inputs<Real> inputs(Index batch) const {
     const Matrix<Real>& values = crosses_ ? memory_rows_ : rows_;
     const Matrix<Real>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
@@ -123,7 +123,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                const MatrixView<Real>& y) override {
     forward(c, batch, x, x, y);
   }
-  // Cross attention: keys and values of `memory` (tokens, width), whose sequences may have another length.
+  // Cross attention: keys and values are projected from `memory`, (tokens, width), whose sequences may have another
+  // length than those of x.
   void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                const MatrixView<const Real>& memory, const MatrixView<Real>& y) {
     project(c, batch, x, memory, 0);
@@ -134,7 +135,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                 const MatrixView<const Real>& dy, const MatrixView<Real>& dx) override {
     backward(c, batch, x, x, dy, dx, {});
   }
-  // dmemory is not given for self attention, whose dx has it all.
+  // The backward pass of cross attention writes the gradient of `memory` to dmemory. For self attention pass an empty
+  // dmemory: dx then holds the whole gradient.
   void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                 const MatrixView<const Real>& memory, const MatrixView<const Real>& dy,
                 const MatrixView<Real>& dx, const MatrixView<Real>& dmemory) {
@@ -179,7 +181,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void keep_in_range() override { stage.keep_in_range(); }
 
-  // Not where later tokens are seen, nor where the readout reads key and value of its own row.
+  // False where a token sees later ones, and where the readout reads key and value of its own row.
   [[nodiscard]] bool can_step() const override {
     return stage.is_causal() && !Op::ReadoutType::uses_own_rows;
   }
@@ -232,7 +234,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     bool of_memory;
     bool of_latent = false;
   };
-  // From a part of the raw rows to the extra input.
+  // A linear layer from a part of the projected rows to the extra input.
   struct Gate {
     std::string name;
     Linear<Real> linear;
@@ -292,10 +294,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return part(rows, extra_, batch, options_.heads.heads);
   }
 
-  // The rows that the op reads queries from; keys likewise, unless attention crosses.
+  // The rows that the op reads its queries from, and its keys unless attention crosses.
   [[nodiscard]] const Matrix<Real>& read_from() const { return turns() ? turned_ : rows_; }
 
-  // Rows of q, k, v and the extra input; the first token of a sequence stands at `position`.
+  // Computes the rows of q, k, v and the extra input. The first token of each sequence has position `position`.
   void project(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                const MatrixView<const Real>& memory, Index position) {
     require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0,
@@ -327,7 +329,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
          memory.rows / batch, position);
   }
 
-  // What a projection reads, and which of two matrices of rows it belongs to.
+  // The rows that a projection reads; below, the one of two matrices that it writes to.
   [[nodiscard]] MatrixView<const Real> source_of(const Projection& p,
                                                  const MatrixView<const Real>& x,
                                                  const MatrixView<const Real>& memory) const {
@@ -343,7 +345,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return rows.view().column_range(columns.first, columns.count);
   }
 
-  // Norm and rotation of one part.
+  // Writes the columns of one part to `to`, after norm and rotation; turn_back() undoes both for gradients.
   void turn(Context<Real>& c, Matrix<Real>& from, Matrix<Real>& to, const Part& columns,
             const std::optional<RMSNorm<Real>>& norm, Index len, Index position) const {
     const MatrixView<Real> source = range(from, columns), target = range(to, columns);

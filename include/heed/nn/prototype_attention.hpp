@@ -8,12 +8,13 @@
 //   y = layer(x; W)                                      nn/projected_attention.hpp
 //   memory <- keys, in (batch, token) order              training only
 //
-// No row sees what it teaches, and backward() has the W of its forward(). W is state, not a weight: it
-// has no gradient step and no decay. Strength and pull are weights.
+// A forward pass reads the prototypes as they were before it: what its keys teach is seen by the next one, and
+// backward() uses the W of its forward(). W is state, not a weight: no gradient step and no decay change it. Strength
+// and pull are weights.
 //
-// Resonance correction: a loss of training beside the model's own, not part of what the model reports.
-// c(k) is the prototype that k resonates with before anything is learned; W and c(k) are constants, and
-// keys that resonate with none add 0.
+// Resonance correction is a second loss in training, beside the model's own, which alone the model reports. c(k) is the
+// prototype that k resonates with before anything is learned. W and c(k) count as constants. Keys that resonate with no
+// prototype add 0.
 //
 //   loss += lambda / (2 tokens) sum over heads and their keys of |k - W_c(k)|^2
 //   dk   += lambda / tokens (k - W_c(k))                 before rotation and norm are undone
@@ -21,9 +22,10 @@
 // Symbols  correction (lambda).
 // Shapes   memory.prototypes (kv_heads, capacity, dim_qk), memory.counts (kv_heads); query heads that
 //          share keys share their prototypes.
-// Bounds   min lets no value of a prototype rise: those of keys of either sign sink, the faster the larger
-//          eta, until keys no longer resonate with them.
-// Errors   a key to be learned that is not finite (NotFinite), a restored count that is none; nothing is learned.
+// Bounds   learning takes the minimum of prototype and key, so that no value of a prototype ever rises. Where keys have
+//          either sign, values sink, the faster the larger eta, until keys no longer resonate with the prototype.
+// Errors   NotFinite for a key to be learned that is not finite, std::invalid_argument for a restored count that is
+//          not a count; nothing is learned then.
 // Source   GPT2-ART note, sections 2.1 to 2.3. Its dh = lambda (W_j* - h) is a step down the slope of
 //          the loss above.
 // Cost     capacity dim_qk multiply-adds per key and search: one to learn, one more to correct.
@@ -64,7 +66,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   }
 
   [[nodiscard]] const KeyMemoryOptions<Real>& options() const { return options_; }
-  // One per key head, with all that was learned.
+  // The memory of each key head, with all that was learned so far.
   [[nodiscard]] std::vector<ArtMemory<Real>> memories() const {
     std::vector<ArtMemory<Real>> all;
     for (Index h = 0; h < kv_heads(); ++h)
@@ -99,7 +101,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return projected.new_cache(batch);
   }
-  // Learns nothing, in training neither.
+  // Decodes without learning anything, in training neither.
   void step(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
             const MatrixView<Real>& y, KvCache<Real>& cache) override {
     take_memories();
@@ -111,8 +113,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     projected.set_dropout(rate, stream);
   }
 
-  // Keys and memories of the last forward(), before it learned: prototypes per head, share of keys that
-  // resonate, mean match with the best prototype, and the loss of the correction.
+  // Measures of the last forward()'s keys against the memories as they were before it learned: prototypes per head, share
+  // of keys that resonate, mean match with the best prototype, and the loss of the correction.
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     if (batch_ == 0) return {};
     const TensorView<const Real> keys = projected.inputs(batch_).key;
@@ -178,7 +180,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     memory.set_prototypes({rows, std::size_t(count * dim())}, count);
     return memory;
   }
-  // What the op reads, or read last, of key head h.
+  // The memory of key head h that the op read in the last forward().
   [[nodiscard]] ArtMemory<Real> memory_read(Index h) const {
     const Index head = h * (projected.heads().heads / kv_heads());
     return memory_of(score().prototype(head, 0), score().count(head));
@@ -192,8 +194,8 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     }
   }
 
-  // The memories learn the keys of the last forward pass; before that, what corrects these keys. All heads learn
-  // or, if it throws, none.
+  // Computes the gradient of the correction, then lets the memories learn the keys of the last forward pass. Where it
+  // throws, no head has learned.
   void learn(Context<Real>& c) {
     const TensorView<const Real> keys = projected.inputs(batch_).key;
     require_finite(keys);
@@ -232,16 +234,15 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     for (Index h = 0; h < kv_heads(); ++h)
       for_each_key(keys, [&](Index b, Index t) {
         if (!is_finite(keys.row(b, h, t)))
-          throw NotFinite(
-              "PrototypeAttention::forward: the key of head " + std::to_string(h) + ", sequence " +
-              std::to_string(b) + ", token " + std::to_string(t) +
-              " is not finite; a memory learns finite keys only, so that training cannot go on");
+          throw NotFinite("PrototypeAttention::forward: the key of head " + std::to_string(h) +
+                          ", sequence " + std::to_string(b) + ", token " + std::to_string(t) +
+                          " is not finite, and a memory can learn finite keys only");
       });
   }
   [[nodiscard]] bool is_finite(const Real* key) const {
     return std::all_of(key, key + dim(), [](Real x) { return std::isfinite(x); });
   }
-  // f(sequence, token)
+  // Calls f(sequence, token) for each key of a head.
   template <class F>
   static void for_each_key(const TensorView<const Real>& keys, F&& f) {
     for (Index b = 0; b < keys.shape().batch; ++b)

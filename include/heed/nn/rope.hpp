@@ -27,12 +27,12 @@ namespace nn {
 
 // Which columns of a head turn together: (2m, 2m + 1), or (m, m + dim / 2).
 enum class RopePairs { interleaved, half };
-// By the angle, or by minus the angle.
+// Forward turns by the angle, backward by minus the angle.
 enum class RopeDirection { forward, backward };
 
 namespace detail {
 
-// Cosines and sines of `count` multiples of the frequencies, from `first` on, `stride` apart.
+// Cosines and sines of frequency times position, for `count` positions from `first` on, `stride` apart.
 class AngleTable {
  public:
   AngleTable(const std::vector<double>& frequency, Index first, Index stride, Index count)
@@ -52,14 +52,14 @@ class AngleTable {
   std::vector<double> values_;
 };
 
-// Every lane and its neighbour: 1, 0, 3, 2, ...
+// The pack with neighbouring lanes swapped: lanes 1, 0, 3, 2, ...
 template <class Real, int... L>
 [[nodiscard]] inline Pack<Real> swap_neighbours(Pack<Real> x, std::integer_sequence<int, L...>) {
   const auto swapped = __builtin_shufflevector(x.v, x.v, (L ^ 1)...);
   return Pack<Real>(typename Pack<Real>::Vector(swapped));
 }
 
-// cosine and sine: [dim / 2]
+// Turns the pairs (m, m + dim / 2) of a head; cosine and sine have dim / 2 numbers.
 template <class Real>
 inline void rotate_half(Real* x, const Real* cosine, const Real* sine, Index pairs) {
   using P = Pack<Real>;
@@ -77,7 +77,8 @@ inline void rotate_half(Real* x, const Real* cosine, const Real* sine, Index pai
   }
 }
 
-// cosine: [dim], each twice; sine: [dim], each with minus and plus.
+// Turns the pairs (2m, 2m + 1) of a head; cosine has dim numbers, each twice, and sine dim numbers, each once negated
+// and once as it is.
 template <class Real>
 inline void rotate_interleaved(Real* x, const Real* cosine, const Real* sine, Index dim) {
   using P = Pack<Real>;
@@ -140,7 +141,7 @@ struct Rope {
     return frequency;
   }
 
-  // As rotate_head() reads them.
+  // Writes the cosines and sines of one position in the order in which rotate_head() reads them.
   template <class Real>
   void fill_angles(const detail::AngleTable& coarse, Index i, const detail::AngleTable& fine,
                    Index k, RopeDirection direction, Real* cosine, Real* sine) const {

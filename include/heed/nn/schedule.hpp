@@ -13,6 +13,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
+// The learning rate of step s: a linear rise to the peak, then half a cosine down to the floor.
+//
 //   s < warmup   peak (s + 1) / warmup
 //   s < total    floor + (peak - floor) (1 + cos(pi (s - warmup) / (total - warmup))) / 2
 //   after        floor
@@ -40,7 +42,7 @@ struct WarmupCosine {
 
 namespace detail {
 
-// In eight chains, so that an addition need not wait for the one before.
+// The sum of squares in double. Eight chains of sums: an addition need not wait for the one before.
 template <class Real>
 [[nodiscard]] double sum_of_squares(const Param<Real>& param) {
   constexpr Index chains = 8;
@@ -56,9 +58,9 @@ template <class Real>
 
 }  // namespace detail
 
-// Scales all gradients of `layer`, together, to the Euclidean norm `max_norm` where theirs is
-// larger. Returns the norm before; one that is not finite leaves the gradients as they are.
-// `max_norm` is positive; infinity only measures.
+// Scales all gradients of `layer` by one factor, so that their common Euclidean norm is at most `max_norm`, which must
+// be positive; infinity only measures. Returns the norm before. Where that is not finite, the gradients stay as they
+// are.
 template <class Real, class Layer>
 double clip_gradients(Layer& layer, double max_norm) {
   require(max_norm > 0, "clip_gradients: max_norm is ", max_norm, ", it must be positive");

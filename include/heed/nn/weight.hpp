@@ -13,7 +13,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// A tensor and the gradient that backward passes add to; both empty where a layer does without it.
+// A tensor and the gradient that backward passes add to. Both are empty where a layer does without this weight.
 template <class Real>
 struct Weight {
   Param<Real> value, grad;
@@ -24,7 +24,7 @@ struct Weight {
   [[nodiscard]] bool given() const { return value.given(); }
 };
 
-// Called with the dotted name, the tensor and its gradient: "blocks.0.attn.c_attn.weight".
+// Called with the dotted name of a weight, such as "blocks.0.attn.c_attn.weight", the weight and its gradient.
 template <class Real>
 using Visitor = std::function<void(const std::string&, Param<Real>&, Param<Real>&)>;
 
@@ -41,19 +41,21 @@ void visit_part(const std::string& prefix, Part& part, const Visitor<Real>& f) {
   }));
 }
 
-// Of everything that visit() shows.
+// Sets the gradients of all weights that visit() shows to 0.
 template <class Real, class Layer>
 void clear_gradients(Layer& layer) {
   layer.visit(
       Visitor<Real>([](const std::string&, Param<Real>&, Param<Real>& grad) { grad.set_zero(); }));
 }
-// After a step of an optimiser: brings weights that have a range back into it, in layers and models that have a
-// member of this name. AdamW calls it; an optimiser of your own does so, too. A model of your own that holds
-// attention layers has a keep_in_range() that calls theirs, as its visit() calls theirs.
+
+// Brings weights that have a range back into it, for layers and models with a member of this name. AdamW calls it after
+// each step; an optimiser of your own must do so, too. A model of your own that holds attention layers needs a
+// keep_in_range() that calls theirs, as its visit() calls theirs.
 template <class Layer>
 void keep_in_range(Layer& layer) {
   if constexpr (requires { layer.keep_in_range(); }) layer.keep_in_range();
 }
+// The number of numbers in all weights of `layer`.
 template <class Real, class Layer>
 [[nodiscard]] Index count_weights(Layer& layer) {
   Index count = 0;
@@ -62,7 +64,7 @@ template <class Real, class Layer>
   return count;
 }
 
-// Normal numbers of the given standard deviation, from stream `stream` of `seed`.
+// Fills `param` with normal numbers of the given standard deviation, from stream `stream` of `seed`.
 template <class Real>
 void fill_normal(Param<Real>& param, double deviation, std::uint64_t seed, std::uint64_t stream) {
   const CounterRandom random(seed, stream);

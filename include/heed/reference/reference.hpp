@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The slow twin: any Attention<S, Score, Normaliser, Readout> in long hand, obviously right, on any
-// scalar (float, double, long double, std::complex<double>, Dual, Var).
+// The slow twin: any Attention<S, Score, Normaliser, Readout> written out in plain loops, simple enough to be
+// obviously right, on any scalar (float, double, long double, std::complex<double>, Dual, Var).
 //
 //   rows[m][j] = score of map m, for the keys j that query i sees   (rows.hpp)
 //   weight     = op.normaliser.reference(rows, h, extra), then problem.dropout
 //   mixed_i    = sum_j weight_j v_j
 //   out        = op.readout.reference(mixed)
 //
-// Nothing is streamed or blocked. A hidden pair is left out: its key and value are never read. A
-// row that sees no key has mixed 0 and lse -infinity.
+// Nothing is streamed or blocked. Hidden pairs are left out: their keys and values are never read. A row that sees no
+// key has mixed 0 and lse -infinity.
 //
 //   const auto result = reference::forward(op, problem);
 //   const auto gradients = reference::gradients(op, problem, grad_out);   // by the tape
@@ -32,11 +32,11 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace reference {
 
-// What the tolerance rules are made of, over visible keys j:
+// The sizes from which tests compute their tolerances, over visible keys j:
 //   s_row               per row, over all maps: max_j scale sum_c |q_c k_jc|
-//   weighted_abs_value  per element of mixed: sum_j p_j |v_j| with p_j = |weight_j|, or, with two
-//                       maps, what their difference is made of: p1_j + |p1_j - weight_j|, or what the
-//                       normaliser says: weight_terms(rows, weights)
+//   weighted_abs_value  per element of mixed: sum_j p_j |v_j|. p_j is weight_terms(rows, weights) of a normaliser that
+//                       has it; else |weight_j|, or p1_j + |p1_j - weight_j| where a weight is the difference of two
+//                       maps' p1_j and p2_j
 struct ErrorScale {
   std::vector<double> s_row, weighted_abs_value;
 };
@@ -45,11 +45,11 @@ template <class S>
 struct Result {
   std::vector<S> out, mixed;        // (batch, heads, len_q, dim_v)
   std::vector<std::vector<S>> lse;  // per map, (batch, heads, len_q): natural-log sum of exp
-  // On request, (batch, heads, len_q, len_kv):
-  std::vector<S> weights;              // that values are mixed with; 0 where hidden or dropped
+  // Filled on request, (batch, heads, len_q, len_kv):
+  std::vector<S> weights;              // what values are mixed with; 0 where hidden or dropped
   std::vector<std::vector<S>> scores;  // per map; -infinity where hidden
   ErrorScale error_scale;
-  // Of the readout, each (batch, heads, len_q):
+  // Diagnostics of the readout, each (batch, heads, len_q):
   std::vector<std::vector<double>> diagnostics;
 };
 
@@ -86,7 +86,7 @@ class Forward {
   }
 
  private:
-  // The problem's bias takes the place of the mask's.
+  // The problem's mask, without its bias where the problem has one of its own.
   [[nodiscard]] static Mask<double> mask_of(const Problem<S>& problem) {
     Mask<double> mask = problem.mask;
     if (!problem.bias.empty()) mask.bias = {};
@@ -138,7 +138,7 @@ class Forward {
     return bias == -std::numeric_limits<double>::infinity();
   }
 
-  // Weights, mixed values and what is reported of one row.
+  // Computes the weights and mixed values of one row, and notes what was requested of it.
   void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
               const std::vector<std::vector<S>>& rows) {
     const Index row = g_.row_index(b, h, i);
@@ -283,7 +283,7 @@ template <class Op, class TapedOp, class Real>
 
 }  // namespace detail
 
-// By the tape: one forward pass over Var<Real>, Real = float or double.
+// Gradients by the tape: one forward pass over Var<Real>, Real = float or double.
 template <class Op>
 [[nodiscard]] Gradients<Op> gradients(const Op& op, const Problem<typename Op::Scalar>& problem,
                                       const std::vector<typename Op::Scalar>& grad_out) {

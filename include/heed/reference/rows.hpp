@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the slow twin (reference.hpp) reads: a problem in dense memory over any scalar S, its rows
-// with the side values that a score asks for, and the score of a pair in long hand:
+// Problem, the input of the slow twin (reference.hpp) in dense memory over any scalar S, and MapScores, which computes
+// the score of each pair in plain loops, with the features of both rows that the op's score asks for:
 //
 //   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
 //   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
@@ -31,8 +31,8 @@ struct Problem {
   std::vector<S> key;    // (batch, kv_heads, len_kv, dim_qk)
   std::vector<S> value;  // (batch, kv_heads, len_kv, dim_v)
   std::vector<S> extra;  // (batch, heads, len_q, op.extra_dim), for ops that have one
-  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). When given it
-  // stands in for mask.bias. -infinity hides.
+  // A bias that is differentiated: (batch or 1, heads or 1, len_q or 1, len_kv). Where it is given, mask.bias is not
+  // read. A bias of -infinity hides its pair.
   std::vector<S> bias;
   Shape bias_shape;
   // Visibility, ALiBi slopes and soft cap; its views must outlive the problem.
@@ -57,8 +57,8 @@ template <class U, class S>
           problem.scale,       problem.dropout};
 }
 
-// Gives the problem the parts of a mask of any type. Its bias is copied into problem.bias, so that
-// gradients include it; its boolean mask stays a view.
+// Sets the problem's mask to a mask over any type. The mask's bias is copied into problem.bias, so that gradients
+// include it; its boolean mask stays a view.
 template <class S, class Real>
 void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
   std::optional<std::vector<double>> slopes;
@@ -106,7 +106,7 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
           ", it must broadcast to ", Shape{g.batch, g.heads, g.len_q, g.len_kv});
 }
 
-// cast_op, and proof that the fixed projection has come along.
+// The op over another scalar, as cast_op() makes it. Throws where a fixed projection of the score was lost on the way.
 template <class U, class Op>
 [[nodiscard]] typename Op::template rebind<U> cast_whole_op(const Op& op) {
   auto cast = cast_op<U>(op);
@@ -117,7 +117,7 @@ template <class U, class Op>
   return cast;
 }
 
-// log sum exp about the largest score; -infinity for an empty row.
+// log sum exp of the scores, computed relative to the largest of them; -infinity for an empty row.
 template <class S>
 [[nodiscard]] S log_sum_exp(const std::vector<S>& scores) {
   if (scores.empty()) return math::constant<S>(-std::numeric_limits<double>::infinity());
@@ -128,13 +128,13 @@ template <class S>
   return math::constant<S>(top) + math::log(sum);
 }
 
-// A dense tensor's row for pair (b, h, i, .), its extents of 1 broadcast.
+// Where row (b, h, i) of a dense tensor begins; extents of 1 are broadcast.
 [[nodiscard]] inline Index broadcast_row_begin(const Shape& s, Index b, Index h, Index i) {
   const Index batch = s.batch == 1 ? 0 : b, head = s.heads == 1 ? 0 : h, row = s.len == 1 ? 0 : i;
   return ((batch * s.heads + head) * s.len + row) * s.dim;
 }
 
-// One row of a map's columns, as a score's feature functions see it.
+// One row of a map's columns, as it is handed to the feature functions of a score.
 template <class S>
 struct Row {
   using Scalar = S;
@@ -181,7 +181,7 @@ class MapScores {
     prepare_shared();
   }
 
-  // The row of this query, and of no other, is at hand until the next call.
+  // Makes query i the one that pair() and operator() read, until the next call.
   void take_query(Index i) {
     const Geometry& g = problem_.geometry;
     const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
@@ -190,11 +190,11 @@ class MapScores {
     score_.query_features_of(query_.row, query_.features.data());
   }
 
-  // The number that is normalised, for the query at hand and a key that it sees.
+  // The score that is normalised, for the query at hand and a key that it sees.
   [[nodiscard]] S operator()(Index j) { return with_bias(score_.score(pair(j), scalars_), j); }
 
   [[nodiscard]] const ScalarsOf<Score, S>& scalars() const { return scalars_; }
-  // What the score reads of the query at hand and a key.
+  // The numbers that the op's score reads for the query at hand and key j.
   [[nodiscard]] PairOf<Score, S> pair(Index j) {
     const KeySide& key = key_side(j);
     PairOf<Score, S> pair;
@@ -213,7 +213,7 @@ class MapScores {
     return pair;
   }
 
-  // sum_c |q_c k_jc| scale, in plain numbers.
+  // |scale| sum_c |q_c k_jc| of the query at hand and key j.
   [[nodiscard]] double absolute_logit(Index j) {
     const KeySide& key = key_side(j);
     const auto value = [](const S& x) { return double(math::value_of(x)); };
@@ -224,7 +224,7 @@ class MapScores {
   }
 
  private:
-  // Projection and table, which all rows of the head share.
+  // Prepares the projection and the table, which all rows of the head share.
   void prepare_shared() {
     if constexpr (Score::has_projection) {
       projection_ = &score_.projection();
@@ -267,7 +267,7 @@ class MapScores {
     return *side;
   }
 
-  // The table row of a key: its feature 0, a whole number.
+  // The row of the table that belongs to a key: its feature 0, a whole number.
   [[nodiscard]] Index category(const KeySide& key) const {
     const double number = double(math::value_of(key.features[0]));
     require(number >= 0 && number < double(table_rows_), "reference: the category of a key is ",

@@ -8,8 +8,8 @@
 //             matching (cosine | fuzzy), vigilance, learning_rate, choice_alpha, eps; numbers
 //             printed to max_digits10 digits
 //
-// A loaded memory equals the saved one bit for bit, and goes on learning as it would have.
-// Errors: std::runtime_error, one sentence that begins with the path. Saving is all or nothing.
+// A loaded memory equals the saved one bit for bit, and goes on learning as the saved one would have.
+// Errors: std::runtime_error, one sentence that begins with the path. A failed save leaves an old file as it was.
 
 #include <heed/io/safetensors.hpp>
 #include <heed/ops/prototype/art_memory.hpp>
@@ -25,7 +25,8 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-// Independent of the locale. No stream, which swallows std::bad_alloc and leaves half a number.
+// A number as text that reads back as the same number, in any locale. No stream is used, since streams swallow
+// std::bad_alloc and then leave half a number.
 template <class Real>
 [[nodiscard]] std::string round_trip_text(Real value) {
   char digits[40];
@@ -70,7 +71,7 @@ class ArtMemoryReader {
     throw std::runtime_error(sentence(source_, ": ", parts...));
   }
 
-  // At most 40 characters, whatever is not printable ASCII as '?'.
+  // The text in quotes for a message: at most 40 characters, with '?' for all that is not printable ASCII.
   [[nodiscard]] static std::string shown(const std::string& text) {
     std::string result = "'" + text.substr(0, 40) + (text.size() > 40 ? "...'" : "'");
     for (char& c : result)
@@ -162,8 +163,8 @@ void save_art_memory(const std::filesystem::path& path, const ArtMemory<Real>& m
   writer.write(path);
 }
 
-// The memory of a file that was read already; `source` begins the messages. A few bytes can claim
-// any capacity: capacity * (dim + 2), what a memory allocates, is refused beyond max_values.
+// Makes the memory of a file that is read already; `source` begins the messages. Since a file of a few bytes can claim
+// any capacity, capacity * (dim + 2), the numbers that a memory allocates, must be at most max_values.
 template <class Real>
 [[nodiscard]] ArtMemory<Real> read_art_memory(const io::Safetensors& file,
                                               const std::string& source,
@@ -171,7 +172,7 @@ template <class Real>
   return detail::ArtMemoryReader<Real>(file, source).read(max_values);
 }
 
-// Real must be the type that was saved: no rounding happens.
+// Reads a memory from a file. Real must be the type that was saved, so that nothing is rounded.
 template <class Real>
 [[nodiscard]] ArtMemory<Real> load_art_memory(const std::filesystem::path& path,
                                               Index max_values = Index(1) << 28) {

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What an attention layer does with the rows that it saw last, as numbers for people: means over heads and
-// tokens. Long hand, in double: for reports, not for training loops.
+// Measures of an attention layer's last forward pass for reports: means over heads and tokens. They are computed
+// in double by the slow twin, too slow for training loops.
 //
-//   all                what the op reports per row (ProjectedAttention::diagnostics), and the share of rows
-//                      that used 1, 2, ... steps
-//   pair measures      what the score says of visible pairs, Score::measure(): resonance, and the share whose
-//                      gate input crosses the vigilance (ops/dar/gate.hpp)
-//   lambda             of a difference, over heads and rows
-//   mean_gate          of a gated readout, in (0, 1)
+//   every op           the diagnostics that the op reports per row (ProjectedAttention::diagnostics), and the share
+//                      of rows that took 1, 2, ... steps
+//   pair measures      Score::measure() of visible pairs: mean resonance, and the share of pairs whose gate input
+//                      crosses the vigilance (ops/dar/gate.hpp)
+//   lambda             factor of the second softmax of a differential op, mean over heads and rows
+//   mean_gate          mean gate of a gated readout, in (0, 1)
 //   intent_distance    |W_I - P W_I| / |W_I|, P the projection onto the rows of W_Q, W_K and W_V of the same
 //                      head: 0 where the intent could be calculated from q, k and v, sqrt(1 - 3 d / C) for
 //                      random rows of d columns in C
 //   prototypes_in_use  prototypes that are the category of some key, per head
 
 #include <heed/nn/projected_attention.hpp>
-#include <heed/reference/reference.hpp>
+#include <heed/reference/rows.hpp>
 
 #include <cmath>
 #include <map>
@@ -30,7 +30,7 @@ using Measure = std::pair<std::string, double>;
 
 namespace detail {
 
-// The call of a layer's last forward pass, its first sequences, for the slow twin.
+// The first sequences of a layer's last forward pass, as a problem for the slow twin.
 template <class Op>
 [[nodiscard]] reference::Problem<double> last_problem(const ProjectedAttention<Op>& layer,
                                                       Index batch, Index sequences) {
@@ -56,7 +56,7 @@ template <class Op>
   return problem;
 }
 
-// Means over visible pairs.
+// Adds the mean of each number of Score::measure() over all visible pairs.
 template <class Op>
 void measure_pairs(const Op& op, const reference::Problem<double>& problem,
                    std::vector<Measure>& to) {
@@ -99,7 +99,7 @@ void measure_lambda(const Op& op, const reference::Problem<double>& problem,
   }
 }
 
-// A gate lets so much through of mixed rows of ones.
+// Adds the mean gate: the readout applied to rows of ones.
 template <class Op>
 void measure_gate(const Op& op, const reference::Problem<double>& p, std::vector<Measure>& to) {
   if constexpr (Op::ReadoutType::gates) {
@@ -112,10 +112,11 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, std::vector
   }
 }
 
-// Orthonormal rows, one more at a time.
+// The space that a set of rows spans, as orthonormal axes.
 class RowSpace {
  public:
-  // What is left of the row outside of the space, twice over, so that rounding leaves nothing inside.
+  // The part of the row that is orthogonal to the space. It is projected twice: what rounding leaves inside of the
+  // space after the first pass goes with the second.
   [[nodiscard]] std::vector<double> outside(std::vector<double> row) const {
     for (int pass = 0; pass < 2; ++pass)
       for (const std::vector<double>& axis : axes_) {
@@ -187,7 +188,7 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
   }
 }
 
-// Shares of the values of a diagnostic that counts.
+// Adds the share of rows that took 1, 2, ... steps, where the op reports its steps.
 template <class Real>
 void measure_steps(const Saved<Real>& saved, std::vector<Measure>& to) {
   for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
@@ -202,7 +203,8 @@ void measure_steps(const Saved<Real>& saved, std::vector<Measure>& to) {
 
 }  // namespace detail
 
-// Of the layer's last forward() with `batch` sequences. What needs pairs looks at the first `sequences` only.
+// The measures of the layer's last forward(), which had `batch` sequences. Those that look at pairs read only the first
+// `sequences` of them.
 template <class Op>
 [[nodiscard]] std::vector<Measure> measures_of(const ProjectedAttention<Op>& layer, Index batch,
                                                Index sequences = 2) {

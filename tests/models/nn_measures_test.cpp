@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What layers say of themselves (nn/attention_measures.hpp), against counts by hand.
+// The measures of attention layers (models/attention_measures.hpp) against counts by hand.
 
 #include "catch.hpp"
 #include "nn_case.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/measure/resonance.hpp>
+#include <heed/models/attention_measures.hpp>
 #include <heed/nn/attention_layers.hpp>
-#include <heed/nn/attention_measures.hpp>
 #include <heed/ops/prototype.hpp>
 
 #include <map>
