@@ -346,7 +346,7 @@ TEST_CASE("An output that would replace an input is refused before any work, lin
   refuses({"--text", text, "--vocab", vocab, "--merges", merges, "--out", merges},
           "--out " + merges, merges, "--merges");
   refuses({"--text", text, "--gpt2", good, "--out", good}, "--out " + good, good, "--gpt2");
-  refuses({"--text", text, "--resume", text}, "--out " + text, text, "--text");
+  refuses({"--text", text, "--resume", text}, "--resume " + text, text, "--text");
   refuses({"--text", text, "--report", pages}, "--report " + page, text, "--text");
   fs::remove(page);
   const std::string report = folder.file("pages/report.html");
