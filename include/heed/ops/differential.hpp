@@ -50,14 +50,14 @@ struct Difference : Lambda {
 
   void forward(const RowBlock<Real>& block) const {
     const auto& [map1, map2] = block.scores;
-    P lambda = this->lambda_of(block.head, P(Real(0)));
+    P lambda_i = this->lambda_of(block.head, P(Real(0)));
     for (int v = 0; v < block.vectors; ++v) {
-      lambda = lane_lambda(block, v, lambda);
+      lambda_i = lane_lambda(block, v, lambda_i);
       const P sum1 = detail::exponentiate_map(block, 0, v);
       const P sum2 = detail::exponentiate_map(block, 1, v);
       detail::store_map_lse(block, 0, v, sum1);
       detail::store_map_lse(block, 1, v, sum2);
-      const P factor1 = inverse_or_zero(sum1), factor2 = -lambda * inverse_or_zero(sum2);
+      const P factor1 = inverse_or_zero(sum1), factor2 = -lambda_i * inverse_or_zero(sum2);
       for (Index j = 0; j < map1.rows; ++j) {
         const P e1 = map1.load(j, v), e2 = map2.load(j, v);
         // P1 = e1 / sum1; a hidden pair in a row of NaN stays 0
@@ -70,14 +70,14 @@ struct Difference : Lambda {
 
   void vjp(const RowBlock<Real>& block, Difference& grad) const {
     const auto& [map1, map2] = block.dscores;
-    P lambda = this->lambda_of(block.head, P(Real(0)));
+    P lambda_i = this->lambda_of(block.head, P(Real(0)));
     double dlambda = 0.0;
     for (int v = 0; v < block.vectors; ++v) {
-      lambda = lane_lambda(block, v, lambda);
+      lambda_i = lane_lambda(block, v, lambda_i);
       const auto [sum1, product1] = detail::exponentiate_map_with(block, 0, v);
       const auto [sum2, product2] = detail::exponentiate_map_with(block, 1, v);
       const P factor1 = inverse_or_zero(sum1), inverse2 = inverse_or_zero(sum2);
-      const P factor2 = -lambda * inverse2;
+      const P factor2 = -lambda_i * inverse2;
       const P r1 = product1 * factor1, r2 = product2 * inverse2;
       for (Index j = 0; j < map1.rows; ++j) {
         const P x = block.dweights.load(j, v);
@@ -106,8 +106,8 @@ struct Difference : Lambda {
                                          const S& extra) const {
     std::vector<S> weights = long_hand_softmax(rows[0]);
     const std::vector<S> second = long_hand_softmax(rows[1]);
-    const S lambda = this->lambda_of(h, extra);
-    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - lambda * second[j];
+    const S lambda_i = this->lambda_of(h, extra);
+    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - lambda_i * second[j];
     return weights;
   }
 
