@@ -30,8 +30,9 @@ install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}" C
 install(FILES "${PROJECT_BINARY_DIR}/heed-config.cmake"
               "${PROJECT_BINARY_DIR}/heed-config-version.cmake" cmake/heed-usage.cmake
         DESTINATION "${heed_package_dir}" COMPONENT heed)
-# A package with heed-compiled-targets.cmake brings the library; users of another build it by heed-compiled.cmake.
-# For tests of both kinds the library is then a component of its own, that only they install.
+# A package that holds heed-compiled-targets.cmake brings the library; users of any other build it by
+# heed-compiled.cmake. Tests check both kinds of package: without the option the library is a component of its own,
+# which no full installation contains and only the tests install.
 if(HEED_INSTALL_COMPILED OR HEED_BUILD_TESTS)
   set(heed_component heed_compiled EXCLUDE_FROM_ALL)
   if(HEED_INSTALL_COMPILED)
