@@ -4,6 +4,7 @@
 // Masks on lane tiles: rows are keys, lanes are queries. Adding a bias or a slope, and hiding: a hidden
 // score becomes -infinity, whatever it was.
 
+#include <heed/engine/tile/place.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/exp.hpp>
@@ -17,13 +18,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-// Where a tile lies: queries [query, query + rows), keys [key, key + keys) of head (b, h).
-struct TilePlace {
-  Index batch = 0, head = 0;
-  Index query = 0, rows = 0;
-  Index key = 0, keys = 0;
-};
 
 template <class Real>
 class TileMask {

@@ -6,6 +6,7 @@
 // their place, and their visible pairs are added afterwards under the mask. Finite operands, the usual
 // case, cost one scan.
 
+#include <heed/engine/tile/rows.hpp>
 #include <heed/plug/tile.hpp>
 #include <heed/simd/narrow_product.hpp>
 #include <heed/simd/panel_gemm.hpp>
@@ -14,47 +15,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-// Row-major numbers in user or scratch memory.
-template <class Real>
-struct Rows {
-  const Real* data = nullptr;
-  Index count = 0, columns = 0, stride = 0;
-  [[nodiscard]] const Real* row(Index r) const { return data + r * stride; }
-};
-
-template <class Real>
-[[nodiscard]] bool all_finite(const Rows<Real>& rows) {
-  constexpr Index W = kLanes<Real>, chains = 4;
-  const Index whole = rows.columns / W * W;
-  Pack<Real> probe[chains] = {};  // x * 0 is 0 for finite x, NaN otherwise
-  Real edge = Real(0);
-  for (Index r = 0; r < rows.count; ++r) {
-    const Real* row = rows.row(r);
-    const auto look = [&](Index c, Index chain) {
-      probe[chain] += Pack<Real>::load(row + c) * Real(0);
-    };
-    Index c = 0;
-    for (; c + chains * W <= whole; c += chains * W)
-      for (Index chain = 0; chain < chains; ++chain) look(c + chain * W, chain);
-    for (; c < whole; c += W) look(c, 0);
-    for (; c < rows.columns; ++c) edge += row[c] * Real(0);
-  }
-  return sum_lanes((probe[0] + probe[1]) + (probe[2] + probe[3])) + edge == Real(0);
-}
-
-// Dense copy with `stride` numbers per row, zeros for non-finite numbers and behind the last column.
-template <class Real>
-[[nodiscard]] Rows<Real> finite_copy(const Rows<Real>& rows, Real* memory, Index stride) {
-  for (Index r = 0; r < rows.count; ++r) {
-    for (Index c = 0; c < rows.columns; ++c) {
-      const Real x = rows.row(r)[c];
-      memory[r * stride + c] = std::isfinite(x) ? x : Real(0);
-    }
-    for (Index c = rows.columns; c < stride; ++c) memory[r * stride + c] = Real(0);
-  }
-  return {memory, rows.count, rows.columns, stride};
-}
 
 // out[column][lane] += sum over keys of values[key][column] * weights[key][lane], for the lanes of
 // `queries` queries at least.
