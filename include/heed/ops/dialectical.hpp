@@ -41,7 +41,7 @@
 // Source    "Dialectical (Recursive Dual) Attention". Differs in halting each row by itself; there,
 //           halted rows move on and count steps until the whole batch has halted: Halting::batch.
 // Cost      a row: (4 + steps) d^2 multiplications beside the 2 len_kv d of plain attention;
-//           backward (12 + 3 steps) d^2. Halting::batch rehearses first: up to (3 + steps) d^2 more.
+//           backward (12 + 3 steps) d^2. Halting::batch rehearses first: the whole forward pass once more.
 
 #include <heed/ops/dialectical/reference.hpp>
 #include <heed/ops/dialectical/step.hpp>
