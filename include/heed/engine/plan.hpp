@@ -37,12 +37,6 @@ struct Plan {
 
 namespace detail {
 
-// Columns of rows that are read in whole vectors.
-template <class Real>
-[[nodiscard]] constexpr Index whole_vectors(Index n) {
-  return (n + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
-}
-
 // Keys per tile: panel scratch and one tile of K and V in half of the cache; in forward, with registers
 // below 64 bytes, in a quarter: such processors often have 512 KiB. Narrow panels finish a tile soon, and
 // gain from scores that stay in the first level.

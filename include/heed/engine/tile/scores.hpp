@@ -24,7 +24,7 @@ class QuerySide {
     scaled_ = {scratch.take(width * lanes), width, lanes};
     narrow_ = scratch.take(kNarrowRows<Real> * width);
     narrow_projected_ = scratch.take(kNarrowRows<Real> * c.keys.needs().rank);
-    dots_row_ = scratch.take(detail::whole_vectors<Real>(c.plan.tile));
+    dots_row_ = scratch.take(whole_vectors<Real>(c.plan.tile));
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
