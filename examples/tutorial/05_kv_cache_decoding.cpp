@@ -5,7 +5,7 @@
 // two key-value heads.
 
 #include <heed/core/random.hpp>
-#include <heed/engine/forward_walk.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/dar.hpp>
 

@@ -4,7 +4,7 @@
 // same bits: (batch, heads, len, dim), (batch, len, heads, dim), one packed projection, and rows with room behind each.
 
 #include <heed/core/random.hpp>
-#include <heed/engine/forward_walk.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
 #include <cstdio>

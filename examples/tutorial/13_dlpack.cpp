@@ -3,7 +3,7 @@
 // Step 13 of 13. You learn to exchange tensors with other libraries through DLPack. Attention reads a foreign (batch, len,
 // heads, dim) tensor where it lies; the result goes out as a tensor that owns its memory.
 
-#include <heed/engine/forward_walk.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/io/dlpack.hpp>
 #include <heed/ops/dar.hpp>
 

@@ -5,7 +5,6 @@
 
 #include <heed/engine/doors.hpp>
 #include <heed/engine/explain.hpp>
-#include <heed/engine/forward_walk.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/measure/resonance.hpp>
 #include <heed/variants.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The smallest user of heed: attention over one key gives back its value, whatever the query.
-#include <heed/engine/forward_walk.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/ops/scaled_dot.hpp>
 
 #include <cmath>

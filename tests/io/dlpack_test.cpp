@@ -6,7 +6,7 @@
 #include "message_of.hpp"
 
 #include <heed/core/random.hpp>
-#include <heed/engine/forward_walk.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/io/dlpack.hpp>
 #include <heed/ops/scaled_dot.hpp>
 

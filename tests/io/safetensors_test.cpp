@@ -86,9 +86,9 @@ std::vector<Malformed> malformed_lengths() {
       {"size", {}, "0 bytes, fewer than the 8"},
       {"length", text_bytes(std::string("\x03\0\0\0\0\0\0\0{}", 10)),
        "length 3 is more than the 2"},
-      {"length", text_bytes(std::string(8, '\xFF') + "{}"), "length 18446744073709551615"},
+      {"length", text_bytes(std::string(8, '\xFF') + "{}"), "length of 18446744073709551615"},
       {"length", text_bytes(std::string("\x01\xE1\xF5\x05\0\0\0\0{}", 10)),
-       "length 100000001 is more than the limit of 100000000"},
+       "length of 100000001, that of a safetensors file is at most 100000000"},
       {"length", text_bytes(std::string("\x00\xE1\xF5\x05\0\0\0\0{}", 10)),
        "length 100000000 is more than the 2"},
   };

@@ -52,7 +52,7 @@ void append(std::string& text, const Part& part) {
 
 }  // namespace detail
 
-// The text, in which every byte that belongs to no printable character of UTF-8 is written as in \x1B.
+// The text, in which every byte that belongs to no printable character of UTF-8 is written in hexadecimal.
 [[nodiscard]] inline std::string printable(std::string_view text) {
   constexpr const char* digits = "0123456789ABCDEF";
   std::string result;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The two calls, declared. forward.hpp and backward_call.hpp define them for any op; compiled.hpp promises
+// The two calls, declared. doors.hpp defines them for any op; compiled.hpp promises
 // them for heed's own.
 
 #include <heed/engine/call.hpp>

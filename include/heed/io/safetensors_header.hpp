@@ -59,7 +59,7 @@ class SafetensorsHeader {
   bool boolean(bool) { wrong("true or false"); }
   bool number_integer(std::int64_t value) { wrong("the negative number " + std::to_string(value)); }
   bool number_float(double, const std::string& text) {
-    wrong("the number " + in_quotes(text) + ", which is not an unsigned 64-bit integer");
+    wrong("the number " + in_quotes(text) + ", no unsigned 64-bit integer");
   }
   bool binary(const nlohmann::json::binary_t&) { wrong("binary data"); }
 

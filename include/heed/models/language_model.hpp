@@ -156,7 +156,7 @@ class LanguageModel {
             " ids were given for a batch of ", batch, " sequences, it must be a multiple");
     const Index len = tokens / batch;
     require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence has ",
-            first + len, " tokens, the table of positions has only ", options_.max_len);
+            first + len, " tokens, the table of positions has ", options_.max_len);
     activations_.resize(blocks_.size() + 1);
     for (Matrix<Real>& m : activations_) m.resize(tokens, options_.width);
     const MatrixView<Real> h = activations_[0].view();

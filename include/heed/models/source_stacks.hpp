@@ -24,8 +24,8 @@ template <class Real>
 [[nodiscard]] LanguageModel<Real> make_qkvi_lm(GptOptions o, ExtraSource gate,
                                                RopePairs pairs = RopePairs::interleaved,
                                                double theta = 10000) {
-  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: width is ", o.width, " for ",
-          o.heads, " heads, it must be a multiple of twice their number");
+  require(o.heads > 0 && o.width % (2 * o.heads) == 0, "make_qkvi_lm: a width of ", o.width,
+          " for ", o.heads, " heads; heads must be of an even width");
   o.norm = NormKind::rms;
   o.mlp_bias = false;
   o.max_len = 0;

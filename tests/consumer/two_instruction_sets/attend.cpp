@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One function, compiled for several instruction sets into one program under different names. heed's own types
 // are others for each set, so that none stands in its signature.
-#include <heed/engine/forward_walk.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/ops/dar.hpp>
 
 #include <cstddef>
