@@ -139,8 +139,7 @@ std::vector<Malformed> malformed_values() {
   };
   return {
       {"numbers", shape("-1"), "'a': its shape holds the negative number -1"},
-      {"numbers", shape("1.0"),
-       "its shape holds the number '1.0', which is not an unsigned 64-bit integer"},
+      {"numbers", shape("1.0"), "its shape holds the number '1.0', no unsigned 64-bit integer"},
       {"numbers", shape("1e0"), "the number '1e0', no unsigned 64-bit"},
       {"numbers", shape("18446744073709551616"), "the number '18446744073709551616', no unsigned"},
       {"numbers", shape("9223372036854775808"), "extent 9223372036854775808, which overflows"},
