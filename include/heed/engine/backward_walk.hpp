@@ -259,15 +259,14 @@ class BackwardWorker {
     const Pack<Real> base = Normaliser::exponent_base(my.state, v);
     const Pack<Real> factor = Normaliser::factor(my.state, v);
     const Pack<Real> delta = Pack<Real>::load(my.delta + lane);
-    const Pack<Real> hidden = -kInfinity<Real>;
     for (Index j = 0; j < scores.rows; ++j) {
       drop.next();
       const Pack<Real> score = scores.load(j, v);
       const Pack<Real> weight = Normaliser::weight_of(score, shift, base) * factor;
       const Pack<Real> dscore = weight * (drop(x.load(j, v)) - delta);
       // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
-      scores.store(j, v, select(score == hidden, Pack<Real>(Real(0)), drop(weight)));
-      x.store(j, v, select(score == hidden, Pack<Real>(Real(0)), dscore));
+      scores.store(j, v, zero_where(is_hidden(score), drop(weight)));
+      x.store(j, v, zero_where(is_hidden(score), dscore));
     }
   }
 

@@ -71,8 +71,7 @@ struct SideTiles {
   template <class Lanes>
   void clear_lanes(Lanes idle, int v) const {
     for (const auto& tile : {x, projected, table})
-      for (Index r = 0; r < tile.rows; ++r)
-        tile.store(r, v, select(idle, Pack<Real>(Real(0)), tile.load(r, v)));
+      for (Index r = 0; r < tile.rows; ++r) tile.store(r, v, zero_where(idle, tile.load(r, v)));
   }
 
   // projected = P^T x and table = W x, both read in place.

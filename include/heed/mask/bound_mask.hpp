@@ -97,11 +97,49 @@ class BoundMask {
     return broadcast_row(mask_.bias, b, h, i);
   }
 
+  // hide(j) for every key j in [first, last) that query i may not see, of one cause each. A key that several causes
+  // hide is named more than once.
+  template <class Hide>
+  void for_keys_outside_band(Index b, Index i, Index first, Index last, Hide&& hide) const {
+    const KeyRange seen = keys_of(b, i);
+    for (Index j = first; j < std::min(seen.begin, last); ++j) hide(j);
+    for (Index j = std::max(seen.end, first); j < last; ++j) hide(j);
+  }
+  template <class Hide>
+  void for_keys_of_other_documents(Index b, Index i, Index first, Index last, Hide&& hide) const {
+    if (!has_documents()) return;
+    const Index own = query_document(b, i);
+    for (Index j = first; j < last; ++j)
+      if (key_document(b, j) != own) hide(j);
+  }
+  template <class Hide>
+  void for_disallowed_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
+    if (!has_allowed()) return;
+    const bool* allowed = allowed_row(b, h, i);
+    for (Index j = first; j < last; ++j)
+      if (!allowed[j]) hide(j);
+  }
+  template <class Hide>
+  void for_keys_hidden_by_bias(Index b, Index h, Index i, Index first, Index last,
+                               Hide&& hide) const {
+    if (!has_bias()) return;
+    const Real* bias = bias_row(b, h, i);
+    for (Index j = first; j < last; ++j)
+      if (bias[j] == -std::numeric_limits<Real>::infinity()) hide(j);
+  }
+  // Which pairs the mask hides: what every other answer agrees with.
+  template <class Hide>
+  void for_hidden_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
+    for_keys_outside_band(b, i, first, last, hide);
+    for_keys_of_other_documents(b, i, first, last, hide);
+    for_disallowed_keys(b, h, i, first, last, hide);
+    for_keys_hidden_by_bias(b, h, i, first, last, hide);
+  }
+
   [[nodiscard]] bool visible(Index b, Index h, Index i, Index j) const {
-    const KeyRange keys = keys_of(b, i);
-    return j >= keys.begin && j < keys.end && (!has_allowed() || allowed_row(b, h, i)[j]) &&
-           (!has_documents() || query_document(b, i) == key_document(b, j)) &&
-           (!has_bias() || bias_row(b, h, i)[j] != -std::numeric_limits<Real>::infinity());
+    bool seen = true;
+    for_hidden_keys(b, h, i, j, j + 1, [&seen](Index) { seen = false; });
+    return seen;
   }
 
   // Whether query i sees any key.

@@ -7,7 +7,7 @@
 //   exponentials  exponentiate_row, scale_row, softmax_row_vjp   weights that are shares of exponentials
 //   sums          sum_over_keys, fold_over_keys, count_visible   whose rounding errors do not grow with the row
 //   columns       column_of, work_column                         a pack per key, of a tile or of scratch memory
-//   lanes         is_hidden, zero_where, inverse_or_zero, row_top
+//   lanes         row_top; is_hidden (plug/tile.hpp); zero_where, inverse_or_zero (simd/pack.hpp)
 //
 // Bounds  a hidden key has weight and derivative exactly 0, whatever the weight's gradient holds there; a lane that
 //         sees no key is 0 throughout; a visible NaN makes its own lane NaN and no other.
@@ -19,24 +19,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-// Lanes that do not see the key.
-template <class Real>
-[[nodiscard]] inline auto is_hidden(Pack<Real> score) {
-  return score == Pack<Real>(-kInfinity<Real>);
-}
-
-// x, and 0 in the lanes of the mask, were x a NaN there.
-template <class Real>
-[[nodiscard]] inline Pack<Real> zero_where(typename Pack<Real>::Mask mask, Pack<Real> x) {
-  return select(mask, Pack<Real>(Real(0)), x);
-}
-
-// 1 / x, and 0 where x is 0; NaN stays NaN.
-template <class Real>
-[[nodiscard]] inline Pack<Real> inverse_or_zero(Pack<Real> x) {
-  return zero_where(x == Pack<Real>(Real(0)), Real(1) / x);
-}
 
 // The largest visible score of a row, 0 where no key is seen: what exponents are counted from.
 template <class Real>

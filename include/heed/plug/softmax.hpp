@@ -69,7 +69,7 @@ struct Softmax : NormaliserDefaults {
         min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
     select(moves, new_shift, shift).store(state.shift + at);
     select(moves, new_reference, reference).store(state.reference + at);
-    const P factor = select(first, P(Real(0)), exp2_weight(difference));
+    const P factor = zero_where(first, exp2_weight(difference));
     const P rescale = select(moves, factor, P(Real(1)));
     (P::load(state.sum + at) * rescale).store(state.sum + at);
     return rescale;
@@ -86,8 +86,7 @@ struct Softmax : NormaliserDefaults {
 
   // 1 / sum, 0 for a row that sees no key; NaN stays NaN.
   [[nodiscard]] static P factor(const SoftmaxState<Real>& state, int v) {
-    const P sum = P::load(state.sum + v * kLanes<Real>);
-    return select(sum == P(Real(0)), P(Real(0)), Real(1) / sum);
+    return inverse_or_zero(P::load(state.sum + v * kLanes<Real>));
   }
 
   // Natural-log sum of exp of lane i.
@@ -102,7 +101,7 @@ struct Softmax : NormaliserDefaults {
   // The reference to subtract: 0 where no key was seen yet.
   [[nodiscard]] static P exponent_base(const SoftmaxState<Real>& state, int v) {
     const P reference = P::load(state.reference + v * kLanes<Real>);
-    return select(reference == P(-kInfinity<Real>), P(Real(0)), reference);
+    return zero_where(reference == P(-kInfinity<Real>), reference);
   }
 
   // In long hand: weights of one row, given its visible scores (rows[map][key]).

@@ -11,6 +11,12 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Lanes that do not see the key: a hidden score is -infinity.
+template <class Real>
+[[nodiscard]] inline auto is_hidden(Pack<Real> score) {
+  return score == Pack<Real>(-kInfinity<Real>);
+}
+
 // Rows of lanes in scratch memory.
 template <class Real>
 struct LaneTile {

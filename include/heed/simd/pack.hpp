@@ -143,6 +143,18 @@ template <class Real>
   return typename Pack<Real>::Vector(mask ? a.v : b.v);
 }
 
+// x, and 0 in the lanes of the mask, were x a NaN there.
+template <class Real>
+[[nodiscard]] inline Pack<Real> zero_where(typename Pack<Real>::Mask mask, Pack<Real> x) {
+  return select(mask, Pack<Real>(Real(0)), x);
+}
+
+// 1 / x, and 0 where x is 0; NaN stays NaN.
+template <class Real>
+[[nodiscard]] inline Pack<Real> inverse_or_zero(Pack<Real> x) {
+  return zero_where(x == Pack<Real>(Real(0)), Real(1) / x);
+}
+
 // The larger lane; the second argument when either is a NaN.
 template <class Real>
 [[nodiscard]] Pack<Real> max(Pack<Real> a, Pack<Real> b);

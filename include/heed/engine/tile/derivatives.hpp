@@ -167,8 +167,8 @@ struct ScoreChain {
       if constexpr (Hidden) {
         Sums<Form> own;
         run_back(own);
-        const auto hidden = marks.load(j, v) == P(-kInfinity<Real>);
-        const auto drop = [&](P& g) { g = select(hidden, P(Real(0)), g); };
+        const auto hidden = is_hidden(marks.load(j, v));
+        const auto drop = [&](P& g) { g = zero_where(hidden, g); };
         for (P* g : {&d.dot, &d.logit, &d.projected, &d.table}) drop(*g);
         for (P& g : d.key) drop(g);
         own.for_each(total, [&](P& g, P& sum) {

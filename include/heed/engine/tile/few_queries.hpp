@@ -93,30 +93,10 @@ class FewQueries {
       row[j] = bias[j] == -kInfinity<Real> ? -kInfinity<Real> : row[j] + bias[j];
   }
 
-  // -infinity where any part of the mask hides the pair.
+  // -infinity where the mask hides the pair.
   void hide(const TilePlace& at, Index i, Real* row) const {
-    const auto drop = [row](Index from, Index to) {
-      std::fill(row + from, row + to, -kInfinity<Real>);
-    };
-    const KeyRange visible = c_.mask.keys_of(at.batch, at.query + i);
-    drop(0, std::clamp<Index>(visible.begin - at.key, 0, at.keys));
-    drop(std::clamp<Index>(visible.end - at.key, 0, at.keys), at.keys);
-    const auto hide_where = [&](auto&& hidden) {
-      for (Index j = 0; j < at.keys; ++j)
-        if (hidden(j)) row[j] = -kInfinity<Real>;
-    };
-    if (c_.mask.has_documents()) {
-      const Index own = c_.mask.query_document(at.batch, at.query + i);
-      hide_where([&](Index j) { return c_.mask.key_document(at.batch, at.key + j) != own; });
-    }
-    if (c_.mask.has_allowed()) {
-      const bool* allowed = c_.mask.allowed_row(at.batch, at.head, at.query + i) + at.key;
-      hide_where([&](Index j) { return !allowed[j]; });
-    }
-    if (c_.mask.has_bias()) {
-      const Real* bias = c_.mask.bias_row(at.batch, at.head, at.query + i) + at.key;
-      hide_where([&](Index j) { return bias[j] == -kInfinity<Real>; });
-    }
+    c_.mask.for_hidden_keys(at.batch, at.head, at.query + i, at.key, at.key + at.keys,
+                            [&](Index j) { row[j - at.key] = -kInfinity<Real>; });
   }
 
   // A copy of the values with zeros where query i does not see the key.

@@ -2,7 +2,8 @@
 #pragma once
 
 // Masks on lane tiles: rows are keys, lanes are queries. Adding a bias or a slope, and hiding: a hidden
-// score becomes -infinity, whatever it was.
+// score becomes -infinity, whatever it was. BoundMask::for_hidden_keys() says which pairs are hidden; bands and boolean
+// masks are hidden here a vector at a time, and mask/hidden_pairs_test.cpp holds both to the same pairs.
 
 #include <heed/engine/tile/place.hpp>
 #include <heed/mask/bound_mask.hpp>
@@ -36,18 +37,15 @@ class TileMask {
     for (int v = 0; v < vectors_; ++v)
       for (Index j = 0; j < p.keys; ++j) {
         const Pack<Real> add = shared ? Pack<Real>(source[j]) : bias.load(j, v);
-        const Pack<Real> hidden = -kInfinity<Real>;
-        scores.store(j, v, select(add == hidden, hidden, scores.load(j, v) + add));
+        scores.store(j, v, select(is_hidden(add), add, scores.load(j, v) + add));
       }
   }
 
   // Hides what a bias of -infinity hides.
   void hide_biased(const LaneTile<Real>& scores) const {
-    for (Index i = 0; i < place_.rows; ++i) {
-      const Real* row = mask_.bias_row(place_.batch, place_.head, place_.query + i) + place_.key;
-      for (Index j = 0; j < place_.keys; ++j)
-        if (row[j] == -kInfinity<Real>) scores.row(j)[i] = -kInfinity<Real>;
-    }
+    hide_rows(scores, [&](Index i, auto&& hide) {
+      mask_.for_keys_hidden_by_bias(place_.batch, place_.head, i, place_.key, key_end(), hide);
+    });
   }
 
   // scores -= slope * |p - j|
@@ -86,7 +84,7 @@ class TileMask {
       all_from = std::max(all_from, from);
       all_to = std::min(all_to, to);
     }
-    const auto hide_rows = [&](Index first, Index last) {
+    const auto hide_keys = [&](Index first, Index last) {
       for (int v = 0; v < vectors_; ++v) {
         const Pack<Real> from = Pack<Real>::load(begin + v * W), to = Pack<Real>::load(end + v * W);
         for (Index j = first; j < last; ++j) {
@@ -96,19 +94,25 @@ class TileMask {
         }
       }
     };
-    if (all_from >= all_to) return hide_rows(0, place_.keys);
-    hide_rows(0, all_from);
-    hide_rows(all_to, place_.keys);
+    if (all_from >= all_to) return hide_keys(0, place_.keys);
+    hide_keys(0, all_from);
+    hide_keys(all_to, place_.keys);
   }
 
   void hide_documents(const LaneTile<Real>& scores) const {
-    for (Index i = 0; i < place_.rows; ++i) {
-      const Index own = mask_.query_document(place_.batch, place_.query + i);
-      for (Index j = 0; j < place_.keys; ++j)
-        if (mask_.key_document(place_.batch, place_.key + j) != own)
-          scores.row(j)[i] = -kInfinity<Real>;
-    }
+    hide_rows(scores, [&](Index i, auto&& hide) {
+      mask_.for_keys_of_other_documents(place_.batch, i, place_.key, key_end(), hide);
+    });
   }
+
+  // hidden_of(i, hide) calls hide(key) for the keys that are hidden from query i.
+  template <class HiddenOf>
+  void hide_rows(const LaneTile<Real>& scores, HiddenOf&& hidden_of) const {
+    for (Index r = 0; r < place_.rows; ++r)
+      hidden_of(place_.query + r,
+                [&](Index key) { scores.row(key - place_.key)[r] = -kInfinity<Real>; });
+  }
+  [[nodiscard]] Index key_end() const { return place_.key + place_.keys; }
 
   // In blocks of W queries and as many keys as a lane has bits: one word per query, whose highest bit says
   // whether it may see the first key.

@@ -41,9 +41,8 @@ void add_lane_product_guarded(const Rows<Real>& values, const LaneTile<Real>& we
       const Real x = values.row(j)[c];
       if (std::isfinite(x)) continue;
       for (int v = 0; v < vectors; ++v) {
-        const auto hidden = scores.load(j, v) == Pack<Real>(-kInfinity<Real>);
         const Pack<Real> sum = out.load(c, v);
-        out.store(c, v, select(hidden, sum, sum + weights.load(j, v) * x));
+        out.store(c, v, select(is_hidden(scores.load(j, v)), sum, sum + weights.load(j, v) * x));
       }
     }
 }
