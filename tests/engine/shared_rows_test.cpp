@@ -83,6 +83,14 @@ struct Doubled : Softmax<T> {
   }
 };
 
+// A softmax whose heads all read query head 0, each with the keys of its group.
+template <class T>
+struct OneQuery : Softmax<T> {
+  [[nodiscard]] Source source(const Geometry& g, Index h, int) const {
+    return {0, g.kv_head(h), 0, 0, g.dim_qk};
+  }
+};
+
 // A softmax whose heads take the key-value heads in turn.
 template <class T>
 struct InTurn : Softmax<T> {
@@ -139,6 +147,7 @@ TEST_CASE("gradients of rows that several maps or heads read are sums over all o
 TEST_CASE("a streaming softmax whose heads share a query head sums its gradients") {
   check_sums(Attention<double, DotScore<double>, Doubled<double>, Identity<double>>{});
   check_sums(Attention<double, OwnScore<Cosine, double>, Doubled<double>, Identity<double>>{});
+  check_sums(Attention<double, OwnScore<Cosine, double>, OneQuery<double>, Identity<double>>{});
 }
 
 TEST_CASE(
@@ -147,9 +156,11 @@ TEST_CASE(
   check_sums(Attention<double, OwnScore<Cosine, double>, InTurn<double>, Identity<double>>{});
 }
 
-TEST_CASE("sums over the readers of a row have the same bits for any number of threads") {
-  const Geometry g{2, 4, 4, 2, 90, 90, 8, 8};
-  Attention<float, OwnScore<Cosine, float>, BothAgree<float>, Identity<float>> op;
+TEMPLATE_TEST_CASE("sums over the readers of a row have the same bits for any number of threads",
+                   "", BothAgree<float>, OneQuery<float>) {
+  const Index kv_heads = std::is_same_v<TestType, OneQuery<float>> ? 4 : 2;
+  const Geometry g{2, 4, 4, kv_heads, 90, 90, 8, 8};
+  Attention<float, OwnScore<Cosine, float>, TestType, Identity<float>> op;
   const auto problem = random_problem<float>(g, 0, 3);
   const std::vector<float> grad_out(std::size_t(g.query_rows() * g.dim_v), 0.25F);
   std::vector<float> first;

@@ -77,7 +77,7 @@ class Dispenser {
   Index count_;
 };
 
-// A row of gates, each passed by the same sequence of visitors 0, 1, 2, ... Visitor r of a gate
+// A row of gates, each passed by visitors 0, 1, 2, ... in this order. Visitor r of a gate
 // enters after visitor r - 1 has passed, so that additions behind a gate happen in one fixed order, whatever
 // the number of threads. No visitor waits for ever as long as visitors are started in order and one that
 // fails calls abandon().
@@ -88,10 +88,11 @@ class Turnstiles {
     for (Index g = 0; g < gates; ++g) passed_[std::size_t(g)].store(0, std::memory_order_relaxed);
   }
 
-  // Returns when the visitors before `rank` have passed; throws Abandoned if one of them has failed.
+  // Returns when the visitors before `rank` have passed, at once if there is none; throws Abandoned if one of them has
+  // failed.
   void wait(Index gate, Index rank) const {
     const auto& passed = passed_[std::size_t(gate)];
-    for (int spins = 0; passed.load(std::memory_order_acquire) != rank; ++spins) {
+    for (int spins = 0; passed.load(std::memory_order_acquire) < rank; ++spins) {
       if (spins <= 64) continue;
       if (abandoned_.load(std::memory_order_relaxed)) throw Abandoned{};
       std::this_thread::yield();

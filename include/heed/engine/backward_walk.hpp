@@ -109,7 +109,7 @@ class BackwardWorker {
       my.gradients.finish(own_, dtable_);
       if (!s_.sums_queries) my.gradients.write_query_gradients();
     });
-    commit(visit.head, unit);
+    commit(visit);
   }
 
  private:
@@ -325,17 +325,17 @@ class BackwardWorker {
     return tile;
   }
 
-  // Adds the group's gradients of the parameters to those of the call, in the order of the units.
-  void commit(Index head, Index unit) {
-    s_.commits.wait(0, unit);
-    if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
-    std::size_t at = 0;
-    own_.visit([&](const char*, auto& param) {
-      for (Index i = 0; i < param.size(); ++i) s_.dparams[at++] += double(param[i]);
+  // Adds what the group gives to the parameters, and to rows of query that others add to, when it is its turn.
+  void commit(const VisitingOrder::Visit& visit) {
+    s_.sums->add(visit, [&](double* sums) {
+      if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
+      double* to = sums;
+      own_.visit([&](const char*, auto& param) {
+        for (Index i = 0; i < param.size(); ++i) *to++ += double(param[i]);
+      });
+      to = sums + s_.first_table() + visit.head * table_size();
+      for (Index i = 0; i < table_size(); ++i) to[i] += double(dtable_[i]);
     });
-    for (Index i = 0; i < table_size(); ++i)
-      s_.dtables[std::size_t(head * table_size() + i)] += double(dtable_[i]);
-    s_.commits.pass(0);
   }
 
   const Context& c_;
@@ -383,6 +383,7 @@ void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
   const Index elements =
       scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  shared.start(workers);
   keys.build(workers);
   for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
   if (shared.sums_queries) set_zero(grads.query, workers);

@@ -173,14 +173,14 @@ template <AttentionOp Op>
   e.lanes = c.plan.lanes;
   e.key_tile = c.plan.tile;
   e.group = c.plan.group;
-  Index worker = 0, shared_bytes = keys.bytes();
+  const Saved<Real> saved;
+  std::optional<detail::BackwardShared<Op, Real>> shared;
+  Index worker = 0;
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
-    const Saved<Real> saved;
-    detail::BackwardShared<Op, Real> shared(c, saved, {}, {}, {});
-    shared_bytes += shared.bytes();
+    shared.emplace(c, saved, TensorView<const Real>{}, TensorView<const Real>{}, Gradients<Real>{});
     worker = scratch_elements<Real>(
-        [&](Scratch<Real>& s) { return detail::BackwardWorker<Op, Real>(c, shared, s); });
+        [&](Scratch<Real>& s) { return detail::BackwardWorker<Op, Real>(c, *shared, s); });
   } else {
     e.units = g.batch * g.kv_heads * c.groups_of(g.group());
     worker = scratch_elements<Real>([&](Scratch<Real>& s) {
@@ -190,7 +190,7 @@ template <AttentionOp Op>
   }
   const Index bytes = worker * Index(sizeof(Real));
   e.workers = worker_count(options, g, e.units, bytes);
-  e.scratch_bytes = e.workers * bytes + shared_bytes;
+  e.scratch_bytes = e.workers * bytes + keys.bytes() + (shared ? shared->bytes(e.workers) : 0);
   if (e.units > 0) detail::count_tiles(c, pass, e);
   detail::remark(c, options, bytes, e);
   return e;

@@ -41,23 +41,26 @@ void require_sources(const Normaliser& normaliser, const Geometry& g, const std:
   });
 }
 
-// Is every number of query read by exactly one map, and by the head of its own if `by_own_head`? Else the
-// gradient of query is a sum.
+// Who reads the numbers of query: one map each of them; or not so, but never two heads the same number; or several
+// heads. The gradient of query is a sum but in the first case. `by_own_head`: head h reads query head h, too.
+enum class QueryReaders { one, one_head, several_heads };
 template <class Normaliser>
-[[nodiscard]] bool reads_each_query_once(const Normaliser& normaliser, const Geometry& g,
-                                         bool by_own_head) {
-  std::vector<char> readers(std::size_t(g.query_heads * g.dim_qk), 0);
-  bool once = true;
+[[nodiscard]] QueryReaders readers_of_queries(const Normaliser& normaliser, const Geometry& g,
+                                              bool by_own_head) {
+  constexpr Index nobody = -1;
+  std::vector<Index> reader(std::size_t(g.query_heads * g.dim_qk), nobody);
+  bool once = true, one_head = true;
   for_each_source(normaliser, g, [&](Index h, int, const Source& s) {
-    once = once && (!by_own_head || s.query_head == h);
+    if (by_own_head && s.query_head != h) once = one_head = false;
     for (Index c = 0; c < s.width; ++c) {
-      char& taken = readers[std::size_t(s.query_head * g.dim_qk + s.query_column + c)];
-      once = once && !taken;
-      taken = 1;
+      Index& head = reader[std::size_t(s.query_head * g.dim_qk + s.query_column + c)];
+      once = once && head == nobody;
+      one_head = one_head && (head == nobody || head == h);
+      head = h;
     }
   });
-  for (const char taken : readers) once = once && taken;
-  return once;
+  for (const Index head : reader) once = once && head != nobody;
+  return once ? QueryReaders::one : one_head ? QueryReaders::one_head : QueryReaders::several_heads;
 }
 
 // Does every head read the keys of its own key-value head, and the heads of a group the same columns of them?
