@@ -8,6 +8,7 @@
 
 using heed::Broadcast;
 using heed::Index;
+using heed::SegmentedBroadcast;
 using heed::Store;
 using heed_test::Guarded;
 using heed_test::random_numbers;
@@ -17,9 +18,9 @@ namespace {
 
 constexpr Index kRowCounts[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 23, 25};
 
-// Where A lies and how a product walks through it.
+// Where A lies and how a product walks through it; a period of 0 is no segments.
 struct Left {
-  Index row, depth, period, segment;
+  Index row, depth, period = 0, segment = 0;
 };
 
 // A product of random numbers, its plain value and the size of its terms.
@@ -27,21 +28,30 @@ template <class T>
 struct Product {
   Index rows, depth, columns, b_row, c_row;
   std::vector<T> a, b, before;
-  Broadcast<T> left;
+  Left left;
 
   Product(Index rows_, Index depth_, Index columns_, const Left& walk, Index gap)
-      : rows(rows_), depth(depth_), columns(columns_) {
+      : rows(rows_), depth(depth_), columns(columns_), left(walk) {
     const Index whole = (columns + heed::kLanes<T> - 1) / heed::kLanes<T> * heed::kLanes<T>;
     b_row = whole + gap;
     c_row = columns + gap;
     a = random_numbers<T>(4000, 1);
     b = random_numbers<T>(depth * b_row + whole, 2);
     before = random_numbers<T>(rows * c_row, 3);
-    left = {a.data(), walk.row, walk.depth, walk.period, walk.segment};
+  }
+  [[nodiscard]] Broadcast<T> in_one_piece() const { return {a.data(), left.row, left.depth}; }
+  // f(A as the product takes it).
+  template <class F>
+  void with_left(F&& f) const {
+    if (left.period == 0)
+      f(in_one_piece());
+    else
+      f(SegmentedBroadcast<T>{a.data(), left.row, left.depth, left.period, left.segment});
   }
   [[nodiscard]] double a_at(Index i, Index k) const {
-    return double(a.at(
-        std::size_t(i * left.row + k % left.period * left.depth + k / left.period * left.segment)));
+    const Index segment = left.period == 0 ? 0 : k / left.period;
+    return double(a.at(std::size_t(i * left.row + (k - segment * left.period) * left.depth +
+                                   segment * left.segment)));
   }
   [[nodiscard]] double plain(Index i, Index c) const {
     double sum = 0;
@@ -76,9 +86,9 @@ struct Product {
 };
 
 const Left kWalks[] = {
-    {19, 1, std::numeric_limits<Index>::max(), 0},  // rows of A lie in memory one after the other
-    {1, 40, std::numeric_limits<Index>::max(), 0},  // A is transposed
-    {7, 3, 5, 400},                                 // segments of five columns each
+    {19, 1},         // rows of A lie in memory one after the other
+    {1, 40},         // A is transposed
+    {7, 3, 5, 400},  // segments of five columns each
 };
 
 }  // namespace
@@ -94,8 +104,10 @@ TEMPLATE_TEST_CASE("panel_gemm equals three plain loops for every width, mode, s
           INFO(vectors << " vectors, " << rows << " rows, depth " << depth << ", row stride "
                        << walk.row);
           const auto run = [&]<Store S>(Guarded<T>& c, T* maxima) {
-            heed::panel_gemm<S>(rows, depth, vectors, product.left, product.b.data(), product.b_row,
-                                c.data(), product.c_row, maxima);
+            product.with_left([&](const auto& left) {
+              heed::panel_gemm<S>(rows, depth, vectors, left, product.b.data(), product.b_row,
+                                  c.data(), product.c_row, maxima);
+            });
           };
           Guarded<T> written = product.output(), added = product.output(),
                      raised = product.output();
@@ -140,8 +152,8 @@ TEMPLATE_TEST_CASE(
   const Product<T> whole(all, 12, heed::kPanelLanes<T>, kWalks[0], 0);
   const auto run = [&](Index first, Index rows, Guarded<T>& c) {
     heed::panel_gemm<Store::overwrite>(rows, whole.depth, heed::kPanelVectors,
-                                       whole.left.skip_rows(first), whole.b.data(), whole.b_row,
-                                       c.data() + first * whole.c_row, whole.c_row);
+                                       whole.in_one_piece().skip_rows(first), whole.b.data(),
+                                       whole.b_row, c.data() + first * whole.c_row, whole.c_row);
   };
   Guarded<T> together = whole.output();
   run(0, all, together);
@@ -163,8 +175,10 @@ TEMPLATE_TEST_CASE("gemm_add adds the product in any number of columns, and touc
         const Product<T> product(rows, 12, columns, walk, 3);
         INFO(rows << " rows, " << columns << " columns, row stride " << walk.row);
         Guarded<T> c = product.output();
-        heed::gemm_add(rows, product.depth, columns, product.left, product.b.data(), product.b_row,
-                       c.data(), product.c_row);
+        product.with_left([&](const auto& left) {
+          heed::gemm_add(rows, product.depth, columns, left, product.b.data(), product.b_row,
+                         c.data(), product.c_row);
+        });
         CHECK(product.wrong(c, 1) == 0);
         CHECK(c.margins_are_untouched());
       }
@@ -177,7 +191,7 @@ TEMPLATE_TEST_CASE("gemm_add taken in parts of its depth gives the same bits", "
     const Product<T> product(13, 12, columns, kWalks[0], 1);
     Guarded<T> whole = product.output(), parts = product.output();
     const auto run = [&](Index from, Index depth, Guarded<T>& c) {
-      Broadcast<T> left = product.left;
+      Broadcast<T> left = product.in_one_piece();
       left.data += from * left.depth;
       heed::gemm_add(product.rows, depth, columns, left, product.b.data() + from * product.b_row,
                      product.b_row, c.data(), product.c_row);

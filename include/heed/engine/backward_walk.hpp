@@ -192,7 +192,7 @@ class BackwardWorker {
                          const TensorView<Real>& to, Index kv_head, Index column) {
       if (!to.given()) return;
       gemm_add(at.keys, active_ * lanes, columns,
-               Broadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
+               SegmentedBroadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
                whole_vectors<Real>(columns), to.row(at.batch, kv_head, at.key) + column,
                to.strides().row);
     };

@@ -12,20 +12,40 @@
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
-#include <limits>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// The left operand: element (i, k) is data[i * row + k * depth]. It may come in segments of `period`
-// columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) * segment].
+// The left operand: element (i, k) is data[i * row + k * depth].
 template <class Real>
 struct Broadcast {
   const Real* data;
   Index row, depth;
-  Index period = std::numeric_limits<Index>::max(), segment = 0;
-  [[nodiscard]] Broadcast skip_rows(Index n) const {
+  [[nodiscard]] Broadcast skip_rows(Index n) const { return {data + n * row, row, depth}; }
+
+  // body(operand, first, count) for the parts of its columns that lie at even distances: all of them.
+  template <class Body>
+  [[gnu::always_inline]] void for_parts(Index columns, Body&& body) const {
+    body(*this, Index(0), columns);
+  }
+};
+
+// The same in segments of `period` columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) *
+// segment].
+template <class Real>
+struct SegmentedBroadcast {
+  const Real* data;
+  Index row, depth;
+  Index period, segment;
+  [[nodiscard]] SegmentedBroadcast skip_rows(Index n) const {
     return {data + n * row, row, depth, period, segment};
+  }
+  template <class Body>
+  [[gnu::always_inline]] void for_parts(Index columns, Body&& body) const {
+    const Real* part = data;
+#pragma GCC unroll 1
+    for (Index first = 0; first < columns; first += period, part += segment)
+      body(Broadcast<Real>{part, row, depth}, first, std::min(period, columns - first));
   }
 };
 
@@ -34,10 +54,9 @@ enum class Store { overwrite, add, overwrite_and_max };
 
 namespace detail {
 
-template <class Real, int Rows, int Vectors, Store S>
-[[gnu::always_inline]] inline void micro_kernel(Index depth, Broadcast<Real> a, const Real* b,
-                                                Index b_row, Real* c, Index c_row,
-                                                Real* running_max) {
+template <int Rows, int Vectors, Store S, class Real, class A>
+[[gnu::always_inline]] inline void micro_kernel(Index depth, const A& a, const Real* b, Index b_row,
+                                                Real* c, Index c_row, Real* running_max) {
   using Vector = typename Pack<Real>::Vector;
   constexpr int W = kLanes<Real>;
   Vector acc[Rows][Vectors];
@@ -46,24 +65,24 @@ template <class Real, int Rows, int Vectors, Store S>
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v)
       acc[i][v] = S == Store::add ? Pack<Real>::load(c + i * c_row + v * W).v : Vector{};
+  a.for_parts(
+      depth, [&](const Broadcast<Real>& part, Index first, Index count)
+                 __attribute__((always_inline)) {
 #pragma GCC unroll 1
-  for (Index left = depth; left > 0; left -= a.period) {
-    const Index count = std::min(left, a.period);
-#pragma GCC unroll 1
-    for (Index k = 0; k < count; ++k) {
-      Vector row[Vectors];
+                   for (Index k = 0; k < count; ++k) {
+                     Vector row[Vectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) row[v] = Pack<Real>::load(b + k * b_row + v * W).v;
+                     for (int v = 0; v < Vectors; ++v)
+                       row[v] = Pack<Real>::load(b + (first + k) * b_row + v * W).v;
 #pragma GCC unroll 32
-      for (int i = 0; i < Rows; ++i) {
-        const Vector scalar = a.data[i * a.row + k * a.depth] - Vector{};
+                     for (int i = 0; i < Rows; ++i) {
+                       const Vector scalar = part.data[i * part.row + k * part.depth] - Vector{};
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
-      }
-    }
-    a.data += a.segment;
-    b += count * b_row;
-  }
+                       for (int v = 0; v < Vectors; ++v)
+                         acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
+                     }
+                   }
+                 });
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
@@ -83,57 +102,80 @@ template <class Real, int Rows, int Vectors, Store S>
 template <int Vectors>
 inline constexpr int kMicroRows = Vectors >= 3 ? 6 : (kRegisters == 32 ? 12 : 6);
 
-template <class Real, int Vectors, Store S>
-[[gnu::noinline]] void gemm_vectors(Index rows, Index depth, Broadcast<Real> a, const Real* b,
-                                    Index b_row, Real* c, Index c_row, Real* running_max) {
-  constexpr int R = kMicroRows<Vectors>;
-  const auto run = [&]<int Rows>() {
-    micro_kernel<Real, Rows, Vectors, S>(depth, a, b, b_row, c, c_row, running_max);
+// Rows that the next kernel reads for the first time: of A where its rows lie one behind the other, or of C where it is
+// added to.
+template <int Rows, int Vectors, Store S, class Real, class A>
+[[gnu::always_inline]] inline void prefetch_next_rows(Index depth, const A& a, const Real* c,
+                                                      Index c_row) {
+  constexpr Index line = 64 / Index(sizeof(Real));
+  if (a.depth != 1) return;
+  for (int i = Rows; i < 2 * Rows; ++i)
+    if constexpr (S == Store::add)
+      for (Index at = 0; at < Vectors * kLanes<Real>; at += line)
+        __builtin_prefetch(c + i * c_row + at, 1);
+    else
+      for (Index at = 0; at < depth; at += line) __builtin_prefetch(a.data + i * a.row + at);
+}
+
+// `times` kernels of `Rows` rows each, one below the other. A function of its own, so that its pointers get the registers.
+template <int Rows, int Vectors, Store S, class Real, class A>
+[[gnu::noinline]] void run_kernels(Index times, Index depth, A a, const Real* b, Index b_row,
+                                   Real* c, Index c_row, Real* running_max) {
+  for (; times > 0; --times) {
+    if constexpr (Vectors == kPanelVectors && Rows > 4)
+      if (times > 1) prefetch_next_rows<Rows, Vectors, S>(depth, a, c, c_row);
+    micro_kernel<Rows, Vectors, S>(depth, a, b, b_row, c, c_row, running_max);
     a = a.skip_rows(Rows);
     c += Rows * c_row;
-    rows -= Rows;
+  }
+}
+
+template <int Vectors, Store S, class Real, class A>
+void gemm_vectors(Index rows, Index depth, A a, const Real* b, Index b_row, Real* c, Index c_row,
+                  Real* running_max) {
+  constexpr int R = kMicroRows<Vectors>;
+  const auto run = [&]<int Rows>(Index times) {
+    if (times == 0) return;
+    run_kernels<Rows, Vectors, S>(times, depth, a, b, b_row, c, c_row, running_max);
+    a = a.skip_rows(times * Rows);
+    c += times * Rows * c_row;
+    rows -= times * Rows;
   };
   // Kernels of R and of R - 1 rows together make up any larger count. A remainder of few rows is avoided: each
   // vector of B that it loads would serve few products.
   const Index tiles = (rows + R - 1) / R, short_tiles = tiles * R - rows;
   const bool even_split = short_tiles <= tiles;
-  for (Index n = even_split ? tiles - short_tiles : rows / R; n > 0; --n)
-    run.template operator()<R>();
-  if (even_split)
-    while (rows > 0) run.template operator()<R - 1>();
-  if constexpr (R > 8)
-    if (rows >= 8) run.template operator()<8>();
-  if (rows >= 4) run.template operator()<4>();
-  if (rows >= 2) run.template operator()<2>();
-  if (rows >= 1) run.template operator()<1>();
+  run.template operator()<R>(even_split ? tiles - short_tiles : rows / R);
+  run.template operator()<R - 1>(even_split ? short_tiles : 0);
+  if constexpr (R > 6) run.template operator()<6>(rows / 6);
+  run.template operator()<3>(rows / 3);
+  run.template operator()<1>(rows);
 }
 
 }  // namespace detail
 
 // C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
 // largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
-template <Store S, class Real>
-inline void panel_gemm(Index rows, Index depth, int vectors, Broadcast<Real> a, const Real* b,
-                       Index b_row, Real* c, Index c_row, Real* running_max = nullptr) {
+template <Store S, class Real, template <class> class A>
+inline void panel_gemm(Index rows, Index depth, int vectors, A<Real> a, const Real* b, Index b_row,
+                       Real* c, Index c_row, Real* running_max = nullptr) {
   switch (vectors) {
-    case 1:
-      return detail::gemm_vectors<Real, 1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    case 2:
-      return detail::gemm_vectors<Real, 2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 1: return detail::gemm_vectors<1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 2: return detail::gemm_vectors<2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
     default: break;
   }
   if constexpr (kPanelVectors == 4) {
     if (vectors == 3)
-      return detail::gemm_vectors<Real, 3, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    return detail::gemm_vectors<Real, 4, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+      return detail::gemm_vectors<3, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    return detail::gemm_vectors<4, S>(rows, depth, a, b, b_row, c, c_row, running_max);
   }
 }
 
 // C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after
 // the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
 // readable up to the next multiple of W columns; C is touched in its own columns only.
-template <class Real>
-void gemm_add(Index rows, Index depth, Index columns, Broadcast<Real> a, const Real* b, Index b_row,
+template <class Real, template <class> class A>
+void gemm_add(Index rows, Index depth, Index columns, A<Real> a, const Real* b, Index b_row,
               Real* c, Index c_row) {
   constexpr Index W = kLanes<Real>;
   Index done = 0;
