@@ -14,7 +14,7 @@ target_compile_options(
   heed_own INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
                      "$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-maybe-uninitialized>")
 if(HEED_SANITIZE)
-  target_compile_options(heed_own INTERFACE -O1 -g -UNDEBUG -fsanitize=${HEED_SANITIZE}
+  target_compile_options(heed_own INTERFACE -O1 -g1 -UNDEBUG -fsanitize=${HEED_SANITIZE}
                                             -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_compile_definitions(heed_own INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(heed_own INTERFACE -fsanitize=${HEED_SANITIZE})

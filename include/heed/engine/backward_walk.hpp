@@ -74,8 +74,7 @@ class BackwardWorker {
   BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_
 
   // All that one group of panels adds to the gradients.
-  void run(Index unit) {
-    const VisitingOrder::Visit visit = s_.order.visit(unit);
+  void run(const VisitingOrder::Visit& visit) {
     own_.visit([](const char*, auto& param) { param.set_zero(); });
     std::fill(dtable_, dtable_ + table_size(), Real(0));
     const Index first = visit.group * c_.plan.group;
@@ -394,11 +393,11 @@ void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
       scratch.emplace_back(elements);
       ready.push_back(std::make_unique<Worker>(c, shared, scratch.back()));
     }
-    Dispenser dispenser(units);
+    Visits visits(shared.order);
     run_workers(workers, [&](int w) {
       try {
-        for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
-          ready[std::size_t(w)]->run(unit);
+        Index family = Visits::kNone;
+        while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit);
       } catch (...) {
         shared.abandon();
         throw;

@@ -7,6 +7,8 @@
 #include <heed/engine/tile/scores.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -15,13 +17,10 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // The order in which groups of panels visit shared rows. A family is a set of heads that share some: the
-// readers of one key-value head, or of one row of a broadcast bias or of query. Families are visited in waves of as
-// many as there are workers, so that the keys and values of few heads stand in cache at a time. The rank of a visitor
-// within its family, on which bits depend, is the same for waves of any size.
+// readers of one key-value head, or of one row of a broadcast bias or of query. Its visitors come by rank.
 struct VisitingOrder {
   Index batches, heads, groups;        // all; groups per head
   Index family_batches, family_heads;  // per family
-  Index wave = 1;                      // families that are visited side by side
 
   struct Visit {
     Index batch, head, group;  // what to do
@@ -32,16 +31,11 @@ struct VisitingOrder {
   [[nodiscard]] Index families() const {
     return (batches / family_batches) * (heads / family_heads);
   }
-
   // Visitors of each family.
   [[nodiscard]] Index ranks() const { return groups * family_batches * family_heads; }
 
-  // Wave by wave, rank by rank over the families of a wave; within a head the last group, longest under a causal mask,
-  // first.
-  [[nodiscard]] Visit visit(Index unit) const {
-    const Index first = unit / (wave * ranks()) * wave, count = std::min(wave, families() - first);
-    const Index family = first + (unit - first * ranks()) % count;
-    const Index rank = (unit - first * ranks()) / count;
+  // Head by head; within a head the last group, longest under a causal mask, first.
+  [[nodiscard]] Visit visit(Index family, Index rank) const {
     const Index head_families = heads / family_heads;
     const Index member = rank / groups;
     return {family / head_families * family_batches + member / family_heads,
@@ -50,34 +44,71 @@ struct VisitingOrder {
   }
 };
 
+// Hands out the visits of all families, each once, those of a family by rank. A worker stays with a family, so that
+// the keys and values of few heads stand in cache at a time, and so that a worker that loses its processor delays
+// nobody; only when no family is left does it help with that of another.
+class Visits {
+ public:
+  explicit Visits(const VisitingOrder& order)
+      : order_(order), next_rank_(std::size_t(order.families())) {}
+
+  // The next visit of a worker whose last one was to `family`, kNone before its first; nothing when all are taken.
+  static constexpr Index kNone = -1;
+  [[nodiscard]] std::optional<VisitingOrder::Visit> next(Index& family) {
+    if (family != kNone)
+      if (const auto visit = take(family)) return visit;
+    while ((family = next_family()) != kNone)
+      if (const auto visit = take(family)) return visit;
+    return {};
+  }
+
+ private:
+  [[nodiscard]] std::optional<VisitingOrder::Visit> take(Index family) {
+    const Index rank = next_rank_[std::size_t(family)].fetch_add(1, std::memory_order_relaxed);
+    if (rank >= order_.ranks()) return {};
+    return order_.visit(family, rank);
+  }
+  // A family that nobody has begun, or else the one of which most is left; kNone when nothing is.
+  [[nodiscard]] Index next_family() {
+    const Index begun = begun_.fetch_add(1, std::memory_order_relaxed);
+    if (begun < order_.families()) return begun;
+    Index best = kNone, least = order_.ranks();
+    for (Index f = 0; f < order_.families(); ++f) {
+      const Index rank = next_rank_[std::size_t(f)].load(std::memory_order_relaxed);
+      if (rank >= least) continue;
+      least = rank;
+      best = f;
+    }
+    return best;
+  }
+
+  VisitingOrder order_;
+  std::vector<std::atomic<Index>> next_rank_;  // of each family
+  std::atomic<Index> begun_{0};                // families
+};
+
 // Sums over all visitors in one order, whoever computes their terms: over the ranks of a family, then over the
-// families. Only the families of a wave have sums that are not yet part of the total.
+// families. A family that ends before an earlier one is kept beside the total, in one of `places`.
 class OrderedSums {
  public:
-  OrderedSums(const VisitingOrder& order, Index numbers)
-      : wave_(order.wave),
+  OrderedSums(const VisitingOrder& order, Index places, Index numbers)
+      : places_(places),
         last_rank_(order.ranks() - 1),
         total_(std::size_t(numbers), 0.0),
-        open_(std::size_t(numbers * order.wave), 0.0),
+        kept_(std::size_t(numbers * places), 0.0),
+        ended_(std::size_t(order.families()), 0),
         ranks_(order.families()),
         families_(1) {}
 
   // add(sums) adds the visitor's terms; no other visitor of its family does so meanwhile.
   template <class Add>
   void add(const VisitingOrder::Visit& visit, Add&& add) {
-    // The place of a family is free when that of a wave before is part of the total.
-    if (visit.rank == 0) families_.wait(0, visit.family - wave_ + 1);
+    // The place is free when the family that had it is part of the total.
+    if (visit.rank == 0) families_.wait(0, visit.family - places_ + 1);
     ranks_.wait(visit.family, visit.rank);
-    double* sums = open_.data() + std::size_t(visit.family % wave_) * total_.size();
-    add(sums);
+    add(sums_of(visit.family));
     ranks_.pass(visit.family);
-    if (visit.rank < last_rank_) return;
-    families_.wait(0, visit.family);
-    for (std::size_t i = 0; i < total_.size(); ++i) {
-      total_[i] += sums[i];
-      sums[i] = 0.0;
-    }
-    families_.pass(0);
+    if (visit.rank == last_rank_) end(visit.family);
   }
   [[nodiscard]] const std::vector<double>& total() const { return total_; }
 
@@ -87,8 +118,26 @@ class OrderedSums {
   }
 
  private:
-  Index wave_, last_rank_;
-  std::vector<double> total_, open_;  // [numbers], [wave][numbers]
+  [[nodiscard]] double* sums_of(Index family) {
+    return kept_.data() + std::size_t(family % places_) * total_.size();
+  }
+  // Invariant: the total holds the families before joined_, and no other.
+  void end(Index family) {
+    const std::lock_guard lock(guard_);
+    ended_[std::size_t(family)] = 1;
+    for (; joined_ < ended_.size() && ended_[joined_]; ++joined_) {
+      double* sums = sums_of(Index(joined_));
+      for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += sums[i];
+      std::fill_n(sums, total_.size(), 0.0);
+      families_.pass(0);
+    }
+  }
+
+  Index places_, last_rank_;
+  std::vector<double> total_, kept_;  // [numbers], [places][numbers]
+  std::vector<char> ended_;           // [family]
+  std::size_t joined_ = 0;            // families
+  std::mutex guard_;                  // of ended_, joined_ and total_
   Turnstiles ranks_, families_;
 };
 
@@ -125,10 +174,7 @@ struct BackwardShared {
   }
 
   // Must be called before any visit.
-  void start(int workers) {
-    order.wave = std::max<Index>(1, std::min<Index>(workers, order.families()));
-    sums.emplace(order, parameters_ + tables_);
-  }
+  void start(int workers) { sums.emplace(order, places(workers), parameters_ + tables_); }
 
   // For a worker that throws: the others must not wait for it.
   void abandon() {
@@ -138,9 +184,8 @@ struct BackwardShared {
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
-    const Index sums_kept = 1 + std::min<Index>(workers, order.families());
     return Index((dfeatures.size() + dprojected.size()) * sizeof(Real)) +
-           sums_kept * (parameters_ + tables_) * Index(sizeof(double));
+           (1 + places(workers)) * (parameters_ + tables_) * Index(sizeof(double));
   }
 
   // Where the gradients of the tables begin among the sums.
@@ -179,6 +224,11 @@ struct BackwardShared {
     return {g.batch, g.heads, c.groups_of(1),
             std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),
             std::max(one_head, all_heads ? g.heads : g.group())};
+  }
+
+  // As many again as are at work, for families that end before an earlier one.
+  [[nodiscard]] Index places(int workers) const {
+    return std::clamp<Index>(2 * workers, 1, std::max<Index>(1, order.families()));
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them
