@@ -8,6 +8,7 @@
 //   heed_bench                                           usual cases in float
 //   heed_bench --benchmark_filter='^dar/forward/float'   any regular expression over the names
 //   heed_bench --benchmark_filter='T1x'                  one query against the memory's bandwidth
+//   heed_bench --benchmark_filter='^layer'               a layer on all cores, free and busy, against one thread
 //   heed_bench --benchmark_repetitions=5 --benchmark_report_aggregates_only=true
 //   heed_bench --benchmark_out=FILE                      JSON, with all counters
 
@@ -109,6 +110,7 @@ class Arguments {
 void add_all() {
   heed_bench::add_float();
   heed_bench::add_double();
+  heed_bench::add_layer();
   heed_bench::add_eigen();
 #ifdef HEED_BENCH_BLAS
   heed_bench::add_blas();

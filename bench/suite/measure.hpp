@@ -33,6 +33,9 @@ class Sampler {
     const double once = heed::seconds_of(call_);
     repeats_ = std::max(1, int(2e-3 / std::max(once, 1e-9)));
   }
+  // Calls in a sample.
+  [[nodiscard]] int repeats() const { return repeats_; }
+  // Seconds per call.
   [[nodiscard]] double sample() const {
     if (repeats_ > 1) call_();
     return heed::seconds_of([&] {
@@ -63,10 +66,12 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   if (c.decodes()) reads.emplace(c.bytes(sizeof(T)), c.threads);
   const double amount = c.decodes() ? c.bytes(sizeof(T)) : c.flops(pass);
 
+  // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
+  // samples, and a probe of a millisecond beside each.
   std::vector<double> rates, shares, ratios;
-  for (auto _ : state) {
+  while (state.KeepRunningBatch(mine.repeats())) {
     const double time = mine.sample();
-    state.SetIterationTime(time);
+    state.SetIterationTime(time * mine.repeats());
     rates.push_back(amount / time * 1e-9);
     shares.push_back(amount / time /
                      (reads ? reads->bytes_per_second() : heed::peak_flops<T>(c.threads)));

@@ -63,8 +63,10 @@ class TableReporter : public benchmark::ConsoleReporter {
       const auto found = counters.find(name);
       return found == counters.end() ? 0.0 : found->second.value;
     };
-    if (const double ratio = counter("x_sdpa"); ratio > 0)
-      out << std::fixed << std::setprecision(ratio < 10 ? 2 : 1) << ratio << "x ";
+    for (const char* name : {"x_sdpa", "x_one_thread"})
+      if (const double ratio = counter(name); ratio > 0)
+        out << std::fixed << std::setprecision(ratio < 10 ? 2 : 1) << ratio << "x ";
+    if (counters.contains("x_one_thread")) return out.str();
     out << std::fixed << std::setprecision(0) << 100 * (counter("peak") + counter("read")) << "%";
     return out.str();
   }
@@ -75,7 +77,9 @@ class TableReporter : public benchmark::ConsoleReporter {
     for (const std::string& row : table.rows) first = std::max(first, row.size());
     out << "\n"
         << name
-        << ": time over sdpa's, and share of the FMA peak (one query: of the read bandwidth)\n"
+        << ": time over sdpa's (layer: over one thread's), and share of the FMA peak (one query: "
+           "of the read "
+           "bandwidth)\n"
         << std::string(first, ' ');
     const auto width = [](const std::string& column) {
       return int(std::max<std::size_t>(column.size(), 10)) + 2;

@@ -5,5 +5,6 @@ namespace heed_bench {
 
 void add_float();
 void add_double();
+void add_layer();
 
 }  // namespace heed_bench

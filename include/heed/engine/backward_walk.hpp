@@ -349,15 +349,21 @@ class BackwardWorker {
   Real *transposed_, *top_, *dtable_;
 };
 
+// Zeros in all of the views that are given.
 template <class Real>
-void set_zero(const TensorView<Real>& view, int threads) {
-  if (!view.given() || !view.has_elements()) return;
-  const Shape& s = view.shape();
-  parallel_for(s.batch * s.heads, threads, [&](Index unit) {
-    for (Index t = 0; t < s.len; ++t) {
-      Real* row = view.row(unit / s.heads, unit % s.heads, t);
-      std::fill(row, row + s.dim, Real(0));
-    }
+void set_zero(const std::vector<TensorView<Real>>& views, int threads) {
+  struct Head {
+    const TensorView<Real>& view;
+    Index batch, head;
+  };
+  std::vector<Head> heads;
+  for (const TensorView<Real>& view : views)
+    for (Index b = 0; view.given() && b < view.shape().batch; ++b)
+      for (Index h = 0; h < view.shape().heads; ++h) heads.push_back({view, b, h});
+  parallel_for(Index(heads.size()), threads, [&](Index unit) {
+    const auto& [view, batch, head] = heads[std::size_t(unit)];
+    for (Index t = 0; t < view.shape().len; ++t)
+      std::fill_n(view.row(batch, head, t), view.shape().dim, Real(0));
   });
 }
 
@@ -384,8 +390,9 @@ void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   shared.start(workers);
   keys.build(workers);
-  for (const auto& view : {grads.key, grads.value, grads.bias}) set_zero(view, workers);
-  if (shared.sums_queries) set_zero(grads.query, workers);
+  std::vector<TensorView<Real>> sums{grads.key, grads.value, grads.bias};
+  if (shared.sums_queries) sums.push_back(grads.query);
+  set_zero(sums, workers);
   if (units > 0) {
     std::vector<Scratch<Real>> scratch;
     std::vector<std::unique_ptr<Worker>> ready;

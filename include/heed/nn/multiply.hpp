@@ -66,18 +66,28 @@ class Product {
     if (out_.rows <= kFewRows && a_.column == 1) return run_few(threads);
     const Index panels = (out_.columns + L - 1) / L;
     c_.packed.resize(panels * depth_, L);
-    parallel_for(panels, threads, [&](Index p) { pack(p); });
     const Index row_blocks = (out_.rows + kRowBlock - 1) / kRowBlock;
     const Index column_blocks = (panels + kColumnPanels - 1) / kColumnPanels;
-    Dispenser units(row_blocks * column_blocks);
     const int workers = int(std::min<Index>(threads, row_blocks * column_blocks));
+    Dispenser unpacked(panels), units(row_blocks * column_blocks);
+    Turnstiles packed(1);
     run_workers(workers, [&](int) {
-      Scratch<Real> scratch(kRowBlock * (kDepthBlock + L));
-      Real* rows = scratch.take(kRowBlock * kDepthBlock);
-      Real* edge = scratch.take(kRowBlock * L);
-      for (Index u = units.next(); u >= 0; u = units.next())
-        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows,
-                       edge);
+      try {
+        Scratch<Real> scratch(kRowBlock * (kDepthBlock + L));
+        Real* rows = scratch.take(kRowBlock * kDepthBlock);
+        Real* edge = scratch.take(kRowBlock * L);
+        for (Index p = unpacked.next(); p >= 0; p = unpacked.next()) {
+          pack(p);
+          packed.pass(0);
+        }
+        packed.wait(0, panels);
+        for (Index u = units.next(); u >= 0; u = units.next())
+          multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows,
+                         edge);
+      } catch (...) {
+        packed.abandon();
+        throw;
+      }
     });
   }
 
