@@ -11,6 +11,7 @@
 //   heed_bench --benchmark_filter='^layer'               a layer on all cores, free and busy, against one thread
 //   heed_bench --benchmark_repetitions=5 --benchmark_report_aggregates_only=true
 //   heed_bench --benchmark_out=FILE                      JSON, with all counters
+//   heed_bench --tune                                    which tile sizes are faster here than the plan's
 
 #include "peers/peers.hpp"
 #include "suite/case.hpp"
@@ -35,6 +36,8 @@ Usage: heed_bench [OPTIONS]
 Options:
   -h,--help                                Prints this help and ends
   --version                                Prints the version and ends
+  --tune                                   Prints what the plan of plain attention chooses in the usual cases, and
+                                           which tile sizes are faster here; takes minutes
   --benchmark_filter=REGEX                 Runs the benchmarks whose name, CONTENDER/PASS/DTYPE/CASE, matches
                                            (default: the usual four cases in float)
   --benchmark_list_tests={true|false}      Lists their names instead of running them (default false)
@@ -209,6 +212,11 @@ int run(int argc, char** argv) {
   }
   if (arguments.has("--version")) {
     std::puts("heed_bench " HEED_VERSION);
+    return 0;
+  }
+  if (arguments.has("--tune")) {
+    if (argc > 2) throw heed_program::UsageError("--tune takes no other option beside it");
+    heed_bench::tune();
     return 0;
   }
   return run_benchmarks(arguments);

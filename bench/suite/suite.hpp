@@ -7,4 +7,7 @@ void add_float();
 void add_double();
 void add_layer();
 
+// Prints what --tune is for; takes minutes.
+void tune();
+
 }  // namespace heed_bench

@@ -478,13 +478,16 @@ TEST_CASE("heed_bench refuses what it cannot use, and its file has the documente
   if (!HEED_HAS_BENCH) return;
   const Shell shell;
   shell.refuses("heed_bench --nope", "--nope");
+  shell.refuses("heed_bench --tune --benchmark_filter=dar", "--tune");
   shell.refuses("heed_bench --benchmark_format=nope", "\"nope\"");
   shell.refuses("heed_bench --benchmark_repetitions=-1", "\"-1\"");
   shell.refuses("heed_bench --benchmark_out=none/x", "none/x");
   shell.refuses("heed_bench --benchmark_out=", "--benchmark_out is \"\"");
   CHECK(shell.run("heed_bench --benchmark_filter=nothing").code == 2);
   const std::string two =
-      "heed_bench --benchmark_filter='^dar/forward/float/(H16_T1x1024_d64|H8_T200_d40)/' ";
+      "heed_bench "
+      "--benchmark_filter='^(dar/forward/float/(H16_T1x1024_d64|H8_T200_d40)|layer/forward/"
+      ".*threads)/' ";
   (void)shell.done(two + "--benchmark_out=a.json");
   Names counters;
   const Names usual = {"name",
