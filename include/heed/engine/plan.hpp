@@ -63,10 +63,11 @@ template <class Real>
   if (options.panel_vectors > 0) {
     plan.vectors = options.panel_vectors;
   } else {
-    // Whole rows stay in cache on narrower panels. A single vector is for rows that would keep other
-    // workers from running: its products reach two thirds of the speed only.
+    // Whole rows stay near the cache on narrower panels; twice its size is what still gains from wide ones (measured
+    // on AVX-512, bench/NOTES.md). A single vector is for rows that would keep other workers from running: its products
+    // reach two thirds of the speed only.
     const Index row_bytes = row_tiles * g.len_kv * kLanes<Real> * Index(sizeof(Real));
-    while (plan.vectors > 2 && row_bytes * plan.vectors > kCacheBytes / 2) plan.vectors /= 2;
+    while (plan.vectors > 2 && row_bytes * plan.vectors > 2 * kCacheBytes) plan.vectors /= 2;
     while (plan.vectors > 1 && row_bytes * plan.vectors > kScratchBytes / 8) plan.vectors /= 2;
     // Short sequences fill no panel.
     while (plan.vectors > 1 && g.len_q <= (plan.vectors / 2) * kLanes<Real>) plan.vectors /= 2;
