@@ -11,7 +11,7 @@
 // tile by tile in a fixed order, each behind its turnstile: the first group of a family passes tile 0,
 // the second follows one tile behind. No buffer is reduced afterwards, no bit depends on the threads.
 //
-// Memory  per worker as in forward; O(len_kv) for side values; nothing else.
+// Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for side values.
 
 #include <heed/engine/query_gradients.hpp>
 

@@ -43,7 +43,7 @@ struct Options {
   std::optional<double> scale = {};
   // 0: OpenMP's default, fewer for small calls. Results do not depend on it, not in their last bit.
   int threads = 0;
-  // Keys per tile; 0 lets the plan choose. Rounded up to whole panels. Small values make tests cross
+  // Keys per tile; 0 lets the plan choose. Rounded to whole panels, at least one. Small values make tests cross
   // tile borders at short lengths.
   Index key_tile = 0;
   // Vectors of queries per panel, 1 to kPanelVectors; 0 lets the plan choose.
