@@ -25,28 +25,28 @@ struct Contender {
   }
 };
 
-// Time per call: short calls are warmed up and repeated until a sample lasts long enough.
+// Calls of a case in one sample, which then lasts some milliseconds. By the case alone: Google Benchmark wants as many
+// calls in each repetition.
+[[nodiscard]] inline int calls_per_sample(const Case& c, Pass pass) {
+  constexpr double flops = 1e8;
+  return std::max(1, int(flops / std::max(1.0, c.flops(pass))));
+}
+
+// Time per call; the first call of several warms up.
 class Sampler {
  public:
-  explicit Sampler(const Action& call) : call_(call) {
-    call_();
-    const double once = heed::seconds_of(call_);
-    repeats_ = std::max(1, int(2e-3 / std::max(once, 1e-9)));
-  }
-  // Calls in a sample.
-  [[nodiscard]] int repeats() const { return repeats_; }
-  // Seconds per call.
+  Sampler(const Action& call, int calls) : call_(call), calls_(calls) { call_(); }
   [[nodiscard]] double sample() const {
-    if (repeats_ > 1) call_();
+    if (calls_ > 1) call_();
     return heed::seconds_of([&] {
-             for (int i = 0; i < repeats_; ++i) call_();
+             for (int i = 0; i < calls_; ++i) call_();
            }) /
-           repeats_;
+           calls_;
   }
 
  private:
   const Action& call_;
-  int repeats_;
+  int calls_;
 };
 
 // Counters  GFLOP/s of the plain products and `peak`, their share of the FMA peak; for one query GB/s of
@@ -55,9 +55,10 @@ class Sampler {
 template <class T>
 void measure(benchmark::State& state, const Case& c, Pass pass, const Contender& contender,
              const Contender* baseline) {
-  const auto prepare = [pass](const Contender& of) {
+  const int calls = calls_per_sample(c, pass);
+  const auto prepare = [pass, calls](const Contender& of) {
     if (pass == Pass::backward) of.forward();
-    return Sampler(of.of(pass));
+    return Sampler(of.of(pass), calls);
   };
   const Sampler mine = prepare(contender);
   std::optional<Sampler> other;
@@ -69,9 +70,9 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
   // samples, and a probe of a millisecond beside each.
   std::vector<double> rates, shares, ratios;
-  while (state.KeepRunningBatch(mine.repeats())) {
+  while (state.KeepRunningBatch(calls)) {
     const double time = mine.sample();
-    state.SetIterationTime(time * mine.repeats());
+    state.SetIterationTime(time * calls);
     rates.push_back(amount / time * 1e-9);
     shares.push_back(amount / time /
                      (reads ? reads->bytes_per_second() : heed::peak_flops<T>(c.threads)));

@@ -489,6 +489,9 @@ TEST_CASE("heed_bench refuses what it cannot use, and its file has the documente
       "--benchmark_filter='^(dar/forward/float/(H16_T1x1024_d64|H8_T200_d40)|layer/forward/"
       ".*threads)/' ";
   (void)shell.done(two + "--benchmark_out=a.json");
+  // Repetitions of calls of microseconds end.
+  const std::string decode = "heed_bench --benchmark_filter='^sdpa/forward/float/H1_T1x512_d64/' ";
+  CHECK(shell.done(decode + "--benchmark_repetitions=3").out.find("_median") != std::string::npos);
   Names counters;
   const Names usual = {"name",
                        "family_index",
