@@ -4,6 +4,7 @@
 // What is timed: shapes, masks and threads, with their names, products and bytes.
 
 #include <heed/core/geometry.hpp>
+#include <heed/engine/explain.hpp>
 
 #include <string>
 #include <vector>
@@ -11,9 +12,9 @@
 namespace heed_bench {
 
 using heed::Index;
+using heed::Pass;
 
 enum class MaskKind { full, causal, boolean, bias };
-enum class Pass { forward, backward };
 
 struct Case {
   Index heads, kv_heads, len_q, len_kv, dim, dim_v;  // batch 1

@@ -49,9 +49,7 @@ class LayerCall {
         dx_(kBatch * kLen, kWidth) {
     std::uint64_t stream = 1;
     layer_.visit([&](const std::string&, heed::Param<float>& value, heed::Param<float>&) {
-      const heed::CounterRandom random(1, stream++);
-      for (Index i = 0; i < value.size(); ++i)
-        value[i] = float(0.05 * random.normal(std::uint64_t(i)));
+      heed::nn::fill_normal(value, 0.05, 1, stream++);
     });
     const heed::CounterRandom random(1);
     for (Index i = 0; i < kBatch * kLen * kWidth; ++i)

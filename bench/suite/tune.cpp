@@ -7,8 +7,6 @@
 #include "ops.hpp"
 #include "suite.hpp"
 
-#include <heed/engine/explain.hpp>
-
 #include <cstdio>
 
 namespace heed_bench {
@@ -29,9 +27,8 @@ class Trial {
  public:
   Trial(const Case& c, Pass pass)
       : pass_(pass), call_({}, c.geometry(), c.mask, c.threads), threads_(c.threads) {
-    const auto plan = heed::explain(
-        call_.call.op, c.geometry(), call_.call.mask,
-        pass == Pass::forward ? heed::Pass::forward : heed::Pass::backward, call_.call.options);
+    const auto plan =
+        heed::explain(call_.call.op, c.geometry(), call_.call.mask, pass, call_.call.options);
     planned_ = {plan.key_tile, int(plan.lanes / heed::kLanes<T>)};
     call_.call.forward();
     (void)seconds(planned_);
