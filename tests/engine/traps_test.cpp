@@ -12,6 +12,12 @@ constexpr Needs kNeeds{.backward = true};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+// A mask under the name that a failing test prints.
+struct Hiding {
+  const char* name;
+  OwnedMask<float> mask;
+};
+
 template <class F>
 void for_calls(const Geometry& g, F&& f) {
   for (const Runner<float>& runner : runners<float, kNeeds>(g)) {
@@ -117,7 +123,7 @@ TEST_CASE("a huge hidden key does not take the maximum's place", "[traps]") {
   // Keys from 29 on are hidden pair by pair, in tiles that hold visible ones, so that they are scored. (Key lengths
   // would cut them off before.)
   const auto early = [](Index, Index, Index, Index j) { return j < 29; };
-  const std::pair<const char*, OwnedMask<float>> masks[] = {
+  const Hiding hidings[] = {
       {"boolean", boolean_mask<float>({1, 1, 33, 33}, early)},
       {"boolean per key", boolean_mask<float>({1, 1, 1, 33}, early)},
       {"causal", owned(heed::causal<float>())},
@@ -126,11 +132,11 @@ TEST_CASE("a huge hidden key does not take the maximum's place", "[traps]") {
          std::fill(keys.begin() + 29, keys.end(), 2);
          return keys;
        }()))}};
-  for (const auto& [name, mask] : masks)
+  for (const Hiding& hiding : hidings)
     for_calls(geometry(1, 2, 1, 33, 33, 4, 4), [&](const auto& runner, auto& call) {
       if (runner.reads_own_rows) return;  // its gate sees the key
-      INFO("mask: " << name);
-      call.mask = mask;
+      INFO("mask: " << hiding.name);
+      call.mask = hiding.mask;
       const auto clean = forward(runner, call);
       for (const float huge : {1e18f, 1e30f, 3e38f, kInf}) {
         for (Index j = 29; j < 33; ++j)
@@ -273,15 +279,14 @@ TEST_CASE("an infinite logit of a hidden pair is never multiplied by 0", "[traps
   // Hidden keys of 3e38 give infinite logits, and infinite minus infinite ones. Every query's panel scores them, but
   // for those that the causal mask leaves out with their whole tile.
   const auto early = [](Index, Index, Index, Index j) { return j < 20; };
-  const std::pair<const char*, OwnedMask<float>> masks[] = {
-      {"boolean", boolean_mask<float>({1, 1, 20, 33}, early)},
-      {"boolean per key", boolean_mask<float>({1, 1, 1, 33}, early)},
-      {"causal", owned(heed::causal<float>())}};
-  for (const auto& [name, mask] : masks)
+  const Hiding hidings[] = {{"boolean", boolean_mask<float>({1, 1, 20, 33}, early)},
+                            {"boolean per key", boolean_mask<float>({1, 1, 1, 33}, early)},
+                            {"causal", owned(heed::causal<float>())}};
+  for (const Hiding& hiding : hidings)
     for (const bool capped : {true, false})
       for_calls(geometry(1, 2, 1, 20, 33, 4, 4), [&](const auto& runner, auto& call) {
-        INFO("mask: " << name << (capped ? ", soft cap" : ""));
-        call.mask = capped ? mask & owned(heed::soft_cap<float>(5.0f)) : mask;
+        INFO("mask: " << hiding.name << (capped ? ", soft cap" : ""));
+        call.mask = capped ? hiding.mask & owned(heed::soft_cap<float>(5.0f)) : hiding.mask;
         const auto clean = forward(runner, call);
         const Named clean_grads = backward(runner, call, clean);
         for (Index j = 20; j < 33; ++j)

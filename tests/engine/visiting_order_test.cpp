@@ -28,7 +28,7 @@ TEST_CASE("workers in any turn take every group once, each family by rank") {
   const CounterRandom random(3);
   std::uint64_t drawn = 0;
   for (const VisitingOrder& order : kOrders)
-    for (const std::size_t workers : {1, 2, 3, 5, 64}) {
+    for (const std::size_t workers : {1u, 2u, 3u, 5u, 64u}) {
       INFO("families " << order.families() << ", workers " << workers);
       std::set<std::tuple<Index, Index, Index>> seen;
       std::vector<Index> rank(std::size_t(order.families()), 0);

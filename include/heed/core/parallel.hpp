@@ -35,10 +35,10 @@ inline namespace HEED_ABI {
 struct Abandoned {};
 
 // Runs body(worker) once on each of `workers` threads. The first exception stops no other worker; it is rethrown
-// after all have returned. Where workers wait for each other at Turnstiles, a body that throws must call abandon()
-// first; the Abandoned that this throws in the others is not rethrown.
-template <class Body>
-void run_workers(int workers, Body&& body) {
+// after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
+// called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
+template <class Body, class Release>
+void run_workers(int workers, Body&& body, Release&& release) {
   if (workers <= 1) {
     body(0);
     return;
@@ -52,6 +52,7 @@ void run_workers(int workers, Body&& body) {
       body(omp_get_thread_num());
     } catch (const Abandoned&) {
     } catch (...) {
+      release();
       const std::lock_guard lock(guard);
       if (!error) error = std::current_exception();
     }
@@ -60,6 +61,11 @@ void run_workers(int workers, Body&& body) {
 #else
   for (int worker = 0; worker < workers; ++worker) body(worker);
 #endif
+}
+// For workers that do not wait for each other.
+template <class Body>
+void run_workers(int workers, Body&& body) {
+  run_workers(workers, body, [] {});
 }
 
 // Hands out 0, 1, ..., count - 1 to the workers, each once and in this order.
@@ -79,8 +85,8 @@ class Dispenser {
 
 // A row of gates, each passed by visitors 0, 1, 2, ... in this order. Visitor r of a gate
 // enters after visitor r - 1 has passed, so that additions behind a gate happen in one fixed order, whatever
-// the number of threads. No visitor waits for ever as long as visitors are started in order and one that
-// fails calls abandon().
+// the number of threads. No visitor waits for ever as long as visitors are started in order and abandon() is
+// called when one fails.
 class Turnstiles {
  public:
   explicit Turnstiles(Index gates)

@@ -73,8 +73,8 @@ class BackwardWorker {
   }
   BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_
 
-  // All that one group of panels adds to the gradients.
-  void run(const VisitingOrder::Visit& visit) {
+  // All that one group of panels adds to the gradients; to those of parameters and tables by `sums`.
+  void run(const VisitingOrder::Visit& visit, OrderedSums& sums) {
     own_.visit([](const char*, auto& param) { param.set_zero(); });
     std::fill(dtable_, dtable_ + table_size(), Real(0));
     const Index first = visit.group * c_.plan.group;
@@ -108,7 +108,7 @@ class BackwardWorker {
       my.gradients.finish(own_, dtable_);
       if (!s_.sums_queries) my.gradients.write_query_gradients();
     });
-    commit(visit);
+    commit(visit, sums);
   }
 
  private:
@@ -325,8 +325,8 @@ class BackwardWorker {
   }
 
   // Adds what the group gives to the parameters, and to rows of query that others add to, when it is its turn.
-  void commit(const VisitingOrder::Visit& visit) {
-    s_.sums->add(visit, [&](double* sums) {
+  void commit(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
+    ordered.add(visit, [&](double* sums) {
       if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
       double* to = sums;
       own_.visit([&](const char*, auto& param) {
@@ -388,11 +388,11 @@ void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
   const Index elements =
       scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  shared.start(workers);
+  OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
   keys.build(workers);
-  std::vector<TensorView<Real>> sums{grads.key, grads.value, grads.bias};
-  if (shared.sums_queries) sums.push_back(grads.query);
-  set_zero(sums, workers);
+  std::vector<TensorView<Real>> summed{grads.key, grads.value, grads.bias};
+  if (shared.sums_queries) summed.push_back(grads.query);
+  set_zero(summed, workers);
   if (units > 0) {
     std::vector<Scratch<Real>> scratch;
     std::vector<std::unique_ptr<Worker>> ready;
@@ -401,19 +401,18 @@ void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
       ready.push_back(std::make_unique<Worker>(c, shared, scratch.back()));
     }
     Visits visits(shared.order);
-    run_workers(workers, [&](int w) {
-      try {
-        Index family = Visits::kNone;
-        while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit);
-      } catch (...) {
-        shared.abandon();
-        throw;
-      }
+    const auto work = [&](int w) {
+      Index family = Visits::kNone;
+      while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit, sums);
+    };
+    run_workers(workers, work, [&] {
+      shared.tiles.abandon();
+      sums.abandon();
     });
     if (grads.key.given())
       keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);
   }
-  if (grad_op) *grad_op = shared.parameter_gradients(c);
+  if (grad_op) *grad_op = shared.parameter_gradients(c, sums.total());
 }
 
 }  // namespace detail

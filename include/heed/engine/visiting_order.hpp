@@ -152,8 +152,6 @@ struct BackwardShared {
   Turnstiles tiles;             // [family][tile]
   std::vector<Real> dfeatures;  // laid out by KeySide::row()
   std::vector<Real> dprojected;
-  // All parameters, as visit() meets them, then tables [head][table_rows][dim_qk].
-  std::optional<OrderedSums> sums;
 
   BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& from,
                  const TensorView<const Real>& o, const TensorView<const Real>& grad_o,
@@ -173,28 +171,27 @@ struct BackwardShared {
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
 
-  // Must be called before any visit.
-  void start(int workers) { sums.emplace(order, places(workers), parameters_ + tables_); }
-
-  // For a worker that throws: the others must not wait for it.
-  void abandon() {
-    tiles.abandon();
-    sums->abandon();
+  // How many numbers OrderedSums adds up: all parameters, as visit() meets them, then tables
+  // [head][table_rows][dim_qk].
+  [[nodiscard]] Index numbers() const { return parameters_ + tables_; }
+  // Where the gradients of the tables begin among them.
+  [[nodiscard]] Index first_table() const { return parameters_; }
+  // Places of OrderedSums: as many again as are at work, for families that end before an earlier one.
+  [[nodiscard]] Index places(int workers) const {
+    return std::clamp<Index>(2 * workers, 1, std::max<Index>(1, order.families()));
   }
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
     return Index((dfeatures.size() + dprojected.size()) * sizeof(Real)) +
-           (1 + places(workers)) * (parameters_ + tables_) * Index(sizeof(double));
+           (1 + places(workers)) * numbers() * Index(sizeof(double));
   }
 
-  // Where the gradients of the tables begin among the sums.
-  [[nodiscard]] Index first_table() const { return parameters_; }
-
-  // The parameter gradients as an op.
-  [[nodiscard]] Op parameter_gradients(const CallContext<Op, Real>& c) const {
+  // The parameter gradients as an op, from the sums of all visits.
+  [[nodiscard]] Op parameter_gradients(const CallContext<Op, Real>& c,
+                                       const std::vector<double>& sums) const {
     Op gradients = zeros_like(c.op);
-    const double* from = sums->total().data();
+    const double* from = sums.data();
     gradients.visit([&](const char*, auto& param) {
       for (Index i = 0; i < param.size(); ++i) param[i] += Real(*from++);
     });
@@ -224,11 +221,6 @@ struct BackwardShared {
     return {g.batch, g.heads, c.groups_of(1),
             std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),
             std::max(one_head, all_heads ? g.heads : g.group())};
-  }
-
-  // As many again as are at work, for families that end before an earlier one.
-  [[nodiscard]] Index places(int workers) const {
-    return std::clamp<Index>(2 * workers, 1, std::max<Index>(1, order.families()));
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them

@@ -100,24 +100,11 @@ class BoundMask {
   // hide(j) for every key j in [first, last) that query i may not see, of one cause each. A key that several causes
   // hide is named more than once.
   template <class Hide>
-  void for_keys_outside_band(Index b, Index i, Index first, Index last, Hide&& hide) const {
-    const KeyRange seen = keys_of(b, i);
-    for (Index j = first; j < std::min(seen.begin, last); ++j) hide(j);
-    for (Index j = std::max(seen.end, first); j < last; ++j) hide(j);
-  }
-  template <class Hide>
   void for_keys_of_other_documents(Index b, Index i, Index first, Index last, Hide&& hide) const {
     if (!has_documents()) return;
     const Index own = query_document(b, i);
     for (Index j = first; j < last; ++j)
       if (key_document(b, j) != own) hide(j);
-  }
-  template <class Hide>
-  void for_disallowed_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
-    if (!has_allowed()) return;
-    const bool* allowed = allowed_row(b, h, i);
-    for (Index j = first; j < last; ++j)
-      if (!allowed[j]) hide(j);
   }
   template <class Hide>
   void for_keys_hidden_by_bias(Index b, Index h, Index i, Index first, Index last,
@@ -130,10 +117,15 @@ class BoundMask {
   // Which pairs the mask hides: what every other answer agrees with.
   template <class Hide>
   void for_hidden_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
-    for_keys_outside_band(b, i, first, last, hide);
+    const KeyRange left_by_bands = keys_of(b, i);
+    for (Index j = first; j < std::min(left_by_bands.begin, last); ++j) hide(j);
+    for (Index j = std::max(left_by_bands.end, first); j < last; ++j) hide(j);
     for_keys_of_other_documents(b, i, first, last, hide);
-    for_disallowed_keys(b, h, i, first, last, hide);
     for_keys_hidden_by_bias(b, h, i, first, last, hide);
+    if (!has_allowed()) return;
+    const bool* allowed = allowed_row(b, h, i);
+    for (Index j = first; j < last; ++j)
+      if (!allowed[j]) hide(j);
   }
 
   [[nodiscard]] bool visible(Index b, Index h, Index i, Index j) const {

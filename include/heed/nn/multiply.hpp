@@ -71,24 +71,20 @@ class Product {
     const int workers = int(std::min<Index>(threads, row_blocks * column_blocks));
     Dispenser unpacked(panels), units(row_blocks * column_blocks);
     Turnstiles packed(1);
-    run_workers(workers, [&](int) {
-      try {
-        Scratch<Real> scratch(kRowBlock * (kDepthBlock + L));
-        Real* rows = scratch.take(kRowBlock * kDepthBlock);
-        Real* edge = scratch.take(kRowBlock * L);
-        for (Index p = unpacked.next(); p >= 0; p = unpacked.next()) {
-          pack(p);
-          packed.pass(0);
-        }
-        packed.wait(0, panels);
-        for (Index u = units.next(); u >= 0; u = units.next())
-          multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows,
-                         edge);
-      } catch (...) {
-        packed.abandon();
-        throw;
+    const auto work = [&](int) {
+      Scratch<Real> scratch(kRowBlock * (kDepthBlock + L));
+      Real* rows = scratch.take(kRowBlock * kDepthBlock);
+      Real* edge = scratch.take(kRowBlock * L);
+      for (Index p = unpacked.next(); p >= 0; p = unpacked.next()) {
+        pack(p);
+        packed.pass(0);
       }
-    });
+      packed.wait(0, panels);
+      for (Index u = units.next(); u >= 0; u = units.next())
+        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows,
+                       edge);
+    };
+    run_workers(workers, work, [&] { packed.abandon(); });
   }
 
  private:

@@ -54,6 +54,28 @@ enum class Store { overwrite, add, overwrite_and_max };
 
 namespace detail {
 
+template <class Real>
+using VectorOf = typename Pack<Real>::Vector;
+
+// acc[i][v] += sum over k of a(i, k) b[k][v], in the order of k.
+template <int Rows, int Vectors, class Real>
+[[gnu::always_inline]] inline void accumulate(VectorOf<Real> (&acc)[Rows][Vectors], Index depth,
+                                              const Broadcast<Real>& a, const Real* b,
+                                              Index b_row) {
+#pragma GCC unroll 1
+  for (Index k = 0; k < depth; ++k, b += b_row) {
+    VectorOf<Real> row[Vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) row[v] = Pack<Real>::load(b + v * kLanes<Real>).v;
+#pragma GCC unroll 32
+    for (int i = 0; i < Rows; ++i) {
+      const VectorOf<Real> scalar = a.data[i * a.row + k * a.depth] - VectorOf<Real>{};
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
+    }
+  }
+}
+
 template <int Rows, int Vectors, Store S, class Real, class A>
 [[gnu::always_inline]] inline void micro_kernel(Index depth, const A& a, const Real* b, Index b_row,
                                                 Real* c, Index c_row, Real* running_max) {
@@ -66,23 +88,8 @@ template <int Rows, int Vectors, Store S, class Real, class A>
     for (int v = 0; v < Vectors; ++v)
       acc[i][v] = S == Store::add ? Pack<Real>::load(c + i * c_row + v * W).v : Vector{};
   a.for_parts(
-      depth, [&](const Broadcast<Real>& part, Index first, Index count)
-                 __attribute__((always_inline)) {
-#pragma GCC unroll 1
-                   for (Index k = 0; k < count; ++k) {
-                     Vector row[Vectors];
-#pragma GCC unroll 8
-                     for (int v = 0; v < Vectors; ++v)
-                       row[v] = Pack<Real>::load(b + (first + k) * b_row + v * W).v;
-#pragma GCC unroll 32
-                     for (int i = 0; i < Rows; ++i) {
-                       const Vector scalar = part.data[i * part.row + k * part.depth] - Vector{};
-#pragma GCC unroll 8
-                       for (int v = 0; v < Vectors; ++v)
-                         acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
-                     }
-                   }
-                 });
+      depth, [&](const Broadcast<Real>& part, Index first, Index count) __attribute__((
+                 always_inline)) { accumulate(acc, count, part, b + first * b_row, b_row); });
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
