@@ -7,10 +7,11 @@
 //   cache.append(new_keys, new_values);                          // (batch, kv_heads, n, dim) each
 //   forward(op, {query, cache.keys(), cache.values(), {}}, causal<float>(Align::bottom_right), out);
 //
-// Memory  pages of `page_rows` rows for all batches and heads; growing adds pages and copies none.
+// Memory  pages of `page_rows` rows for all batches and heads; growing adds pages and copies none. KvCache<bfloat16> and
+//         KvCache<half> take half of it, and half of the time that decoding waits for memory: append() rounds.
 
-#include <heed/core/view.hpp>
-#include <heed/simd/pack.hpp>
+#include <heed/core/stored_view.hpp>
+#include <heed/simd/widen.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -26,8 +27,10 @@ template <class Real>
 class KvCache {
  public:
   static constexpr Index kDefaultPageRows = 256;
+  // What calls on the cache compute with.
+  using Arithmetic = ArithmeticOf<Real>;
 
-  // page_rows: a positive multiple of kPanelLanes<Real>. Throws std::invalid_argument.
+  // page_rows: a positive multiple of kPanelLanes<Arithmetic>. Throws std::invalid_argument.
   KvCache(Index batch, Index kv_heads, Index dim_qk, Index dim_v,
           Index page_rows = kDefaultPageRows)
       : key_shape_{batch, kv_heads, 0, dim_qk},
@@ -36,8 +39,8 @@ class KvCache {
     require(batch >= 0 && kv_heads >= 0 && dim_qk >= 0 && dim_v >= 0, "KvCache: batch ", batch,
             ", kv_heads ", kv_heads, ", dim_qk ", dim_qk, ", dim_v ", dim_v,
             "; none may be negative");
-    require(page_rows > 0 && page_rows % kPanelLanes<Real> == 0, "KvCache: page_rows is ",
-            page_rows, ", it must be a positive multiple of ", kPanelLanes<Real>);
+    require(page_rows > 0 && page_rows % kPanelLanes<Arithmetic> == 0, "KvCache: page_rows is ",
+            page_rows, ", it must be a positive multiple of ", kPanelLanes<Arithmetic>);
     const Index keys = page_numbers(key_shape_), values = page_numbers(value_shape_);
     require(values <= std::numeric_limits<Index>::max() / Index(sizeof(Real)) - keys,
             "KvCache: a page of ", keys, " numbers of keys and ", values,
@@ -91,10 +94,9 @@ class KvCache {
   }
 
   // Adds the tokens of `key` (batch, kv_heads, n, dim_qk) and `value` (batch, kv_heads, n, dim_v), in
-  // any layout. Throws std::invalid_argument, std::bad_alloc; the cache is then as it was. Views taken
+  // any layout, rounded to the nearest numbers that the cache holds. Throws std::invalid_argument, std::bad_alloc; the cache is then as it was. Views taken
   // before are no longer valid.
-  void append(const std::type_identity_t<TensorView<const Real>>& key,
-              const std::type_identity_t<TensorView<const Real>>& value) {
+  void append(const StoredView<const Arithmetic>& key, const StoredView<const Arithmetic>& value) {
     check(key, key_shape_, "key");
     check(value, value_shape_, "value");
     require(value.shape().len == key.shape().len, "KvCache::append: value has len ",
@@ -140,7 +142,11 @@ class KvCache {
     return TensorView<const Real>::paged(pages.data(), page_rows_, shape, strides(shape));
   }
 
-  void check(const TensorView<const Real>& rows, const Shape& own, const char* name) const {
+  void check(const StoredView<const Arithmetic>& rows, const Shape& own, const char* name) const {
+    rows.visit([&](const auto& stored) { check_rows(stored, own, name); });
+  }
+  template <class Rows>
+  void check_rows(const Rows& rows, const Shape& own, const char* name) const {
     Shape wanted = own;
     wanted.len = rows.shape().len;
     require(rows.shape() == wanted && wanted.len >= 0, "KvCache::append: ", name, " has shape ",
@@ -149,20 +155,23 @@ class KvCache {
             "KvCache::append: ", name, " has a null pointer and shape ", rows.shape());
     const auto own_page = [&](const std::vector<Real*>& pages) {
       return std::any_of(pages.begin(), pages.end(),
-                         [&](const Real* page) { return rows.page(0).data() == page; });
+                         [&](const void* page) { return rows.page(0).data() == page; });
     };
     require(rows.page_rows() == 0 || rows.pages() == 0 ||
                 !(own_page(key_pages_) || own_page(value_pages_)),
             "KvCache::append: ", name,
             " is a view of this cache, which append changes; copy its rows first");
   }
-  void copy(const TensorView<const Real>& from, const std::vector<Real*>& pages, const Shape& own) {
+  void copy(const StoredView<const Arithmetic>& rows, const std::vector<Real*>& pages,
+            const Shape& own) {
     const TensorView<Real> to = TensorView<Real>::paged(
         pages.data(), page_rows_, {own.batch, own.heads, capacity(), own.dim}, strides(own));
-    for (Index b = 0; b < own.batch; ++b)
-      for (Index h = 0; h < own.heads; ++h)
-        for (Index t = 0; t < from.shape().len; ++t)
-          std::copy_n(from.row(b, h, t), own.dim, to.row(b, h, own.len + t));
+    rows.visit([&](const auto& from) {
+      for (Index b = 0; b < own.batch; ++b)
+        for (Index h = 0; h < own.heads; ++h)
+          for (Index t = 0; t < from.shape().len; ++t)
+            convert(from.row(b, h, t), own.dim, to.row(b, h, own.len + t));
+    });
   }
 
   Shape key_shape_, value_shape_;

@@ -50,12 +50,12 @@ struct Runner {
   bool linear_rows = false;     // every key of a row has as much of a gradient, whatever its weight
   bool reads_own_rows = false;  // needs len_q = len_kv, and reads keys and values past the mask
 
-  std::function<void(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::TensorView<T>&,
+  std::function<void(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::StoredView<T>&,
                      heed::Saved<T>*, const heed::Options&)>
       forward;
   // Returns the parameters' gradients.
   std::function<Named(const heed::Inputs<T>&, const heed::Mask<T>&, const heed::Saved<T>&,
-                      const heed::TensorView<const T>&, const heed::TensorView<const T>&,
+                      const heed::StoredView<const T>&, const heed::StoredView<const T>&,
                       const heed::Gradients<T>&, const heed::Options&)>
       backward;
   std::function<Twin(const Call<T>&)> twin, naive;

@@ -75,44 +75,44 @@ ConstView moved(const ConstView& view, const Shape& shape) { return {view.data()
 const Refusal kInputRefusals[] = {
     {"dim_qk",
      [](Args& a) {
-       a.in.key = moved(a.in.key, {2, 2, 7, 5});
+       a.in.key = moved(a.in.key.plain(), {2, 2, 7, 5});
      },
      {"key", "5", "3"}},
     {"batch of the key",
      [](Args& a) {
-       a.in.key = moved(a.in.key, {1, 2, 7, 3});
+       a.in.key = moved(a.in.key.plain(), {1, 2, 7, 3});
      },
      {"key has batch 1", "query has 2"}},
     {"batch of the value",
      [](Args& a) {
-       a.in.value = moved(a.in.value, {1, 2, 7, 6});
+       a.in.value = moved(a.in.value.plain(), {1, 2, 7, 6});
      },
      {"value has batch 1", "2"}},
     {"heads of the value",
      [](Args& a) {
-       a.in.value = moved(a.in.value, {2, 1, 7, 6});
+       a.in.value = moved(a.in.value.plain(), {2, 1, 7, 6});
      },
      {"value has 1 heads", "key has 2"}},
     {"len of the value",
      [](Args& a) {
-       a.in.value = moved(a.in.value, {2, 2, 6, 6});
+       a.in.value = moved(a.in.value.plain(), {2, 2, 6, 6});
      },
      {"value has len 6", "key has 7"}},
     {"heads in groups",
      [](Args& a) {
-       a.in.query = moved(a.in.query, {2, 3, 5, 3});
+       a.in.query = moved(a.in.query.plain(), {2, 3, 5, 3});
      },
      {"3 heads", "2 kv_heads"}},
     {"no kv_heads",
      [](Args& a) {
-       a.in.key = moved(a.in.key, {2, 0, 7, 3});
-       a.in.value = moved(a.in.value, {2, 0, 7, 6});
+       a.in.key = moved(a.in.key.plain(), {2, 0, 7, 3});
+       a.in.value = moved(a.in.value.plain(), {2, 0, 7, 6});
      },
      {"4 heads", "0 kv_heads"}},
     {"dim_qk 0",
      [](Args& a) {
-       a.in.query = moved(a.in.query, {2, 4, 5, 0});
-       a.in.key = moved(a.in.key, {2, 2, 7, 0});
+       a.in.query = moved(a.in.query.plain(), {2, 4, 5, 0});
+       a.in.key = moved(a.in.key.plain(), {2, 2, 7, 0});
      },
      {"query", "dim_qk 0", "at least 1"}},
     {"no value", [](Args& a) { a.in.value = {}; }, {"value was not given"}},
@@ -129,12 +129,12 @@ const Refusal kInputRefusals[] = {
      {"slope nan for head 2"}},
     {"dim_v 0",
      [](Args& a) {
-       a.in.value = moved(a.in.value, {2, 2, 7, 0});
+       a.in.value = moved(a.in.value.plain(), {2, 2, 7, 0});
      },
      {"value", "dim_v 0", "at least 1"}},
     {"a negative extent",
      [](Args& a) {
-       a.in.key = moved(a.in.key, {2, 2, -7, 3});
+       a.in.key = moved(a.in.key.plain(), {2, 2, -7, 3});
      },
      {"key", "(2,2,-7,3)", "negative"}},
     {"a null query",
@@ -154,14 +154,14 @@ const Refusal kInputRefusals[] = {
      {"value", "null", "(2,2,7,6)"}},
     {"a misaligned pointer",
      [](Args& a) {
-       const auto* byte = reinterpret_cast<const char*>(a.in.key.data()) + 1;
+       const auto* byte = reinterpret_cast<const char*>(a.in.key.plain().data()) + 1;
        a.in.key = {reinterpret_cast<const float*>(byte), {2, 2, 6, 3}, {42, 21, 3}};
      },
      {"key", "aligned", "4"}},
     {"more elements than an index counts",
      [](Args& a) {
        const Index big = Index(1) << 40;
-       a.in.query = moved(a.in.query, {big, 4, big, 3});
+       a.in.query = moved(a.in.query.plain(), {big, 4, big, 3});
      },
      {"query", "overflows"}},
     {"an extra input that nobody reads",
@@ -308,7 +308,7 @@ const Refusal kBackwardRefusals[] = {
      {"grad_query has a stride of 0", "3 numbers"}},
     {"a gradient over an input",
      [](Args& a) {
-       a.grads.key = {const_cast<float*>(a.in.key.data()), {2, 2, 7, 3}};
+       a.grads.key = {const_cast<float*>(a.in.key.plain().data()), {2, 2, 7, 3}};
      },
      {"grad_key overlaps key"}},
     {"a gradient over grad_out",
@@ -350,7 +350,7 @@ TEST_CASE("both doors refuse inputs, masks and options that do not fit, naming a
 TEST_CASE("errors of a door begin with its name and the op's", "[doors]") {
   Args args;
   args.forward();
-  args.in.key = moved(args.in.key, {1, 2, 7, 3});
+  args.in.key = moved(args.in.key.plain(), {1, 2, 7, 3});
   CHECK(message_of([&] { args.forward(); }).rfind("heed::forward(sdpa): ", 0) == 0);
   CHECK(message_of([&] { args.backward(); }).rfind("heed::backward(sdpa): ", 0) == 0);
   args.options.name = "";

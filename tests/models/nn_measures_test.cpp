@@ -124,7 +124,7 @@ TEST_CASE("Crossings are those of the gate's own input, for every gate and whoev
 TEST_CASE("An intent that q, k and v could have given has distance 0, one across them 1") {
   constexpr Index kTall = 64, kSmall = 4;  // 3 kSmall rows leave most of the space free
   auto layer = nn::intent_attention<double>(kTall, kTall / kSmall, nn::ExtraSource::projected,
-                                            nn::RopePairs::half);
+                                            nn::RopePairs::halves);
   shake<double>(layer);
   heed::Param<double>& w = *find_weight<double>(layer, "c_attn.weight");
   const Index rows = w.extent(1);
@@ -156,8 +156,8 @@ TEST_CASE("An intent that q, k and v could have given has distance 0, one across
 }
 
 TEST_CASE("The mean gate is the mean of its sigmoids") {
-  auto layer =
-      nn::intent_attention<double>(kWidth, kHeads, nn::ExtraSource::projected, nn::RopePairs::half);
+  auto layer = nn::intent_attention<double>(kWidth, kHeads, nn::ExtraSource::projected,
+                                            nn::RopePairs::halves);
   shake<double>(layer);
   const auto found = measures_after_forward(layer, normals<double>(kBatch * kLen, kWidth, 3));
   const auto gate = layer.inputs(kBatch).extra;

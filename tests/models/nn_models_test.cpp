@@ -41,7 +41,7 @@ Model fresh_model(const std::string& name, const nn::GptOptions& o = small_gpt()
   if (name == "dialectical-lm") return nn::make_dialectical_lm<double>(kVocabulary, 8, 4, 6, 2, {});
   if (name == "qkvi") return nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected);
   if (name == "qkvi-from-q")
-    return nn::make_qkvi_lm<double>(o, nn::ExtraSource::from_query, nn::RopePairs::half);
+    return nn::make_qkvi_lm<double>(o, nn::ExtraSource::from_query, nn::RopePairs::halves);
   if (name == "qkvi-calculated") return nn::make_qkvi_lm<double>(o, nn::ExtraSource::calculated);
   if (name == "ode-lm") return nn::make_ode_lm<double>(o);
   return gpt_around<double>(name, o);
@@ -221,7 +221,7 @@ TEST_CASE("The QKVI stack is its blocks between embedding, norm and head, withou
   nn::GptOptions o = small_gpt();
   o.hidden = 0;
   o.norm = nn::NormKind::layer;
-  Model model = nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected, nn::RopePairs::half, 100);
+  Model model = nn::make_qkvi_lm<double>(o, nn::ExtraSource::projected, nn::RopePairs::halves, 100);
   shake<double>(model);
   const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1);
   const Index tokens = kBatch * kLen;
@@ -235,7 +235,7 @@ TEST_CASE("The QKVI stack is its blocks between embedding, norm and head, withou
         {}, nn::NormKind::rms, width,
         std::make_unique<nn::ProjectedAttention<heed::IntentGated<double>>>(
             nn::intent_attention<double>(width, heads, nn::ExtraSource::projected,
-                                         nn::RopePairs::half, 100)),
+                                         nn::RopePairs::halves, 100)),
         nn::Mlp<double>(width, 4 * width, nn::Activation::gelu_erf, false, "0", "2"));
     block.visit([&](const std::string& name, auto& value, auto&) {
       INFO(start + name);

@@ -48,8 +48,8 @@ std::vector<NamedLayer<T>> all_layers(bool causal) {
     return nn::intent_attention<T>(kWidth, kHeads, gate, pairs, 100, causal);
   };
   add("intent", intent(ExtraSource::projected, RopePairs::interleaved));
-  add("intent, pairs of halves", intent(ExtraSource::projected, RopePairs::half));
-  add("intent from query", intent(ExtraSource::from_query, RopePairs::half));
+  add("intent, pairs of halves", intent(ExtraSource::projected, RopePairs::halves));
+  add("intent from query", intent(ExtraSource::from_query, RopePairs::halves));
   add("intent calculated", intent(ExtraSource::calculated, RopePairs::interleaved));
   add("ode", nn::resonant_attention<T>(kWidth, kHeads, {}, causal, true));
   add("dialectical", nn::dialectical_head<T>(kWidth, 4, {}, causal));
@@ -61,7 +61,7 @@ nn::ProjectedAttention<heed::IntentGated<double>> split_intent(ExtraSource gate)
   nn::AttentionOptions options = nn::AttentionOptions::even(kWidth, kHeads);
   options.names = nn::split_names();
   options.query_key_norm = true;
-  options.rope = nn::Rope{options.heads.dim_qk, 100, RopePairs::half};
+  options.rope = nn::Rope{options.heads.dim_qk, 100, RopePairs::halves};
   options.extra = gate;
   nn::ProjectedAttention<heed::IntentGated<double>> layer(options, {}, {});
   shake<double>(layer);
@@ -262,7 +262,7 @@ TEST_CASE("A layer whose rows depend on later ones cannot step") {
 
 TEST_CASE("A rotated chunk stands at the position behind the cache") {
   auto layer =
-      nn::intent_attention<double>(kWidth, 1, ExtraSource::projected, RopePairs::half, 100);
+      nn::intent_attention<double>(kWidth, 1, ExtraSource::projected, RopePairs::halves, 100);
   shake<double>(layer);
   nn::Context<double> c;
   const auto x = normals<double>(kLen, kWidth, 1);

@@ -574,7 +574,7 @@ TEST_CASE("Rope turns pairs by hand", "[nn]") {
       c2 - 2 * s2, s2 + 2 * c2, 3 * c02 - 4 * s02, 3 * s02 + 4 * c02, c2, s2, -s02, c02};
   for (int i = 0; i < 8; ++i) CHECK(x[i] == Approx(interleaved[i]).epsilon(1e-14));
   double z[] = {1, 2, 3, 4, 1, 0, 0, 1};
-  rope.pairs = RopePairs::half;
+  rope.pairs = RopePairs::halves;
   rope.rotate(c, MatrixView<double>(z, 2, 4), 1, 2);
   const double half[] = {
       c2 - 3 * s2, 2 * c02 - 4 * s02, s2 + 3 * c2, 2 * s02 + 4 * c02, c2, -s02, s2, c02};
@@ -586,7 +586,7 @@ TEMPLATE_TEST_CASE("Rope is the formula at every position, in every head", "[nn]
   // Of cosine, sine and their products; and of angles up to 137, here and there.
   const double rounding = 4 * double(std::numeric_limits<T>::epsilon());
   const double tolerance = rounding + 2 * 137 * std::numeric_limits<double>::epsilon();
-  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::half})
+  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::halves})
     for (const Index dim : {2, 6, 16, 38}) {
       const Index len = 37, heads = 3, rows = 2 * len, first = 100;
       Matrix<T> wide = random_matrix<T>(rows, heads * dim + 5, 1);
@@ -603,8 +603,8 @@ TEMPLATE_TEST_CASE("Rope is the formula at every position, in every head", "[nn]
           for (Index m = 0; m < dim / 2; ++m) {
             const double angle =
                 double(first + r % len) * std::pow(500.0, -2.0 * double(m) / double(dim));
-            const Index i = h * dim + (pairs == RopePairs::half ? m : 2 * m);
-            const Index k = pairs == RopePairs::half ? i + dim / 2 : i + 1;
+            const Index i = h * dim + (pairs == RopePairs::halves ? m : 2 * m);
+            const Index k = pairs == RopePairs::halves ? i + dim / 2 : i + 1;
             const double a = from[i], b = from[k];
             const double turned_a = a * std::cos(angle) - b * std::sin(angle);
             const double turned_b = a * std::sin(angle) + b * std::cos(angle);
@@ -616,7 +616,7 @@ TEMPLATE_TEST_CASE("Rope is the formula at every position, in every head", "[nn]
 }
 
 TEST_CASE("Rope backward is the transposed rotation", "[nn]") {
-  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::half}) {
+  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::halves}) {
     const Index rows = 6, columns = 20, len = 3;
     const Rope rope{10, 10000, pairs};
     Context<double> c;
@@ -641,7 +641,7 @@ TEST_CASE("Rope backward is the transposed rotation", "[nn]") {
 
 TEST_CASE("Rope does not depend on the number of threads, nor on where a sequence is cut", "[nn]") {
   const Index len = 500, columns = 320;
-  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::half}) {
+  for (const RopePairs pairs : {RopePairs::interleaved, RopePairs::halves}) {
     const Rope rope{32, 10000, pairs};
     std::vector<float> results[2];
     for (const int many : {0, 1}) {

@@ -45,7 +45,7 @@ nn::AttentionOptions shared_keys() {
 nn::AttentionOptions turned_keys() {
   nn::AttentionOptions options = nn::AttentionOptions::even(kWidth, 3);
   options.query_key_norm = true;
-  options.rope = nn::Rope{4, 100, nn::RopePairs::half};
+  options.rope = nn::Rope{4, 100, nn::RopePairs::halves};
   return options;
 }
 

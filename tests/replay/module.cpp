@@ -13,12 +13,12 @@ namespace nn = heed::nn;
 template <class T>
 nn::ProjectedAttention<heed::IntentGated<T>> intent_of(const GoldenCase& golden) {
   const std::string &gate = golden.text("gate"), &pairs = golden.text("rope");
-  return nn::intent_attention<T>(golden.integer("C"), golden.integer("heads"),
-                                 gate == "intent"   ? nn::ExtraSource::projected
-                                 : gate == "from_q" ? nn::ExtraSource::from_query
-                                                    : nn::ExtraSource::calculated,
-                                 pairs == "half" ? nn::RopePairs::half : nn::RopePairs::interleaved,
-                                 golden.number("theta"));
+  return nn::intent_attention<T>(
+      golden.integer("C"), golden.integer("heads"),
+      gate == "intent"   ? nn::ExtraSource::projected
+      : gate == "from_q" ? nn::ExtraSource::from_query
+                         : nn::ExtraSource::calculated,
+      pairs == "half" ? nn::RopePairs::halves : nn::RopePairs::interleaved, golden.number("theta"));
 }
 
 // A (batch, heads, len, dim) view as dense numbers.

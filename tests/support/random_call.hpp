@@ -65,7 +65,7 @@ class Tensor {
   void randomise(std::uint64_t stream, double spread = 1.0) {
     const heed::CounterRandom random(kSeed, stream);
     std::uint64_t n = 0;
-    for_each([&](T& x) { x = T(spread * random.normal(n++)); });
+    for_each([&](T& x) { x = T(heed::ArithmeticOf<T>(spread * random.normal(n++))); });
   }
   void fill(T value) {
     for_each([value](T& x) { x = value; });
@@ -105,7 +105,9 @@ class Tensor {
   }
 
  private:
-  [[nodiscard]] static T gap() { return std::numeric_limits<T>::quiet_NaN(); }
+  [[nodiscard]] static T gap() {
+    return T(std::numeric_limits<heed::ArithmeticOf<T>>::quiet_NaN());
+  }
 
   template <class F>
   void for_each(F&& f) {

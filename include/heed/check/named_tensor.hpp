@@ -4,7 +4,7 @@
 // Tensors and parameters as lists of named numbers: the form in which gradients are compared.
 
 #include <heed/core/param.hpp>
-#include <heed/core/view.hpp>
+#include <heed/core/stored_view.hpp>
 
 #include <string>
 #include <vector>
@@ -30,6 +30,11 @@ template <class Number, class Element>
         for (Index c = 0; c < s.dim; ++c) numbers.push_back(Number(row[c]));
       }
   return numbers;
+}
+
+template <class Number, class Element>
+[[nodiscard]] std::vector<Number> dense_numbers(const StoredView<Element>& view) {
+  return view.visit([](const auto& stored) { return dense_numbers<Number>(stored); });
 }
 
 namespace detail {

@@ -28,8 +28,8 @@ inline namespace HEED_ABI {
 template <class Real>
 struct CallViews {
   Inputs<Real> inputs;
-  TensorView<Real> out;
-  TensorView<const Real> grad_out = {};
+  StoredView<Real> out;
+  StoredView<const Real> grad_out = {};
   Gradients<Real> grads = {};
 };
 
@@ -128,8 +128,8 @@ class OpCall {
   // After forward().
   void backward() {
     allocate_gradients();
-    heed::backward(op, inputs(), mask, saved, TensorView<const Real>(out_view()), grad_out_view(),
-                   gradient_views(), &grad_op, options);
+    heed::backward(op, inputs(), mask, saved, out_view(), grad_out_view(), gradient_views(),
+                   &grad_op, options);
   }
 
   [[nodiscard]] Inputs<Real> inputs() const {
@@ -141,11 +141,11 @@ class OpCall {
     if (extra_dim_ > 0) in.extra = {extra.data(), extra_shape()};
     return in;
   }
-  [[nodiscard]] TensorView<Real> out_view() {
+  [[nodiscard]] StoredView<Real> out_view() {
     if (borrows_) return borrowed_.out;
     return {out.data(), geometry_.out_shape()};
   }
-  [[nodiscard]] TensorView<const Real> grad_out_view() const {
+  [[nodiscard]] StoredView<const Real> grad_out_view() const {
     if (borrows_) return borrowed_.grad_out;
     return {grad_out.data(), geometry_.out_shape()};
   }
@@ -179,7 +179,7 @@ class OpCall {
  private:
   struct NamedView {
     const char* name;
-    TensorView<const Real> view;
+    StoredView<const Real> view;
   };
   static void add(std::vector<NamedTensor>& named, std::initializer_list<NamedView> views) {
     for (const NamedView& one : views)

@@ -8,8 +8,10 @@
 // Accepts raw pointers, Eigen::Tensor / TensorMap (RowMajor), Eigen matrices and maps (RowMajor, one
 //         head), and anything with the members of std::mdspan. None of those headers is included
 //         here: types are recognised by their members.
+// Numbers float and double; bfloat16 and half, under the names that Eigen or the compiler has for them, too.
 
 #include <heed/core/error.hpp>
+#include <heed/core/narrow.hpp>
 
 #include <concepts>
 #include <cstdint>
@@ -52,17 +54,32 @@ struct Strides {
 
 namespace detail {
 
-template <class E>
+// Can memory of `From` be viewed as Elements? It holds the same type, or the same format of 16 bits under the name
+// that another library has for it.
+template <class From, class Element>
+concept ViewableAs = std::convertible_to<From*, Element*> ||(
+    (std::is_const_v<Element> ||
+     !std::is_const_v<From>)&&same_format<std::remove_const_t<From>, std::remove_const_t<Element>>);
+
+template <class Element, class From>
+[[nodiscard]] Element* pointer_as(From* data) {
+  if constexpr (std::convertible_to<From*, Element*>)
+    return data;
+  else
+    return reinterpret_cast<Element*>(data);
+}
+
+template <class E, class Element>
 concept EigenTensorLike = requires(E& e) {
-  {e.data()};
+  requires ViewableAs<std::remove_pointer_t<decltype(e.data())>, Element>;
   { e.dimension(0) } -> std::convertible_to<Index>;
   {E::NumDimensions};
   {E::Layout};
 };
 
-template <class E>
+template <class E, class Element>
 concept EigenMatrixLike = requires(E& e) {
-  {e.data()};
+  requires ViewableAs<std::remove_pointer_t<decltype(e.data())>, Element>;
   { e.rows() } -> std::convertible_to<Index>;
   { e.cols() } -> std::convertible_to<Index>;
   { e.outerStride() } -> std::convertible_to<Index>;
@@ -70,9 +87,9 @@ concept EigenMatrixLike = requires(E& e) {
   {E::IsRowMajor};
 };
 
-template <class E>
+template <class E, class Element>
 concept MdspanLike = requires(E& e) {
-  {e.data_handle()};
+  requires ViewableAs<std::remove_pointer_t<decltype(e.data_handle())>, Element>;
   { e.extent(0) } -> std::convertible_to<Index>;
   { e.stride(0) } -> std::convertible_to<Index>;
   {E::rank()};
@@ -116,9 +133,10 @@ class TensorView {
 
   // Eigen::Tensor<Real, 4, RowMajor> or TensorMap of one: (batch, heads, len, dim).
   template <class E>
-  requires detail::EigenTensorLike<std::remove_reference_t<E>> TensorView(E&& e)
-      : TensorView(e.data(), {Index(e.dimension(0)), Index(e.dimension(1)), Index(e.dimension(2)),
-                              Index(e.dimension(3))}) {
+  requires detail::EigenTensorLike<std::remove_reference_t<E>, Element> TensorView(E&& e)
+      : TensorView(detail::pointer_as<Element>(e.data()),
+                   {Index(e.dimension(0)), Index(e.dimension(1)), Index(e.dimension(2)),
+                    Index(e.dimension(3))}) {
     using Tensor = std::remove_reference_t<E>;
     static_assert(Tensor::NumDimensions == 4, "heed views Eigen tensors of four dimensions");
     static_assert(int(Tensor::Layout) == 1, "heed views Eigen tensors of layout RowMajor only");
@@ -126,8 +144,8 @@ class TensorView {
 
   // A row-major Eigen matrix or map (len, dim): one batch, one head.
   template <class E>
-  requires detail::EigenMatrixLike<std::remove_reference_t<E>> TensorView(E&& e)
-      : TensorView(e.data(), {1, 1, Index(e.rows()), Index(e.cols())},
+  requires detail::EigenMatrixLike<std::remove_reference_t<E>, Element> TensorView(E&& e)
+      : TensorView(detail::pointer_as<Element>(e.data()), {1, 1, Index(e.rows()), Index(e.cols())},
                    {0, 0, Index(e.outerStride())}) {
     static_assert(std::remove_reference_t<E>::IsRowMajor,
                   "heed views row-major Eigen matrices only");
@@ -137,8 +155,8 @@ class TensorView {
 
   // Four- or two-dimensional mdspan-like types whose last stride is 1.
   template <class E>
-  requires detail::MdspanLike<std::remove_reference_t<E>> TensorView(E&& e)
-      : data_(e.data_handle()) {
+  requires detail::MdspanLike<std::remove_reference_t<E>, Element> TensorView(E&& e)
+      : data_(detail::pointer_as<Element>(e.data_handle())) {
     constexpr auto rank = std::remove_reference_t<E>::rank();
     static_assert(rank == 4 || rank == 2, "heed views mdspans of rank 4 or 2");
     require(e.stride(rank - 1) == 1 || e.extent(rank - 1) <= 1, "TensorView: the last stride is ",

@@ -369,10 +369,10 @@ void set_zero(const std::vector<TensorView<Real>>& views, int threads) {
 
 // A checked call.
 template <class Op, class Real>
-void run_backward(const Op& op, const Geometry& g, const Inputs<Real>& in,
+void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                   const BoundMask<Real>& bound, const Saved<Real>& saved,
                   const TensorView<const Real>& out, const TensorView<const Real>& grad_out,
-                  const Gradients<Real>& grads, Op* grad_op, const Options& options) {
+                  const GradientOperands<Real>& grads, Op* grad_op, const Options& options) {
   using Worker = BackwardWorker<Op, Real>;
   KeySide<Op, Real> keys(op, g, in.key);
   const CallContext<Op, Real> c{op,

@@ -4,6 +4,7 @@
 // The doors' types, and the one place where arguments are checked.
 
 #include <heed/core/dropout.hpp>
+#include <heed/core/stored_view.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
@@ -25,17 +26,18 @@ inline namespace HEED_ABI {
 
 // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
-// where the op asks for it: the intent, or the logits of a token-wise lambda.
+// where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
+// half.
 template <class Real>
 struct Inputs {
-  TensorView<const Real> query, key, value, extra = {};
+  StoredView<const Real> query, key, value, extra = {};
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
 // shape of the mask's bias.
 template <class Real>
 struct Gradients {
-  TensorView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
 };
 
 struct Options {
@@ -160,20 +162,25 @@ void require_view(const TensorView<Real>& view, const char* name, const std::str
   }
 }
 
+template <class Real>
+void require_view(const StoredView<Real>& view, const char* name, const std::string& where) {
+  view.visit([&](const auto& stored) { require_view(stored, name, where); });
+}
+
 // Pages that tiles of keys do not straddle.
 template <class Real>
-void require_pages(const TensorView<const Real>& view, const char* name, const std::string& where) {
+void require_pages(const StoredView<const Real>& view, const char* name, const std::string& where) {
   require(view.page_rows() % kPanelLanes<Real> == 0, where, ": ", name, " has pages of ",
           view.page_rows(), " rows, they must be multiples of ", kPanelLanes<Real>);
 }
-template <class Real>
-void require_one_piece(const TensorView<Real>& view, const char* name, const std::string& where) {
+template <class View>
+void require_one_piece(const View& view, const char* name, const std::string& where) {
   require(view.page_rows() == 0, where, ": ", name, " has pages of ", view.page_rows(),
           " rows, it must lie in one piece");
 }
 
-template <class Real>
-void require_shape(const TensorView<Real>& view, const Shape& wanted, const char* name,
+template <class View>
+void require_shape(const View& view, const Shape& wanted, const char* name,
                    const std::string& where) {
   require_view(view, name, where);
   require_one_piece(view, name, where);
@@ -202,10 +209,26 @@ void require_output(const TensorView<Real>& view, const Shape& wanted, const cha
   }
 }
 
+template <class Real>
+void require_output(const StoredView<Real>& view, const Shape& wanted, const char* name,
+                    const std::string& where) {
+  view.visit([&](const auto& stored) { require_output(stored, wanted, name, where); });
+}
+
 template <class A, class B>
 void require_apart(const TensorView<A>& out, const TensorView<B>& input, const char* out_name,
                    const char* input_name, const std::string& where) {
   require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
+}
+template <class A, class View>
+void require_apart(const StoredView<A>& out, const View& input, const char* out_name,
+                   const char* input_name, const std::string& where) {
+  out.visit([&](const auto& a) {
+    if constexpr (requires { input.plain(); })
+      input.visit([&](const auto& b) { require_apart(a, b, out_name, input_name, where); });
+    else
+      require_apart(a, input, out_name, input_name, where);
+  });
 }
 
 }  // namespace detail

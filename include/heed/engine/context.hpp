@@ -20,11 +20,13 @@ struct CallContext {
   const Op& op;
   Geometry geometry;
   const BoundMask<Real>& mask;
-  Inputs<Real> in;
+  Operands<Real> in;
   Plan plan;
   Real scale;
   const KeySide<Op, Real>& keys;
   Dropout dropout = {};
+  // Where panels read keys and values: `in`, or a worker's tile of it.
+  TensorView<const Real> key = in.key.plain(), value = in.value.plain();
 
   using Score = typename Op::ScoreType;
   // Transposed queries carry this factor: the scale, so that a scaled dot product is a logit. A score or a soft

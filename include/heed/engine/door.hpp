@@ -19,10 +19,10 @@ struct Door {
   using Real = typename Op::Scalar;
 
   static void forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                      const TensorView<Real>& out, Saved<Real>* saved, const Options& options);
+                      const StoredView<Real>& out, Saved<Real>* saved, const Options& options);
   static void backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const Saved<Real>& saved, const TensorView<const Real>& out,
-                       const TensorView<const Real>& grad_out, const Gradients<Real>& grads,
+                       const Saved<Real>& saved, const StoredView<const Real>& out,
+                       const StoredView<const Real>& grad_out, const Gradients<Real>& grads,
                        Op* grad_op, const Options& options);
 };
 
@@ -30,6 +30,10 @@ struct Door {
 
 // out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. `saved`
 // receives what backward() needs; after an exception it is of no use.
+//
+// Tensors may be stored as bfloat16 or half, each for itself. The call computes with the numbers that they hold, as it
+// does with Reals, and rounds its results once, to the nearest: out and gradients have the bits that a call on widened
+// copies has after rounding.
 //
 // A row that sees no key mixes to 0, with lse -infinity. Of what a mask hides nothing reaches a row, be it NaN
 // or infinite. Of visible pairs
@@ -40,7 +44,7 @@ struct Door {
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
 template <AttentionOp Op>
 void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
-             const Mask<typename Op::Scalar>& mask, const TensorView<typename Op::Scalar>& out,
+             const Mask<typename Op::Scalar>& mask, const StoredView<typename Op::Scalar>& out,
              Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
@@ -53,8 +57,8 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
 template <AttentionOp Op>
 void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
               const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
-              const TensorView<const typename Op::Scalar>& out,
-              const TensorView<const typename Op::Scalar>& grad_out,
+              const StoredView<const typename Op::Scalar>& out,
+              const StoredView<const typename Op::Scalar>& grad_out,
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());

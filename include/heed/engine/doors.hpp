@@ -13,30 +13,26 @@ namespace detail {
 
 template <class Real>
 void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const Mask<Real>& mask,
-                     const TensorView<const Real>& out, const TensorView<const Real>& grad_out,
+                     const StoredView<const Real>& out, const StoredView<const Real>& grad_out,
                      const std::string& where) {
   struct Named {
-    const TensorView<Real>& view;
+    const StoredView<Real>& view;
     const char* name;
-    const TensorView<const Real>& like;
+    StoredView<const Real> like;
   };
   const Named named[] = {{grads.query, "grad_query", in.query},
                          {grads.key, "grad_key", in.key},
                          {grads.value, "grad_value", in.value},
                          {grads.extra, "grad_extra", in.extra},
                          {grads.bias, "grad_bias", mask.bias}};
+  const std::pair<StoredView<const Real>, const char*> read[] = {
+      {in.query, "query"}, {in.key, "key"}, {in.value, "value"},   {in.extra, "extra"},
+      {mask.bias, "bias"}, {out, "out"},    {grad_out, "grad_out"}};
   for (const Named& a : named) {
     if (!a.view.given()) continue;
     require(a.like.given(), where, ": ", a.name, " was given, the call has no such input");
     require_output(a.view, a.like.shape(), a.name, where);
-    for (const auto& [view, name] : {std::pair{in.query, "query"},
-                                     {in.key, "key"},
-                                     {in.value, "value"},
-                                     {in.extra, "extra"},
-                                     {mask.bias, "bias"},
-                                     {out, "out"},
-                                     {grad_out, "grad_out"}})
-      require_apart(a.view, view, a.name, name, where);
+    for (const auto& [view, name] : read) require_apart(a.view, view, a.name, name, where);
     require_apart(a.view, mask.allowed, a.name, "the boolean mask", where);
     for (const Named& b : named)
       if (&a < &b) require_apart(a.view, b.view, a.name, b.name, where);
@@ -74,7 +70,7 @@ void with_settled(const Op& op, Reports&& reports, F&& f) {
 
 template <class Op>
 void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const TensorView<Real>& out, Saved<Real>* saved, const Options& options) {
+                       const StoredView<Real>& out, Saved<Real>* saved, const Options& options) {
   const std::string where = door_name("heed::forward", options.name);
   if (saved) saved->stamp = {};
   require_options(options);
@@ -87,14 +83,24 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   require_apart(out, mask.bias, "out", "bias", where);
   require_apart(out, mask.allowed, "out", "the boolean mask", where);
   const BoundMask<Real> bound(mask, g, where.c_str());
+  WidenedTensors<Real> copies(options.threads);
+  Operands<Real> operands{copies.read(in.query), in.key, in.value, copies.read(in.extra)};
+  if constexpr (Op::ReadoutType::uses_own_rows) {  // which need not lie in the tile at hand
+    operands.key = copies.read(in.key);
+    operands.value = copies.read(in.value);
+  }
+  const TensorView<Real> wide_out = copies.write(out);
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
   const auto run = [&](const Op& as, Saved<Real>* to) {
-    if (!folds) return run_forward<Op, Real>(as, g, in, bound, out, to, options);
+    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide_out, to, options);
     const Geometry folded = fold_heads(g);
     const Mask<Real> folded_mask = fold_heads(mask, bound, g);
-    run_forward<Op, Real>(
-        as, folded, {fold_heads(in.query, g), in.key, in.value, fold_heads(in.extra, g)},
-        BoundMask<Real>(folded_mask, folded, where.c_str()), fold_heads(out, g), to, options);
+    Operands<Real> folded_operands = operands;
+    folded_operands.query = fold_heads(operands.query, g);
+    folded_operands.extra = fold_heads(operands.extra, g);
+    run_forward<Op, Real>(as, folded, folded_operands,
+                          BoundMask<Real>(folded_mask, folded, where.c_str()),
+                          fold_heads(wide_out, g), to, options);
   };
   const auto rehearse = [&] {
     Op first = op;
@@ -104,13 +110,14 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     return reports;
   };
   with_settled(op, rehearse, [&](const Op& settled) { run(settled, saved); });
+  copies.round();
   if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout);
 }
 
 template <class Op>
 void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                        const Saved<Real>& saved, const TensorView<const Real>& out,
-                        const TensorView<const Real>& grad_out, const Gradients<Real>& grads,
+                        const Saved<Real>& saved, const StoredView<const Real>& out,
+                        const StoredView<const Real>& grad_out, const Gradients<Real>& grads,
                         Op* grad_op, const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
   require_options(options);
@@ -125,11 +132,20 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout),
                   where);
 
+  WidenedTensors<Real> copies(options.threads);
+  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
+                                copies.read(in.extra)};
+  const TensorView<const Real> wide_out = copies.read(out), wide_grad_out = copies.read(grad_out);
+  const GradientOperands<Real> wide_grads{copies.write(grads.query), copies.write(grads.key),
+                                          copies.write(grads.value), copies.write(grads.extra),
+                                          copies.write(grads.bias)};
   with_settled(
       op, [&]() -> const Saved<Real>& { return saved; },
       [&](const Op& settled) {
-        run_backward(settled, g, in, bound, saved, out, grad_out, grads, grad_op, options);
+        run_backward(settled, g, operands, bound, saved, wide_out, wide_grad_out, wide_grads,
+                     grad_op, options);
       });
+  copies.round();
 }
 
 }  // namespace detail

@@ -178,7 +178,8 @@ template <AttentionOp Op>
   Index worker = 0;
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
-    shared.emplace(c, saved, TensorView<const Real>{}, TensorView<const Real>{}, Gradients<Real>{});
+    shared.emplace(c, saved, TensorView<const Real>{}, TensorView<const Real>{},
+                   GradientOperands<Real>{});
     worker = scratch_elements<Real>(
         [&](Scratch<Real>& s) { return detail::BackwardWorker<Op, Real>(c, *shared, s); });
   } else {

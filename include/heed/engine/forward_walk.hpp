@@ -50,9 +50,17 @@ class ForwardWorker {
   // lazy_keys: the keys' side values if this worker computes them while their tile is in cache, or null.
   ForwardWorker(const Context& c, const TensorView<Real>& out, Saved<Real>* saved,
                 KeySide<Op, Real>* lazy_keys, Scratch<Real>& scratch)
-      : c_(c), out_view_(out), saved_(saved), lazy_keys_(lazy_keys), few_(c, scratch) {
+      : keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
+        values_(c.in.value, c.plan.tile, false, scratch),
+        c_(c),
+        out_view_(out),
+        saved_(saved),
+        lazy_keys_(lazy_keys),
+        few_(c_, scratch) {
+    c_.key = keys_.view();
+    c_.value = values_.view();
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     transposed_ = scratch.take(tile * lanes);
@@ -100,11 +108,27 @@ class ForwardWorker {
     }
   }
 
-  // body(my, tile) and empty(my, tile), part of a tile by part for all panels.
-  template <class Body, class Empty>
-  void for_tiles(Body&& body, Empty&& empty) {
+  // The keys of tile t that some panel sees.
+  [[nodiscard]] KeyRange seen_keys(Index t) {
+    KeyRange seen{c_.geometry.len_kv, 0};
+    for (const My& my : active()) {
+      seen.begin = std::min(seen.begin, my.panel.seen_by_any.begin);
+      seen.end = std::max(seen.end, my.panel.seen_by_any.end);
+    }
+    return {std::max(seen.begin, t * c_.plan.tile), std::min(seen.end, (t + 1) * c_.plan.tile)};
+  }
+  void load_tile(const TileOfRows<Real>& rows, Index t) {
+    const KeyRange keys = seen_keys(t);
+    const TilePlace& place = panels_[0].panel.place;
+    rows.load(place.batch, c_.geometry.kv_head(place.head), keys.begin, keys.size());
+  }
+
+  // body(my, tile) and empty(my, tile), part of a tile by part for all panels. load(t) comes before tile t.
+  template <class Load, class Body, class Empty>
+  void for_tiles(Load&& load, Body&& body, Empty&& empty) {
     const KeyRange core = core_keys(panels_, active_);
-    for (Index t = 0; t < c_.plan.tiles; ++t)
+    for (Index t = 0; t < c_.plan.tiles; ++t) {
+      load(t);
       for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
         for (My& my : active()) {
           const PanelTile tile = my.panel.tile(keys);
@@ -114,6 +138,7 @@ class ForwardWorker {
             body(my, tile);
         }
       });
+    }
   }
 
   // Invariant, behind each tile: with x_j in log2 units, of all keys j so far
@@ -121,8 +146,13 @@ class ForwardWorker {
   // and no x_j is above the reference.
   void mix_streaming() {
     for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
-    for_tiles([&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
-              [](My&, const PanelTile&) {});
+    for_tiles(
+        [&](Index t) {
+          load_tile(keys_, t);
+          load_tile(values_, t);
+        },
+        [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
+        [](My&, const PanelTile&) {});
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.state.sum[i] == Real(0) && my.panel.sees_any(i)) my.state.sum[i] = kNan;
@@ -157,12 +187,12 @@ class ForwardWorker {
   // Those of the tile that holds `at`, unless the panel before has them built.
   void build_side_values(const TilePlace& at) {
     if (!lazy_keys_) return;
-    const Index tile = at.key / c_.plan.tile, first = tile * c_.plan.tile;
+    const Index tile = at.key / c_.plan.tile;
     if (tile == built_tile_ && c_.keys.shares(built_head_, at.head)) return;
     built_tile_ = tile;
     built_head_ = at.head;
-    lazy_keys_->build(side_tiles_, at.batch, at.head, first,
-                      std::min(c_.plan.tile, c_.geometry.len_kv - first));
+    const KeyRange keys = seen_keys(tile);
+    lazy_keys_->build(side_tiles_, c_.key, at.batch, at.head, keys.begin, keys.size());
   }
 
   // Raises the references to the maximum of the tile, and rescales what was mixed against the old ones.
@@ -187,28 +217,28 @@ class ForwardWorker {
     const auto part = [](const My& my, int m, const TilePlace& at) {
       return my.block.scores[std::size_t(m)].part(at.key - my.panel.seen_by_any.begin, at.keys);
     };
-    for_tiles(
-        [&](My& my, const PanelTile& tile) {
-          build_side_values(tile.at);
-          for (int m = 0; m < kMaps; ++m)
-            my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind, part(my, m, tile.at),
-                                                       projected_, my.panel.rows.max[m],
-                                                       transposed_);
-        },
-        [&](My& my, const PanelTile& tile) {
-          for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
-        });
+    for_tiles([&](Index t) { load_tile(keys_, t); },
+              [&](My& my, const PanelTile& tile) {
+                build_side_values(tile.at);
+                for (int m = 0; m < kMaps; ++m)
+                  my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind,
+                                                             part(my, m, tile.at), projected_,
+                                                             my.panel.rows.max[m], transposed_);
+              },
+              [&](My& my, const PanelTile& tile) {
+                for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
+              });
     for (My& my : active()) {
       if constexpr (Normaliser::uses_extra)
         my.block.extra = my.panel.readout.load(my.panel.place, my.out).extra.data;
       c_.op.normaliser.forward(my.block);
     }
-    for_tiles(
-        [&](My& my, const PanelTile& tile) {
-          const LaneTile<Real> weights = part(my, 0, tile.at);
-          mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
-        },
-        [](My&, const PanelTile&) {});
+    for_tiles([&](Index t) { load_tile(values_, t); },
+              [&](My& my, const PanelTile& tile) {
+                const LaneTile<Real> weights = part(my, 0, tile.at);
+                mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
+              },
+              [](My&, const PanelTile&) {});
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
@@ -289,7 +319,8 @@ class ForwardWorker {
                  saved_->mixed.data() + my.panel.first_row() * dim, dim);
   }
 
-  const Context& c_;
+  TileOfRows<Real> keys_, values_;
+  Context c_;  // the call's, but for the rows that keys_ and values_ hold
   TensorView<Real> out_view_;
   Saved<Real>* saved_;
   KeySide<Op, Real>* lazy_keys_;
@@ -333,7 +364,7 @@ void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
 
 // A checked call. The folded heads of one query come here as a call of their own.
 template <class Op, class Real>
-void run_forward(const Op& op, const Geometry& g, const Inputs<Real>& in,
+void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
                  const BoundMask<Real>& mask, const TensorView<Real>& out, Saved<Real>* saved,
                  const Options& options) {
   using Worker = ForwardWorker<Op, Real>;

@@ -11,6 +11,7 @@
 #include <heed/engine/call.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/engine/tile/products.hpp>
+#include <heed/engine/widened.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/transpose.hpp>
 
@@ -110,7 +111,7 @@ class KeySide {
   using Needs = SideNeeds<Op>;
   static constexpr int kFeatures = Score::key_features;
 
-  KeySide(const Op& op, const Geometry& g, const TensorView<const Real>& key)
+  KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key)
       : op_(op), g_(g), key_(key), needs_(op, g) {
     if constexpr (Needs::any) {
       const Index rows = g.batch * heads() * Needs::maps * g.len_kv;
@@ -132,16 +133,27 @@ class KeySide {
   void build(int threads) {
     if constexpr (!Needs::any) return;
     parallel_for(g_.batch * heads(), threads, [&](Index unit) {
-      Scratch<Real> scratch(tile_elements(g_.dim_qk));
-      build(take_tiles(scratch), unit / heads(), reader(unit % heads()), 0, g_.len_kv);
+      const auto take_keys = [&](Scratch<Real>& s) {
+        return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
+      };
+      const Index b = unit / heads(), h = reader(unit % heads());
+      Scratch<Real> scratch(tile_elements(g_.dim_qk) + scratch_elements<Real>(take_keys));
+      const SideTiles<Real> tiles = take_tiles(scratch);
+      const TileOfRows<Real> keys = take_keys(scratch);
+      for (Index j = 0; j < g_.len_kv; j += kWidth) {
+        const Index count = std::min(kWidth, g_.len_kv - j);
+        keys.load(b, g_.kv_head(h), j, count);
+        build(tiles, keys.view(), b, h, j, count);
+      }
     });
   }
-  // Fills those of keys [first, first + count) as query head h reads them.
-  void build(const SideTiles<Real>& tiles, Index b, Index h, Index first, Index count) {
+  // Fills those of keys [first, first + count), which `keys` holds, as query head h reads them.
+  void build(const SideTiles<Real>& tiles, const TensorView<const Real>& keys, Index b, Index h,
+             Index first, Index count) {
     if constexpr (!Needs::any) return;
     for (int map = 0; map < Needs::maps; ++map)
       for (Index j = first; j < first + count; j += kWidth)
-        build_block(tiles, b, h, map, j, std::min(kWidth, first + count - j));
+        build_block(tiles, keys, b, h, map, j, std::min(kWidth, first + count - j));
   }
   // Room for build(); nothing for scores that ask for nothing.
   [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch) const {
@@ -208,17 +220,18 @@ class KeySide {
   }
 
   // Lane tiles of keys [j, j + count) as head h reads them.
-  void load(const SideTiles<Real>& tiles, Index b, Index h, const Source& source, Index j,
-            Index count) const {
-    pack_lanes(key_.row(b, source.kv_head, j) + source.key_column, key_.strides().row, count,
+  void load(const SideTiles<Real>& tiles, const TensorView<const Real>& keys, Index b, Index h,
+            const Source& source, Index j, Index count) const {
+    pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
                source.width, tiles.x.data, kWidth);
     tiles.derive(op_.score, table(h), kVectors);
   }
 
-  void build_block(SideTiles<Real> tiles, Index b, Index h, int map, Index j, Index count) {
+  void build_block(SideTiles<Real> tiles, const TensorView<const Real>& keys, Index b, Index h,
+                   int map, Index j, Index count) {
     const Source source = op_.normaliser.source(g_, h, map);
     tiles.x.rows = source.width;
-    load(tiles, b, h, source, j, count);
+    load(tiles, keys, b, h, source, j, count);
     for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
       Pack<Real> f[kFeatures + 1];
       op_.score.key_features_of(tiles.row(v), f);
@@ -242,7 +255,7 @@ class KeySide {
     const SideTiles<Real> grads = take_tiles(scratch, source.width);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
-      load(tiles, b, h, source, j, count);
+      load(tiles, key_.plain(), b, h, source, j, count);
       grads.x.fill(Real(0));
       grads.table.fill(Real(0));
       if (needs_.rank > 0)
@@ -277,7 +290,7 @@ class KeySide {
 
   const Op& op_;
   Geometry g_;
-  TensorView<const Real> key_;
+  StoredView<const Real> key_;
   Needs needs_;
   std::vector<Real> features_, projected_, tables_;
 };

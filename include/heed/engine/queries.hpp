@@ -44,8 +44,8 @@ class PanelReadout {
     };
     const Index kv = c_.geometry.kv_head(place.head);
     fetch(c_.in.query, place.head, query_);
-    fetch(c_.in.key, kv, own_key_);
-    fetch(c_.in.value, kv, own_value_);
+    fetch(c_.key, kv, own_key_);
+    fetch(c_.value, kv, own_value_);
     fetch(c_.in.extra, place.head, extra_);
     ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
@@ -186,7 +186,7 @@ class Panel {
     return c_.geometry.row_index(place.batch, place.head, place.query);
   }
   [[nodiscard]] Rows<Real> values(const TilePlace& at) const {
-    const auto& value = c_.in.value;
+    const auto& value = c_.value;
     return {value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys, c_.geometry.dim_v,
             value.strides().row};
   }

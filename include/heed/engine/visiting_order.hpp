@@ -146,7 +146,7 @@ template <class Op, class Real>
 struct BackwardShared {
   const Saved<Real>& saved;
   TensorView<const Real> out, grad_out;
-  Gradients<Real> grads;
+  GradientOperands<Real> grads;
   VisitingOrder order;
   bool sums_queries;            // is the gradient of query a sum over heads or maps?
   Turnstiles tiles;             // [family][tile]
@@ -155,7 +155,7 @@ struct BackwardShared {
 
   BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& from,
                  const TensorView<const Real>& o, const TensorView<const Real>& grad_o,
-                 const Gradients<Real>& to)
+                 const GradientOperands<Real>& to)
       : saved(from),
         out(o),
         grad_out(grad_o),

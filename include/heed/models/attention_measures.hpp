@@ -37,7 +37,7 @@ template <class Op>
   using Real = typename Op::Scalar;
   const Inputs<Real> in = layer.inputs(batch);
   reference::Problem<double> problem;
-  const auto copy = [&](const TensorView<const Real>& from, std::vector<double>& to) {
+  const auto copy = [&](const StoredView<const Real>& from, std::vector<double>& to) {
     const Shape& s = from.shape();
     for (Index b = 0; from.given() && b < sequences; ++b)
       for (Index h = 0; h < s.heads; ++h)

@@ -117,7 +117,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   // of keys that resonate, mean match with the best prototype, and the loss of the correction.
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     if (batch_ == 0) return {};
-    const TensorView<const Real> keys = projected.inputs(batch_).key;
+    const TensorView<const Real> keys = projected.inputs(batch_).key.plain();
     double prototypes = 0, resonating = 0, match = 0, squares = 0;
     for (Index h = 0; h < kv_heads(); ++h) {
       const ArtMemory<Real> memory = memory_read(h);
@@ -197,7 +197,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   // Computes the gradient of the correction, then lets the memories learn the keys of the last forward pass. Where it
   // throws, no head has learned.
   void learn(Context<Real>& c) {
-    const TensorView<const Real> keys = projected.inputs(batch_).key;
+    const TensorView<const Real> keys = projected.inputs(batch_).key.plain();
     require_finite(keys);
     const bool corrects = options_.correction > 0;
     if (corrects)

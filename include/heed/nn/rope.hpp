@@ -26,7 +26,7 @@ inline namespace HEED_ABI {
 namespace nn {
 
 // Which columns of a head turn together: (2m, 2m + 1), or (m, m + dim / 2).
-enum class RopePairs { interleaved, half };
+enum class RopePairs { interleaved, halves };
 // Forward turns by the angle, backward by minus the angle.
 enum class RopeDirection { forward, backward };
 
@@ -151,7 +151,7 @@ struct Rope {
     for (Index m = 0; m < dim / 2; ++m) {
       const Real cos = Real(c1[m] * c2[m] - s1[m] * s2[m]);
       const Real sin = Real(sign * (s1[m] * c2[m] + c1[m] * s2[m]));
-      if (pairs == RopePairs::half) {
+      if (pairs == RopePairs::halves) {
         cosine[m] = cos;
         sine[m] = sin;
       } else {
@@ -164,7 +164,7 @@ struct Rope {
 
   template <class Real>
   void rotate_head(Real* x, const Real* cosine, const Real* sine) const {
-    if (pairs == RopePairs::half)
+    if (pairs == RopePairs::halves)
       detail::rotate_half(x, cosine, sine, dim / 2);
     else
       detail::rotate_interleaved(x, cosine, sine, dim);

@@ -186,8 +186,8 @@ template <class Real>
 [[nodiscard]] inline Real sum_lanes(Pack<Real> p) {
   Real lanes[kLanes<Real>];
   p.store(lanes);
-  for (int half = kLanes<Real> / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  for (int width = kLanes<Real> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
 }
 

@@ -41,9 +41,9 @@ template <class Real>
 [[nodiscard]] inline Pack<Real> sums_of_lanes(Pack<Real> (&packs)[std::size_t(kLanes<Real>)]) {
   transpose_stages<Real, 1>(packs);
 #pragma GCC unroll 4
-  for (int half = kLanes<Real> / 2; half > 0; half /= 2)
+  for (int width = kLanes<Real> / 2; width > 0; width /= 2)
 #pragma GCC unroll 16
-    for (int k = 0; k < half; ++k) packs[k] += packs[k + half];
+    for (int k = 0; k < width; ++k) packs[k] += packs[k + width];
   return packs[0];
 }
 

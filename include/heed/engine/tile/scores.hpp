@@ -80,8 +80,8 @@ class QuerySide {
     return c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column;
   }
   [[nodiscard]] Rows<Real> key_rows(Index key, Index count) const {
-    return {c_.in.key.row(batch_, source_.kv_head, key) + source_.key_column, count, source_.width,
-            c_.in.key.strides().row};
+    return {c_.key.row(batch_, source_.kv_head, key) + source_.key_column, count, source_.width,
+            c_.key.strides().row};
   }
   [[nodiscard]] Rows<Real> projected_keys(Index key, Index count) const {
     return c_.keys.projected(batch_, head_, map_, key, count);

@@ -175,9 +175,9 @@ struct AnyRoot : AnyCurve {
   template <class V>
   [[nodiscard]] V newton(const V& x, const GateScalars<V>& p) const {
     const V zero = math::constant<V>(0), one = math::constant<V>(1);
-    const V half = math::constant<V>(0.5);
+    const V one_half = math::constant<V>(0.5);
     const V close = math::constant<V>(kClose<V>), total = p.sharpness * p.feedback;
-    V low = zero, high = one, r = half;
+    V low = zero, high = one, r = one_half;
     auto moving = r > low;  // every lane
     for (int step = 0; step < kMaxSteps && any_of(moving); ++step) {
       const GatePoint<V> g = at(V(x - p.feedback * r), p.sharpness);
@@ -185,7 +185,7 @@ struct AnyRoot : AnyCurve {
       low = math::select(moving & (gap > zero), r, low);
       high = math::select(moving & (gap <= zero), r, high);
       const V aim = r + gap / (one - total * g.slope);
-      const V next = math::select((aim >= low) & (aim <= high), aim, V((low + high) * half));
+      const V next = math::select((aim >= low) & (aim <= high), aim, V((low + high) * one_half));
       const auto far = math::absolute(V(next - r)) > close;
       r = math::select(moving, next, r);
       moving = moving & far;

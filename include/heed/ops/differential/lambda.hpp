@@ -82,17 +82,17 @@ struct DifferenceOptions : PlainRows {
 
   [[nodiscard]] Source source(const Geometry& g, Index h, int map) const {
     const Index w = map_width(g), group = g.kv_head(h);
-    const auto half = [w](Index s) { return (s % 2) * w; };
+    const auto half_of = [w](Index s) { return (s % 2) * w; };
     const Index consecutive = 2 * h + map, apart = h + map * g.heads;
     switch (pairing) {
       case HeadPairing::halves_repeated_keys:
-        return {h, group, half(consecutive), half(consecutive / g.group()), w};
-      case HeadPairing::halves_apart: return {apart / 2, group, half(apart), half(map), w};
+        return {h, group, half_of(consecutive), half_of(consecutive / g.group()), w};
+      case HeadPairing::halves_apart: return {apart / 2, group, half_of(apart), half_of(map), w};
       case HeadPairing::heads: return {consecutive, group, 0, 0, w};
       case HeadPairing::heads_apart: return {apart, group, 0, 0, w};
       case HeadPairing::halves: break;
     }
-    return {h, group, half(consecutive), half(map), w};
+    return {h, group, half_of(consecutive), half_of(map), w};
   }
 };
 

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A view of memory that holds Real, bfloat16 or half: what the doors take for tensors of Real.
+
+#include <heed/core/narrow.hpp>
+#include <heed/core/view.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// A TensorView<Element>, or one of 16-bit numbers that stand for Elements. Element may be const.
+template <class Element>
+class StoredView {
+ public:
+  template <class T>
+  using Of = TensorView<std::conditional_t<std::is_const_v<Element>, const T, T>>;
+
+  StoredView() = default;
+  // Whatever a TensorView of one of the three types can be made of, as that one is.
+  template <class From>
+  requires std::constructible_from<TensorView<Element>, From &&> StoredView(From&& from)
+      : plain_(static_cast<From&&>(from)) {}
+  template <class From>
+  requires(!std::constructible_from<TensorView<Element>, From&&> &&
+           std::constructible_from<Of<bfloat16>, From&&>) StoredView(From&& from)
+      : bfloat16_(static_cast<From&&>(from)), storage_(Storage::as_bfloat16) {}
+  template <class From>
+  requires(!std::constructible_from<TensorView<Element>, From&&> &&
+           std::constructible_from<Of<half>, From&&>) StoredView(From&& from)
+      : half_(static_cast<From&&>(from)), storage_(Storage::as_half) {}
+  StoredView(Element* data, const Shape& shape) : plain_(data, shape) {}
+  StoredView(Element* data, const Shape& shape, const Strides& strides)
+      : plain_(data, shape, strides) {}
+  // A mutable view converts to a const one.
+  template <class U>
+  requires(std::same_as<const U, Element> && !std::is_const_v<U>)
+      StoredView(const StoredView<U>& other)
+      : plain_(other.plain_),
+        bfloat16_(other.bfloat16_),
+        half_(other.half_),
+        storage_(static_cast<Storage>(other.storage_)) {}
+
+  // Are its numbers stored in 16 bits?
+  [[nodiscard]] bool narrow() const { return storage_ != Storage::plain; }
+  // The view of memory that holds Elements; an empty one where narrow().
+  [[nodiscard]] const TensorView<Element>& plain() const { return plain_; }
+
+  // f(view), for the view of what is stored.
+  template <class F>
+  decltype(auto) visit(F&& f) const {
+    switch (storage_) {
+      case Storage::as_bfloat16: return f(bfloat16_);
+      case Storage::as_half: return f(half_);
+      default: return f(plain_);
+    }
+  }
+
+  [[nodiscard]] const Shape& shape() const {
+    return visit([](const auto& v) -> const Shape& { return v.shape(); });
+  }
+  [[nodiscard]] Index page_rows() const {
+    return visit([](const auto& v) { return v.page_rows(); });
+  }
+  [[nodiscard]] bool given() const {
+    return visit([](const auto& v) { return v.given(); });
+  }
+  [[nodiscard]] bool has_elements() const {
+    return visit([](const auto& v) { return v.has_elements(); });
+  }
+  [[nodiscard]] std::remove_const_t<Element> operator()(Index b, Index h, Index t, Index c) const {
+    using Real = std::remove_const_t<Element>;
+    return visit([&](const auto& v) { return Real(v(b, h, t, c)); });
+  }
+
+ private:
+  template <class U>
+  friend class StoredView;
+  enum class Storage : unsigned char { plain, as_bfloat16, as_half };
+
+  TensorView<Element> plain_;
+  Of<bfloat16> bfloat16_;
+  Of<half> half_;
+  Storage storage_ = Storage::plain;
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tensors of 16-bit numbers in a call that computes with Real. What one query reads or writes is copied as a whole;
+// keys and values of forward are widened a tile at a time, so that they are read from memory once, as they are stored.
+
+#include <heed/core/parallel.hpp>
+#include <heed/core/stored_view.hpp>
+#include <heed/simd/scratch.hpp>
+#include <heed/simd/widen.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// What the engine reads of a call.
+template <class Real>
+struct Operands {
+  TensorView<const Real> query;
+  StoredView<const Real> key, value;  // forward widens their tiles
+  TensorView<const Real> extra = {};
+};
+
+// What backward writes.
+template <class Real>
+struct GradientOperands {
+  TensorView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+};
+
+// to = rows, the first `count` of head (b, h) from `first` on, at `stride`. They lie on one page.
+template <class Real>
+void widen_rows(const StoredView<const Real>& rows, Index b, Index h, Index first, Index count,
+                Real* to, Index stride) {
+  if (count <= 0) return;
+  rows.visit([&](const auto& view) {
+    const auto* from = view.row(b, h, first);
+    for (Index t = 0; t < count; ++t, from += view.strides().row, to += stride)
+      convert(from, view.shape().dim, to);
+  });
+}
+
+// Dense tensors of Real that stand for those of a call that are stored in 16 bits.
+template <class Real>
+class WidenedTensors {
+ public:
+  // threads: as in Options.
+  explicit WidenedTensors(int threads) : threads_(resolve_threads(threads)) {}
+  WidenedTensors(const WidenedTensors&) = delete;  // the views refer to its memory
+
+  // `from` itself, or a copy of its numbers.
+  [[nodiscard]] TensorView<const Real> read(const StoredView<const Real>& from) {
+    if (!from.narrow()) return from.plain();
+    const TensorView<Real> copy = memory_for(from.shape());
+    for_heads(from.shape(), [&](Index b, Index h) {
+      const Index page = from.page_rows() > 0 ? from.page_rows() : from.shape().len;
+      for (Index t = 0; t < from.shape().len; t += page)
+        widen_rows(from, b, h, t, std::min(page, from.shape().len - t), copy.row(b, h, t),
+                   copy.strides().row);
+    });
+    return copy;
+  }
+
+  // `to` itself, or memory whose numbers round() puts there.
+  [[nodiscard]] TensorView<Real> write(const StoredView<Real>& to) {
+    if (!to.narrow()) return to.plain();
+    written_.push_back({memory_for(to.shape()), to});
+    return written_.back().from;
+  }
+
+  // After the call: what was written, rounded to the nearest numbers of 16 bits.
+  void round() const {
+    for (const Written& written : written_)
+      written.to.visit([&](const auto& to) {
+        using Narrow = std::remove_cvref_t<decltype(to(0, 0, 0, 0))>;
+        if constexpr (NarrowNumber<Narrow>)
+          for_heads(to.shape(), [&](Index b, Index h) {
+            for (Index t = 0; t < to.shape().len; ++t)
+              narrow(written.from.row(b, h, t), to.shape().dim, to.row(b, h, t));
+          });
+      });
+  }
+
+ private:
+  struct Written {
+    TensorView<Real> from;
+    StoredView<Real> to;
+  };
+  // Numbers that are worth a thread of their own.
+  static constexpr Index kThreadNumbers = Index(1) << 18;
+
+  [[nodiscard]] TensorView<Real> memory_for(const Shape& shape) {
+    const auto count = std::size_t(element_count(shape, "a copy of a 16-bit tensor"));
+    memory_.push_back(std::unique_ptr<Real[]>(new Real[count]));
+    return {memory_.back().get(), shape};
+  }
+  template <class Body>
+  void for_heads(const Shape& s, Body&& body) const {
+    const Index worth = 1 + s.batch * s.heads * s.len * s.dim / kThreadNumbers;
+    parallel_for(s.batch * s.heads, int(std::min<Index>(threads_, worth)),
+                 [&](Index unit) { body(unit / s.heads, unit % s.heads); });
+  }
+
+  int threads_;
+  std::vector<std::unique_ptr<Real[]>> memory_;
+  std::vector<Written> written_;
+};
+
+// Keys or values as a worker reads them: where they lie, or, of those that are stored in 16 bits, one tile after the
+// other in memory of the worker's own.
+template <class Real>
+class TileOfRows {
+ public:
+  // tile: rows per tile. all_heads: does a tile hold the rows of all heads, or of one?
+  TileOfRows(const StoredView<const Real>& rows, Index tile, bool all_heads, Scratch<Real>& scratch)
+      : rows_(rows), view_(rows.plain()), tile_(tile), all_heads_(all_heads) {
+    if (!rows.narrow()) return;
+    const Shape& s = rows.shape();
+    memory_ = scratch.take((all_heads ? s.heads : 1) * tile * s.dim);
+    // Every page is this memory: row t of the view is row t % tile of it.
+    pages_.assign(std::size_t((s.len + tile - 1) / tile), memory_);
+    const Strides strides{0, all_heads ? tile * s.dim : 0, s.dim};
+    view_ = TensorView<const Real>::paged(pages_.data(), tile, s, strides);
+  }
+  TileOfRows(const TileOfRows&) = delete;  // the view refers to pages_
+
+  [[nodiscard]] const TensorView<const Real>& view() const { return view_; }
+
+  // From now on view() has rows [first, first + count), which lie in one tile, of head (b, h) or of all heads of b.
+  void load(Index b, Index h, Index first, Index count) const {
+    if (!rows_.narrow()) return;
+    const Strides& strides = view_.strides();
+    const Index from = all_heads_ ? 0 : h, to = all_heads_ ? rows_.shape().heads : h + 1;
+    for (Index head = from; head < to; ++head)
+      widen_rows(rows_, b, head, first, count,
+                 memory_ + head * strides.head + first % tile_ * strides.row, strides.row);
+  }
+
+ private:
+  StoredView<const Real> rows_;
+  TensorView<const Real> view_;
+  Index tile_;
+  bool all_heads_;
+  Real* memory_ = nullptr;
+  std::vector<const Real*> pages_;  // [tile]
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed
