@@ -59,11 +59,18 @@ struct TwoCalls {
 
 [[nodiscard]] std::vector<MaskCase<float>> masks() {
   return {{"none", [](const Geometry&) { return OwnedMask<float>{}; }},
-          {"causal and lengths", [](const Geometry& g) {
-             return owned(heed::causal<float>(heed::Align::bottom_right)) &
+          {"window and lengths", [](const Geometry& g) {
+             return owned(heed::window<float>(21, 0, heed::Align::bottom_right)) &
                     owned(heed::key_lengths<float>(shrinking_lengths(g)));
            }}};
 }
+
+// A softmax whose heads take the keys of all key-value heads in turn.
+struct KeysInTurn : heed::Softmax<float> {
+  [[nodiscard]] heed::Source source(const Geometry& g, Index h, int) const {
+    return {h, h % g.kv_heads, 0, 0, g.dim_qk};
+  }
+};
 
 }  // namespace
 
@@ -137,6 +144,25 @@ TEMPLATE_TEST_CASE("each tensor may be stored in 16 bits by itself", "[stored]",
         CHECK(same_bits(out.dense(), wide.out.dense()));
       }
     }
+}
+
+TEMPLATE_TEST_CASE("heads read the keys that source() names", "[stored]", heed::DotScore<float>,
+                   heed::DarScore<float>) {
+  const heed::Attention<float, TestType, KeysInTurn, heed::Identity<float>> op;
+  for (const Index len_q : {Index(1), Index(40)}) {
+    INFO("len_q " << len_q);
+    const Geometry g = geometry(1, 6, 3, len_q, 40, 8, 8);
+    const Call<float> call = random_call<float>(g, 0);
+    const auto key = copy_as<heed::bfloat16>(call.key);
+    const auto wide_key = copy_as<float>(key);
+    Tensor<float> out(call.grad_out.shape()), wanted(call.grad_out.shape());
+    const heed::Options options = small_tiles();
+    heed::forward(op, {call.query.view(), key.view(), call.value.view()}, {}, out.view(), nullptr,
+                  options);
+    heed::forward(op, {call.query.view(), wide_key.view(), call.value.view()}, {}, wanted.view(),
+                  nullptr, options);
+    CHECK(same_bits(out.dense(), wanted.dense()));
+  }
 }
 
 TEMPLATE_TEST_CASE("a cache of 16-bit numbers is one of rounded keys and values", "[stored]",

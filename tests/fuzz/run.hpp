@@ -114,7 +114,7 @@ Results run(const Case& c, int threads) {
                   {}};
   call.mask = mask_of(c, a);
   heed::Gradients<T>& of = call.tensors.grads;
-  heed::TensorView<T>* grads[] = {&of.query, &of.key, &of.value, &of.extra, &of.bias};
+  heed::StoredView<T>* grads[] = {&of.query, &of.key, &of.value, &of.extra, &of.bias};
   for (int n = 0; n < 5; ++n)
     if (c.wants[n]) *grads[n] = a.grads[n].view();
   call.options = c.options;

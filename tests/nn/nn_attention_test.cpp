@@ -269,13 +269,13 @@ TEST_CASE("A rotated chunk stands at the position behind the cache") {
   (void)forward<double>(layer, kWidth, 1, x.view());
   std::vector<double> whole;
   for (Index t = 0; t < kLen; ++t)
-    whole.insert(whole.end(), layer.inputs(1).query.row(0, 0, t),
-                 layer.inputs(1).query.row(0, 0, t) + kWidth);
+    whole.insert(whole.end(), layer.inputs(1).query.plain().row(0, 0, t),
+                 layer.inputs(1).query.plain().row(0, 0, t) + kWidth);
   heed::KvCache<double> cache = layer.new_cache(1);
   for (Index t = 0; t < kLen; ++t) {
     nn::Matrix<double> y(1, kWidth);
     layer.step(c, 1, x.view().row_range(t, 1), y.view(), cache);
-    const double* turned = layer.inputs(1).query.row(0, 0, 0);
+    const double* turned = layer.inputs(1).query.plain().row(0, 0, 0);
     CHECK(largest_difference(std::vector<double>(turned, turned + kWidth),
                              std::vector<double>(whole.begin() + t * kWidth,
                                                  whole.begin() + (t + 1) * kWidth)) < 1e-14);

@@ -190,7 +190,7 @@ TEST_CASE("Memories learn in training what memories of their own learn from the 
   CHECK(own.size() == (options == 0 ? 4U : options == 1 ? 2U : 3U));
   for (std::uint64_t step = 0; step < 3; ++step) {
     (void)run(layer, context(true), rows(step));
-    heed::learn_after_forward(own, layer.projected.inputs(kBatch).key);
+    heed::learn_after_forward(own, layer.projected.inputs(kBatch).key.plain());
     CHECK(same_bits(prototypes_of(layer.memories()), prototypes_of(own)));
   }
   CHECK(own[0].count() > 1);

@@ -138,6 +138,6 @@ TEMPLATE_TEST_CASE("load_part reads as many numbers as it is told and fills the 
   const std::vector<T> numbers = random_numbers<T>(heed::kLanes<T>, 9);
   for (int count = 0; count < heed::kLanes<T>; ++count)
     for (int i = 0; i < heed::kLanes<T>; ++i)
-      CHECK(heed::load_part(numbers.data(), count).lane(i) ==
+      CHECK(heed::load_part<T>(numbers.data(), count).lane(i) ==
             (i < count ? numbers[std::size_t(i)] : T(0)));
 }

@@ -146,10 +146,15 @@ class ForwardWorker {
   // and no x_j is above the reference.
   void mix_streaming() {
     for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
+    // Panels of few queries read keys and values as they are stored.
+    const bool few = std::all_of(panels_.begin(), panels_.begin() + active_, [](const My& my) {
+      return my.panel.place.rows <= kNarrowRows<Real>;
+    });
     for_tiles(
         [&](Index t) {
+          if (few && (!lazy_keys_ || !SideNeeds<Op>::any)) return;
           load_tile(keys_, t);
-          load_tile(values_, t);
+          if (!few) load_tile(values_, t);
         },
         [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
         [](My&, const PanelTile&) {});
@@ -173,7 +178,9 @@ class ForwardWorker {
       move_references(my);
       few_.weigh(tile, my.state);
       few_.drop(my.panel, tile);
-      return few_.mix(tile, my.panel.values(tile.at), my.out, copy_);
+      if (!tile.hides_pairs) return few_.mix(tile, my.out);
+      values_.load(tile.at.batch, c_.geometry.kv_head(tile.at.head), tile.at.key, tile.at.keys);
+      return few_.mix_visible(tile, my.panel.values(tile.at), my.out, copy_);
     }
     const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);

@@ -8,6 +8,7 @@
 //       one vector of queries takes dim FMAs per key, whether its lanes are in use or not.
 
 #include <heed/simd/transpose.hpp>
+#include <heed/simd/widen.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -19,11 +20,25 @@ inline namespace HEED_ABI {
 template <class Real>
 inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? kLanes<Real> / 4 : 1;
 
+// W numbers of a row.
+template <class Real, class Stored>
+[[nodiscard, gnu::always_inline]] inline Pack<Real> load_row(const Stored* from) {
+  if constexpr (std::is_same_v<Stored, Real>) {
+    return Pack<Real>::load(from);
+  } else if constexpr (std::is_same_v<Real, float>) {
+    return load_widened(from);
+  } else {
+    Real lanes[kLanes<Real>];
+    widen(from, kLanes<Real>, lanes);
+    return Pack<Real>::load(lanes);
+  }
+}
+
 // A pack of `count` < W numbers, with zeros in the lanes behind them.
-template <class Real>
-[[nodiscard]] inline Pack<Real> load_part(const Real* from, Index count) {
+template <class Real, class Stored>
+[[nodiscard]] inline Pack<Real> load_part(const Stored* from, Index count) {
   Real lanes[kLanes<Real>] = {};
-  std::copy(from, from + count, lanes);
+  convert(from, count, lanes);
   return Pack<Real>::load(lanes);
 }
 
@@ -33,22 +48,22 @@ namespace detail {
 // prefetching stops.
 inline constexpr Index kPrefetchBytes = 4096;
 
-// Numbers in a line of cache.
-template <class Real>
-inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(Real)), kLanes<Real>);
+// Numbers in a line of cache, at least a vector of Real.
+template <class Real, class Stored>
+inline constexpr Index kLine = std::max<Index>(64 / Index(sizeof(Stored)), kLanes<Real>);
 
 // Fetches the line of cache that lies kPrefetchBytes behind `line`; there need not be memory.
-template <class Real>
-[[gnu::always_inline]] inline void prefetch_behind(const Real* line) {
+template <class Stored>
+[[gnu::always_inline]] inline void prefetch_behind(const Stored* line) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(line) +
                                                    std::uintptr_t(kPrefetchBytes)));
 }
 
 // Dot products of `Keys` <= W rows with one query; lanes from Keys on hold 0.
-template <class Real, int Keys>
-[[nodiscard]] inline Pack<Real> dots_of_rows(const Real* rows, Index stride, Index columns,
+template <class Real, int Keys, class Stored>
+[[nodiscard]] inline Pack<Real> dots_of_rows(const Stored* rows, Index stride, Index columns,
                                              const Real* query) {
-  constexpr Index W = kLanes<Real>;
+  constexpr Index W = kLanes<Real>, line = kLine<Real, Stored>;
   Pack<Real> sums[W];
   for (Index k = 0; k < W; ++k) sums[k] = Real(0);
   Index c = 0;
@@ -56,26 +71,26 @@ template <class Real, int Keys>
     const Pack<Real> q = Pack<Real>::load(query + at);
 #pragma GCC unroll 16
     for (Index k = 0; k < Keys; ++k)
-      sums[k] = mul_add(Pack<Real>::load(rows + k * stride + at), q, sums[k]);
+      sums[k] = mul_add(load_row<Real>(rows + k * stride + at), q, sums[k]);
   };
-  for (; c + kLine<Real> <= columns; c += kLine<Real>) {
+  for (; c + line <= columns; c += line) {
 #pragma GCC unroll 16
     for (Index k = 0; k < Keys; ++k) prefetch_behind(rows + k * stride + c);
 #pragma GCC unroll 4
-    for (Index at = 0; at < kLine<Real>; at += W) step(c + at);
+    for (Index at = 0; at < line; at += W) step(c + at);
   }
   for (; c + W <= columns; c += W) step(c);
   if (c < columns) {
-    const Pack<Real> q = load_part(query + c, columns - c);
+    const Pack<Real> q = load_part<Real>(query + c, columns - c);
     for (Index k = 0; k < Keys; ++k)
-      sums[k] = mul_add(load_part(rows + k * stride + c, columns - c), q, sums[k]);
+      sums[k] = mul_add(load_part<Real>(rows + k * stride + c, columns - c), q, sums[k]);
   }
   return sums_of_lanes(sums);
 }
 
 // sums[v] += sum over keys of weights[key * weights_row] * rows[key][v * W ...]
-template <class Real, int Vectors>
-inline void mix_vectors(const Real* rows, Index stride, Index keys, const Real* weights,
+template <class Real, int Vectors, class Stored>
+inline void mix_vectors(const Stored* rows, Index stride, Index keys, const Real* weights,
                         Index weights_row, Real* sums) {
   constexpr Index W = kLanes<Real>;
   Pack<Real> acc[Vectors];
@@ -85,10 +100,11 @@ inline void mix_vectors(const Real* rows, Index stride, Index keys, const Real* 
   for (Index j = 0; j < keys; ++j) {
     const Pack<Real> weight = weights[j * weights_row];
 #pragma GCC unroll 8
-    for (Index c = 0; c < Vectors * W; c += kLine<Real>) prefetch_behind(rows + j * stride + c);
+    for (Index c = 0; c < Vectors * W; c += kLine<Real, Stored>)
+      prefetch_behind(rows + j * stride + c);
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v)
-      acc[v] = mul_add(weight, Pack<Real>::load(rows + j * stride + v * W), acc[v]);
+      acc[v] = mul_add(weight, load_row<Real>(rows + j * stride + v * W), acc[v]);
   }
 #pragma GCC unroll 8
   for (int v = 0; v < Vectors; ++v) acc[v].store(sums + v * W);
@@ -97,13 +113,13 @@ inline void mix_vectors(const Real* rows, Index stride, Index keys, const Real* 
 }  // namespace detail
 
 // out[key] = rows[key] . query, 0 behind the last key: `out` has room for whole vectors.
-template <class Real>
-void row_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* query,
+template <class Real, class Stored>
+void row_dots(const Stored* rows, Index stride, Index keys, Index columns, const Real* query,
               Real* out) {
   constexpr Index W = kLanes<Real>;
   for (Index j = 0; j < keys; j += W) {
     const Index count = std::min(W, keys - j);
-    const Real* block = rows + j * stride;
+    const Stored* block = rows + j * stride;
     Pack<Real> dots = Real(0);
     if (count == W)
       dots = detail::dots_of_rows<Real, int(W)>(block, stride, columns, query);
@@ -129,8 +145,8 @@ void narrow_dots(const Real* rows, Index stride, Index keys, Index columns, cons
 }
 
 // out[column * out_step] += sum over keys of rows[key][column] * weights[key * weight_step]
-template <class Real>
-void row_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
+template <class Real, class Stored>
+void row_mix(const Stored* rows, Index stride, Index keys, Index columns, const Real* weights,
              Index weight_step, Real* out, Index out_step) {
   constexpr Index W = kLanes<Real>;
   constexpr int kBlock = 8;
@@ -146,7 +162,7 @@ void row_mix(const Real* rows, Index stride, Index keys, Index columns, const Re
   while (c + W <= columns) block.template operator()<1>();
   for (; c < columns; ++c) {
     Real sum = Real(0);
-    for (Index j = 0; j < keys; ++j) sum += weights[j * weight_step] * rows[j * stride + c];
+    for (Index j = 0; j < keys; ++j) sum += weights[j * weight_step] * Real(rows[j * stride + c]);
     out[c * out_step] += sum;
   }
 }

@@ -66,11 +66,22 @@ class FewQueries {
     }
   }
 
-  // out[column][i] += sum over keys of weights * values. What a hidden key's value holds does not
-  // matter; `copy` has room for the tile's values.
-  void mix(const PanelTile& tile, const Rows<Real>& values, const LaneTile<Real>& out,
-           Real* copy) const {
-    const bool finite = !tile.hides_pairs || all_finite(values);
+  // out[column][i] += sum over keys of weights * values, for a tile that hides no pair. Values are read as they are
+  // stored.
+  void mix(const PanelTile& tile, const LaneTile<Real>& out) const {
+    const TilePlace& at = tile.at;
+    c_.in.value.visit([&](const auto& value) {
+      const auto* rows = value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
+      for (Index i = 0; i < at.rows; ++i)
+        row_mix(rows, value.strides().row, at.keys, c_.geometry.dim_v, rows_ + i * stride_, 1,
+                out.data + i, out.lanes);
+    });
+  }
+  // The same where pairs are hidden. What the value of a hidden key holds does not matter; `copy` has room for the
+  // tile's values.
+  void mix_visible(const PanelTile& tile, const Rows<Real>& values, const LaneTile<Real>& out,
+                   Real* copy) const {
+    const bool finite = all_finite(values);
     for (Index i = 0; i < tile.at.rows; ++i) {
       const Rows<Real> own = finite ? values : without_hidden(tile.at, i, values, copy);
       row_mix(own.data, own.stride, own.count, own.columns, rows_ + i * stride_, 1, out.data + i,

@@ -141,7 +141,7 @@ class RowPairs {
     const Index left = count_ - j;
     for (std::size_t i = 0; i < pair.key.size(); ++i)
       pair.key[i] = left >= kLanes<Real> ? Pack<Real>::load(keys_.feature[i] + j)
-                                         : load_part(keys_.feature[i] + j, left);
+                                         : load_part<Real>(keys_.feature[i] + j, left);
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
     if constexpr (Score::has_table)
       for (int k = 0; k < kLanes<Real>; ++k)

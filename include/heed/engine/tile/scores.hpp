@@ -141,8 +141,10 @@ class QuerySide {
   // Scores of query `lane` of a narrow panel with the keys of `place`, before any mask; `out` and
   // `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
   void row_scores(const TilePlace& place, Index lane, Real* out, Real* projected) const {
-    const Rows<Real> k = key_rows(place.key, place.keys);
-    row_dots(k.data, k.stride, k.count, k.columns, narrow_ + lane * k.columns, out);
+    c_.in.key.visit([&](const auto& key) {
+      row_dots(key.row(batch_, source_.kv_head, place.key) + source_.key_column, key.strides().row,
+               place.keys, source_.width, narrow_ + lane * source_.width, out);
+    });
     if (c_.plain()) return;
     if constexpr (Score::has_projection)
       if (side_.projected.rows > 0) {
