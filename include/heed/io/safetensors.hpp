@@ -11,6 +11,7 @@
 
 #include <heed/core/config.hpp>
 #include <heed/core/error.hpp>
+#include <heed/core/narrow.hpp>
 #include <heed/io/atomic_file.hpp>
 #include <heed/io/safetensors_header.hpp>
 #include <heed/io/safetensors_types.hpp>
@@ -178,10 +179,10 @@ class Safetensors : public SafetensorsIndex {
   requires AnyOf<Real, float, double>
   [[nodiscard]] std::vector<Real> rounded(const std::string& name) const {
     const std::string& dtype = info(name).dtype;
-    if (dtype == "F64") return round<Real, double>(name, [](double x) { return x; });
-    if (dtype == "F32") return round<Real, float>(name, [](float x) { return x; });
-    if (dtype == "F16") return round<Real, std::uint16_t>(name, float_of_f16);
-    if (dtype == "BF16") return round<Real, std::uint16_t>(name, float_of_bf16);
+    if (dtype == "F64") return round<Real, double>(name);
+    if (dtype == "F32") return round<Real, float>(name);
+    if (dtype == "F16") return round<Real, half>(name);
+    if (dtype == "BF16") return round<Real, bfloat16>(name);
     refuse(source_, "tensor ", in_quotes(name), " is ", dtype,
            ", it must be F64, F32, F16 or BF16");
   }
@@ -204,12 +205,12 @@ class Safetensors : public SafetensorsIndex {
     return result;
   }
 
-  template <class To, class Stored, class Value>
-  [[nodiscard]] std::vector<To> round(const std::string& name, const Value& value_of) const {
+  template <class To, class Stored>
+  [[nodiscard]] std::vector<To> round(const std::string& name) const {
     const std::span<const std::byte> raw = bytes(name);
     std::vector<To> result(raw.size() / sizeof(Stored));
     for (std::size_t i = 0; i < result.size(); ++i) {
-      const auto value = value_of(load<Stored>(name, raw, i));
+      const ArithmeticOf<Stored> value = load<Stored>(name, raw, i);
       result[i] = static_cast<To>(value);
       if (std::isfinite(value) && !std::isfinite(result[i]))
         refuse(source_, "tensor ", in_quotes(name), " has ", value, " at element ", i,

@@ -136,23 +136,6 @@ template <Element To, Element From>
   }
 }
 
-// Conversions from the 16-bit formats. Float holds each of their numbers exactly, subnormals, infinities and NaN among
-// them.
-[[nodiscard]] inline float float_of_bf16(std::uint16_t bits) {
-  return std::bit_cast<float>(std::uint32_t{bits} << 16);
-}
-[[nodiscard]] inline float float_of_f16(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000U) << 16, exponent = bits >> 10 & 0x1FU,
-                      fraction = bits & 0x3FFU;
-  if (exponent == 0) {  // fraction 2^-24
-    const float size = 0x1p-24F * static_cast<float>(fraction);
-    return sign != 0 ? -size : size;
-  }
-  // The exponent biases are 15 and 127. An exponent of all ones (infinity, NaN) stays all ones.
-  const std::uint32_t wide = exponent == 0x1FU ? 0xFFU : exponent + (127U - 15U);
-  return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
-}
-
 inline void require_little_endian(const std::string& source) {
   if constexpr (std::endian::native != std::endian::little)
     refuse(source, "the file is little-endian, this host is not");
