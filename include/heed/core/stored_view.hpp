@@ -46,6 +46,11 @@ class StoredView {
   // The view of memory that holds Elements; an empty one where narrow().
   [[nodiscard]] const TensorView<Element>& plain() const { return plain_; }
 
+  // What checks ask of it; valid as long as the view.
+  [[gnu::noinline]] operator MemoryView() const {
+    return visit([](const auto& v) { return MemoryView(v); });
+  }
+
   // f(view), for the view of what is stored.
   template <class F>
   decltype(auto) visit(F&& f) const {

@@ -13,6 +13,7 @@
 #include <heed/core/error.hpp>
 #include <heed/core/narrow.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
@@ -50,6 +51,93 @@ struct Strides {
 [[nodiscard]] inline Strides dense_strides(const Shape& s) {
   const Index head = checked_product(s.len, s.dim, "TensorView: len x dim");
   return {checked_product(s.heads, head, "TensorView: heads x len x dim"), head, s.dim};
+}
+
+// Where the memory of a view lies, whatever its elements are: what checks ask, so that they are compiled once for all
+// types.
+struct MemoryView {
+  Shape shape;
+  Strides strides;  // in elements
+  Index page_rows;  // 0 for memory in one piece
+  Index element_bytes, alignment;
+  const void* view;
+  const void* (*page_of)(const void* view, Index p);
+
+  [[nodiscard]] bool has_elements() const {
+    return shape.batch > 0 && shape.heads > 0 && shape.len > 0 && shape.dim > 0;
+  }
+  // Pages, and the address of the first element of one; memory in one piece is one page.
+  [[nodiscard]] Index pages() const {
+    return page_rows > 0 ? (shape.len + page_rows - 1) / page_rows : 1;
+  }
+  [[nodiscard]] std::uintptr_t address(Index p) const {
+    return reinterpret_cast<std::uintptr_t>(page_of(view, p));
+  }
+  // Rows of page p.
+  [[nodiscard]] Index rows(Index p) const {
+    return page_rows > 0 ? std::min(page_rows, shape.len - p * page_rows) : shape.len;
+  }
+
+  // Offsets in bytes from the address of page p: of its first byte, and of the byte behind its last one; strides may be
+  // negative. For views that have elements. Throws if an offset does not fit an Index.
+  struct Span {
+    Index first, end;
+  };
+  [[nodiscard]] Span span(Index p) const {
+    Span span{0, shape.dim};
+    const auto reach = [&span](Index extent, Index stride) {
+      const Index far = checked_product(extent - 1, stride, "TensorView: extent x stride");
+      Index& side = far < 0 ? span.first : span.end;
+      if (__builtin_add_overflow(side, far, &side))
+        fail("TensorView: extent ", extent, " at stride ", stride,
+             " reaches beyond a 64-bit index");
+    };
+    reach(shape.batch, strides.batch);
+    reach(shape.heads, strides.head);
+    reach(rows(p), strides.row);
+    for (Index* offset : {&span.first, &span.end})
+      *offset = checked_product(*offset, element_bytes, "TensorView: offset in bytes");
+    return span;
+  }
+};
+
+namespace detail {
+
+// Do these pages of two views share a byte? They do not where both are views of one packed tensor (equal strides) with
+// columns of their own.
+[[nodiscard]] inline bool pages_overlap(const MemoryView& a, Index p, const MemoryView& b,
+                                        Index r) {
+  const MemoryView::Span of_a = a.span(p), of_b = b.span(r);
+  const std::uintptr_t at_a = a.address(p), at_b = b.address(r);
+  if (at_a + std::uintptr_t(of_a.end) <= at_b + std::uintptr_t(of_b.first) ||
+      at_b + std::uintptr_t(of_b.end) <= at_a + std::uintptr_t(of_a.first))
+    return false;
+  if (a.element_bytes != b.element_bytes) return true;
+  // In a packed tensor every element of a view lies in the columns [0, width) behind its first one, of rows that
+  // both views share.
+  const Index row = a.strides.row;
+  const auto width = [](const MemoryView& v) {
+    return (v.shape.heads - 1) * v.strides.head + v.shape.dim;
+  };
+  const bool same_rows = row == b.strides.row && row > 0 && width(a) <= row && width(b) <= row &&
+                         a.strides.head >= 0 && b.strides.head >= 0 &&
+                         (a.shape.batch == 1 || a.strides.batch % row == 0) &&
+                         (b.shape.batch == 1 || b.strides.batch % row == 0);
+  if (!same_rows) return true;
+  Index shift = Index(at_b - at_a) / a.element_bytes % row;
+  if (shift < 0) shift += row;
+  return shift < width(a) || shift + width(b) > row;
+}
+
+}  // namespace detail
+
+// Whether two views may touch a common byte.
+[[nodiscard]] inline bool may_overlap(const MemoryView& a, const MemoryView& b) {
+  if (!a.has_elements() || !b.has_elements()) return false;
+  for (Index p = 0; p < a.pages(); ++p)
+    for (Index r = 0; r < b.pages(); ++r)
+      if (detail::pages_overlap(a, p, b, r)) return true;
+  return false;
 }
 
 namespace detail {
@@ -202,26 +290,13 @@ class TensorView {
     return {pages_[p], shape, strides_};
   }
 
-  // Offsets from data(), in elements, of the first and the last element in memory; strides may be negative. For
-  // views that have elements and are in one piece. Throws if an offset in bytes does not fit an Index.
-  struct Span {
-    Index first = 0, last = 0;
-  };
-  [[nodiscard]] Span span() const {
-    Span span{0, shape_.dim - 1};
-    const auto reach = [&span](Index extent, Index stride) {
-      const Index far = checked_product(extent - 1, stride, "TensorView: extent x stride");
-      Index& end = far < 0 ? span.first : span.last;
-      if (__builtin_add_overflow(end, far, &end))
-        fail("TensorView: extent ", extent, " at stride ", stride,
-             " reaches beyond a 64-bit index");
+  // What checks ask of it; valid as long as the view.
+  [[gnu::noinline]] operator MemoryView() const {
+    const auto page = [](const void* view, Index p) -> const void* {
+      return static_cast<const TensorView*>(view)->page(p).data();
     };
-    reach(shape_.batch, strides_.batch);
-    reach(shape_.heads, strides_.head);
-    reach(page_rows_ > 0 && page_rows_ < shape_.len ? page_rows_ : shape_.len, strides_.row);
-    for (const Index offset : {span.first, span.last})
-      (void)checked_product(offset, Index(sizeof(Element)), "TensorView: offset in bytes");
-    return span;
+    return {shape_, strides_, page_rows_, Index(sizeof(Element)), Index(alignof(Element)),
+            this,   page};
   }
 
  private:
@@ -256,44 +331,6 @@ template <class Element>
   return {data ? data + part * width : data,
           {batch, heads, len, dim},
           {checked_product(len, row, "view_packed: len x parts x heads x dim"), dim, row}};
-}
-
-// Whether two views may touch a common byte: their ranges of addresses overlap, and they are not views of one
-// packed tensor (equal strides) with disjoint columns.
-template <class A, class B>
-[[nodiscard]] bool may_overlap(const TensorView<A>& a, const TensorView<B>& b) {
-  if (!a.has_elements() || !b.has_elements()) return false;
-  if (a.page_rows() > 0 || b.page_rows() > 0) {
-    for (Index p = 0; p < a.pages(); ++p)
-      for (Index r = 0; r < b.pages(); ++r)
-        if (may_overlap(a.page(p), b.page(r))) return true;
-    return false;
-  }
-  const auto address = [](const auto& v, Index offset) {
-    return reinterpret_cast<std::uintptr_t>(v.data()) + std::uintptr_t(offset) * sizeof(*v.data());
-  };
-  const auto first = [&](const auto& v) { return address(v, v.span().first); };
-  const auto last = [&](const auto& v) {
-    return address(v, v.span().last) + sizeof(*v.data()) - 1;
-  };
-  if (last(a) < first(b) || last(b) < first(a)) return false;
-  if (sizeof(A) != sizeof(B)) return true;
-  // In a packed tensor every element of a view lies in the columns [0, width) behind its first one, of rows that
-  // both views share.
-  const auto row = a.strides().row;
-  const auto width = [](const auto& v) {
-    return (v.shape().heads - 1) * v.strides().head + v.shape().dim;
-  };
-  const bool same_rows = row == b.strides().row && row > 0 && width(a) <= row && width(b) <= row &&
-                         a.strides().head >= 0 && b.strides().head >= 0 &&
-                         (a.shape().batch == 1 || a.strides().batch % row == 0) &&
-                         (b.shape().batch == 1 || b.strides().batch % row == 0);
-  if (!same_rows) return true;
-  const auto bytes =
-      reinterpret_cast<std::intptr_t>(b.data()) - reinterpret_cast<std::intptr_t>(a.data());
-  Index shift = (bytes / Index(sizeof(A))) % row;
-  if (shift < 0) shift += row;
-  return shift < width(a) || shift + width(b) > row;
 }
 
 }  // namespace HEED_ABI

@@ -146,56 +146,47 @@ inline std::string door_name(const char* function, const char* op) {
   return op[0] == '\0' ? std::string(function) : std::string(function) + "(" + op + ")";
 }
 
-template <class Real>
-void require_view(const TensorView<Real>& view, const char* name, const std::string& where) {
-  const Shape& s = view.shape();
+inline void require_view(const MemoryView& view, const char* name, const std::string& where) {
+  const Shape& s = view.shape;
   require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
           " has shape ", s, ", extents must not be negative");
   (void)element_count(s, (where + ": " + name).c_str());
   if (!view.has_elements()) return;
-  (void)view.span();  // throws where an offset does not fit
   for (Index p = 0; p < view.pages(); ++p) {
-    const Real* data = view.page(p).data();
-    require(data != nullptr, where, ": ", name, " has a null pointer and shape ", s);
-    require(reinterpret_cast<std::uintptr_t>(data) % alignof(Real) == 0, where, ": ", name,
-            " is not aligned to ", alignof(Real), " bytes");
+    (void)view.span(p);  // throws where an offset does not fit
+    const std::uintptr_t address = view.address(p);
+    require(address != 0, where, ": ", name, " has a null pointer and shape ", s);
+    require(address % std::uintptr_t(view.alignment) == 0, where, ": ", name, " is not aligned to ",
+            view.alignment, " bytes");
   }
 }
 
-template <class Real>
-void require_view(const StoredView<Real>& view, const char* name, const std::string& where) {
-  view.visit([&](const auto& stored) { require_view(stored, name, where); });
-}
-
 // Pages that tiles of keys do not straddle.
-template <class Real>
-void require_pages(const StoredView<const Real>& view, const char* name, const std::string& where) {
-  require(view.page_rows() % kPanelLanes<Real> == 0, where, ": ", name, " has pages of ",
-          view.page_rows(), " rows, they must be multiples of ", kPanelLanes<Real>);
+inline void require_pages(const MemoryView& view, Index lanes, const char* name,
+                          const std::string& where) {
+  require(view.page_rows % lanes == 0, where, ": ", name, " has pages of ", view.page_rows,
+          " rows, they must be multiples of ", lanes);
 }
-template <class View>
-void require_one_piece(const View& view, const char* name, const std::string& where) {
-  require(view.page_rows() == 0, where, ": ", name, " has pages of ", view.page_rows(),
+inline void require_one_piece(const MemoryView& view, const char* name, const std::string& where) {
+  require(view.page_rows == 0, where, ": ", name, " has pages of ", view.page_rows,
           " rows, it must lie in one piece");
 }
 
-template <class View>
-void require_shape(const View& view, const Shape& wanted, const char* name,
-                   const std::string& where) {
+inline void require_shape(const MemoryView& view, const Shape& wanted, const char* name,
+                          const std::string& where) {
   require_view(view, name, where);
   require_one_piece(view, name, where);
-  require(view.shape() == wanted, where, ": ", name, " has shape ", view.shape(), ", it must be ",
+  require(view.shape == wanted, where, ": ", name, " has shape ", view.shape, ", it must be ",
           wanted);
 }
 
 // What is written: every number has a place of its own.
-template <class Real>
-void require_output(const TensorView<Real>& view, const Shape& wanted, const char* name,
-                    const std::string& where) {
+inline void require_output(const MemoryView& view, const Shape& wanted, const char* name,
+                           const std::string& where) {
   require_shape(view, wanted, name, where);
   if (!view.has_elements()) return;
-  const Shape& s = view.shape();
-  const Strides& strides = view.strides();
+  const Shape& s = view.shape;
+  const Strides& strides = view.strides;
   std::array<std::pair<Index, Index>, 3> steps{{{std::abs(strides.batch), s.batch},
                                                 {std::abs(strides.head), s.heads},
                                                 {std::abs(strides.row), s.len}}};
@@ -209,26 +200,9 @@ void require_output(const TensorView<Real>& view, const Shape& wanted, const cha
   }
 }
 
-template <class Real>
-void require_output(const StoredView<Real>& view, const Shape& wanted, const char* name,
-                    const std::string& where) {
-  view.visit([&](const auto& stored) { require_output(stored, wanted, name, where); });
-}
-
-template <class A, class B>
-void require_apart(const TensorView<A>& out, const TensorView<B>& input, const char* out_name,
-                   const char* input_name, const std::string& where) {
+inline void require_apart(const MemoryView& out, const MemoryView& input, const char* out_name,
+                          const char* input_name, const std::string& where) {
   require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
-}
-template <class A, class View>
-void require_apart(const StoredView<A>& out, const View& input, const char* out_name,
-                   const char* input_name, const std::string& where) {
-  out.visit([&](const auto& a) {
-    if constexpr (requires { input.plain(); })
-      input.visit([&](const auto& b) { require_apart(a, b, out_name, input_name, where); });
-    else
-      require_apart(a, input, out_name, input_name, where);
-  });
 }
 
 }  // namespace detail
@@ -255,8 +229,8 @@ template <class Op, class Real>
   require_view(in.value, "value", where);
   require_one_piece(in.query, "query", where);
   require_one_piece(in.extra, "extra", where);
-  require_pages(in.key, "key", where);
-  require_pages(in.value, "value", where);
+  require_pages(in.key, kPanelLanes<Real>, "key", where);
+  require_pages(in.value, kPanelLanes<Real>, "value", where);
   const Shape &q = in.query.shape(), &k = in.key.shape(), &v = in.value.shape();
   for (const auto& [view, name] :
        {std::pair{&in.query, "query"}, {&in.key, "key"}, {&in.value, "value"}})

@@ -16,25 +16,28 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
                      const StoredView<const Real>& out, const StoredView<const Real>& grad_out,
                      const std::string& where) {
   struct Named {
-    const StoredView<Real>& view;
     const char* name;
-    StoredView<const Real> like;
+    bool given;
+    MemoryView view;
   };
-  const Named named[] = {{grads.query, "grad_query", in.query},
-                         {grads.key, "grad_key", in.key},
-                         {grads.value, "grad_value", in.value},
-                         {grads.extra, "grad_extra", in.extra},
-                         {grads.bias, "grad_bias", mask.bias}};
-  const std::pair<StoredView<const Real>, const char*> read[] = {
-      {in.query, "query"}, {in.key, "key"}, {in.value, "value"},   {in.extra, "extra"},
-      {mask.bias, "bias"}, {out, "out"},    {grad_out, "grad_out"}};
-  for (const Named& a : named) {
-    if (!a.view.given()) continue;
-    require(a.like.given(), where, ": ", a.name, " was given, the call has no such input");
-    require_output(a.view, a.like.shape(), a.name, where);
-    for (const auto& [view, name] : read) require_apart(a.view, view, a.name, name, where);
+  const auto named = [](const char* name, const auto& view) {
+    return Named{name, view.given(), view};
+  };
+  const Named read[] = {named("query", in.query),   named("key", in.key),
+                        named("value", in.value),   named("extra", in.extra),
+                        named("bias", mask.bias),   named("out", out),
+                        named("grad_out", grad_out)};
+  const Named written[] = {named("grad_query", grads.query), named("grad_key", grads.key),
+                           named("grad_value", grads.value), named("grad_extra", grads.extra),
+                           named("grad_bias", grads.bias)};
+  for (const Named& a : written) {
+    if (!a.given) continue;
+    const Named& like = read[&a - written];
+    require(like.given, where, ": ", a.name, " was given, the call has no such input");
+    require_output(a.view, like.view.shape, a.name, where);
+    for (const Named& b : read) require_apart(a.view, b.view, a.name, b.name, where);
     require_apart(a.view, mask.allowed, a.name, "the boolean mask", where);
-    for (const Named& b : named)
+    for (const Named& b : written)
       if (&a < &b) require_apart(a.view, b.view, a.name, b.name, where);
   }
 }

@@ -32,8 +32,8 @@ struct GradientOperands {
 
 // to = rows, the first `count` of head (b, h) from `first` on, at `stride`. They lie on one page.
 template <class Real>
-void widen_rows(const StoredView<const Real>& rows, Index b, Index h, Index first, Index count,
-                Real* to, Index stride) {
+[[gnu::noinline]] void widen_rows(const StoredView<const Real>& rows, Index b, Index h, Index first,
+                                  Index count, Real* to, Index stride) {
   if (count <= 0) return;
   rows.visit([&](const auto& view) {
     const auto* from = view.row(b, h, first);
@@ -51,7 +51,7 @@ class WidenedTensors {
   WidenedTensors(const WidenedTensors&) = delete;  // the views refer to its memory
 
   // `from` itself, or a copy of its numbers.
-  [[nodiscard]] TensorView<const Real> read(const StoredView<const Real>& from) {
+  [[nodiscard, gnu::noinline]] TensorView<const Real> read(const StoredView<const Real>& from) {
     if (!from.narrow()) return from.plain();
     const TensorView<Real> copy = memory_for(from.shape());
     for_heads(from.shape(), [&](Index b, Index h) {
@@ -64,7 +64,7 @@ class WidenedTensors {
   }
 
   // `to` itself, or memory whose numbers round() puts there.
-  [[nodiscard]] TensorView<Real> write(const StoredView<Real>& to) {
+  [[nodiscard, gnu::noinline]] TensorView<Real> write(const StoredView<Real>& to) {
     if (!to.narrow()) return to.plain();
     written_.push_back({memory_for(to.shape()), to});
     return written_.back().from;
@@ -73,13 +73,11 @@ class WidenedTensors {
   // After the call: what was written, rounded to the nearest numbers of 16 bits.
   void round() const {
     for (const Written& written : written_)
-      written.to.visit([&](const auto& to) {
-        using Narrow = std::remove_cvref_t<decltype(to(0, 0, 0, 0))>;
-        if constexpr (NarrowNumber<Narrow>)
-          for_heads(to.shape(), [&](Index b, Index h) {
-            for (Index t = 0; t < to.shape().len; ++t)
-              narrow(written.from.row(b, h, t), to.shape().dim, to.row(b, h, t));
-          });
+      for_heads(written.to.shape(), [&](Index b, Index h) {
+        written.to.visit([&](const auto& to) {
+          for (Index t = 0; t < to.shape().len; ++t)
+            convert(written.from.row(b, h, t), to.shape().dim, to.row(b, h, t));
+        });
       });
   }
 
