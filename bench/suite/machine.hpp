@@ -58,7 +58,7 @@ class ReadProbe {
     P sums[kChains];
     for (P& sum : sums) sum = 0.0F;
     for (; from < to; from += kStep) {
-      for (Index i = 0; i < kStep; i += heed::detail::kLine<float>)
+      for (Index i = 0; i < kStep; i += heed::detail::kLine<float, float>)
         heed::detail::prefetch_behind(from + i);
       for (Index i = 0; i < kChains; ++i) sums[i] += P::load(from + i * P::width);
     }

@@ -49,10 +49,10 @@ class Sampler {
   int calls_;
 };
 
-// Counters  GFLOP/s of the plain products and `peak`, their share of the FMA peak; for one query GB/s of
-//           keys and values and `read`, their share of what reading alone reaches; `x_sdpa`, the time over
+// Counters  GFLOP/s of the plain products and `peak`, their share of the FMA peak of what is computed with; for one
+//           query GB/s of keys and values, as they are stored, and `read`, their share of what reading alone reaches; `x_sdpa`, the time over
 //           that of `baseline`, where there is one.
-template <class T>
+template <class Stored>
 void measure(benchmark::State& state, const Case& c, Pass pass, const Contender& contender,
              const Contender* baseline) {
   const int calls = calls_per_sample(c, pass);
@@ -64,8 +64,8 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   std::optional<Sampler> other;
   if (baseline) other.emplace(prepare(*baseline));
   std::optional<ReadProbe> reads;
-  if (c.decodes()) reads.emplace(c.bytes(sizeof(T)), c.threads);
-  const double amount = c.decodes() ? c.bytes(sizeof(T)) : c.flops(pass);
+  if (c.decodes()) reads.emplace(c.bytes(sizeof(Stored)), c.threads);
+  const double amount = c.decodes() ? c.bytes(sizeof(Stored)) : c.flops(pass);
 
   // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
   // samples, and a probe of a millisecond beside each.
@@ -75,7 +75,8 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
     state.SetIterationTime(time * calls);
     rates.push_back(amount / time * 1e-9);
     shares.push_back(amount / time /
-                     (reads ? reads->bytes_per_second() : heed::peak_flops<T>(c.threads)));
+                     (reads ? reads->bytes_per_second()
+                            : heed::peak_flops<heed::ArithmeticOf<Stored>>(c.threads)));
     if (other) ratios.push_back(time / other->sample());
   }
   state.counters[c.decodes() ? "GB/s" : "GFLOP/s"] = heed::median_of(rates);

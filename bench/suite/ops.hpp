@@ -46,14 +46,73 @@ struct CaseMask {
   }
 };
 
-// A call of a case.
+// Tensors of a call that are stored as Stored, 16 bits wide.
+template <class Op, class Stored>
+struct StoredTensors {
+  heed::Geometry geometry;
+  Index extra_dim;
+  std::vector<Stored> query, key, value, extra, grad_out, out, grad_query, grad_key, grad_value;
+
+  StoredTensors(const Op& op, const heed::Geometry& g) : geometry(g), extra_dim(op.extra_dim(g)) {
+    const auto numbers = heed::normal_numbers(op, g);
+    const auto store = [](const auto& from, std::vector<Stored>& to) {
+      to.resize(from.size());
+      heed::convert(from.data(), Index(from.size()), to.data());
+    };
+    store(numbers.query, query);
+    store(numbers.key, key);
+    store(numbers.value, value);
+    store(numbers.extra, extra);
+    store(numbers.grad_out, grad_out);
+    out = grad_out;
+    grad_query = query;
+    grad_key = key;
+    grad_value = value;
+  }
+  [[nodiscard]] heed::CallViews<typename Op::Scalar> views() {
+    const auto view = [](std::vector<Stored>& numbers, const heed::Shape& shape) {
+      return heed::TensorView<Stored>(numbers.data(), shape);
+    };
+    const heed::Geometry& g = geometry;
+    heed::CallViews<typename Op::Scalar> views{
+        {view(query, g.query_shape()), view(key, g.key_shape()), view(value, g.value_shape())},
+        view(out, g.out_shape()),
+        view(grad_out, g.out_shape()),
+        {view(grad_query, g.query_shape()), view(grad_key, g.key_shape()),
+         view(grad_value, g.value_shape())}};
+    if (extra_dim > 0) views.inputs.extra = view(extra, g.extra_shape(extra_dim));
+    return views;
+  }
+};
+// Those of an OpCall are its own.
 template <class Op>
+struct StoredTensors<Op, typename Op::Scalar> {};
+
+// A call of a case.
+template <class Op, class Stored = typename Op::Scalar>
 struct CaseCall {
   CaseMask<typename Op::Scalar> mask;
+  StoredTensors<Op, Stored> tensors;
   heed::OpCall<Op> call;
 
   CaseCall(const Op& op, const heed::Geometry& g, MaskKind kind, int threads)
-      : mask(kind, g), call(op, g, mask.mask, {.threads = threads}) {}
+      : mask(kind, g), tensors(tensors_of(op, g)), call(call_of(op, g, threads)) {}
+  CaseCall(const CaseCall&) = delete;  // the call refers to the rest
+
+ private:
+  static constexpr bool own = std::is_same_v<Stored, typename Op::Scalar>;
+  [[nodiscard]] static StoredTensors<Op, Stored> tensors_of(const Op& op, const heed::Geometry& g) {
+    if constexpr (own)
+      return {};
+    else
+      return {op, g};
+  }
+  [[nodiscard]] heed::OpCall<Op> call_of(const Op& op, const heed::Geometry& g, int threads) {
+    if constexpr (own)
+      return {op, g, mask.mask, {.threads = threads}};
+    else
+      return {op, tensors.views(), mask.mask, {.threads = threads}};
+  }
 };
 
 // Largest difference from the slow twin, relative to the largest number: over out, or dq, dk, dv.
@@ -62,56 +121,71 @@ template <class Op>
   const auto problem = heed::problem_of<typename Op::Scalar>(call);
   call.forward();
   if (pass == Pass::forward)
-    return deviation(call.out, heed::reference::forward(call.op, problem).out);
+    return deviation(heed::dense_numbers<double>(call.out_view()),
+                     heed::reference::forward(call.op, problem).out);
   call.backward();
-  const auto slow = heed::reference::gradients(call.op, problem, call.grad_out);
-  return std::max({deviation(call.grad_query, slow.dquery), deviation(call.grad_key, slow.dkey),
-                   deviation(call.grad_value, slow.dvalue)});
+  const auto slow = heed::reference::gradients(
+      call.op, problem, heed::dense_numbers<typename Op::Scalar>(call.grad_out_view()));
+  double error = 0;
+  for (const heed::NamedTensor& gradient : call.gradients()) {
+    const auto* wanted = gradient.name == "query"   ? &slow.dquery
+                         : gradient.name == "key"   ? &slow.dkey
+                         : gradient.name == "value" ? &slow.dvalue
+                                                    : nullptr;
+    if (wanted) error = std::max(error, deviation(gradient.values, *wanted));
+  }
+  return error;
 }
 
-template <class Op>
+template <class Stored, class Op>
 [[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask,
                                   int threads) {
-  const auto at = std::make_shared<CaseCall<Op>>(op, g, mask, threads);
+  const auto at = std::make_shared<CaseCall<Op, Stored>>(op, g, mask, threads);
   return {[at] { at->call.forward(); }, [at] { at->call.backward(); }};
 }
 
 // What the others are compared with: plain attention, and for masks that are read from memory no mask.
-template <class T>
+template <class Stored>
 [[nodiscard]] Contender baseline(const Case& c) {
-  return contender(heed::ScaledDot<T>{}, c.geometry(),
-                   c.mask == MaskKind::causal ? c.mask : MaskKind::full, c.threads);
+  return contender<Stored>(heed::ScaledDot<heed::ArithmeticOf<Stored>>{}, c.geometry(),
+                           c.mask == MaskKind::causal ? c.mask : MaskKind::full, c.threads);
 }
 
 // The op on a few rows and one key-value head, against the slow twin.
-template <class Op>
+template <class Stored, class Op>
 [[nodiscard]] double small_deviation(const heed::Variant<Op>& variant, const Case& c, Pass pass) {
   heed::Geometry small = variant.geometry;
   small.len_q = std::min<Index>(small.len_q, 70);
   small.len_kv = 70;
-  CaseCall<Op> at(variant.op, small, c.mask, c.threads);
+  CaseCall<Op, Stored> at(variant.op, small, c.mask, c.threads);
   return deviation_from_twin(at.call, pass);
 }
 
+// Deviations that rounding explains; of 16-bit tensors 4 units of their results.
+template <class Stored>
+[[nodiscard]] constexpr double allowed_deviation() {
+  if (heed::NarrowNumber<Stored>) return 4 * 0x1p-8;
+  return sizeof(Stored) == 4 ? 1e-3 : 1e-10;
+}
+
 // Compares first, then times.
-template <class Op>
+template <class Stored, class Op>
 void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& c, Pass pass,
          bool& compared) {
-  using T = typename Op::Scalar;
   if (!compared) {
-    const double error = small_deviation(variant, c, pass);
-    if (!(error < (sizeof(T) == 4 ? 1e-3 : 1e-10))) {
+    const double error = small_deviation<Stored>(variant, c, pass);
+    if (!(error < allowed_deviation<Stored>())) {
       state.SkipWithError(("differs from the slow twin by " + std::to_string(error)).c_str());
       return;
     }
     compared = true;
   }
-  const Contender mine = contender(variant.op, variant.geometry, c.mask, c.threads);
+  const Contender mine = contender<Stored>(variant.op, variant.geometry, c.mask, c.threads);
   const bool is_baseline = variant.name == std::string(heed::kBaseline) &&
                            c.mask != MaskKind::boolean && c.mask != MaskKind::bias;
   std::optional<Contender> other;
-  if (!is_baseline) other = baseline<T>(c);
-  measure<T>(state, c, pass, mine, other ? &*other : nullptr);
+  if (!is_baseline) other = baseline<Stored>(c);
+  measure<Stored>(state, c, pass, mine, other ? &*other : nullptr);
 }
 
 // Variants that read the key at a query's own position need as many keys as queries.
@@ -125,8 +199,9 @@ template <class Op>
   }
 }
 
-template <class T>
+template <class Stored>
 void add_variants(const char* dtype) {
+  using T = heed::ArithmeticOf<Stored>;
   for (const Case& c : cases()) {
     const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
       if (!fits(variant)) return;
@@ -135,7 +210,7 @@ void add_variants(const char* dtype) {
         if (c.decodes() && pass == Pass::backward) continue;
         add_benchmark(variant.name, pass, dtype, c,
                       [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
-                        run(state, *shared, c, pass, *compared);
+                        run<Stored>(state, *shared, c, pass, *compared);
                       });
       }
     };
