@@ -108,8 +108,8 @@ TEST_CASE("Crossings are those of the gate's own input, for every gate and whoev
       CHECK(crossings > 0);
       CHECK(crossings < pairs);
       CHECK(found.at("vigilance_crossings") == Approx(crossings / pairs).epsilon(1e-12));
-      const auto statistics =
-          heed::resonance_statistics(layer.stage.op, in.query, in.key, heed::causal<double>());
+      const auto statistics = heed::resonance_statistics(layer.stage.op, in.query.plain(),
+                                                         in.key.plain(), heed::causal<double>());
       double mean = 0;
       for (const double share : statistics.crossing) mean += share / double(kHeads);
       CHECK(mean == Approx(crossings / pairs).epsilon(1e-12));
