@@ -38,7 +38,7 @@ struct Abandoned {};
 // after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
 // called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
 template <class Body, class Release>
-void run_workers(int workers, Body&& body, Release&& release) {
+void run_workers(int workers, Body&& body, [[maybe_unused]] Release&& release) {
   if (workers <= 1) {
     body(0);
     return;
