@@ -228,7 +228,8 @@ TEST_CASE(
     CHECK(result.out.find("not finite") != std::string::npos);
     CHECK((result.out + result.err).find("nan") == std::string::npos);
     const std::string json = read(shell.path("a.json"));
-    for (const Json& variant : Json::parse(json).at("variants")) {
+    const Json report = Json::parse(json);
+    for (const Json& variant : report.at("variants")) {
       CHECK(variant.at("losses") == Json::parse("[null, null]"));
       CHECK(variant.at("forgotten_losses") == Json::parse("[null, null]"));
       CHECK(variant.at("measures").empty());
