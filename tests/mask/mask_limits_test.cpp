@@ -4,6 +4,8 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+// Sanitizers end the program in their own operator new, where it should throw.
+#include "conformance/counting_new.hpp"
 
 #include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
