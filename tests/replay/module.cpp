@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layer_ops.hpp"
 
+#include <heed/check/named_tensor.hpp>
 #include <heed/models/transformer_block.hpp>
 #include <heed/nn/attention_layers.hpp>
 
@@ -19,18 +20,6 @@ nn::ProjectedAttention<heed::IntentGated<T>> intent_of(const GoldenCase& golden)
       : gate == "from_q" ? nn::ExtraSource::from_query
                          : nn::ExtraSource::calculated,
       pairs == "half" ? nn::RopePairs::halves : nn::RopePairs::interleaved, golden.number("theta"));
-}
-
-// A (batch, heads, len, dim) view as dense numbers.
-template <class T>
-std::vector<double> dense(const heed::TensorView<const T>& view) {
-  const heed::Shape& s = view.shape();
-  std::vector<double> all;
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index h = 0; h < s.heads; ++h)
-      for (Index t = 0; t < s.len; ++t)
-        for (Index col = 0; col < s.dim; ++col) all.push_back(double(view(b, h, t, col)));
-  return all;
 }
 
 // The layer on x (B, T, C); a block and an attention layer have the same calls.
@@ -91,9 +80,10 @@ LayerResult run_intent(const GoldenCase& golden, bool rounded) {
   auto layer = intent_of<T>(golden);
   LayerResult r = run_layer<T>(layer, golden, rounded);
   const Index batch = golden.integer("B");
-  r.values["intent"] = dense(layer.inputs(batch).extra);
-  if (golden.has("q_rot")) r.values["q_rot"] = dense(layer.inputs(batch).query);
-  if (golden.has("k_rot")) r.values["k_rot"] = dense(layer.inputs(batch).key);
+  r.values["intent"] = heed::dense_numbers<double>(layer.inputs(batch).extra);
+  if (golden.has("q_rot"))
+    r.values["q_rot"] = heed::dense_numbers<double>(layer.inputs(batch).query);
+  if (golden.has("k_rot")) r.values["k_rot"] = heed::dense_numbers<double>(layer.inputs(batch).key);
   return r;
 }
 
