@@ -96,12 +96,12 @@ class NarrowFloat {
 using bfloat16 = NarrowFloat<detail::Bfloat16Format>;
 using half = NarrowFloat<detail::HalfFormat>;
 
-template <class T>
-concept NarrowNumber = std::same_as<T, bfloat16> || std::same_as<T, half>;
+template <class Number>
+concept NarrowNumber = std::same_as<Number, bfloat16> || std::same_as<Number, half>;
 
-// What heed computes with where T is stored.
-template <class T>
-using ArithmeticOf = std::conditional_t<NarrowNumber<T>, float, T>;
+// What heed computes with where such numbers are stored.
+template <class Number>
+using ArithmeticOf = std::conditional_t<NarrowNumber<Number>, float, Number>;
 
 namespace detail {
 

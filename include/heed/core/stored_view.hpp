@@ -13,8 +13,8 @@ inline namespace HEED_ABI {
 template <class Element>
 class StoredView {
  public:
-  template <class T>
-  using Of = TensorView<std::conditional_t<std::is_const_v<Element>, const T, T>>;
+  template <class Number>
+  using Of = TensorView<std::conditional_t<std::is_const_v<Element>, const Number, Number>>;
 
   StoredView() = default;
   // Whatever a TensorView of one of the three types can be made of, as that one is.

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
 #endif
 
@@ -30,7 +30,7 @@ inline void store_bits(NarrowBits bits, void* to) { *reinterpret_cast<NarrowMemo
   using Bits = Pack<float>::Bits;
 #if defined(__AVX512F__)
   return Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)narrow));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && defined(__FMA__)
   return Bits(_mm256_cvtepu16_epi32((__m128i)narrow));
 #else
   return __builtin_convertvector(narrow, Bits);
@@ -47,7 +47,7 @@ template <NarrowNumber Narrow>
 #if defined(__F16C__) && defined(__AVX512F__)
   if constexpr (std::is_same_v<Narrow, half>)
     return P::Vector(_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)narrow));
-#elif defined(__F16C__) && defined(__AVX2__)
+#elif defined(__F16C__) && defined(__AVX2__) && defined(__FMA__)
   if constexpr (std::is_same_v<Narrow, half>) return P::Vector(_mm256_cvtph_ps((__m128i)narrow));
 #endif
   return P::Vector(Narrow::template widened<P::Vector>(detail::unpacked(narrow)));
@@ -62,7 +62,7 @@ inline void store_narrowed(Pack<float> x, Narrow* to) {
   if constexpr (std::is_same_v<Narrow, half>)
     return detail::store_bits(
         detail::NarrowBits(_mm512_maskz_cvtps_ph(0xFFFF, (__m512)x.v, nearest)), to);
-#elif defined(__F16C__) && defined(__AVX2__)
+#elif defined(__F16C__) && defined(__AVX2__) && defined(__FMA__)
   constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
   if constexpr (std::is_same_v<Narrow, half>)
     return detail::store_bits(detail::NarrowBits(_mm256_cvtps_ph((__m256)x.v, nearest)), to);
