@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
