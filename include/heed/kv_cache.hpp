@@ -94,8 +94,8 @@ class KvCache {
   }
 
   // Adds the tokens of `key` (batch, kv_heads, n, dim_qk) and `value` (batch, kv_heads, n, dim_v), in
-  // any layout, rounded to the nearest numbers that the cache holds. Throws std::invalid_argument, std::bad_alloc; the cache is then as it was. Views taken
-  // before are no longer valid.
+  // any layout, rounded to the nearest numbers that the cache holds. Throws std::invalid_argument, std::bad_alloc; the
+  // cache is then as it was. Views taken before are no longer valid.
   void append(const StoredView<const Arithmetic>& key, const StoredView<const Arithmetic>& value) {
     check(key, key_shape_, "key");
     check(value, value_shape_, "value");
