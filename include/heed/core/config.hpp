@@ -17,7 +17,9 @@
     "heed relies on the order of operations: build without -funsafe-math-optimizations and -fassociative-math"
 #endif
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+#define HEED_ISA v0_1_avx512bf16
+#elif defined(__AVX512F__)
 #define HEED_ISA v0_1_avx512
 #elif defined(__AVX2__) && defined(__FMA__)
 #define HEED_ISA v0_1_avx2

@@ -5,7 +5,8 @@
 //
 // A is read in place, at any strides, one scalar at a time, which is broadcast to a vector. B and C are rows of
 // vectors. No operand is copied. The micro-kernel keeps rows x vectors accumulators in registers: 6 x 4 of 32
-// registers, or 6 x 2 of 16.
+// registers, or 6 x 2 of 16. Elements of A and B are those of C, or pairs of 16-bit numbers (bfloat_pairs.hpp), of which
+// depth is the number.
 //
 // Cost  one vector FMA per rows x depth x vectors; 96 % of the FMA peak when B fits in L1.
 
@@ -17,9 +18,9 @@ namespace heed {
 inline namespace HEED_ABI {
 
 // The left operand: element (i, k) is data[i * row + k * depth].
-template <class Real>
+template <class Element>
 struct Broadcast {
-  const Real* data;
+  const Element* data;
   Index row, depth;
   [[nodiscard]] Broadcast skip_rows(Index n) const { return {data + n * row, row, depth}; }
 
@@ -57,49 +58,67 @@ namespace detail {
 template <class Real>
 using VectorOf = typename Pack<Real>::Vector;
 
+// How a kernel reads elements of A and B, and multiplies them: as the scalars that C holds.
+template <class Element>
+struct Elements {
+  using Sum = Element;
+  using Vector = VectorOf<Element>;
+  [[nodiscard, gnu::always_inline]] static Vector load(const Element* from) {
+    return Pack<Element>::load(from).v;
+  }
+  [[nodiscard, gnu::always_inline]] static Vector broadcast(Element x) { return x - Vector{}; }
+  [[nodiscard, gnu::always_inline]] static Vector add_product(Vector a, Vector b, Vector sum) {
+    return fused_multiply_add(a, b, sum);
+  }
+};
+template <class Element>
+using SumOf = typename Elements<Element>::Sum;
+
 // acc[i][v] += sum over k of a(i, k) b[k][v], in the order of k.
-template <int Rows, int Vectors, class Real>
-[[gnu::always_inline]] inline void accumulate(VectorOf<Real> (&acc)[Rows][Vectors], Index depth,
-                                              const Broadcast<Real>& a, const Real* b,
-                                              Index b_row) {
+template <int Rows, int Vectors, class Element>
+[[gnu::always_inline]] inline void accumulate(VectorOf<SumOf<Element>> (&acc)[Rows][Vectors],
+                                              Index depth, const Broadcast<Element>& a,
+                                              const Element* b, Index b_row) {
+  using E = Elements<Element>;
 #pragma GCC unroll 1
   for (Index k = 0; k < depth; ++k, b += b_row) {
-    VectorOf<Real> row[Vectors];
+    typename E::Vector row[Vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) row[v] = Pack<Real>::load(b + v * kLanes<Real>).v;
+    for (int v = 0; v < Vectors; ++v) row[v] = E::load(b + v * kLanes<SumOf<Element>>);
 #pragma GCC unroll 32
     for (int i = 0; i < Rows; ++i) {
-      const VectorOf<Real> scalar = a.data[i * a.row + k * a.depth] - VectorOf<Real>{};
+      const typename E::Vector element = E::broadcast(a.data[i * a.row + k * a.depth]);
 #pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) acc[i][v] = fused_multiply_add(scalar, row[v], acc[i][v]);
+      for (int v = 0; v < Vectors; ++v) acc[i][v] = E::add_product(element, row[v], acc[i][v]);
     }
   }
 }
 
-template <int Rows, int Vectors, Store S, class Real, class A>
-[[gnu::always_inline]] inline void micro_kernel(Index depth, const A& a, const Real* b, Index b_row,
-                                                Real* c, Index c_row, Real* running_max) {
-  using Vector = typename Pack<Real>::Vector;
-  constexpr int W = kLanes<Real>;
-  Vector acc[Rows][Vectors];
+template <int Rows, int Vectors, Store S, class Element, class A>
+[[gnu::always_inline]] inline void micro_kernel(Index depth, const A& a, const Element* b,
+                                                Index b_row, SumOf<Element>* c, Index c_row,
+                                                SumOf<Element>* running_max) {
+  using P = Pack<SumOf<Element>>;
+  constexpr int W = P::width;
+  typename P::Vector acc[Rows][Vectors];
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v)
-      acc[i][v] = S == Store::add ? Pack<Real>::load(c + i * c_row + v * W).v : Vector{};
+      acc[i][v] = S == Store::add ? P::load(c + i * c_row + v * W).v : typename P::Vector{};
   a.for_parts(
-      depth, [&](const Broadcast<Real>& part, Index first, Index count) __attribute__((
+      depth, [&](const Broadcast<Element>& part, Index first, Index count) __attribute__((
                  always_inline)) { accumulate(acc, count, part, b + first * b_row, b_row); });
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) Pack<Real>(acc[i][v]).store(c + i * c_row + v * W);
+    for (int v = 0; v < Vectors; ++v) P(acc[i][v]).store(c + i * c_row + v * W);
   if constexpr (S == Store::overwrite_and_max) {
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
-      Pack<Real> m = Pack<Real>::load(running_max + v * W);
+      P m = P::load(running_max + v * W);
 #pragma GCC unroll 32
-      for (int i = 0; i < Rows; ++i) m = max(Pack<Real>(acc[i][v]), m);
+      for (int i = 0; i < Rows; ++i) m = max(P(acc[i][v]), m);
       m.store(running_max + v * W);
     }
   }
@@ -111,23 +130,23 @@ inline constexpr int kMicroRows = Vectors >= 3 ? 6 : (kRegisters == 32 ? 12 : 6)
 
 // Rows that the next kernel reads for the first time: of A where its rows lie one behind the other, or of C where it is
 // added to.
-template <int Rows, int Vectors, Store S, class Real, class A>
-[[gnu::always_inline]] inline void prefetch_next_rows(Index depth, const A& a, const Real* c,
+template <int Rows, int Vectors, Store S, class Sum, class A>
+[[gnu::always_inline]] inline void prefetch_next_rows(Index depth, const A& a, const Sum* c,
                                                       Index c_row) {
-  constexpr Index line = 64 / Index(sizeof(Real));
+  constexpr Index line = 64 / Index(sizeof(Sum));
   if (a.depth != 1) return;
   for (int i = Rows; i < 2 * Rows; ++i)
     if constexpr (S == Store::add)
-      for (Index at = 0; at < Vectors * kLanes<Real>; at += line)
+      for (Index at = 0; at < Vectors * kLanes<Sum>; at += line)
         __builtin_prefetch(c + i * c_row + at, 1);
     else
       for (Index at = 0; at < depth; at += line) __builtin_prefetch(a.data + i * a.row + at);
 }
 
 // `times` kernels of `Rows` rows each, one below the other. A function of its own, so that its pointers get the registers.
-template <int Rows, int Vectors, Store S, class Real, class A>
-[[gnu::noinline]] void run_kernels(Index times, Index depth, A a, const Real* b, Index b_row,
-                                   Real* c, Index c_row, Real* running_max) {
+template <int Rows, int Vectors, Store S, class Element, class A>
+[[gnu::noinline]] void run_kernels(Index times, Index depth, A a, const Element* b, Index b_row,
+                                   SumOf<Element>* c, Index c_row, SumOf<Element>* running_max) {
   for (; times > 0; --times) {
     if constexpr (Vectors == kPanelVectors && Rows > 4)
       if (times > 1) prefetch_next_rows<Rows, Vectors, S>(depth, a, c, c_row);
@@ -137,9 +156,9 @@ template <int Rows, int Vectors, Store S, class Real, class A>
   }
 }
 
-template <int Vectors, Store S, class Real, class A>
-void gemm_vectors(Index rows, Index depth, A a, const Real* b, Index b_row, Real* c, Index c_row,
-                  Real* running_max) {
+template <int Vectors, Store S, class Element, class A>
+void gemm_vectors(Index rows, Index depth, A a, const Element* b, Index b_row, SumOf<Element>* c,
+                  Index c_row, SumOf<Element>* running_max) {
   constexpr int R = kMicroRows<Vectors>;
   const auto run = [&]<int Rows>(Index times) {
     if (times == 0) return;
@@ -163,9 +182,10 @@ void gemm_vectors(Index rows, Index depth, A a, const Real* b, Index b_row, Real
 
 // C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
 // largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
-template <Store S, class Real, template <class> class A>
-inline void panel_gemm(Index rows, Index depth, int vectors, A<Real> a, const Real* b, Index b_row,
-                       Real* c, Index c_row, Real* running_max = nullptr) {
+template <Store S, class Element, template <class> class A>
+inline void panel_gemm(Index rows, Index depth, int vectors, A<Element> a, const Element* b,
+                       Index b_row, detail::SumOf<Element>* c, Index c_row,
+                       detail::SumOf<Element>* running_max = nullptr) {
   switch (vectors) {
     case 1: return detail::gemm_vectors<1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
     case 2: return detail::gemm_vectors<2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
@@ -181,10 +201,11 @@ inline void panel_gemm(Index rows, Index depth, int vectors, A<Real> a, const Re
 // C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after
 // the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
 // readable up to the next multiple of W columns; C is touched in its own columns only.
-template <class Real, template <class> class A>
-void gemm_add(Index rows, Index depth, Index columns, A<Real> a, const Real* b, Index b_row,
-              Real* c, Index c_row) {
-  constexpr Index W = kLanes<Real>;
+template <class Element, template <class> class A>
+void gemm_add(Index rows, Index depth, Index columns, A<Element> a, const Element* b, Index b_row,
+              detail::SumOf<Element>* c, Index c_row) {
+  using Sum = detail::SumOf<Element>;
+  constexpr Index W = kLanes<Sum>;
   Index done = 0;
   while (columns - done >= W) {
     const int vectors = int(std::min<Index>((columns - done) / W, kPanelVectors));
@@ -193,7 +214,7 @@ void gemm_add(Index rows, Index depth, Index columns, A<Real> a, const Real* b, 
   }
   if (done == columns) return;
   constexpr Index block = 12;
-  Real edge[block * W] = {};
+  Sum edge[block * W] = {};
   for (Index r = 0; r < rows; r += block) {
     const Index n = std::min(block, rows - r);
     for (Index i = 0; i < n; ++i)
