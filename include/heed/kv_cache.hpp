@@ -142,25 +142,22 @@ class KvCache {
     return TensorView<const Real>::paged(pages.data(), page_rows_, shape, strides(shape));
   }
 
-  void check(const StoredView<const Arithmetic>& rows, const Shape& own, const char* name) const {
-    rows.visit([&](const auto& stored) { check_rows(stored, own, name); });
-  }
-  template <class Rows>
-  void check_rows(const Rows& rows, const Shape& own, const char* name) const {
+  void check(const MemoryView& rows, const Shape& own, const char* name) const {
     Shape wanted = own;
-    wanted.len = rows.shape().len;
-    require(rows.shape() == wanted && wanted.len >= 0, "KvCache::append: ", name, " has shape ",
-            rows.shape(), ", the cache holds (", own.batch, ",", own.heads, ",n,", own.dim, ")");
-    require(!rows.has_elements() || rows.page_rows() > 0 || rows.data() != nullptr,
-            "KvCache::append: ", name, " has a null pointer and shape ", rows.shape());
-    const auto own_page = [&](const std::vector<Real*>& pages) {
-      return std::any_of(pages.begin(), pages.end(),
-                         [&](const void* page) { return rows.page(0).data() == page; });
+    wanted.len = rows.shape.len;
+    require(rows.shape == wanted && wanted.len >= 0, "KvCache::append: ", name, " has shape ",
+            rows.shape, ", the cache holds (", own.batch, ",", own.heads, ",n,", own.dim, ")");
+    if (!rows.has_elements()) return;
+    const std::uintptr_t address = rows.address(0);
+    require(address != 0, "KvCache::append: ", name, " has a null pointer and shape ", rows.shape);
+    const auto own_page = [&](const void* page) {
+      return reinterpret_cast<std::uintptr_t>(page) == address;
     };
-    require(rows.page_rows() == 0 || rows.pages() == 0 ||
-                !(own_page(key_pages_) || own_page(value_pages_)),
-            "KvCache::append: ", name,
-            " is a view of this cache, which append changes; copy its rows first");
+    require(
+        rows.page_rows == 0 || (std::none_of(key_pages_.begin(), key_pages_.end(), own_page) &&
+                                std::none_of(value_pages_.begin(), value_pages_.end(), own_page)),
+        "KvCache::append: ", name,
+        " is a view of this cache, which append changes; copy its rows first");
   }
   void copy(const StoredView<const Arithmetic>& rows, const std::vector<Real*>& pages,
             const Shape& own) {

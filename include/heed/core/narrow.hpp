@@ -70,6 +70,8 @@ struct HalfFormat {
 template <class Format>
 class NarrowFloat {
  public:
+  static constexpr int digits = Format::digits;  // of precision, in bits
+
   NarrowFloat() = default;
   // The nearest number, ties to even.
   explicit constexpr NarrowFloat(float x)
@@ -108,10 +110,12 @@ namespace detail {
 // Is From a number of another library in the format To? Eigen's 16-bit types and those of compilers are known by
 // their size and std::numeric_limits.
 template <class From, class To>
-inline constexpr bool same_format =
-    NarrowNumber<To> && !std::same_as<From, To> && sizeof(From) == sizeof(To) &&
+inline constexpr bool same_format = false;
+template <class From, NarrowNumber To>
+inline constexpr bool same_format<From, To> =
+    !std::same_as<From, To> && sizeof(From) == sizeof(To) &&
     std::numeric_limits<From>::is_specialized && !std::numeric_limits<From>::is_integer &&
-    std::numeric_limits<From>::digits == (std::same_as<To, half> ? 11 : 8);
+    std::numeric_limits<From>::digits == To::digits;
 
 }  // namespace detail
 

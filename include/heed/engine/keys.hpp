@@ -132,12 +132,13 @@ class KeySide {
   // Fills all side values; constant afterwards.
   void build(int threads) {
     if constexpr (!Needs::any) return;
+    const auto take_keys = [&](Scratch<Real>& s) {
+      return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
+    };
+    const Index elements = tile_elements(g_.dim_qk) + scratch_elements<Real>(take_keys);
     parallel_for(g_.batch * heads(), threads, [&](Index unit) {
-      const auto take_keys = [&](Scratch<Real>& s) {
-        return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
-      };
       const Index b = unit / heads(), h = reader(unit % heads());
-      Scratch<Real> scratch(tile_elements(g_.dim_qk) + scratch_elements<Real>(take_keys));
+      Scratch<Real> scratch(elements);
       const SideTiles<Real> tiles = take_tiles(scratch);
       const TileOfRows<Real> keys = take_keys(scratch);
       for (Index j = 0; j < g_.len_kv; j += kWidth) {

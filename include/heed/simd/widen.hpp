@@ -25,51 +25,69 @@ typedef std::uint16_t NarrowMemory
 // A reference to NarrowMemory would lose what its type says of alignment.
 inline void store_bits(NarrowBits bits, void* to) { *reinterpret_cast<NarrowMemory*>(to) = bits; }
 
-// The numbers in 32 bits each. GCC makes four instructions of a plain conversion.
-[[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
-  using Bits = Pack<float>::Bits;
+// The numbers in 32 bits each.
+[[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow);
+
+// W numbers to floats, and floats to the nearest W numbers: in integer arithmetic, unless the processor has
+// instructions for it.
+template <NarrowNumber Narrow>
+struct Conversion {
+  using P = Pack<float>;
+  [[nodiscard]] static P widened(NarrowBits narrow) {
+    return P::Vector(Narrow::template widened<P::Vector>(unpacked(narrow)));
+  }
+  [[nodiscard]] static NarrowBits narrowed(P x) {
+    return __builtin_convertvector(Narrow::template narrowed<P::Vector>(P::Bits(x.v)), NarrowBits);
+  }
+};
+
+// GCC makes four instructions of a plain conversion to 32 bits.
 #if defined(__AVX512F__)
-  return Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)narrow));
-#elif defined(__AVX2__) && defined(__FMA__)
-  return Bits(_mm256_cvtepu16_epi32((__m128i)narrow));
-#else
-  return __builtin_convertvector(narrow, Bits);
-#endif
+[[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
+  return Pack<float>::Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)narrow));
 }
+template <>
+struct Conversion<half> {
+  [[nodiscard]] static Pack<float> widened(NarrowBits narrow) {
+    return Pack<float>::Vector(_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)narrow));
+  }
+  [[nodiscard]] static NarrowBits narrowed(Pack<float> x) {
+    return NarrowBits(_mm512_maskz_cvtps_ph(0xFFFF, (__m512)x.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+#elif defined(__AVX2__) && defined(__FMA__)
+[[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
+  return Pack<float>::Bits(_mm256_cvtepu16_epi32((__m128i)narrow));
+}
+#if defined(__F16C__)
+template <>
+struct Conversion<half> {
+  [[nodiscard]] static Pack<float> widened(NarrowBits narrow) {
+    return Pack<float>::Vector(_mm256_cvtph_ps((__m128i)narrow));
+  }
+  [[nodiscard]] static NarrowBits narrowed(Pack<float> x) {
+    return NarrowBits(_mm256_cvtps_ph((__m256)x.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+#endif
+#else
+[[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
+  return __builtin_convertvector(narrow, Pack<float>::Bits);
+}
+#endif
 
 }  // namespace detail
 
 // W numbers, as floats.
 template <NarrowNumber Narrow>
 [[nodiscard]] inline Pack<float> load_widened(const Narrow* from) {
-  using P = Pack<float>;
-  const detail::NarrowBits narrow = *reinterpret_cast<const detail::NarrowMemory*>(from);
-#if defined(__F16C__) && defined(__AVX512F__)
-  if constexpr (std::is_same_v<Narrow, half>)
-    return P::Vector(_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)narrow));
-#elif defined(__F16C__) && defined(__AVX2__) && defined(__FMA__)
-  if constexpr (std::is_same_v<Narrow, half>) return P::Vector(_mm256_cvtph_ps((__m128i)narrow));
-#endif
-  return P::Vector(Narrow::template widened<P::Vector>(detail::unpacked(narrow)));
+  return detail::Conversion<Narrow>::widened(*reinterpret_cast<const detail::NarrowMemory*>(from));
 }
 
 // Rounds to the nearest numbers, ties to even.
 template <NarrowNumber Narrow>
 inline void store_narrowed(Pack<float> x, Narrow* to) {
-  using P = Pack<float>;
-#if defined(__F16C__) && defined(__AVX512F__)
-  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
-  if constexpr (std::is_same_v<Narrow, half>)
-    return detail::store_bits(
-        detail::NarrowBits(_mm512_maskz_cvtps_ph(0xFFFF, (__m512)x.v, nearest)), to);
-#elif defined(__F16C__) && defined(__AVX2__) && defined(__FMA__)
-  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
-  if constexpr (std::is_same_v<Narrow, half>)
-    return detail::store_bits(detail::NarrowBits(_mm256_cvtps_ph((__m256)x.v, nearest)), to);
-#endif
-  detail::store_bits(__builtin_convertvector(Narrow::template narrowed<P::Vector>(P::Bits(x.v)),
-                                             detail::NarrowBits),
-                     to);
+  detail::store_bits(detail::Conversion<Narrow>::narrowed(x), to);
 }
 
 // to[i] = from[i]
