@@ -29,6 +29,7 @@ struct BackwardPanel {
   LaneTile<Real> dmixed;     // [dim_v][lanes]: dL/dmixed
   SoftmaxState<Real> state;  // of streaming normalisers, as forward left it
   bool any_spoilt = false;   // has a lane of it no finite score?
+  BfloatPair* paired;        // dmixed in pairs of rows, where precision is mixed
   Real* delta;               // [lanes]: rowsum(dmixed o mixed)
   const Real* extra = nullptr;
   LaneTile<Real> weights, dscores;  // [tile][lanes], of streaming normalisers
@@ -40,6 +41,7 @@ struct BackwardPanel {
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
         state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
+        paired(take_pairs(scratch, c.mixed_precision, pairs_of(c.geometry.dim_v) * c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)) {
     const Index lanes = c.plan.lanes, keys = c.plan.tile;
     weights = {piece_at(work.weights, index * keys * lanes), keys, lanes};
@@ -57,12 +59,17 @@ class BackwardWorker {
   static constexpr int kMaps = Normaliser::maps;
 
   BackwardWorker(const Context& c, BackwardShared<Op, Real>& shared, Scratch<Real>& scratch)
-      : c_(c), s_(shared), work_(c, scratch), own_(zeros_like(c.op)) {
+      : mixed_(c.mixed_precision, c.geometry, c.plan.tile, c.plan.lanes, kMaps, true, scratch),
+        c_(c),
+        s_(shared),
+        work_(c, scratch),
+        own_(zeros_like(c.op)) {
+    if (c.mixed_precision) c_.mixed = &mixed_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, shared, work_, i, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, shared, work_, i, scratch);
     for (auto& dots : dots_) dots = take(span);
     saved_tile_ = take(g.dim_v);
     if constexpr (!Normaliser::streams) dweights_ = take(g.len_kv);
@@ -71,7 +78,7 @@ class BackwardWorker {
     top_ = scratch.take(lanes);
     dtable_ = scratch.take(c.keys.needs().table_rows * g.dim_qk);
   }
-  BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_
+  BackwardWorker(const BackwardWorker&) = delete;  // panels refer to work_ and c_
 
   // All that one group of panels adds to the gradients; to those of parameters and tables by `sums`.
   void run(const VisitingOrder::Visit& visit, OrderedSums& sums) {
@@ -143,6 +150,8 @@ class BackwardWorker {
     my.extra = readout.extra.data;
     c_.op.read_out_vjp(readout, own_);
     my.gradients.take_output_gradient(my.dmixed);
+    if constexpr (std::is_same_v<Real, float>)
+      if (my.gradients.mixes()) pair_rows(my.dmixed.data, lanes, dim, lanes, my.paired, lanes);
   }
 
   // Is lane i of a streaming panel a row whose visible scores are all -infinity or NaN, and so all NaN?
@@ -168,7 +177,8 @@ class BackwardWorker {
     for_active([&](const My& my) {
       const TilePlace& at = my.tile.at;
       same = same && my.tile.kind != TileKind::empty && at.key == first.key &&
-             at.keys == first.keys && my.gradients.sums_plainly(my.tile);
+             at.keys == first.keys && my.gradients.sums_plainly(my.tile) &&
+             my.gradients.mixes() == panels_[0].gradients.mixes();
     });
     return same;
   }
@@ -187,17 +197,30 @@ class BackwardWorker {
     const TilePlace& at = panels_[0].tile.at;
     const Source& source = panels_[0].panel.query[0].source();
     const Index lanes = c_.plan.lanes;
-    const auto add = [&](const Real* weights, const Real* rows, Index columns,
+    const auto add = [&](const auto& weights, const auto* rows, Index depth, Index columns,
                          const TensorView<Real>& to, Index kv_head, Index column) {
       if (!to.given()) return;
-      gemm_add(at.keys, active_ * lanes, columns,
-               SegmentedBroadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes}, rows,
-               whole_vectors<Real>(columns), to.row(at.batch, kv_head, at.key) + column,
-               to.strides().row);
+      gemm_add(at.keys, depth, columns, weights, rows, whole_vectors<Real>(columns),
+               to.row(at.batch, kv_head, at.key) + column, to.strides().row);
     };
-    add(work_.dscores, work_.q, source.width, s_.grads.key, source.kv_head, source.key_column);
-    add(work_.weights, work_.dout, c_.geometry.dim_v, s_.grads.value, c_.geometry.kv_head(at.head),
-        0);
+    const auto add_both = [&](const auto& dscores, const auto* q, const auto& weights,
+                              const auto* dout, Index depth) {
+      add(dscores, q, depth, source.width, s_.grads.key, source.kv_head, source.key_column);
+      add(weights, dout, depth, c_.geometry.dim_v, s_.grads.value, c_.geometry.kv_head(at.head), 0);
+    };
+    if constexpr (std::is_same_v<Real, float>)
+      if (panels_[0].gradients.mixes()) {
+        const auto in_pairs = [&](const BfloatPair* pairs) {
+          return Broadcast<BfloatPair>{pairs, c_.plan.group * lanes / 2, 1};
+        };
+        return add_both(in_pairs(work_.paired_dscores), work_.paired_q,
+                        in_pairs(work_.paired_weights), work_.paired_dout, active_ * lanes / 2);
+      }
+    const auto in_segments = [&](const Real* weights) {
+      return SegmentedBroadcast<Real>{weights, lanes, 1, lanes, c_.plan.tile * lanes};
+    };
+    add_both(in_segments(work_.dscores), work_.q, in_segments(work_.weights), work_.dout,
+             active_ * lanes);
   }
 
   [[nodiscard]] WeighedTile weigh_tile(My& my, const PanelTile& tile) {
@@ -228,8 +251,11 @@ class BackwardWorker {
   }
 
   // X = V dmixed^T
-  void weight_gradients(const My& my, const TilePlace& at, const LaneTile<Real>& x) const {
+  void weight_gradients(const My& my, const TilePlace& at, const LaneTile<Real>& x) {
     const Rows<Real> values = my.panel.values(at);
+    if constexpr (std::is_same_v<Real, float>)
+      if (my.gradients.mixes())
+        return MixedTile::dots(mixed_.value_columns, values, my.paired, c_.plan.vectors, x);
     panel_gemm<Store::overwrite>(at.keys, values.columns, c_.plan.vectors,
                                  Broadcast<Real>{values.data, values.stride, 1}, my.dmixed.data,
                                  my.dmixed.lanes, x.data, x.lanes);
@@ -337,7 +363,8 @@ class BackwardWorker {
     });
   }
 
-  const Context& c_;
+  MixedTile mixed_;
+  Context c_;  // the call's, but for mixed_
   BackwardShared<Op, Real>& s_;
   TileScratch<Op, Real> work_;
   Op own_;  // parameter gradients of the group
@@ -382,7 +409,8 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                                 plan_call<Real>(op, g, bound, options, 0, true),
                                 Real(scale_of(op, g, options)),
                                 keys,
-                                options.dropout};
+                                options.dropout,
+                                options.precision == Precision::mixed};
   BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =

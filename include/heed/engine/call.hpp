@@ -40,6 +40,13 @@ struct Gradients {
   StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
 };
 
+// What products are computed with: q.k and weights times values, and backward's products with queries, keys, values
+// and the gradient of the output. All else, above all scores and what becomes of them, is computed in the op's Real.
+enum class Precision {
+  storage,  // the op's Real
+  mixed     // for ops of float: numbers rounded to bfloat16, sums of their products in float
+};
+
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.
   std::optional<double> scale = {};
@@ -55,6 +62,12 @@ struct Options {
   // Of the weights, behind the normaliser; backward needs the same as forward. A dropped pair has weight 0,
   // but is seen: a NaN in its value shows.
   Dropout dropout = {};
+  // Of products; backward needs the same as forward. Mixed precision is fast where heed is compiled for AVX-512 BF16
+  // (kHasPairProducts), and slower than float elsewhere. What a score reads of queries and keys beside q.k (norms,
+  // categories, projections) comes from rows that are not rounded. Panels of up to kNarrowRows queries, as in
+  // decoding, and calls whose heads are taken for queries of one head, are bound by memory and compute as with
+  // Precision::storage. Bounds of the errors stand in engine/mixed_bounds.hpp.
+  Precision precision = Precision::storage;
 };
 
 // Which call it was: what backward() must share with the forward() that it follows.
@@ -64,10 +77,11 @@ struct CallStamp {
   double scale = 0;
   Dropout dropout;
   unsigned mask = 0;  // kinds of its parts, a bit each
+  Precision precision = Precision::storage;
 
   template <class Op, class Real>
   [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
-                                    const Dropout& dropout) {
+                                    const Options& options) {
     unsigned kinds = 0, bit = 1;
     for (const bool given :
          {!mask.bands.empty(), mask.key_lengths.has_value(), mask.allowed.given(),
@@ -76,7 +90,7 @@ struct CallStamp {
       kinds |= given ? bit : 0;
       bit <<= 1;
     }
-    return {type_name<Op>(), g, scale, dropout, kinds};
+    return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision};
   }
 
   // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
@@ -131,6 +145,9 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
               other.scale);
   unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ",
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
+  const auto name_of = [](Precision p) { return p == Precision::mixed ? "mixed" : "storage"; };
+  unless_same(precision == other.precision, "is of a call with precision ", name_of(precision),
+              ", this one has ", name_of(other.precision));
   const char* names[] = {"bands",     "key lengths", "a boolean mask", "a bias",
                          "documents", "slopes",      "a soft cap"};
   for (unsigned i = 0; i < std::size(names); ++i)
@@ -218,6 +235,14 @@ inline void require_options(const Options& options) {
           ", it must not be negative");
   require(options.dropout.valid(), "Options: dropout.rate is ", options.dropout.rate,
           ", it must be in [0, 1)");
+}
+
+// Throws if Real has no mixed precision and the options ask for it.
+template <class Real>
+void require_precision(const Options& options) {
+  require(options.precision == Precision::storage || std::is_same_v<Real, float>,
+          "Options: precision is mixed, it must be storage for an op of double; an op of float has "
+          "both");
 }
 
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.

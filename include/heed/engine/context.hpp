@@ -5,6 +5,7 @@
 
 #include <heed/engine/keys.hpp>
 #include <heed/engine/plan.hpp>
+#include <heed/engine/tile/mixed.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/simd/instructions.hpp>
 
@@ -25,6 +26,9 @@ struct CallContext {
   Real scale;
   const KeySide<Op, Real>& keys;
   Dropout dropout = {};
+  bool mixed_precision = false;  // Options::precision, where the call heeds it
+  // A worker's own, where precision is mixed.
+  MixedTile* mixed = nullptr;
   // Where panels read keys and values: `in`, or a worker's tile of it.
   TensorView<const Real> key = in.key.plain(), value = in.value.plain();
 
@@ -64,6 +68,9 @@ struct CallContext {
   [[nodiscard]] Real row_factor() const {
     return plain() || factor_in_feature ? query_factor() : Real(1);
   }
+  // Are the products of a panel of this many queries those of pairs of bfloat16? With few they are bound by memory, and
+  // stay as they are.
+  [[nodiscard]] bool mixes(Index rows) const { return mixed && rows > kNarrowRows<Real>; }
   // Groups that the panels of `heads` heads fill.
   [[nodiscard]] Index groups_of(Index heads) const {
     return (heads * plan.panels + plan.group - 1) / plan.group;

@@ -51,7 +51,7 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
 }
 
 // Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
-// forward() with the same op, inputs, mask, scale and dropout. Views in `grads` are overwritten; empty
+// forward() with the same op, inputs, mask, scale, dropout and precision. Views in `grads` are overwritten; empty
 // ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
 // Throws as forward() does.
 template <AttentionOp Op>

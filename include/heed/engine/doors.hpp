@@ -77,6 +77,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   const std::string where = door_name("heed::forward", options.name);
   if (saved) saved->stamp = {};
   require_options(options);
+  require_precision<Real>(options);
   const Geometry g = geometry_of(op, in, where);
   require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
   require_apart(out, in.query, "out", "query", where);
@@ -96,6 +97,8 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
   const auto run = [&](const Op& as, Saved<Real>* to) {
     if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide_out, to, options);
+    Options as_stored = options;
+    as_stored.precision = Precision::storage;
     const Geometry folded = fold_heads(g);
     const Mask<Real> folded_mask = fold_heads(mask, bound, g);
     Operands<Real> folded_operands = operands;
@@ -103,7 +106,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     folded_operands.extra = fold_heads(operands.extra, g);
     run_forward<Op, Real>(as, folded, folded_operands,
                           BoundMask<Real>(folded_mask, folded, where.c_str()),
-                          fold_heads(wide_out, g), to, options);
+                          fold_heads(wide_out, g), to, as_stored);
   };
   const auto rehearse = [&] {
     Op first = op;
@@ -114,7 +117,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   };
   with_settled(op, rehearse, [&](const Op& settled) { run(settled, saved); });
   copies.round();
-  if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout);
+  if (saved) saved->stamp = CallStamp::of<Op>(g, mask, scale_of(op, g, options), options);
 }
 
 template <class Op>
@@ -124,6 +127,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
                         Op* grad_op, const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
   require_options(options);
+  require_precision<Real>(options);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
@@ -132,8 +136,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   require_shape(out, out_shape, "out", where);
   require_shape(grad_out, out_shape, "grad_out", where);
   check_gradients(grads, in, mask, out, grad_out, where);
-  check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options.dropout),
-                  where);
+  check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
 
   WidenedTensors<Real> copies(options.threads);
   const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),

@@ -47,7 +47,9 @@ struct Explanation {
 namespace detail {
 
 [[nodiscard]] inline std::string instruction_set() {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+  return "AVX-512 with BF16";
+#elif defined(__AVX512F__)
   return "AVX-512";
 #elif defined(__AVX2__) && defined(__FMA__)
   return "AVX2 with FMA";
@@ -127,6 +129,12 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
         " queries: hidden pairs are computed, too");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
   if (c.mask.soft_cap() != Real(0)) say("a soft cap takes a tanh per pair");
+  if (c.mixed_precision && g.len_q <= kNarrowRows<Real>)
+    say("precision is mixed, but products for so few queries stay as they are");
+  else if (c.mixed_precision && !kHasPairProducts)
+    say("precision is mixed, but compiled without -mavx512bf16: products of bfloat16 are put "
+        "together from others, "
+        "which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
   const int threads = int(resolve_threads(options.threads));
   if (e.workers < threads) {
@@ -150,12 +158,15 @@ template <AttentionOp Op>
   using Real = typename Op::Scalar;
   const bool back = pass == Pass::backward;
   require_options(options);
+  require_precision<Real>(options);
   op.validate(g, "heed::explain");
   detail::require_sources(op.normaliser, g, "heed::explain");
   const BoundMask<Real> bound(mask, g, "heed::explain");
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
+    Options as_stored = options;
+    as_stored.precision = Precision::storage;
     Explanation folded =
-        explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, options);
+        explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, as_stored);
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
@@ -167,7 +178,8 @@ template <AttentionOp Op>
                                 detail::plan_call<Real>(op, g, bound, options, 0, back),
                                 Real(scale_of(op, g, options)),
                                 keys,
-                                options.dropout};
+                                options.dropout,
+                                options.precision == Precision::mixed};
   Explanation e;
   e.instruction_set = detail::instruction_set();
   e.lanes = c.plan.lanes;

@@ -52,6 +52,7 @@ class ForwardWorker {
                 KeySide<Op, Real>* lazy_keys, Scratch<Real>& scratch)
       : keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
         values_(c.in.value, c.plan.tile, false, scratch),
+        mixed_(c.mixed_precision, c.geometry, c.plan.tile, c.plan.lanes, kMaps, false, scratch),
         c_(c),
         out_view_(out),
         saved_(saved),
@@ -59,6 +60,7 @@ class ForwardWorker {
         few_(c_, scratch) {
     c_.key = keys_.view();
     c_.value = values_.view();
+    if (c.mixed_precision) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
@@ -129,6 +131,7 @@ class ForwardWorker {
     const KeyRange core = core_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       load(t);
+      mixed_.forget();
       for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
         for (My& my : active()) {
           const PanelTile tile = my.panel.tile(keys);
@@ -266,6 +269,8 @@ class ForwardWorker {
   template <class Weigh>
   void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights, Weigh&& weigh) {
     const Rows<Real> values = my.panel.values(tile.at);
+    if constexpr (std::is_same_v<Real, float>)
+      if (c_.mixes(tile.at.rows)) return mix_pairs(my, tile, values, weights, weigh);
     if (!tile.hides_pairs || finite(tile.at, values)) {
       weigh();
       add_lane_product(values, weights, c_.plan.vectors, tile.at.rows, my.out);
@@ -276,6 +281,19 @@ class ForwardWorker {
     weigh();
     add_lane_product_guarded(values, weights, visible, c_.plan.vectors, tile.at.rows, my.out,
                              copy_);
+  }
+
+  // The same in mixed precision.
+  template <class Weigh>
+  void mix_pairs(My& my, const PanelTile& tile, const Rows<Real>& values,
+                 const LaneTile<Real>& weights, Weigh&& weigh) {
+    LaneTile<Real> marks{transposed_, 0, weights.lanes};
+    if (tile.hides_pairs && !mixed_.value_rows.finite(values)) {
+      marks.rows = tile.at.keys;
+      my.panel.mark_hidden(tile.at, tile.kind, marks);
+    }
+    weigh();
+    mixed_.add_lane_product(mixed_.value_rows, values, weights, marks, c_.plan.vectors, my.out);
   }
 
   // The panels of a group ask in turn about the same values.
@@ -327,7 +345,8 @@ class ForwardWorker {
   }
 
   TileOfRows<Real> keys_, values_;
-  Context c_;  // the call's, but for the rows that keys_ and values_ hold
+  MixedTile mixed_;
+  Context c_;  // the call's, but for what keys_, values_ and mixed_ hold
   TensorView<Real> out_view_;
   Saved<Real>* saved_;
   KeySide<Op, Real>* lazy_keys_;
@@ -384,7 +403,8 @@ void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
                                 plan_call<Real>(op, g, mask, options, pages, false),
                                 Real(scale_of(op, g, options)),
                                 keys,
-                                options.dropout};
+                                options.dropout,
+                                options.precision == Precision::mixed};
   if (saved) prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;

@@ -19,6 +19,10 @@ inline constexpr Index kScratchBytes = Index(96) << 20;
 // Width of a group of panels that share one pass over keys and values, in bytes of one number per query: that of one
 // AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
 inline constexpr Index kGroupBytes = 256;
+// In mixed precision the panels of a group also share the pairs of a tile of keys and values, which it takes an eighth
+// of a panel's product to make: groups are so many times as wide in forward, and half of that in backward, where dscores
+// of a whole group are kept.
+inline constexpr Index kMixedGroups = 4;
 
 struct Plan {
   int vectors = kPanelVectors;  // per panel
@@ -96,7 +100,9 @@ template <class Real>
   plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;
   plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
   // Whole rows of a group fill no more than the cache.
-  Index group = kGroupBytes / (plan.lanes * Index(sizeof(Real)));
+  const bool mixed = options.precision == Precision::mixed;
+  const Index wider = !mixed ? 1 : backward ? kMixedGroups / 2 : kMixedGroups;
+  Index group = wider * kGroupBytes / (plan.lanes * Index(sizeof(Real)));
   const Index row_bytes = row_tiles * g.len_kv * plan.lanes * Index(sizeof(Real));
   if (row_bytes > 0) group = backward ? 1 : std::min(group, kCacheBytes / row_bytes);
   const Index companions = (backward ? 1 : g.group()) * plan.panels;

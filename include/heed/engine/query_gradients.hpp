@@ -23,6 +23,9 @@ struct TileScratch {
   Real* projected_rows;  // finite copy of the panel's projected rows
   Real* copy;            // finite copy of a tile of keys or values
   Real* key_lanes;       // see ScoredTile
+  // Where precision is mixed: the tile's weights and dscores by columns, [tile][group * lanes / 2], and q and dout by
+  // rows, [group * lanes / 2][whole vectors].
+  BfloatPair *paired_weights, *paired_dscores, *paired_q, *paired_dout;
 
   TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
@@ -39,6 +42,13 @@ struct TileScratch {
     projected_rows = scratch.take(lanes * whole_vectors<Real>(rank));
     copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
     key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<Real>);
+    const auto take_pairs_of_queries = [&](Index columns) {
+      return take_pairs(scratch, c.mixed_precision, queries / 2 * columns);
+    };
+    paired_weights = take_pairs_of_queries(tile);
+    paired_dscores = take_pairs_of_queries(tile);
+    paired_q = take_pairs_of_queries(whole_vectors<Real>(c.geometry.dim_qk));
+    paired_dout = take_pairs_of_queries(whole_vectors<Real>(c.geometry.dim_v));
   }
 };
 
@@ -72,6 +82,9 @@ class PanelGradients {
       map.q_memory = &map == maps_.data() ? nullptr : take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
+      map.pairs = &map == maps_.data() ? nullptr
+                                       : take_pairs(scratch, c.mixed_precision,
+                                                    lanes / 2 * whole_vectors<Real>(g.dim_qk));
     }
     dout_memory_ = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
     dout_clean_memory_ = take_rows(g.dim_v);
@@ -106,6 +119,7 @@ class PanelGradients {
     dout_ = {dout_memory_, rows, dim, whole_vectors<Real>(dim)};
     std::fill(dout_memory_, dout_memory_ + c_.plan.lanes * whole_vectors<Real>(dim), Real(0));
     unpack_lanes(dmixed.data, dmixed.lanes, rows, dim, dout_memory_, whole_vectors<Real>(dim));
+    if (mixes()) return pair_output_gradient();
     finite_ = finite_ && all_finite(dout_);
     if (finite_) return;
     dout_clean_ = finite_copy(dout_, dout_clean_memory_, whole_vectors<Real>(dim));
@@ -114,8 +128,13 @@ class PanelGradients {
 
   // What adds to shared rows waits for the panel's turn at tile `t`; the worker lets the next group pass.
 
-  // Do the sums over queries need no guard against what hidden pairs hold?
-  [[nodiscard]] bool sums_plainly(const PanelTile& tile) const { return finite_ || !hides(tile); }
+  // Are the panel's products those of pairs of bfloat16?
+  [[nodiscard]] bool mixes() const { return c_.mixes(panel_.place.rows); }
+  // Do the sums over queries need no guard against what hidden pairs hold? Pairs that are not finite are left out of
+  // the products of all tiles alike.
+  [[nodiscard]] bool sums_plainly(const PanelTile& tile) const {
+    return finite_ || !(hides(tile) || mixes());
+  }
 
   // together: the worker adds to dK and dV for all panels of the group.
   void add(Index t, const PanelTile& tile, const WeighedTile& weighed, bool together) {
@@ -144,10 +163,13 @@ class PanelGradients {
       add_to_queries(m, tile, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
       if (!c_.plain()) add_side_values(m, tile, scored, chain);
+      if (mixes()) pair_columns_of(dscores, work_.paired_dscores);
       if (!together) add_to_keys(m, tile, dscores);
     }
+    if (mixes()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (s_.grads.value.given() && !together)
       add_rows(weighed.weights, tile, dout_, dout_clean_,
+               piece_at(work_.paired_weights, first_pair()), paired_dout(),
                s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
                s_.grads.value.strides().row);
   }
@@ -208,6 +230,7 @@ class PanelGradients {
     Real *q_memory, *clean_memory;
     Real* projected;      // the rows times the score's projection, times projected_factor()
     Rows<Real> q, clean;  // the panel's rows, times the row factor; without non-finite numbers
+    BfloatPair* pairs;    // q by rows, where precision is mixed
   };
 
   // Lanes beyond the last query count as hidden: what they hold must not enter sums over lanes.
@@ -245,7 +268,10 @@ class PanelGradients {
     if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
     map.q = padded_copy({side.query_rows(), rows, width, c_.in.query.strides().row}, row_factor(),
                         map.q_memory);
-    finite_ = finite_ && all_finite(map.q);
+    if (m == 0)
+      map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * whole_vectors<Real>(width));
+    const bool finite = mixes() ? pair_rows_of(map.q, map.pairs) : all_finite(map.q);
+    finite_ = finite_ && finite;
     if constexpr (Score::has_projection) {
       const Index rank = c_.keys.needs().rank;
       if (rank == 0) return;
@@ -255,9 +281,51 @@ class PanelGradients {
     }
   }
 
-  // out[key] += sum over lanes weights[key][lane] * rows[lane]
+  // Pairs of padded rows. Returns whether their numbers are finite.
+  [[nodiscard]] bool pair_rows_of(const Rows<Real>& rows, BfloatPair* pairs) const {
+    if constexpr (std::is_same_v<Real, float>) {
+      pair_rows(rows.data, rows.stride, c_.plan.lanes, rows.stride, pairs, rows.stride);
+      return all_finite(pairs, rows.stride, c_.plan.lanes / 2, rows.stride);
+    }
+    return true;
+  }
+  // Of the output's gradient. Where a number of the panel is not finite, all of its pairs are cleared of such numbers,
+  // which are added to what sees them afterwards.
+  void pair_output_gradient() {
+    const bool finite = pair_rows_of(dout_, paired_dout());
+    finite_ = finite_ && finite;
+    if (finite_) return;
+    const Index rows = c_.plan.lanes / 2;
+    clear_non_finite(paired_dout(), dout_.stride, rows, dout_.stride);
+    for (Map& map : maps_) clear_non_finite(map.pairs, map.q.stride, rows, map.q.stride);
+  }
+  [[nodiscard]] BfloatPair* paired_dout() const {
+    return piece_at(work_.paired_dout, index_ * c_.plan.lanes / 2 * dout_.stride);
+  }
+  // Pairs of a tile's lanes, beside those of the other panels of the group.
+  [[nodiscard]] Index first_pair() const { return index_ * c_.plan.lanes / 2; }
+  [[nodiscard]] Index pair_stride() const { return c_.plan.group * c_.plan.lanes / 2; }
+  void pair_columns_of(const LaneTile<Real>& tile, BfloatPair* pairs) const {
+    if constexpr (std::is_same_v<Real, float>)
+      pair_columns(tile.data, tile.lanes, tile.rows, tile.lanes, pairs + first_pair(),
+                   pair_stride());
+  }
+
+  // out[key] += sum over lanes weights[key][lane] * rows[lane]; paired, paired_rows: both in pairs of lanes, where the
+  // panel's products are.
   void add_rows(const LaneTile<Real>& weights, const PanelTile& tile, const Rows<Real>& rows,
-                const Rows<Real>& clean, Real* out, Index stride) {
+                const Rows<Real>& clean, const BfloatPair* paired, const BfloatPair* paired_rows,
+                Real* out, Index stride) {
+    if constexpr (std::is_same_v<Real, float>)
+      if (mixes()) {
+        gemm_add(weights.rows, pairs_of(rows.count), rows.columns,
+                 Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows, rows.stride, out,
+                 stride);
+        if (!finite_)
+          add_visible_rows(weights, marks(tile), rows, out, stride,
+                           [](auto x) { return rounded_to_bfloat(x); });
+        return;
+      }
     if (sums_plainly(tile))
       add_row_product(weights, rows, out, stride);
     else
@@ -277,18 +345,34 @@ class PanelGradients {
     const TilePlace& at = tile.at;
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
-    add_lanes(side.key_rows(at.key, at.keys), tile, dscores, map.grad.dq);
+    const Rows<Real> keys = side.key_rows(at.key, at.keys);
+    if (mixes())
+      add_paired_keys(m, keys, tile, dscores);
+    else
+      add_lanes(keys, tile, dscores, map.grad.dq);
     if constexpr (Score::has_projection)
       if (map.grad.side.projected.rows > 0)
         add_lanes(side.projected_keys(at.key, at.keys), tile, work_.dprojected.part(0, at.keys),
                   map.grad.side.projected);
   }
 
+  // dq[column][lane] += sum over keys of keys[key][column] * dscores[key][lane]
+  void add_paired_keys(int m, const Rows<Real>& keys, const PanelTile& tile,
+                       const LaneTile<Real>& dscores) {
+    if constexpr (std::is_same_v<Real, float>) {
+      PairedRows& pairs = c_.mixed->key_rows[std::size_t(m)];
+      const bool guarded = hides(tile) && !pairs.finite(keys);
+      c_.mixed->add_lane_product(pairs, keys, dscores, guarded ? marks(tile) : LaneTile<Real>{},
+                                 c_.plan.vectors, maps_[std::size_t(m)].grad.dq);
+    }
+  }
+
   void add_to_keys(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
     if (!s_.grads.key.given()) return;
     const Map& map = maps_[std::size_t(m)];
     const Source& source = panel_.query[std::size_t(m)].source();
-    add_rows(dscores, tile, map.q, map.clean,
+    add_rows(dscores, tile, map.q, map.clean, piece_at(work_.paired_dscores, first_pair()),
+             map.pairs,
              s_.grads.key.row(tile.at.batch, source.kv_head, tile.at.key) + source.key_column,
              s_.grads.key.strides().row);
   }

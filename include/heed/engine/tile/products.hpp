@@ -29,22 +29,32 @@ void add_lane_product(const Rows<Real>& values, const LaneTile<Real>& weights, i
                          weights.lanes, out.data, out.lanes);
 }
 
-// The same where values[key] may be non-finite and hidden: `scores` holds -infinity where a lane may
+// What numbers of `values` that are not finite add to the lanes that see their key; seen(x): what a product sees of a
+// number.
+template <class Real, class Seen>
+void add_visible_lanes(const Rows<Real>& values, const LaneTile<Real>& weights,
+                       const LaneTile<Real>& scores, int vectors, const LaneTile<Real>& out,
+                       Seen&& seen) {
+  for (Index j = 0; j < values.count; ++j)
+    for (Index c = 0; c < values.columns; ++c) {
+      const Real x = seen(values.row(j)[c]);
+      if (std::isfinite(x)) continue;
+      for (int v = 0; v < vectors; ++v) {
+        const Pack<Real> sum = out.load(c, v);
+        out.store(c, v,
+                  select(is_hidden(scores.load(j, v)), sum, sum + seen(weights.load(j, v)) * x));
+      }
+    }
+}
+
+// add_lane_product() where values[key] may be non-finite and hidden: `scores` holds -infinity where a lane may
 // not see the key; `copy` has room for values.count * values.columns numbers.
 template <class Real>
 void add_lane_product_guarded(const Rows<Real>& values, const LaneTile<Real>& weights,
                               const LaneTile<Real>& scores, int vectors, Index queries,
                               const LaneTile<Real>& out, Real* copy) {
   add_lane_product(finite_copy(values, copy, values.columns), weights, vectors, queries, out);
-  for (Index j = 0; j < values.count; ++j)
-    for (Index c = 0; c < values.columns; ++c) {
-      const Real x = values.row(j)[c];
-      if (std::isfinite(x)) continue;
-      for (int v = 0; v < vectors; ++v) {
-        const Pack<Real> sum = out.load(c, v);
-        out.store(c, v, select(is_hidden(scores.load(j, v)), sum, sum + weights.load(j, v) * x));
-      }
-    }
+  add_visible_lanes(values, weights, scores, vectors, out, [](auto x) { return x; });
 }
 
 // out[key][column] += sum over lanes of weights[key][lane] * rows[lane][column]; rows padded to whole
@@ -56,19 +66,27 @@ void add_row_product(const LaneTile<Real>& weights, const Rows<Real>& rows, Real
            rows.data, rows.stride, out, out_stride);
 }
 
-// The same where rows[lane] may be non-finite: `clean` is its finite copy.
+// What numbers of `rows` that are not finite add to the keys that their lane sees; seen(x): as above.
+template <class Real, class Seen>
+void add_visible_rows(const LaneTile<Real>& weights, const LaneTile<Real>& scores,
+                      const Rows<Real>& rows, Real* out, Index out_stride, Seen&& seen) {
+  for (Index i = 0; i < rows.count; ++i)
+    for (Index c = 0; c < rows.columns; ++c) {
+      const Real x = seen(rows.row(i)[c]);
+      if (std::isfinite(x)) continue;
+      for (Index j = 0; j < weights.rows; ++j)
+        if (scores.row(j)[i] != -kInfinity<Real>)
+          out[j * out_stride + c] += seen(weights.row(j)[i]) * x;
+    }
+}
+
+// add_row_product() where rows[lane] may be non-finite: `clean` is its finite copy.
 template <class Real>
 void add_row_product_guarded(const LaneTile<Real>& weights, const LaneTile<Real>& scores,
                              const Rows<Real>& rows, const Rows<Real>& clean, Real* out,
                              Index out_stride) {
   add_row_product(weights, clean, out, out_stride);
-  for (Index i = 0; i < rows.count; ++i)
-    for (Index c = 0; c < rows.columns; ++c) {
-      const Real x = rows.row(i)[c];
-      if (std::isfinite(x)) continue;
-      for (Index j = 0; j < weights.rows; ++j)
-        if (scores.row(j)[i] != -kInfinity<Real>) out[j * out_stride + c] += weights.row(j)[i] * x;
-    }
+  add_visible_rows(weights, scores, rows, out, out_stride, [](auto x) { return x; });
 }
 
 }  // namespace HEED_ABI
