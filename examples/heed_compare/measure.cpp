@@ -25,12 +25,12 @@ constexpr double kSampleSeconds = 0.01;
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// GFLOP/s of multiply-adds in this dtype; the best of a few probes, about 20 ms.
+// GFLOP/s of multiply-adds in this dtype, of float ones for bfloat16; the best of a few probes, about 20 ms.
 [[nodiscard]] double measure_peak(Dtype dtype, int threads) {
   double best = 0;
   for (int i = 0; i < 16; ++i)
-    best = std::max(best, dtype == Dtype::float32 ? heed::peak_flops<float>(threads)
-                                                  : heed::peak_flops<double>(threads));
+    best = std::max(best, dtype == Dtype::float64 ? heed::peak_flops<double>(threads)
+                                                  : heed::peak_flops<float>(threads));
   return best * 1e-9;
 }
 
@@ -68,8 +68,11 @@ struct Timed {
 };
 
 [[nodiscard]] Runners make_runners(Dtype dtype, const RunnerSetup& setup, const TextInput& text) {
-  return dtype == Dtype::float32 ? make_float_runners(setup, text)
-                                 : make_double_runners(setup, text);
+  switch (dtype) {
+    case Dtype::float32: return make_float_runners(setup, text);
+    case Dtype::float64: return make_double_runners(setup, text);
+    default: return make_bfloat16_runners(setup, text);
+  }
 }
 
 // Rounds over all variants, each forward then backward; the peak is measured around every round.
@@ -119,7 +122,7 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
     progress.show(std::string(dtype_name(dtype)) + ": gradients of " + checked[i]->name());
     const GradientPoint point = checked[i]->gradient_point();
     const auto loss = [&](const std::vector<std::vector<double>>& at) {
-      return twins[i]->loss(at);
+      return twins[i]->loss(at, point.grad_out);
     };
     errors[checked[i]->name()] =
         heed::check_gradient_on<double>(loss, point.tensors, point.gradients, options).worst_error;

@@ -12,14 +12,14 @@
 
 namespace compare {
 
-// One variant on tensors of the pool.
-template <class Op>
+// One variant on tensors of the pool, which hold Stored: the op's own type or bfloat16.
+template <class Op, class Stored>
 class OpRunner final : public Runner {
  public:
   using T = typename Op::Scalar;
 
   OpRunner(const heed::Variant<Op>& variant, const RunnerSetup& setup,
-           std::shared_ptr<TensorPool<T>> pool)
+           std::shared_ptr<TensorPool<Stored>> pool)
       : name_(variant.name),
         variant_settings_(variant.settings),
         seed_(setup.seed),
@@ -59,10 +59,11 @@ class OpRunner final : public Runner {
     move_tensors();
     call_.forward();
     call_.backward();
-    return {call_.tensors(), call_.gradients()};
+    return {call_.tensors(), call_.gradients(), heed::dense_numbers<double>(call_.grad_out_view())};
   }
 
-  [[nodiscard]] double loss(const std::vector<std::vector<double>>& tensors) override {
+  [[nodiscard]] double loss(const std::vector<std::vector<double>>& tensors,
+                            const std::vector<double>& grad_out) override {
     std::size_t next = 0;
     const auto take = [&](auto& numbers) {
       const std::vector<double>& given = tensors.at(next++);
@@ -79,7 +80,7 @@ class OpRunner final : public Runner {
       const std::vector<double>& given = tensors.at(next++);
       for (Index i = 0; i < param.size(); ++i) param[i] = T(given[std::size_t(i)]);
     });
-    numbers.grad_out = heed::dense_numbers<T>(call_.grad_out_view());
+    numbers.grad_out.assign(grad_out.begin(), grad_out.end());
     heed::OpCall<Op> at(std::move(op), call_.geometry(), call_.mask, call_.options,
                         std::move(numbers));
     at.infer();
@@ -91,7 +92,7 @@ class OpRunner final : public Runner {
 
  private:
   [[nodiscard]] static heed::CallViews<T> tensors_of(const heed::Variant<Op>& variant,
-                                                     TensorPool<T>& pool) {
+                                                     TensorPool<Stored>& pool) {
     const heed::Geometry& g = variant.geometry;
     heed::CallViews<T> tensors{{pool.view(Role::query, g.query_heads, g.dim_qk),
                                 pool.view(Role::key, g.kv_heads, g.dim_qk),
@@ -147,18 +148,19 @@ class OpRunner final : public Runner {
 
   std::string name_, variant_settings_;
   std::uint64_t seed_;
-  std::shared_ptr<TensorPool<T>> pool_;
+  std::shared_ptr<TensorPool<Stored>> pool_;
   heed::OpCall<Op> call_;
 };
 
-template <class T>
+template <class Stored>
 [[nodiscard]] Runners make_runners(const RunnerSetup& setup, const TextInput& text) {
-  const auto pool = std::make_shared<TensorPool<T>>(text);
+  using T = heed::ArithmeticOf<Stored>;
+  const auto pool = std::make_shared<TensorPool<Stored>>(text);
   Runners runners;
   const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
     const auto asked = std::find(setup.names.begin(), setup.names.end(), variant.name);
     if (asked == setup.names.end()) return;
-    runners.push_back(std::make_unique<OpRunner<Op>>(variant, setup, pool));
+    runners.push_back(std::make_unique<OpRunner<Op, Stored>>(variant, setup, pool));
   };
   heed::for_each_variant<T>(setup.geometry, add, {.seed = setup.seed});
   return runners;

@@ -2,7 +2,7 @@
 #pragma once
 
 // One variant of one dtype and shape, ready to run. Its type is hidden behind an interface, so that variants can be timed
-// in turn; runners_float.cpp and runners_double.cpp compile the variants.
+// in turn; runners_float.cpp and its neighbours compile the variants.
 
 #include "text_input.hpp"
 
@@ -15,9 +15,11 @@
 
 namespace compare {
 
-// The point at which a gradient is checked: every input and parameter by name, and the gradients that backward gives.
+// The point at which a gradient is checked: every input and parameter by name, the weights of the loss
+// sum(out o grad_out), and the gradients that backward gives.
 struct GradientPoint {
   std::vector<heed::NamedTensor> tensors, gradients;
+  std::vector<double> grad_out;
 };
 
 class Runner {
@@ -36,7 +38,8 @@ class Runner {
   // defaults, since the gradient at a default of zeros would test nothing.
   [[nodiscard]] virtual GradientPoint gradient_point() = 0;
   // The loss sum(out o grad_out) for other tensors, which come in the order of gradient_point().
-  [[nodiscard]] virtual double loss(const std::vector<std::vector<double>>& tensors) = 0;
+  [[nodiscard]] virtual double loss(const std::vector<std::vector<double>>& tensors,
+                                    const std::vector<double>& grad_out) = 0;
 };
 
 struct RunnerSetup {
@@ -55,6 +58,7 @@ struct RunnerSetup {
 using Runners = std::vector<std::unique_ptr<Runner>>;
 [[nodiscard]] Runners make_float_runners(const RunnerSetup& setup, const TextInput& text);
 [[nodiscard]] Runners make_double_runners(const RunnerSetup& setup, const TextInput& text);
+[[nodiscard]] Runners make_bfloat16_runners(const RunnerSetup& setup, const TextInput& text);
 
 // The names of all variants, in the order of the list.
 [[nodiscard]] std::vector<std::string> variant_names();

@@ -15,11 +15,17 @@ using heed::Index;
 
 using heed_program::UsageError;
 
-enum class Dtype { float32, float64 };
+// What tensors hold. bfloat16 stands for tensors of bfloat16 whose large products are taken in bfloat16, too
+// (heed::Precision::mixed); all else is computed in float.
+enum class Dtype { float32, float64, bfloat16 };
 
 // The name of the type on the command line and in reports.
 [[nodiscard]] inline const char* dtype_name(Dtype dtype) {
-  return dtype == Dtype::float32 ? "float" : "double";
+  switch (dtype) {
+    case Dtype::float32: return "float";
+    case Dtype::float64: return "double";
+    default: return "bf16";
+  }
 }
 
 // The language model that --train trains with each variant.

@@ -29,7 +29,7 @@ class TensorPool {
   explicit TensorPool(const TextInput& text) : text_(text) {}
 
   // A tensor (batch, heads, len, dim) for that role, the same one for the same arguments. Inputs and grad_out are filled
-  // from the text.
+  // from the text, rounded to T.
   [[nodiscard]] heed::TensorView<T> view(Role role, Index heads, Index dim) {
     const heed::Shape shape{text_.batch(), heads, text_.len(), dim};
     const auto [place, is_new] = memory_.try_emplace({role, heads, dim});
@@ -37,7 +37,7 @@ class TensorPool {
     if (is_new && role <= Role::grad_out) {
       const std::vector<double> wide = text_.project(std::uint64_t(role), heads, dim);
       numbers.reserve(wide.size());
-      for (const double x : wide) numbers.push_back(T(x));
+      for (const double x : wide) numbers.push_back(T(heed::ArithmeticOf<T>(x)));
     } else if (is_new) {
       numbers.assign(std::size_t(heed::element_count(shape, "heed_compare")), T(0));
     }

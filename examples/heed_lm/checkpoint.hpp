@@ -16,12 +16,16 @@
 
 namespace heed_lm {
 
+// Names of heed::Precision in settings. Weights, gradients and moments are floats with both.
+inline constexpr const char *kFloat = "float", *kMixed = "mixed";
+
 // The settings of training, which a resumed run keeps.
 struct TrainSettings {
   Index batch = 16, steps = 1000, warmup = 100;
   Index len = 0;  // tokens of a sequence; 0: as many as the model has
   double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
   std::uint64_t seed = 1;
+  std::string precision = kFloat;  // of large products: kFloat or kMixed
 
   template <class Self, class F>
   static void for_each_field(Self& s, F&& f) {
@@ -33,6 +37,7 @@ struct TrainSettings {
     f("weight_decay", s.weight_decay);
     f("clip", s.clip);
     f("seed", s.seed);
+    f("precision", s.precision);
   }
 };
 

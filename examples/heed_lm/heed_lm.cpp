@@ -122,6 +122,11 @@ void add_train(CLI::App& app, TrainCommand& c) {
          "Decay of matrices per step, as a multiple of the learning rate");
   o.real("--clip", c.train.clip, "Largest norm of the gradient, longer ones are scaled; 0: any");
   o.seed(c.train.seed, "Seed of weights, batches and dropout");
+  app.add_option("--precision", c.train.precision,
+                 "float, or mixed: products of layers and of attention round their operands to "
+                 "bfloat16 and add up in float; weights stay float")
+      ->type_name("NAME")
+      ->capture_default_str();
   o.file("--out", c.out, "Checkpoint to write (default: that of --resume)");
   o.file("--resume", c.resume,
          "Checkpoint to go on from. The run keeps its model and settings: other options must agree "

@@ -291,6 +291,7 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--weight-decay", "0"}, "--weight-decay is 0" + had + "0.1");
   refuses({"--clip", "0"}, "--clip is 0" + had + "1");
   refuses({"--seed", "2"}, "--seed is 2" + had + "1");
+  refuses({"--precision", "mixed"}, "--precision is mixed" + had + "float");
   refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");
   refuses({"--vocab", vocab, "--merges", merges},
           "--vocab was given" + had + "the tokenizer characters");
@@ -595,6 +596,8 @@ TEST_CASE(
       ": its training config has batch = 4611686018427387904, it must lie in [1, 1048576]");
   settings("training", "clip", -1);
   every_command(": its training config has clip = -1, it must lie in [0, 1e+30]");
+  settings("training", "precision", "exact");
+  every_command(": its training config has precision = \"exact\", it must be float or mixed");
   settings("model", "width", -16);
   every_command(": its model config cannot be used: width is -16, it must be at least 1");
   settings("model", "depth", 100'000'000);

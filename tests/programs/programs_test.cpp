@@ -186,6 +186,20 @@ TEST_CASE("heed_compare writes the documented fields and files, and no others") 
   CHECK(patterns_of(shell.files("pages"), files) == files);
 }
 
+TEST_CASE("heed_compare --dtype bf16 compares on tensors of bfloat16") {
+  const Shell shell;
+  (void)shell.done(kCompare + "--dtype bf16 --json a.json");
+  const Json json = Json::parse(read(shell.path("a.json")));
+  CHECK(json.at("machine").at("peak_gflops").size() == 1);
+  REQUIRE(json.at("records").size() == 4 * 2);
+  for (const Json& record : json.at("records")) {
+    CHECK(record.at("dtype") == "bf16");
+    // Rounding to 8 bits shows in gradients; in float their errors stay below 1e-4.
+    CHECK(record.at("gradient_error") > 2e-4);
+    CHECK(record.at("gradient_error") < 0.1);
+  }
+}
+
 TEST_CASE(
     "heed_compare --train writes the documented fields and files, with and without a second text") {
   const Shell shell;
@@ -334,6 +348,8 @@ TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, 
   const std::string train = "heed_lm train --text text.txt ";
   shell.refuses(train + "--lr nan", "--lr: \"nan\"");
   shell.refuses(train + "--clip -1", "--clip: \"-1\"");
+  shell.refuses(train + "--precision half",
+                "--precision is \"half\", it must be float or mixed");
   shell.refuses(train + "--seed -1", "--seed: \"-1\" is not a whole number from 0 to 2^64 - 1");
   shell.refuses(train + "--steps 0", "--steps: \"0\"");
   shell.refuses(train + "--eval-every -1", "--eval-every: \"-1\"");

@@ -3,7 +3,9 @@
 
 // Context: the threads, the mode, the random numbers and the scratch memory with which layers run.
 
+#include <heed/core/precision.hpp>
 #include <heed/nn/matrix.hpp>
+#include <heed/simd/bfloat_pairs.hpp>
 
 #include <cstdint>
 
@@ -18,7 +20,11 @@ struct Context {
   bool training = false;   // true switches on dropout and updates of memories
   std::uint64_t seed = 0;  // of all random numbers of a run
   std::uint64_t step = 0;  // number of the training step; each has its own random numbers
-  Matrix<Real> packed;     // scratch memory of multiply()
+  // Of the products of layers and of attention, in float alone; weights, norms and what is added up stay float. Backward
+  // needs the same as forward.
+  Precision precision = Precision::storage;
+  Matrix<Real> packed;              // scratch memory of multiply()
+  Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
 };
 
 }  // namespace nn

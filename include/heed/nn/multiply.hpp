@@ -11,6 +11,8 @@
 //
 // Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy.
 // Results   do not depend on the number of threads, not in their last bit.
+// Mixed     with Precision::mixed both factors are rounded to bfloat16 on the way, and their products are added up in
+//           float; a product of few rows stays in float, since reading b is what it waits for.
 
 #include <heed/core/parallel.hpp>
 #include <heed/nn/context.hpp>
@@ -52,10 +54,12 @@ inline constexpr Index kColumnPanels = 16;
 // Products of at most so many rows read b as it lies.
 inline constexpr Index kFewRows = 4;
 
-template <class Real>
+// Element: what the kernel reads of a and b, Real or pairs along the depth.
+template <class Real, class Element>
 class Product {
  public:
   static constexpr Index W = kLanes<Real>, L = kPanelLanes<Real>;
+  static constexpr bool kPairs = !std::is_same_v<Element, Real>;
 
   Product(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor<Real>& b,
           const MatrixView<Real>& out, Into into, const Real* bias)
@@ -65,58 +69,86 @@ class Product {
     const int threads = worth_threads();
     if (out_.rows <= kFewRows && a_.column == 1) return run_few(threads);
     const Index panels = (out_.columns + L - 1) / L;
-    c_.packed.resize(panels * depth_, L);
+    packed().resize(panels * elements(depth_), L);
     const Index row_blocks = (out_.rows + kRowBlock - 1) / kRowBlock;
     const Index column_blocks = (panels + kColumnPanels - 1) / kColumnPanels;
     const int workers = int(std::min<Index>(threads, row_blocks * column_blocks));
     Dispenser unpacked(panels), units(row_blocks * column_blocks);
     Turnstiles packed(1);
     const auto work = [&](int) {
-      Scratch<Real> scratch(kRowBlock * (kDepthBlock + L));
-      Real* rows = scratch.take(kRowBlock * kDepthBlock);
-      Real* edge = scratch.take(kRowBlock * L);
+      Block block;
       for (Index p = unpacked.next(); p >= 0; p = unpacked.next()) {
-        pack(p);
+        pack(p, block);
         packed.pass(0);
       }
       packed.wait(0, panels);
       for (Index u = units.next(); u >= 0; u = units.next())
-        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, rows,
-                       edge);
+        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, block);
     };
     run_workers(workers, work, [&] { packed.abandon(); });
   }
 
  private:
+  // Memory of a worker.
+  struct Block {
+    static constexpr Index kNumbers = std::max(kRowBlock, L) * kDepthBlock;
+    Scratch<Real> scratch{kNumbers + kRowBlock * L};
+    Scratch<Element> pair_scratch{kPairs ? kRowBlock * kDepthBlock / 2 : 0};
+    Real* numbers = scratch.take(kNumbers);    // a block of a, or of a panel of b
+    Real* edge = scratch.take(kRowBlock * L);  // of `out`
+    Element* pairs = pair_scratch.take(kPairs ? kRowBlock * kDepthBlock / 2 : 0);
+  };
+
+  // Elements along a depth of n numbers.
+  [[nodiscard]] static constexpr Index elements(Index n) { return kPairs ? pairs_of(n) : n; }
+  [[nodiscard]] Matrix<Element>& packed() const {
+    if constexpr (kPairs)
+      return c_.packed_pairs;
+    else
+      return c_.packed;
+  }
   [[nodiscard]] int worth_threads() const {
     const int threads = resolve_threads(c_.threads);
     const double flops = 2.0 * double(out_.rows) * double(out_.columns) * double(depth_);
     return c_.threads > 0 ? threads : int(std::min<double>(threads, 1.0 + flops / 1e6));
   }
 
-  // Packs panel p of b as [depth][L], with zeros behind the last column.
-  void pack(Index p) {
-    Real* to = c_.packed.view().row(p * depth_);
+  // Packs panel p of b as [elements][L], with zeros behind the last column.
+  void pack(Index p, const Block& block) {
+    Element* to = packed().view().row(p * elements(depth_));
+    if constexpr (kPairs) {
+      for (Index k = 0; k < depth_; k += kDepthBlock) {
+        const Index deep = std::min(kDepthBlock, depth_ - k);
+        copy_panel(p, k, deep, block.numbers);
+        pair_rows(block.numbers, L, deep, L, to + elements(k) * L, L);
+      }
+    } else {
+      copy_panel(p, 0, depth_, to);
+    }
+  }
+  // to[0 ... deep)[L]: panel p of b from row k on.
+  void copy_panel(Index p, Index k, Index deep, Real* to) const {
     const Index first = p * L, count = std::min(L, out_.columns - first);
-    if (b_.column != 1)
-      return pack_lanes(b_.data + first * b_.column, b_.column, count, depth_, to, L);
-    for (Index k = 0; k < depth_; ++k, to += L) {
-      const Real* from = b_.data + k * b_.row + first;
+    const Real* from = b_.data + k * b_.row + first * b_.column;
+    if (b_.column != 1) return pack_lanes(from, b_.column, count, deep, to, L);
+    for (Index row = 0; row < deep; ++row, from += b_.row, to += L) {
       std::copy(from, from + count, to);
       std::fill(to + count, to + L, Real(0));
     }
   }
 
   // Computes the block of the product with the rows from `first` on and the panels from `panel` on.
-  void multiply_block(Index first, Index panel, Index panels, Real* rows, Real* edge) {
+  void multiply_block(Index first, Index panel, Index panels, const Block& block) {
     const Index count = std::min(kRowBlock, out_.rows - first);
     const Index last = std::min(panel + kColumnPanels, panels);
     start(first, count, panel * L, std::min(last * L, out_.columns));
     for (Index k = 0; k < depth_; k += kDepthBlock) {
       const Index deep = std::min(kDepthBlock, depth_ - k);
-      const Broadcast<Real> a = block_of_a(first, count, k, deep, rows);
+      const Broadcast<Element> a = block_of_a(first, count, k, deep, block);
       for (Index p = panel; p < last; ++p)
-        multiply_panel(a, count, deep, c_.packed.view().row(p * depth_ + k), first, p * L, edge);
+        multiply_panel(a, count, elements(deep),
+                       packed().view().row(p * elements(depth_) + elements(k)), first, p * L,
+                       block.edge);
     }
   }
 
@@ -131,18 +163,31 @@ class Product {
     }
   }
 
-  // A block of a: rows whose elements lie side by side are read in place, others are copied.
-  [[nodiscard]] Broadcast<Real> block_of_a(Index first, Index count, Index k, Index deep,
-                                           Real* rows) const {
+  // A block of a: rows whose elements lie side by side are read in place, others are copied; pairs are copies of both.
+  [[nodiscard]] Broadcast<Element> block_of_a(Index first, Index count, Index k, Index deep,
+                                              const Block& block) const {
     const Real* from = a_.data + first * a_.row + k * a_.column;
-    if (a_.column == 1) return {from, a_.row, 1};
+    if (a_.column == 1) {
+      if constexpr (kPairs) {
+        pair_columns(from, a_.row, count, deep, block.pairs, elements(deep));
+        return {block.pairs, elements(deep), 1};
+      } else {
+        return {from, a_.row, 1};
+      }
+    }
     for (Index d = 0; d < deep; ++d)
-      for (Index r = 0; r < count; ++r) rows[d * count + r] = from[r * a_.row + d * a_.column];
-    return {rows, 1, count};
+      for (Index r = 0; r < count; ++r)
+        block.numbers[d * count + r] = from[r * a_.row + d * a_.column];
+    if constexpr (kPairs) {
+      pair_rows(block.numbers, count, deep, count, block.pairs, count);
+      return {block.pairs, 1, count};
+    } else {
+      return {block.numbers, 1, count};
+    }
   }
 
-  void multiply_panel(const Broadcast<Real>& a, Index count, Index deep, const Real* b, Index first,
-                      Index column, Real* edge) const {
+  void multiply_panel(const Broadcast<Element>& a, Index count, Index deep, const Element* b,
+                      Index first, Index column, Real* edge) const {
     const Index columns = std::min(L, out_.columns - column);
     const int vectors = int((columns + W - 1) / W);
     Real* out = out_.row(first) + column;
@@ -195,7 +240,13 @@ void multiply(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor
               const MatrixView<Real>& out, Into into = Into::overwrite,
               const Real* bias = nullptr) {
   if (out.rows == 0 || out.columns == 0) return;
-  detail::Product<Real>(c, depth, a, b, out, into, bias).run();
+  if constexpr (std::is_same_v<Real, float>)
+    if (c.precision == Precision::mixed)
+      return detail::Product<float, BfloatPair>(c, depth, a, b, out, into, bias).run();
+  require(
+      std::is_same_v<Real, float> || c.precision == Precision::storage,
+      "multiply: the precision is mixed, which is for products in float; this one is in double");
+  detail::Product<Real, Real>(c, depth, a, b, out, into, bias).run();
 }
 
 // out[column] += sum over rows
