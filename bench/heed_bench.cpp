@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double, bf16}, with peers (plain
+// heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double, bf16, bf16-storage}, with peers (plain
 // Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first compares a small call with the
 // slow twin or with heed, and reports an error instead of a time where they differ. The baseline and the machine's peak
 // are measured in turns with each benchmark. See bench/NOTES.md.
@@ -29,8 +29,8 @@
 namespace {
 
 constexpr const char* kHelp =
-    R"(Times every variant in several cases, forward and backward: in float, in double, and in float on tensors that are
-stored as bfloat16 (bf16). Other libraries, plain attention and the machine's peak are measured in turns with it. Each
+    R"(Times every variant in several cases, forward and backward: in float, in double, and on tensors of bfloat16, with products in
+bfloat16 (bf16) or all in float (bf16-storage). Other libraries, plain attention and the machine's peak are measured in turns with it. Each
 benchmark first compares a small call with its slow twin.
 Usage: heed_bench [OPTIONS]
 

@@ -33,7 +33,7 @@ struct Heads {
 // Largest difference from heed, relative to the largest number.
 template <class T>
 [[nodiscard]] double deviation_from_heed(const Heads<T>& peer, Pass pass) {
-  CaseCall<heed::ScaledDot<T>> at({}, peer.shape.geometry(), peer.shape.mask, 1);
+  CaseCall<heed::ScaledDot<T>> at({}, peer.shape.geometry(), peer.shape.mask, {.threads = 1});
   heed::OpCall<heed::ScaledDot<T>>& ours = at.call;
   ours.forward();
   if (pass == Pass::forward) return deviation(peer.out, ours.out);
@@ -62,7 +62,7 @@ void add_peer(const char* name, const char* dtype) {
         if (!(deviation_from_heed(probe.heads, pass) < (sizeof(T) == 4 ? 1e-4 : 1e-12)))
           return state.SkipWithError("differs from heed");
         const auto peer = std::make_shared<Peer>(c);
-        const Contender other = baseline<T>(c);
+        const Contender other = baseline<T>(c, {.threads = c.threads});
         measure<T>(state, c, pass, {[peer] { peer->forward(); }, [peer] { peer->backward(); }},
                    &other);
       });

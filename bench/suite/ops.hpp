@@ -95,8 +95,8 @@ struct CaseCall {
   StoredTensors<Op, Stored> tensors;
   heed::OpCall<Op> call;
 
-  CaseCall(const Op& op, const heed::Geometry& g, MaskKind kind, int threads)
-      : mask(kind, g), tensors(tensors_of(op, g)), call(call_of(op, g, threads)) {}
+  CaseCall(const Op& op, const heed::Geometry& g, MaskKind kind, const heed::Options& options)
+      : mask(kind, g), tensors(tensors_of(op, g)), call(call_of(op, g, options)) {}
   CaseCall(const CaseCall&) = delete;  // the call refers to the rest
 
  private:
@@ -107,11 +107,12 @@ struct CaseCall {
     else
       return {op, g};
   }
-  [[nodiscard]] heed::OpCall<Op> call_of(const Op& op, const heed::Geometry& g, int threads) {
+  [[nodiscard]] heed::OpCall<Op> call_of(const Op& op, const heed::Geometry& g,
+                                         const heed::Options& options) {
     if constexpr (own)
-      return {op, g, mask.mask, {.threads = threads}};
+      return {op, g, mask.mask, options};
     else
-      return {op, tensors.views(), mask.mask, {.threads = threads}};
+      return {op, tensors.views(), mask.mask, options};
   }
 };
 
@@ -139,52 +140,57 @@ template <class Op>
 
 template <class Stored, class Op>
 [[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask,
-                                  int threads) {
-  const auto at = std::make_shared<CaseCall<Op, Stored>>(op, g, mask, threads);
+                                  const heed::Options& options) {
+  const auto at = std::make_shared<CaseCall<Op, Stored>>(op, g, mask, options);
   return {[at] { at->call.forward(); }, [at] { at->call.backward(); }};
 }
 
 // What the others are compared with: plain attention, and for masks that are read from memory no mask.
 template <class Stored>
-[[nodiscard]] Contender baseline(const Case& c) {
+[[nodiscard]] Contender baseline(const Case& c, const heed::Options& options) {
   return contender<Stored>(heed::ScaledDot<heed::ArithmeticOf<Stored>>{}, c.geometry(),
-                           c.mask == MaskKind::causal ? c.mask : MaskKind::full, c.threads);
+                           c.mask == MaskKind::causal ? c.mask : MaskKind::full, options);
 }
 
 // The op on a few rows and one key-value head, against the slow twin.
 template <class Stored, class Op>
-[[nodiscard]] double small_deviation(const heed::Variant<Op>& variant, const Case& c, Pass pass) {
+[[nodiscard]] double small_deviation(const heed::Variant<Op>& variant, const Case& c, Pass pass,
+                                     const heed::Options& options) {
   heed::Geometry small = variant.geometry;
   small.len_q = std::min<Index>(small.len_q, 70);
   small.len_kv = 70;
-  CaseCall<Op, Stored> at(variant.op, small, c.mask, c.threads);
+  CaseCall<Op, Stored> at(variant.op, small, c.mask, options);
   return deviation_from_twin(at.call, pass);
 }
 
-// Deviations that rounding explains; of 16-bit tensors 4 units of their results.
+// Deviations that rounding explains; of 16-bit tensors 4 units of their results, and as many more of operands that are
+// rounded on the way.
 template <class Stored>
-[[nodiscard]] constexpr double allowed_deviation() {
-  if (heed::NarrowNumber<Stored>) return 4 * 0x1p-8;
+[[nodiscard]] constexpr double allowed_deviation(heed::Precision precision) {
+  if (heed::NarrowNumber<Stored>) return (precision == heed::Precision::mixed ? 8 : 4) * 0x1p-8;
   return sizeof(Stored) == 4 ? 1e-3 : 1e-10;
 }
 
 // Compares first, then times.
 template <class Stored, class Op>
 void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& c, Pass pass,
-         bool& compared) {
+         heed::Precision precision, bool& compared) {
+  heed::Options options;
+  options.threads = c.threads;
+  options.precision = precision;
   if (!compared) {
-    const double error = small_deviation<Stored>(variant, c, pass);
-    if (!(error < allowed_deviation<Stored>())) {
+    const double error = small_deviation<Stored>(variant, c, pass, options);
+    if (!(error < allowed_deviation<Stored>(precision))) {
       state.SkipWithError(("differs from the slow twin by " + std::to_string(error)).c_str());
       return;
     }
     compared = true;
   }
-  const Contender mine = contender<Stored>(variant.op, variant.geometry, c.mask, c.threads);
+  const Contender mine = contender<Stored>(variant.op, variant.geometry, c.mask, options);
   const bool is_baseline = variant.name == std::string(heed::kBaseline) &&
                            c.mask != MaskKind::boolean && c.mask != MaskKind::bias;
   std::optional<Contender> other;
-  if (!is_baseline) other = baseline<Stored>(c);
+  if (!is_baseline) other = baseline<Stored>(c, options);
   measure<Stored>(state, c, pass, mine, other ? &*other : nullptr);
 }
 
@@ -200,7 +206,7 @@ template <class Op>
 }
 
 template <class Stored>
-void add_variants(const char* dtype) {
+void add_variants(const char* dtype, heed::Precision precision = heed::Precision::storage) {
   using T = heed::ArithmeticOf<Stored>;
   for (const Case& c : cases()) {
     const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
@@ -210,7 +216,7 @@ void add_variants(const char* dtype) {
         if (c.decodes() && pass == Pass::backward) continue;
         add_benchmark(variant.name, pass, dtype, c,
                       [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
-                        run<Stored>(state, *shared, c, pass, *compared);
+                        run<Stored>(state, *shared, c, pass, precision, *compared);
                       });
       }
     };

@@ -67,7 +67,8 @@ struct Timed {
   Pass forward{&Runner::forward}, backward{&Runner::backward};
 };
 
-[[nodiscard]] Runners make_runners(Dtype dtype, const RunnerSetup& setup, const TextInput& text) {
+[[nodiscard]] Runners make_runners(Dtype dtype, RunnerSetup setup, const TextInput& text) {
+  if (dtype == Dtype::bfloat16) setup.precision = heed::Precision::mixed;
   switch (dtype) {
     case Dtype::float32: return make_float_runners(setup, text);
     case Dtype::float64: return make_double_runners(setup, text);

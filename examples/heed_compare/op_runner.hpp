@@ -27,6 +27,7 @@ class OpRunner final : public Runner {
         call_(variant.op, tensors_of(variant, *pool_),
               setup.causal ? heed::causal<T>() : heed::Mask<T>(), {.threads = setup.threads}) {
     call_.options.name = name_.c_str();
+    call_.options.precision = setup.precision;
   }
   OpRunner(const OpRunner&) = delete;  // options.name points into it
 

@@ -107,8 +107,10 @@ void require_memory(const heed::Shape& shape) {
   if (text == "float") return {Dtype::float32};
   if (text == "double") return {Dtype::float64};
   if (text == "both") return {Dtype::float32, Dtype::float64};
-  if (text == "bf16") return {Dtype::bfloat16};
-  throw UsageError("--dtype is \"" + text + "\", it must be float, double, both or bf16");
+  for (const Dtype dtype : {Dtype::bfloat16, Dtype::bfloat16_storage})
+    if (text == dtype_name(dtype)) return {dtype};
+  throw UsageError("--dtype is \"" + text +
+                   "\", it must be float, double, both, bf16 or bf16-storage");
 }
 
 [[nodiscard]] int read_threads(const std::string& text) {
@@ -144,9 +146,10 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--threads", words.threads,
                  "Number of threads, at most 1024 (default 0: OpenMP's own choice)")
       ->type_name("N");
-  app.add_option("--dtype", words.dtype,
-                 "float, double or both of them, or bf16: tensors of bfloat16 and products in "
-                 "bfloat16, all else in float (default both)")
+  app.add_option(
+         "--dtype", words.dtype,
+         "float, double or both of them; bf16: tensors and products in bfloat16, all else "
+         "in float; bf16-storage: tensors of bfloat16, all computed in float (default both)")
       ->type_name("TYPE");
   app.add_flag(
       "--quick", settings.quick,

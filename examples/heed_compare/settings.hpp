@@ -15,16 +15,17 @@ using heed::Index;
 
 using heed_program::UsageError;
 
-// What tensors hold. bfloat16 stands for tensors of bfloat16 whose large products are taken in bfloat16, too
-// (heed::Precision::mixed); all else is computed in float.
-enum class Dtype { float32, float64, bfloat16 };
+// What tensors hold. With bfloat16 large products are taken in bfloat16, too (heed::Precision::mixed), and all else in
+// float; with bfloat16_storage all is computed in float.
+enum class Dtype { float32, float64, bfloat16, bfloat16_storage };
 
 // The name of the type on the command line and in reports.
 [[nodiscard]] inline const char* dtype_name(Dtype dtype) {
   switch (dtype) {
     case Dtype::float32: return "float";
     case Dtype::float64: return "double";
-    default: return "bf16";
+    case Dtype::bfloat16: return "bf16";
+    default: return "bf16-storage";
   }
 }
 
