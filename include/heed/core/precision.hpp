@@ -6,10 +6,11 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// How large products are computed.
+// What products are computed with: q.k and weights times values, and backward's products with queries, keys, values
+// and the gradient of the output. All else, above all scores and what becomes of them, is computed in the op's Real.
 enum class Precision {
-  storage,  // in the type of the arithmetic: float or double, whatever tensors are stored as
-  mixed,    // operands are rounded to bfloat16, products added up in float; in float alone
+  storage,  // the op's Real
+  mixed     // for ops of float: numbers rounded to bfloat16, sums of their products in float
 };
 
 }  // namespace HEED_ABI

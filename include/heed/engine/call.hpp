@@ -4,6 +4,7 @@
 // The doors' types, and the one place where arguments are checked.
 
 #include <heed/core/dropout.hpp>
+#include <heed/core/precision.hpp>
 #include <heed/core/stored_view.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
@@ -38,13 +39,6 @@ struct Inputs {
 template <class Real>
 struct Gradients {
   StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
-};
-
-// What products are computed with: q.k and weights times values, and backward's products with queries, keys, values
-// and the gradient of the output. All else, above all scores and what becomes of them, is computed in the op's Real.
-enum class Precision {
-  storage,  // the op's Real
-  mixed     // for ops of float: numbers rounded to bfloat16, sums of their products in float
 };
 
 struct Options {

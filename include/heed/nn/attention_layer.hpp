@@ -113,6 +113,7 @@ class OpStage {
   [[nodiscard]] Options options(const Context<Real>& c) const {
     Options options;
     options.threads = c.threads;
+    options.precision = c.precision;
     if (c.training)
       options.dropout = {dropout_rate_, CounterRandom(c.seed, dropout_stream_).bits(c.step)};
     return options;
