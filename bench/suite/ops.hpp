@@ -167,7 +167,7 @@ template <class Stored, class Op>
 // rounded on the way.
 template <class Stored>
 [[nodiscard]] constexpr double allowed_deviation(heed::Precision precision) {
-  if (heed::NarrowNumber<Stored>) return (precision == heed::Precision::mixed ? 8 : 4) * 0x1p-8;
+  if (heed::NarrowNumber<Stored>) return (precision.mixes() ? 8 : 4) * 0x1p-8;
   return sizeof(Stored) == 4 ? 1e-3 : 1e-10;
 }
 
@@ -206,7 +206,7 @@ template <class Op>
 }
 
 template <class Stored>
-void add_variants(const char* dtype, heed::Precision precision = heed::Precision::storage) {
+void add_variants(const char* dtype, heed::Precision precision = {}) {
   using T = heed::ArithmeticOf<Stored>;
   for (const Case& c : cases()) {
     const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {

@@ -8,7 +8,7 @@
 
 #include <heed/check/gradcheck.hpp>
 #include <heed/core/geometry.hpp>
-#include <heed/core/precision.hpp>
+#include <heed/simd/precision.hpp>
 
 #include <memory>
 #include <string>
@@ -49,7 +49,7 @@ struct RunnerSetup {
   bool causal = false;
   int threads = 1;
   std::uint64_t seed = 1;
-  heed::Precision precision = heed::Precision::storage;
+  heed::Precision precision = {};
 };
 
 // The geometry of the baseline for a shape (B, H, T, d).

@@ -41,7 +41,7 @@ struct BackwardPanel {
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
         state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
-        paired(take_pairs(scratch, c.mixed_precision, pairs_of(c.geometry.dim_v) * c.plan.lanes)),
+        paired(take_pairs(scratch, c.pair_products, pairs_of(c.geometry.dim_v) * c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)) {
     const Index lanes = c.plan.lanes, keys = c.plan.tile;
     weights = {piece_at(work.weights, index * keys * lanes), keys, lanes};
@@ -59,12 +59,12 @@ class BackwardWorker {
   static constexpr int kMaps = Normaliser::maps;
 
   BackwardWorker(const Context& c, BackwardShared<Op, Real>& shared, Scratch<Real>& scratch)
-      : mixed_(c.mixed_precision, c.geometry, c.plan.tile, c.plan.lanes, kMaps, true, scratch),
+      : mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, kMaps, true, scratch),
         c_(c),
         s_(shared),
         work_(c, scratch),
         own_(zeros_like(c.op)) {
-    if (c.mixed_precision) c_.mixed = &mixed_;
+    if (c.pair_products) c_.mixed = &mixed_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
@@ -151,7 +151,8 @@ class BackwardWorker {
     c_.op.read_out_vjp(readout, own_);
     my.gradients.take_output_gradient(my.dmixed);
     if constexpr (std::is_same_v<Real, float>)
-      if (my.gradients.mixes()) pair_rows(my.dmixed.data, lanes, dim, lanes, my.paired, lanes);
+      if (my.gradients.mixes())
+        c_.pair_products->by_rows(my.dmixed.data, lanes, dim, lanes, my.paired, lanes);
   }
 
   // Is lane i of a streaming panel a row whose visible scores are all -infinity or NaN, and so all NaN?
@@ -200,8 +201,12 @@ class BackwardWorker {
     const auto add = [&](const auto& weights, const auto* rows, Index depth, Index columns,
                          const TensorView<Real>& to, Index kv_head, Index column) {
       if (!to.given()) return;
-      gemm_add(at.keys, depth, columns, weights, rows, whole_vectors<Real>(columns),
-               to.row(at.batch, kv_head, at.key) + column, to.strides().row);
+      Real* sums = to.row(at.batch, kv_head, at.key) + column;
+      const Index padded = whole_vectors<Real>(columns), stride = to.strides().row;
+      if constexpr (std::is_same_v<decltype(rows), const BfloatPair*>)
+        c_.pair_products->add(at.keys, depth, columns, weights, rows, padded, sums, stride);
+      else
+        gemm_add(at.keys, depth, columns, weights, rows, padded, sums, stride);
     };
     const auto add_both = [&](const auto& dscores, const auto* q, const auto& weights,
                               const auto* dout, Index depth) {
@@ -255,7 +260,7 @@ class BackwardWorker {
     const Rows<Real> values = my.panel.values(at);
     if constexpr (std::is_same_v<Real, float>)
       if (my.gradients.mixes())
-        return MixedTile::dots(mixed_.value_columns, values, my.paired, c_.plan.vectors, x);
+        return mixed_.dots(mixed_.value_columns, values, my.paired, c_.plan.vectors, x);
     panel_gemm<Store::overwrite>(at.keys, values.columns, c_.plan.vectors,
                                  Broadcast<Real>{values.data, values.stride, 1}, my.dmixed.data,
                                  my.dmixed.lanes, x.data, x.lanes);
@@ -410,7 +415,7 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                                 Real(scale_of(op, g, options)),
                                 keys,
                                 options.dropout,
-                                options.precision == Precision::mixed};
+                                options.precision.products()};
   BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =

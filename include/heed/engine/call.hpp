@@ -4,12 +4,12 @@
 // The doors' types, and the one place where arguments are checked.
 
 #include <heed/core/dropout.hpp>
-#include <heed/core/precision.hpp>
 #include <heed/core/stored_view.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
+#include <heed/simd/precision.hpp>
 
 #include <algorithm>
 #include <array>
@@ -61,7 +61,7 @@ struct Options {
   // categories, projections) comes from rows that are not rounded. Panels of up to kNarrowRows queries, as in
   // decoding, and calls whose heads are taken for queries of one head, are bound by memory and compute as with
   // Precision::storage. Bounds of the errors stand in engine/mixed_bounds.hpp.
-  Precision precision = Precision::storage;
+  Precision precision = {};
 };
 
 // Which call it was: what backward() must share with the forward() that it follows.
@@ -71,7 +71,7 @@ struct CallStamp {
   double scale = 0;
   Dropout dropout;
   unsigned mask = 0;  // kinds of its parts, a bit each
-  Precision precision = Precision::storage;
+  Precision precision = {};
 
   template <class Op, class Real>
   [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
@@ -139,9 +139,8 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
               other.scale);
   unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ",
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
-  const auto name_of = [](Precision p) { return p == Precision::mixed ? "mixed" : "storage"; };
-  unless_same(precision == other.precision, "is of a call with precision ", name_of(precision),
-              ", this one has ", name_of(other.precision));
+  unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
+              ", this one has ", other.precision.name());
   const char* names[] = {"bands",     "key lengths", "a boolean mask", "a bias",
                          "documents", "slopes",      "a soft cap"};
   for (unsigned i = 0; i < std::size(names); ++i)
@@ -234,7 +233,7 @@ inline void require_options(const Options& options) {
 // Throws if Real has no mixed precision and the options ask for it.
 template <class Real>
 void require_precision(const Options& options) {
-  require(options.precision == Precision::storage || std::is_same_v<Real, float>,
+  require(!options.precision.mixes() || std::is_same_v<Real, float>,
           "Options: precision is mixed, it must be storage for an op of double; an op of float has "
           "both");
 }

@@ -26,7 +26,8 @@ struct CallContext {
   Real scale;
   const KeySide<Op, Real>& keys;
   Dropout dropout = {};
-  bool mixed_precision = false;  // Options::precision, where the call heeds it
+  const PairProducts* pair_products =
+      nullptr;  // those of Options::precision, where the call heeds it
   // A worker's own, where precision is mixed.
   MixedTile* mixed = nullptr;
   // Where panels read keys and values: `in`, or a worker's tile of it.

@@ -98,7 +98,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   const auto run = [&](const Op& as, Saved<Real>* to) {
     if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide_out, to, options);
     Options as_stored = options;
-    as_stored.precision = Precision::storage;
+    as_stored.precision = {};
     const Geometry folded = fold_heads(g);
     const Mask<Real> folded_mask = fold_heads(mask, bound, g);
     Operands<Real> folded_operands = operands;

@@ -129,9 +129,9 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
         " queries: hidden pairs are computed, too");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
   if (c.mask.soft_cap() != Real(0)) say("a soft cap takes a tanh per pair");
-  if (c.mixed_precision && g.len_q <= kNarrowRows<Real>)
+  if (c.pair_products && g.len_q <= kNarrowRows<Real>)
     say("precision is mixed, but products for so few queries stay as they are");
-  else if (c.mixed_precision && !kHasPairProducts)
+  else if (c.pair_products && !kHasPairProducts)
     say("precision is mixed, but compiled without -mavx512bf16: products of bfloat16 are put "
         "together from others, "
         "which is slower than float");
@@ -164,7 +164,7 @@ template <AttentionOp Op>
   const BoundMask<Real> bound(mask, g, "heed::explain");
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
     Options as_stored = options;
-    as_stored.precision = Precision::storage;
+    as_stored.precision = {};
     Explanation folded =
         explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, as_stored);
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
@@ -179,7 +179,7 @@ template <AttentionOp Op>
                                 Real(scale_of(op, g, options)),
                                 keys,
                                 options.dropout,
-                                options.precision == Precision::mixed};
+                                options.precision.products()};
   Explanation e;
   e.instruction_set = detail::instruction_set();
   e.lanes = c.plan.lanes;

@@ -52,7 +52,7 @@ class ForwardWorker {
                 KeySide<Op, Real>* lazy_keys, Scratch<Real>& scratch)
       : keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
         values_(c.in.value, c.plan.tile, false, scratch),
-        mixed_(c.mixed_precision, c.geometry, c.plan.tile, c.plan.lanes, kMaps, false, scratch),
+        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, kMaps, false, scratch),
         c_(c),
         out_view_(out),
         saved_(saved),
@@ -60,7 +60,7 @@ class ForwardWorker {
         few_(c_, scratch) {
     c_.key = keys_.view();
     c_.value = values_.view();
-    if (c.mixed_precision) c_.mixed = &mixed_;
+    if (c.pair_products) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
@@ -404,7 +404,7 @@ void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
                                 Real(scale_of(op, g, options)),
                                 keys,
                                 options.dropout,
-                                options.precision == Precision::mixed};
+                                options.precision.products()};
   if (saved) prepare_saved(c, *saved);
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;

@@ -100,7 +100,7 @@ template <class Real>
   plan.tiles = (g.len_kv + plan.tile - 1) / plan.tile;
   plan.panels = (g.len_q + plan.lanes - 1) / plan.lanes;
   // Whole rows of a group fill no more than the cache.
-  const bool mixed = options.precision == Precision::mixed;
+  const bool mixed = options.precision.mixes();
   const Index wider = !mixed ? 1 : backward ? kMixedGroups / 2 : kMixedGroups;
   Index group = wider * kGroupBytes / (plan.lanes * Index(sizeof(Real)));
   const Index row_bytes = row_tiles * g.len_kv * plan.lanes * Index(sizeof(Real));

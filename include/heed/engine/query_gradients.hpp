@@ -43,7 +43,7 @@ struct TileScratch {
     copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
     key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<Real>);
     const auto take_pairs_of_queries = [&](Index columns) {
-      return take_pairs(scratch, c.mixed_precision, queries / 2 * columns);
+      return take_pairs(scratch, c.pair_products, queries / 2 * columns);
     };
     paired_weights = take_pairs_of_queries(tile);
     paired_dscores = take_pairs_of_queries(tile);
@@ -83,7 +83,7 @@ class PanelGradients {
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
       map.pairs = &map == maps_.data() ? nullptr
-                                       : take_pairs(scratch, c.mixed_precision,
+                                       : take_pairs(scratch, c.pair_products,
                                                     lanes / 2 * whole_vectors<Real>(g.dim_qk));
     }
     dout_memory_ = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
@@ -284,8 +284,9 @@ class PanelGradients {
   // Pairs of padded rows. Returns whether their numbers are finite.
   [[nodiscard]] bool pair_rows_of(const Rows<Real>& rows, BfloatPair* pairs) const {
     if constexpr (std::is_same_v<Real, float>) {
-      pair_rows(rows.data, rows.stride, c_.plan.lanes, rows.stride, pairs, rows.stride);
-      return all_finite(pairs, rows.stride, c_.plan.lanes / 2, rows.stride);
+      c_.pair_products->by_rows(rows.data, rows.stride, c_.plan.lanes, rows.stride, pairs,
+                                rows.stride);
+      return c_.pair_products->finite(pairs, rows.stride, c_.plan.lanes / 2, rows.stride);
     }
     return true;
   }
@@ -296,8 +297,8 @@ class PanelGradients {
     finite_ = finite_ && finite;
     if (finite_) return;
     const Index rows = c_.plan.lanes / 2;
-    clear_non_finite(paired_dout(), dout_.stride, rows, dout_.stride);
-    for (Map& map : maps_) clear_non_finite(map.pairs, map.q.stride, rows, map.q.stride);
+    c_.pair_products->clear(paired_dout(), dout_.stride, rows, dout_.stride);
+    for (Map& map : maps_) c_.pair_products->clear(map.pairs, map.q.stride, rows, map.q.stride);
   }
   [[nodiscard]] BfloatPair* paired_dout() const {
     return piece_at(work_.paired_dout, index_ * c_.plan.lanes / 2 * dout_.stride);
@@ -307,8 +308,8 @@ class PanelGradients {
   [[nodiscard]] Index pair_stride() const { return c_.plan.group * c_.plan.lanes / 2; }
   void pair_columns_of(const LaneTile<Real>& tile, BfloatPair* pairs) const {
     if constexpr (std::is_same_v<Real, float>)
-      pair_columns(tile.data, tile.lanes, tile.rows, tile.lanes, pairs + first_pair(),
-                   pair_stride());
+      c_.pair_products->by_columns(tile.data, tile.lanes, tile.rows, tile.lanes,
+                                   pairs + first_pair(), pair_stride());
   }
 
   // out[key] += sum over lanes weights[key][lane] * rows[lane]; paired, paired_rows: both in pairs of lanes, where the
@@ -318,9 +319,9 @@ class PanelGradients {
                 Real* out, Index stride) {
     if constexpr (std::is_same_v<Real, float>)
       if (mixes()) {
-        gemm_add(weights.rows, pairs_of(rows.count), rows.columns,
-                 Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows, rows.stride, out,
-                 stride);
+        c_.pair_products->add(weights.rows, pairs_of(rows.count), rows.columns,
+                              Broadcast<BfloatPair>{paired, pair_stride(), 1}, paired_rows,
+                              rows.stride, out, stride);
         if (!finite_)
           add_visible_rows(weights, marks(tile), rows, out, stride,
                            [](auto x) { return rounded_to_bfloat(x); });

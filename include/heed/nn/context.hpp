@@ -3,9 +3,8 @@
 
 // Context: the threads, the mode, the random numbers and the scratch memory with which layers run.
 
-#include <heed/core/precision.hpp>
 #include <heed/nn/matrix.hpp>
-#include <heed/simd/bfloat_pairs.hpp>
+#include <heed/simd/precision.hpp>
 
 #include <cstdint>
 
@@ -22,7 +21,7 @@ struct Context {
   std::uint64_t step = 0;  // number of the training step; each has its own random numbers
   // Of the products of layers and of attention, in float alone; weights, norms and what is added up stay float. Backward
   // needs the same as forward.
-  Precision precision = Precision::storage;
+  Precision precision = {};
   Matrix<Real> packed;              // scratch memory of multiply()
   Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
 };

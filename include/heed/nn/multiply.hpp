@@ -99,6 +99,7 @@ class Product {
     Element* pairs = pair_scratch.take(kPairs ? kRowBlock * kDepthBlock / 2 : 0);
   };
 
+  [[nodiscard]] const PairProducts& products() const { return *c_.precision.products(); }
   // Elements along a depth of n numbers.
   [[nodiscard]] static constexpr Index elements(Index n) { return kPairs ? pairs_of(n) : n; }
   [[nodiscard]] Matrix<Element>& packed() const {
@@ -120,7 +121,7 @@ class Product {
       for (Index k = 0; k < depth_; k += kDepthBlock) {
         const Index deep = std::min(kDepthBlock, depth_ - k);
         copy_panel(p, k, deep, block.numbers);
-        pair_rows(block.numbers, L, deep, L, to + elements(k) * L, L);
+        products().by_rows(block.numbers, L, deep, L, to + elements(k) * L, L);
       }
     } else {
       copy_panel(p, 0, depth_, to);
@@ -169,7 +170,7 @@ class Product {
     const Real* from = a_.data + first * a_.row + k * a_.column;
     if (a_.column == 1) {
       if constexpr (kPairs) {
-        pair_columns(from, a_.row, count, deep, block.pairs, elements(deep));
+        products().by_columns(from, a_.row, count, deep, block.pairs, elements(deep));
         return {block.pairs, elements(deep), 1};
       } else {
         return {from, a_.row, 1};
@@ -179,7 +180,7 @@ class Product {
       for (Index r = 0; r < count; ++r)
         block.numbers[d * count + r] = from[r * a_.row + d * a_.column];
     if constexpr (kPairs) {
-      pair_rows(block.numbers, count, deep, count, block.pairs, count);
+      products().by_rows(block.numbers, count, deep, count, block.pairs, count);
       return {block.pairs, 1, count};
     } else {
       return {block.numbers, 1, count};
@@ -191,16 +192,24 @@ class Product {
     const Index columns = std::min(L, out_.columns - column);
     const int vectors = int((columns + W - 1) / W);
     Real* out = out_.row(first) + column;
-    if (columns % W == 0)
-      return panel_gemm<Store::add>(count, deep, vectors, a, b, L, out, out_.stride);
+    if (columns % W == 0) return add_product(count, deep, vectors, a, b, out, out_.stride);
     const auto copy = [&](const Real* from, Index from_row, Real* to, Index to_row) {
       for (Index r = 0; r < count; ++r)
         std::copy(from + r * from_row, from + r * from_row + columns, to + r * to_row);
     };
     std::fill(edge, edge + count * L, Real(0));
     copy(out, out_.stride, edge, L);
-    panel_gemm<Store::add>(count, deep, vectors, a, b, L, edge, L);
+    add_product(count, deep, vectors, a, b, edge, L);
     copy(edge, L, out, out_.stride);
+  }
+
+  // to += a b for one panel of b.
+  void add_product(Index rows, Index deep, int vectors, const Broadcast<Element>& a,
+                   const Element* b, Real* to, Index stride) const {
+    if constexpr (kPairs)
+      products().panel(Store::add, rows, deep, vectors, a, b, L, to, stride, nullptr);
+    else
+      panel_gemm<Store::add>(rows, deep, vectors, a, b, L, to, stride);
   }
 
   void run_few(int threads) {
@@ -241,10 +250,10 @@ void multiply(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor
               const Real* bias = nullptr) {
   if (out.rows == 0 || out.columns == 0) return;
   if constexpr (std::is_same_v<Real, float>)
-    if (c.precision == Precision::mixed)
+    if (c.precision.mixes())
       return detail::Product<float, BfloatPair>(c, depth, a, b, out, into, bias).run();
   require(
-      std::is_same_v<Real, float> || c.precision == Precision::storage,
+      std::is_same_v<Real, float> || !c.precision.mixes(),
       "multiply: the precision is mixed, which is for products in float; this one is in double");
   detail::Product<Real, Real>(c, depth, a, b, out, into, bias).run();
 }

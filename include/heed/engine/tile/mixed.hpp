@@ -17,7 +17,7 @@
 // bfloat16: floats above 2^128 (1 - 2^-9) count as infinite.
 
 #include <heed/engine/tile/products.hpp>
-#include <heed/simd/bfloat_pairs.hpp>
+#include <heed/simd/precision.hpp>
 #include <heed/simd/scratch.hpp>
 
 #include <array>
@@ -25,11 +25,12 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Uninitialised room for `count` pairs where `mixes`, else null. Only floats are mixed with bfloat16.
+// Uninitialised room for `count` pairs where there are products of pairs, else null. Only floats are mixed with bfloat16.
 template <class Real>
-[[nodiscard]] BfloatPair* take_pairs(Scratch<Real>& scratch, bool mixes, Index count) {
+[[nodiscard]] BfloatPair* take_pairs(Scratch<Real>& scratch, const PairProducts* products,
+                                     Index count) {
   if constexpr (std::is_same_v<Real, float>)
-    return mixes ? reinterpret_cast<BfloatPair*>(scratch.take(count)) : nullptr;
+    return products ? reinterpret_cast<BfloatPair*>(scratch.take(count)) : nullptr;
   else
     return nullptr;
 }
@@ -38,7 +39,8 @@ template <class Real>
 class PairedRows {
  public:
   PairedRows() = default;
-  explicit PairedRows(BfloatPair* memory) : memory_(memory) {}
+  PairedRows(const PairProducts* products, BfloatPair* memory)
+      : products_(products), memory_(memory) {}
 
   // The rows have changed.
   void forget() { of_ = {}; }
@@ -46,15 +48,15 @@ class PairedRows {
   // [count][pairs_of(columns)]
   [[nodiscard]] const BfloatPair* by_columns(const Rows<float>& rows) {
     if (!holds(rows))
-      pair_columns(rows.data, rows.stride, rows.count, rows.columns, memory_,
-                   pairs_of(rows.columns));
+      products_->by_columns(rows.data, rows.stride, rows.count, rows.columns, memory_,
+                            pairs_of(rows.columns));
     of_ = rows;
     return memory_;
   }
   // [pairs_of(count)][columns]
   [[nodiscard]] const BfloatPair* by_rows(const Rows<float>& rows) {
     if (!holds(rows)) {
-      pair_rows(rows.data, rows.stride, rows.count, rows.columns, memory_, rows.columns);
+      products_->by_rows(rows.data, rows.stride, rows.count, rows.columns, memory_, rows.columns);
       finite_ = Finite::unknown;
     }
     of_ = rows;
@@ -64,14 +66,15 @@ class PairedRows {
   [[nodiscard]] bool finite(const Rows<float>& rows) {
     const BfloatPair* pairs = by_rows(rows);
     if (finite_ == Finite::unknown)
-      finite_ = all_finite(pairs, rows.columns, pairs_of(rows.count), rows.columns) ? Finite::yes
-                                                                                    : Finite::no;
+      finite_ = products_->finite(pairs, rows.columns, pairs_of(rows.count), rows.columns)
+                    ? Finite::yes
+                    : Finite::no;
     return finite_ == Finite::yes;
   }
   // The same with zeros in place of those that are not; the caller forgets them.
   [[nodiscard]] const BfloatPair* cleared(const Rows<float>& rows) {
     (void)by_rows(rows);
-    clear_non_finite(memory_, rows.columns, pairs_of(rows.count), rows.columns);
+    products_->clear(memory_, rows.columns, pairs_of(rows.count), rows.columns);
     return memory_;
   }
 
@@ -82,6 +85,7 @@ class PairedRows {
     return of_.data == rows.data && of_.count == rows.count && of_.columns == rows.columns &&
            of_.stride == rows.stride;
   }
+  const PairProducts* products_ = nullptr;
   BfloatPair* memory_ = nullptr;
   Rows<float> of_;
   Finite finite_ = Finite::unknown;
@@ -89,19 +93,21 @@ class PairedRows {
 
 // What a worker has in pairs of the tile at hand.
 struct MixedTile {
+  const PairProducts* products;                     // null where nothing is mixed
   std::array<PairedRows, 2> key_columns, key_rows;  // per score map
   PairedRows value_columns, value_rows;
   BfloatPair* weights;  // [pairs_of(tile)][lanes]: of the panel at hand, by rows
 
   // backward: which products there will be.
   template <class Real>
-  MixedTile(bool mixes, const Geometry& g, Index tile, Index lanes, int maps, bool backward,
-            Scratch<Real>& scratch) {
+  MixedTile(const PairProducts* pair_products, const Geometry& g, Index tile, Index lanes, int maps,
+            bool backward, Scratch<Real>& scratch)
+      : products(pair_products) {
     const auto by_columns = [&](Index columns) {
-      return PairedRows(take_pairs(scratch, mixes, tile * pairs_of(columns)));
+      return PairedRows(products, take_pairs(scratch, products, tile * pairs_of(columns)));
     };
     const auto by_rows = [&](Index columns) {
-      return PairedRows(take_pairs(scratch, mixes, pairs_of(tile) * columns));
+      return PairedRows(products, take_pairs(scratch, products, pairs_of(tile) * columns));
     };
     for (std::size_t m = 0; m < std::size_t(maps); ++m) {
       key_columns[m] = by_columns(g.dim_qk);
@@ -111,7 +117,7 @@ struct MixedTile {
       value_columns = by_columns(g.dim_v);
     else
       value_rows = by_rows(g.dim_v);
-    weights = take_pairs(scratch, mixes, pairs_of(tile) * lanes);
+    weights = take_pairs(scratch, products, pairs_of(tile) * lanes);
   }
 
   // Other rows stand where the last ones did.
@@ -124,16 +130,12 @@ struct MixedTile {
 
   // out[key][lane] = rows[key] . lanes; `lanes` holds pairs [pairs_of(columns)][out.lanes]. `running_max`, if given, is
   // raised.
-  static void dots(PairedRows& pairs, const Rows<float>& rows, const BfloatPair* lanes, int vectors,
-                   const LaneTile<float>& out, float* running_max = nullptr) {
+  void dots(PairedRows& pairs, const Rows<float>& rows, const BfloatPair* lanes, int vectors,
+            const LaneTile<float>& out, float* running_max = nullptr) const {
     const Index depth = pairs_of(rows.columns);
-    const Broadcast<BfloatPair> a{pairs.by_columns(rows), depth, 1};
-    if (running_max)
-      panel_gemm<Store::overwrite_and_max>(rows.count, depth, vectors, a, lanes, out.lanes,
-                                           out.data, out.lanes, running_max);
-    else
-      panel_gemm<Store::overwrite>(rows.count, depth, vectors, a, lanes, out.lanes, out.data,
-                                   out.lanes);
+    products->panel(running_max ? Store::overwrite_and_max : Store::overwrite, rows.count, depth,
+                    vectors, {pairs.by_columns(rows), depth, 1}, lanes, out.lanes, out.data,
+                    out.lanes, running_max);
   }
 
   // out[column][lane] += sum over keys of rows[key][column] * of[key][lane]. marks, if it has rows: -infinity where a
@@ -143,10 +145,9 @@ struct MixedTile {
                         const LaneTile<float>& out) const {
     const bool guarded = marks.rows > 0;
     const BfloatPair* a = guarded ? pairs.cleared(rows) : pairs.by_rows(rows);
-    pair_rows(of.data, of.lanes, of.rows, of.lanes, weights, of.lanes);
-    panel_gemm<Store::add>(rows.columns, pairs_of(rows.count), vectors,
-                           Broadcast<BfloatPair>{a, 1, rows.columns}, weights, of.lanes, out.data,
-                           out.lanes);
+    products->by_rows(of.data, of.lanes, of.rows, of.lanes, weights, of.lanes);
+    products->panel(Store::add, rows.columns, pairs_of(rows.count), vectors, {a, 1, rows.columns},
+                    weights, of.lanes, out.data, out.lanes, nullptr);
     if (!guarded) return;
     add_visible_lanes(rows, of, marks, vectors, out, [](auto x) { return rounded_to_bfloat(x); });
     pairs.forget();

@@ -22,7 +22,7 @@ class QuerySide {
   QuerySide(const Context& c, Scratch<Real>& scratch, int map) : c_(c), map_(map) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     scaled_ = {scratch.take(width * lanes), width, lanes};
-    paired_ = take_pairs(scratch, c.mixed_precision, pairs_of(width) * lanes);
+    paired_ = take_pairs(scratch, c.pair_products, pairs_of(width) * lanes);
     narrow_ = scratch.take(kNarrowRows<Real> * width);
     narrow_projected_ = scratch.take(kNarrowRows<Real> * c.keys.needs().rank);
     dots_row_ = scratch.take(whole_vectors<Real>(c.plan.tile));
@@ -52,7 +52,8 @@ class QuerySide {
     } else {
       pack_lanes(row, stride, rows, source_.width, scaled_.data, lanes, c_.query_factor());
       if constexpr (std::is_same_v<Real, float>)
-        if (c_.mixes(rows)) pair_rows(scaled_.data, lanes, source_.width, lanes, paired_, lanes);
+        if (c_.mixes(rows))
+          c_.pair_products->by_rows(scaled_.data, lanes, source_.width, lanes, paired_, lanes);
     }
     if constexpr (Needs::any) {
       side_.x.rows = source_.width;
@@ -99,8 +100,8 @@ class QuerySide {
                          dots_row_);
     if constexpr (std::is_same_v<Real, float>)
       if (c_.mixes(rows_))
-        return MixedTile::dots(c_.mixed->key_columns[std::size_t(map_)], k, paired_,
-                               c_.plan.vectors, out, running_max);
+        return c_.mixed->dots(c_.mixed->key_columns[std::size_t(map_)], k, paired_, c_.plan.vectors,
+                              out, running_max);
     const Broadcast<Real> a{k.data, k.stride, 1};
     if (running_max)
       panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
