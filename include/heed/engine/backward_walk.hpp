@@ -187,7 +187,7 @@ class BackwardWorker {
   void run_tile(My& my, Index t, bool together) {
     if (my.tile.kind == TileKind::empty) return;
     if constexpr (Normaliser::streams)
-      my.gradients.add(t, my.tile, weigh_tile(my, my.tile), together);
+      my.gradients.add(t, my.tile, weigh_tile(my, my.tile, together), together);
     else
       my.gradients.add(t, my.tile, weighed_part(my, my.tile.at), together);
   }
@@ -228,13 +228,17 @@ class BackwardWorker {
              active_ * lanes);
   }
 
-  [[nodiscard]] WeighedTile weigh_tile(My& my, const PanelTile& tile) {
+  [[nodiscard]] WeighedTile weigh_tile(My& my, const PanelTile& tile, bool together) {
     WeighedTile weighed{my.weights.part(0, tile.at.keys), {}, {}};
     weighed.dots[0] = dots_[0].part(0, tile.at.keys);
     weighed.dscores[0] = my.dscores.part(0, tile.at.keys);
     score_tile(my, 0, tile, weighed.dots[0], weighed.weights, top_);
     weight_gradients(my, tile.at, weighed.dscores[0]);
-    softmax_vjp(my, tile.at.key, weighed.weights, weighed.dscores[0]);
+    softmax_vjp(my, tile.at, weighed.weights, weighed.dscores[0]);
+    // Sums over the queries of the whole group read skipped pairs, too.
+    if (together)
+      for (const auto& rows : {weighed.weights, weighed.dscores[0]})
+        fill_skipped(tile.at, c_.plan.vectors, rows, Real(0));
     for (Index i = 0; my.any_spoilt && i < tile.at.rows; ++i)
       if (spoilt(my.state, i))
         for (const auto& rows : {weighed.weights, weighed.dscores[0]})
@@ -261,21 +265,30 @@ class BackwardWorker {
     if constexpr (std::is_same_v<Real, float>)
       if (my.gradients.mixes())
         return mixed_.dots(mixed_.value_columns, values, my.paired, c_.plan.vectors, x);
-    panel_gemm<Store::overwrite>(at.keys, values.columns, c_.plan.vectors,
-                                 Broadcast<Real>{values.data, values.stride, 1}, my.dmixed.data,
-                                 my.dmixed.lanes, x.data, x.lanes);
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> own = values.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> dmixed = strip.lanes_of(my.dmixed), to = strip.of(x);
+      panel_gemm<Store::overwrite>(own.count, own.columns, strip.vectors,
+                                   Broadcast<Real>{own.data, own.stride, 1}, dmixed.data,
+                                   dmixed.lanes, to.data, to.lanes);
+    });
   }
 
   // weight = 2^x / sum with x as in plug/softmax.hpp;   dscore = weight (X - delta);   both are 0 where the pair is
   // hidden. With dropout, drop(): weight -> drop(weight) in what is summed into dV, X -> drop(X).
   // scores become weights, x (X = V dmixed^T) becomes dscores.
-  void softmax_vjp(const My& my, Index key, const LaneTile<Real>& scores,
+  void softmax_vjp(const My& my, const TilePlace& at, const LaneTile<Real>& scores,
                    const LaneTile<Real>& x) const {
-    for (int v = 0; v < c_.plan.vectors; ++v)
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const KeyRange keys = at.keys_of(v);
+      const LaneTile<Real> own_scores = scores.part(keys.begin, keys.size()),
+                           own_x = x.part(keys.begin, keys.size());
       if (my.panel.dropout.drops())
-        softmax_vjp(my, v, my.panel.dropout.along_queries(v, key), scores, x);
+        softmax_vjp(my, v, my.panel.dropout.along_queries(v, at.key + keys.begin), own_scores,
+                    own_x);
       else
-        softmax_vjp(my, v, KeepAll{}, scores, x);
+        softmax_vjp(my, v, KeepAll{}, own_scores, own_x);
+    }
   }
   struct KeepAll {
     void next() {}
@@ -321,12 +334,13 @@ class BackwardWorker {
         score_tile(my, m, tile, weighed.dots[std::size_t(m)], weighed.dscores[std::size_t(m)],
                    panel.rows.max[m]);
       weight_gradients(my, tile.at, weighed.weights);
-      panel.dropout.drop(weighed.weights, tile.at.key);
+      panel.dropout.drop(weighed.weights, tile.at);
+      fill_skipped(tile.at, c_.plan.vectors, weighed.weights, Real(0));
     };
     for (Index t = 0; t < c_.plan.tiles; ++t)
       for_parts(c_.plan, t, c_.geometry.len_kv, panel.seen_by_all, weigh);
     c_.op.normaliser.vjp(block, own_.normaliser);
-    panel.dropout.drop(block.weights, panel.seen_by_any.begin);
+    panel.dropout.drop(block.weights, panel.whole_rows());
     for (Index i = 0; i < panel.place.rows; ++i)
       if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
   }

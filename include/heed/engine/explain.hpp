@@ -26,8 +26,9 @@ struct Explanation {
   int workers = 0;
   Index scratch_bytes = 0;  // all workers, with side values of keys and sums of gradients
   Index full_tiles = 0, partial_tiles = 0, skipped_tiles = 0;
-  double visible_flops = 0;   // of the plain products, over the pairs in tiles that are not skipped
-  double computed_flops = 0;  // the same with every lane of those tiles
+  double visible_flops = 0;  // of the plain products, over the pairs in tiles that are not skipped
+  double computed_flops =
+      0;  // the same over the pairs that are computed, in whole vectors of queries
   std::vector<std::string> remarks;  // why not faster
 
   [[nodiscard]] std::string text() const {
@@ -83,9 +84,11 @@ void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
           }
           ++(tile.hides_pairs ? e.partial_tiles : e.full_tiles);
           e.visible_flops += per_pair * double(tile.at.keys * tile.at.rows);
-          const bool narrow = tile.at.rows <= kNarrowRows<Real>;
-          e.computed_flops +=
-              per_pair * double(tile.at.keys * (narrow ? tile.at.rows : c.plan.lanes));
+          if (tile.at.rows <= kNarrowRows<Real>)
+            e.computed_flops += per_pair * double(tile.at.keys * tile.at.rows);
+          else
+            for (int v = 0; v < c.plan.vectors; ++v)
+              e.computed_flops += per_pair * double(tile.at.keys_of(v).size() * kLanes<Real>);
         }
       }
 }

@@ -189,8 +189,11 @@ class ForwardWorker {
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
     move_references(my);
     mix_tile(my, tile, scores, [&] {
-      for (int v = 0; v < c_.plan.vectors; ++v) Normaliser::exponentiate(scores, v, my.state);
-      my.panel.dropout.drop(scores, tile.at.key);
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        const KeyRange keys = tile.at.keys_of(v);
+        Normaliser::exponentiate(scores.part(keys.begin, keys.size()), v, my.state);
+      }
+      my.panel.dropout.drop(scores, tile.at);
     });
   }
 
@@ -246,7 +249,7 @@ class ForwardWorker {
     for_tiles([&](Index t) { load_tile(values_, t); },
               [&](My& my, const PanelTile& tile) {
                 const LaneTile<Real> weights = part(my, 0, tile.at);
-                mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at.key); });
+                mix_tile(my, tile, weights, [&] { my.panel.dropout.drop(weights, tile.at); });
               },
               [](My&, const PanelTile&) {});
     for (My& my : active()) {
@@ -268,19 +271,22 @@ class ForwardWorker {
   // out += V^T weights over one tile; `weigh` turns what `weights` holds into them.
   template <class Weigh>
   void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights, Weigh&& weigh) {
-    const Rows<Real> values = my.panel.values(tile.at);
+    const TilePlace& at = tile.at;
+    const Rows<Real> values = my.panel.values(at);
     if constexpr (std::is_same_v<Real, float>)
-      if (c_.mixes(tile.at.rows)) return mix_pairs(my, tile, values, weights, weigh);
-    if (!tile.hides_pairs || finite(tile.at, values)) {
-      weigh();
-      add_lane_product(values, weights, c_.plan.vectors, tile.at.rows, my.out);
-      return;
-    }
-    const LaneTile<Real> visible{transposed_, tile.at.keys, weights.lanes};
-    my.panel.mark_hidden(tile.at, tile.kind, visible);
+      if (c_.mixes(at.rows)) return mix_pairs(my, tile, values, weights, weigh);
+    const bool plainly = !tile.hides_pairs || finite(at, values);
+    const LaneTile<Real> marks{transposed_, at.keys, weights.lanes};
+    if (!plainly) my.panel.mark_hidden(at, tile.kind, marks);
     weigh();
-    add_lane_product_guarded(values, weights, visible, c_.plan.vectors, tile.at.rows, my.out,
-                             copy_);
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> own = values.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> of = strip.of(weights), out = strip.lanes_of(my.out);
+      if (plainly)
+        add_lane_product(own, of, strip.vectors, at.rows, out);
+      else
+        add_lane_product_guarded(own, of, strip.of(marks), strip.vectors, at.rows, out, copy_);
+    });
   }
 
   // The same in mixed precision.

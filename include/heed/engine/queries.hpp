@@ -173,6 +173,14 @@ class Panel {
   void move_to(Index b, Index h, Index panel) {
     place = {b, h, panel * c_.plan.lanes, 0, 0, 0};
     place.rows = std::min(c_.plan.lanes, c_.geometry.len_q - place.query);
+    // Products of pairs take whole tiles.
+    if (place.rows > kNarrowRows<Real> && !c_.mixes(place.rows))
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        constexpr Index width = kStripVectors<Real> * kLanes<Real>;
+        const Index first = v / kStripVectors<Real> * width;
+        place.seen_by_vector[std::size_t(v)] = c_.mask.keys_of_rows(
+            b, place.query + first, std::clamp<Index>(place.rows - first, 0, width));
+      }
     dropout.move_to(place);
     seen_by_any = c_.mask.keys_of_rows(b, place.query, place.rows);
     seen_by_all = c_.mask.keys_of_all_rows(b, place.query, place.rows);
@@ -204,6 +212,14 @@ class Panel {
     return tile;
   }
 
+  // All keys that some query sees.
+  [[nodiscard]] TilePlace whole_rows() const {
+    TilePlace at = place;
+    at.key = seen_by_any.begin;
+    at.keys = seen_by_any.size();
+    return at;
+  }
+
   // Does query i of the panel see any key? Asked where its sum is 0: hidden pairs and visible pairs of score
   // -infinity weigh nothing alike, but with visible ones alone the row is NaN, with hidden ones alone 0.
   [[nodiscard]] bool sees_any(Index i) const {
@@ -216,7 +232,7 @@ class Panel {
         tile.row(j)[i] = std::numeric_limits<Real>::quiet_NaN();
   }
 
-  // marks: -infinity where a pair of the tile is hidden, else 0.
+  // marks: -infinity where a computed pair of the tile is hidden, else 0.
   void mark_hidden(const TilePlace& at, TileKind kind, const LaneTile<Real>& marks) const {
     marks.fill(Real(0));
     const TileMask<Real> tile_mask(c_.mask, at, c_.plan.vectors);

@@ -168,10 +168,10 @@ class PanelGradients {
     }
     if (mixes()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (s_.grads.value.given() && !together)
-      add_rows(weighed.weights, tile, dout_, dout_clean_,
-               piece_at(work_.paired_weights, first_pair()), paired_dout(),
-               s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
-               s_.grads.value.strides().row);
+      add_rows_or_pairs(weighed.weights, tile, dout_, dout_clean_,
+                        piece_at(work_.paired_weights, first_pair()), paired_dout(),
+                        s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key),
+                        s_.grads.value.strides().row);
   }
 
   // Adds to the key and value rows at the queries' own positions, where they lie in tile `t`.
@@ -312,11 +312,25 @@ class PanelGradients {
                                    pairs + first_pair(), pair_stride());
   }
 
-  // out[key] += sum over lanes weights[key][lane] * rows[lane]; paired, paired_rows: both in pairs of lanes, where the
-  // panel's products are.
+  // out[key] += sum over lanes weights[key][lane] * rows[lane]; of rows that are not finite, `clean` is a finite copy
   void add_rows(const LaneTile<Real>& weights, const PanelTile& tile, const Rows<Real>& rows,
-                const Rows<Real>& clean, const BfloatPair* paired, const BfloatPair* paired_rows,
-                Real* out, Index stride) {
+                const Rows<Real>& clean, bool plainly, Real* out, Index stride) {
+    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
+      const Index first = strip.first_vector * kLanes<Real>;
+      const Index count = std::min<Index>(strip.vectors * kLanes<Real>, rows.count - first);
+      const LaneTile<Real> own = strip.of(weights);
+      Real* to = out + strip.keys.begin * stride;
+      if (plainly)
+        add_row_product(own, rows.part(first, count), to, stride);
+      else
+        add_row_product_guarded(own, strip.of(marks(tile)), rows.part(first, count),
+                                clean.part(first, count), to, stride);
+    });
+  }
+  // The same as a product of pairs where the panel's are: paired, paired_rows hold both in pairs of lanes.
+  void add_rows_or_pairs(const LaneTile<Real>& weights, const PanelTile& tile,
+                         const Rows<Real>& rows, const Rows<Real>& clean, const BfloatPair* paired,
+                         const BfloatPair* paired_rows, Real* out, Index stride) {
     if constexpr (std::is_same_v<Real, float>)
       if (mixes()) {
         c_.pair_products->add(weights.rows, pairs_of(rows.count), rows.columns,
@@ -327,19 +341,21 @@ class PanelGradients {
                            [](auto x) { return rounded_to_bfloat(x); });
         return;
       }
-    if (sums_plainly(tile))
-      add_row_product(weights, rows, out, stride);
-    else
-      add_row_product_guarded(weights, marks(tile), rows, clean, out, stride);
+    add_rows(weights, tile, rows, clean, sums_plainly(tile), out, stride);
   }
   // out[column][lane] += sum over keys values[key][column] * weights[key][lane]
   void add_lanes(const Rows<Real>& values, const PanelTile& tile, const LaneTile<Real>& weights,
                  const LaneTile<Real>& out) {
-    if (!hides(tile) || all_finite(values))
-      add_lane_product(values, weights, c_.plan.vectors, panel_.place.rows, out);
-    else
-      add_lane_product_guarded(values, weights, marks(tile), c_.plan.vectors, panel_.place.rows,
-                               out, work_.copy);
+    const bool plainly = !hides(tile) || all_finite(values);
+    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> own = values.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
+      if (plainly)
+        add_lane_product(own, of, strip.vectors, tile.at.rows, to);
+      else
+        add_lane_product_guarded(own, of, strip.of(marks(tile)), strip.vectors, tile.at.rows, to,
+                                 work_.copy);
+    });
   }
 
   void add_to_queries(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
@@ -372,10 +388,10 @@ class PanelGradients {
     if (!s_.grads.key.given()) return;
     const Map& map = maps_[std::size_t(m)];
     const Source& source = panel_.query[std::size_t(m)].source();
-    add_rows(dscores, tile, map.q, map.clean, piece_at(work_.paired_dscores, first_pair()),
-             map.pairs,
-             s_.grads.key.row(tile.at.batch, source.kv_head, tile.at.key) + source.key_column,
-             s_.grads.key.strides().row);
+    add_rows_or_pairs(
+        dscores, tile, map.q, map.clean, piece_at(work_.paired_dscores, first_pair()), map.pairs,
+        s_.grads.key.row(tile.at.batch, source.kv_head, tile.at.key) + source.key_column,
+        s_.grads.key.strides().row);
   }
 
   void add_side_values(int m, const PanelTile& tile, const ScoredTile<Real>& scored,
@@ -390,20 +406,28 @@ class PanelGradients {
                             whole_vectors<Real>(rank)};
       Real* to = s_.dprojected.data() + row * rank;
       const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
-      if (!hides(tile) || all_finite(rows)) return add_row_product(d, rows, to, rank);
-      const Rows<Real> clean = finite_copy(rows, work_.projected_rows, rows.stride);
-      add_row_product_guarded(d, marks(tile), rows, clean, to, rank);
+      const bool plainly = !hides(tile) || all_finite(rows);
+      const Rows<Real> clean =
+          plainly ? rows : finite_copy(rows, work_.projected_rows, rows.stride);
+      add_rows(d, tile, rows, clean, plainly, to, rank);
     }
   }
 
   void add_bias_gradient(const TilePlace& at, const LaneTile<Real>& dscores) const {
     const TensorView<Real>& bias = s_.grads.bias;
     Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
-    if (bias.shape().len > 1)
-      return add_unpacked_lanes(dscores.data, dscores.lanes, at.rows, at.keys, to,
-                                bias.strides().row);
-    for (Index i = 0; i < at.rows; ++i)
-      for (Index j = 0; j < at.keys; ++j) to[j] += dscores.row(j)[i];
+    const bool per_query = bias.shape().len > 1;
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Index first = strip.first_vector * kLanes<Real>;
+      const Index rows = std::min<Index>(strip.vectors * kLanes<Real>, at.rows - first);
+      const LaneTile<Real> own = strip.of(dscores);
+      Real* from = to + strip.keys.begin;
+      if (per_query)
+        return add_unpacked_lanes(own.data, own.lanes, rows, own.rows,
+                                  from + first * bias.strides().row, bias.strides().row);
+      for (Index i = 0; i < rows; ++i)
+        for (Index j = 0; j < own.rows; ++j) from[j] += own.row(j)[i];
+    });
   }
 
   void finish_map(int m, Op& parameters) {

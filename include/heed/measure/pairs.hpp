@@ -101,7 +101,8 @@ class PairWalk {
       const LanePairs<Op, Real> pairs(side, at, v, room.projected);
       const Index first = v * kLanes<Real>,
                   queries = std::min<Index>(kLanes<Real>, at.rows - first);
-      for (Index j = 0; j < at.keys; ++j) {
+      const KeyRange keys = at.keys_of(v);
+      for (Index j = keys.begin; j < keys.end; ++j) {
         const auto pair = pairs(j, dots.load(j, v));
         visit(VisitedPairs<Score, Real>{unit, at.batch, at.head, at.query + first, queries,
                                         at.key + j, pair, scalars, marks.load(j, v)});

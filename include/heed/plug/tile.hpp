@@ -32,6 +32,8 @@ struct LaneTile {
   void fill(Real value) const { std::fill(data, data + rows * lanes, value); }
   [[nodiscard]] LaneTile<const Real> constant() const { return {data, rows, lanes}; }
   [[nodiscard]] LaneTile part(Index first, Index count) const { return {row(first), count, lanes}; }
+  // The same rows from vector v on.
+  [[nodiscard]] LaneTile from_vector(int v) const { return {data + v * P::width, rows, lanes}; }
 };
 
 // Sum of the first `count` lanes, in double: how lane-wise parameter gradients are reduced.

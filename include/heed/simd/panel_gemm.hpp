@@ -124,9 +124,12 @@ template <int Rows, int Vectors, Store S, class Element, class A>
   }
 }
 
-// Rows per micro-kernel: as many as leave registers for B's row and one broadcast.
+// Rows per micro-kernel: as many as leave registers for B's row and one broadcast; of one vector, as many as hide the
+// latency of a product.
 template <int Vectors>
-inline constexpr int kMicroRows = Vectors >= 3 ? 6 : (kRegisters == 32 ? 12 : 6);
+inline constexpr int kMicroRows = Vectors >= 3   ? 6
+                                  : Vectors == 1 ? 8
+                                                 : (kRegisters == 32 ? 12 : 6);
 
 // Rows that the next kernel reads for the first time: of A where its rows lie one behind the other, or of C where it is
 // added to.
@@ -168,11 +171,21 @@ void gemm_vectors(Index rows, Index depth, A a, const Element* b, Index b_row, S
     rows -= times * Rows;
   };
   // Kernels of R and of R - 1 rows together make up any larger count. A remainder of few rows is avoided: each
-  // vector of B that it loads would serve few products.
-  const Index tiles = (rows + R - 1) / R, short_tiles = tiles * R - rows;
-  const bool even_split = short_tiles <= tiles;
-  run.template operator()<R>(even_split ? tiles - short_tiles : rows / R);
-  run.template operator()<R - 1>(even_split ? short_tiles : 0);
+  // vector of B that it loads would serve few products, which would wait for each other.
+  const Index rest = rows % R;
+  Index whole = rows / R, shorter = 0;  // kernels of R and of R - 1 rows
+  if (rest > 0 && R - rest <= whole + 1) {
+    shorter = R - rest;
+    whole += 1 - shorter;
+  } else if (R == 6 && rest == 2 && whole > 0) {  // 8 = 5 + 3
+    --whole;
+    shorter = 1;
+  } else if (R == 12 && rest == 4 && whole > 0) {  // 16 = 8 + 8
+    --whole;
+  }
+  run.template operator()<R>(whole);
+  run.template operator()<R - 1>(shorter);
+  if constexpr (R > 8) run.template operator()<8>(rows / 8);
   if constexpr (R > 6) run.template operator()<6>(rows / 6);
   run.template operator()<3>(rows / 3);
   run.template operator()<1>(rows);

@@ -67,6 +67,7 @@ struct ScoreChain {
   void run(const ScoredTile<Real>& tile) {
     Score::with_form(c.op.score, [&](const auto& form) {
       key_gradients = key_gradients_of<std::remove_cvref_t<decltype(form)>>();
+      clear_key_lanes(tile);
       for (int v = 0; v < c.plan.vectors; ++v)
         if (tile.marks.data)
           run_vector<true>(form, tile, v);
@@ -91,6 +92,19 @@ struct ScoreChain {
   }
 
  private:
+  // Those of keys that vector 0, which sets them, is not computed with.
+  void clear_key_lanes(const ScoredTile<Real>& tile) const {
+    const KeyRange set = tile.place.keys_of(0);
+    for (int i = 0; i < key_gradients; ++i) {
+      const auto clear = [&](Index first, Index end) {
+        std::fill(tile.key_lanes + (i * tile.place.keys + first) * kLanes<Real>,
+                  tile.key_lanes + (i * tile.place.keys + end) * kLanes<Real>, Real(0));
+      };
+      clear(0, set.begin);
+      clear(set.end, tile.place.keys);
+    }
+  }
+
   template <class Form>
   [[nodiscard]] static constexpr int key_gradients_of() {
     if constexpr (GathersSums<Form>)
@@ -141,7 +155,8 @@ struct ScoreChain {
     loop_over_keys<Hidden>(form, tile, v);
   }
 
-  // Invariant: behind key j, `total` holds the sums over keys 0 ... j, and dscores[0 ... j] are those of the dots.
+  // Invariant: behind key j, `total` holds the sums over the vector's keys up to j, and their dscores are those of the
+  // dots.
   template <bool Hidden, class Form>
   [[gnu::always_inline]] void loop_over_keys(const Form& of_op, const ScoredTile<Real>& tile,
                                              int v) const {
@@ -151,9 +166,9 @@ struct ScoreChain {
     const bool capped = c.mask.soft_cap() != Real(0);
     const LanePairs<Op, Real> pairs(query, tile.place, v, tile.projected);
     const LaneTile<Real> dots = tile.dots, dscores = tile.dscores, marks = tile.marks;
-    const Index keys = tile.place.keys;
+    const KeyRange keys = tile.place.keys_of(v);
     Sums<Form> total;
-    for (Index j = 0; j < keys; ++j) {
+    for (Index j = keys.begin; j < keys.end; ++j) {
       const auto pair = pairs(j, dots.load(j, v));
       PairOf<Score, P> d{};
       const auto run_back = [&](Sums<Form> & sums) __attribute__((always_inline)) {

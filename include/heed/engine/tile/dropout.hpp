@@ -41,12 +41,13 @@ class PanelDropout {
     return Dropper<Real>::along_columns(dropout_.rate, keys_.key(i), key);
   }
 
-  // A tile [key][lane] whose first row is `key`.
-  void drop(const LaneTile<Real>& tile, Index key) const {
+  // The computed pairs of the tile at `place`, [key][lane].
+  void drop(const LaneTile<Real>& tile, const TilePlace& place) const {
     if (!drops()) return;
     for (int v = 0; v < int(tile.lanes / kLanes<Real>); ++v) {
-      Dropper<Real> dropper = along_queries(v, key);
-      for (Index j = 0; j < tile.rows; ++j) {
+      const KeyRange keys = place.keys_of(v);
+      Dropper<Real> dropper = along_queries(v, place.key + keys.begin);
+      for (Index j = keys.begin; j < keys.end; ++j) {
         dropper.next();
         tile.store(j, v, dropper(tile.load(j, v)));
       }

@@ -34,11 +34,12 @@ class TileMask {
     const bool shared = mask_.bias().shape().len == 1;
     if (!shared)
       pack_lanes(source, mask_.bias().strides().row, p.rows, p.keys, scratch, scores.lanes);
-    for (int v = 0; v < vectors_; ++v)
-      for (Index j = 0; j < p.keys; ++j) {
+    for_computed([&](int v, const KeyRange& keys) {
+      for (Index j = keys.begin; j < keys.end; ++j) {
         const Pack<Real> add = shared ? Pack<Real>(source[j]) : bias.load(j, v);
         scores.store(j, v, select(is_hidden(add), add, scores.load(j, v) + add));
       }
+    });
   }
 
   // Hides what a bias of -infinity hides.
@@ -53,13 +54,13 @@ class TileMask {
     const Pack<Real> slope = mask_.slope(place_.head);
     // Positions relative to the tile: exact in Real for any sequence length that fits in memory.
     const Index origin = place_.query + mask_.slope_shift() - place_.key;
-    for (int v = 0; v < vectors_; ++v) {
+    for_computed([&](int v, const KeyRange& keys) {
       const Pack<Real> position = Pack<Real>::iota() + Real(origin + v * kLanes<Real>);
-      for (Index j = 0; j < place_.keys; ++j) {
+      for (Index j = keys.begin; j < keys.end; ++j) {
         const Pack<Real> distance = math::absolute(position - Real(j));
         scores.store(j, v, scores.load(j, v) - slope * distance);
       }
-    }
+    });
   }
 
   // Hides what band, key length, documents and boolean mask hide, and lanes beyond the last query.
@@ -70,33 +71,39 @@ class TileMask {
   }
 
  private:
+  // body(v, keys) for each vector and the keys that it is computed with.
+  template <class Body>
+  void for_computed(Body&& body) const {
+    for (int v = 0; v < vectors_; ++v) body(v, place_.keys_of(v));
+  }
+
   void hide_band(const LaneTile<Real>& scores) const {
     constexpr Index W = kLanes<Real>;
-    alignas(64) Real begin[kPanelLanes<Real>], end[kPanelLanes<Real>];
-    Index all_from = 0, all_to = place_.keys;  // rows that every lane sees
-    for (Index i = 0; i < vectors_ * W; ++i) {
-      KeyRange range;
-      if (i < place_.rows) range = mask_.keys_of(place_.batch, place_.query + i);
-      const Index from = std::clamp<Index>(range.begin - place_.key, 0, place_.keys);
-      const Index to = std::clamp<Index>(range.end - place_.key, 0, place_.keys);
-      begin[i] = Real(from);
-      end[i] = Real(to);
-      all_from = std::max(all_from, from);
-      all_to = std::min(all_to, to);
-    }
-    const auto hide_keys = [&](Index first, Index last) {
-      for (int v = 0; v < vectors_; ++v) {
-        const Pack<Real> from = Pack<Real>::load(begin + v * W), to = Pack<Real>::load(end + v * W);
+    for_computed([&](int v, const KeyRange& keys) {
+      alignas(64) Real begin[W], end[W];
+      KeyRange all = keys;  // that every lane sees
+      for (Index i = 0; i < W; ++i) {
+        const Index row = v * W + i;
+        KeyRange range;
+        if (row < place_.rows) range = mask_.keys_of(place_.batch, place_.query + row);
+        const Index from = std::clamp<Index>(range.begin - place_.key, 0, place_.keys);
+        const Index to = std::clamp<Index>(range.end - place_.key, 0, place_.keys);
+        begin[i] = Real(from);
+        end[i] = Real(to);
+        all = {std::max(all.begin, from), std::min(all.end, to)};
+      }
+      const auto hide_keys = [&](Index first, Index last) {
+        const Pack<Real> from = Pack<Real>::load(begin), to = Pack<Real>::load(end);
         for (Index j = first; j < last; ++j) {
           const Pack<Real> key = Real(j);
           const auto visible = (key >= from) & (key < to);
           scores.store(j, v, select(visible, scores.load(j, v), Pack<Real>(-kInfinity<Real>)));
         }
-      }
-    };
-    if (all_from >= all_to) return hide_keys(0, place_.keys);
-    hide_keys(0, all_from);
-    hide_keys(all_to, place_.keys);
+      };
+      if (all.size() == 0) return hide_keys(keys.begin, keys.end);
+      hide_keys(keys.begin, all.begin);
+      hide_keys(all.end, keys.end);
+    });
   }
 
   void hide_documents(const LaneTile<Real>& scores) const {

@@ -1,17 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <heed/core/config.hpp>
+// Where a tile of pairs lies, and which of its pairs are computed. A panel holds several vectors of queries; near the
+// edge of a causal mask or of a window, some of its vectors see keys that the others do not. Each vector is computed
+// with those keys alone that the bands and the key length leave to some query of it:
+//
+//   keys of the tile   0 ........ keys      a panel of 4 vectors on the diagonal of a causal mask,
+//   vector 0           ####                 # computed in whole packs of queries, of which some are hidden and masked;
+//   vector 1           ########             behind it nothing is computed, written or read
+//   vector 2           ############
+//   vector 3           ################     passes go vector by vector, products strip by strip (for_strips)
+
+#include <heed/mask/bound_mask.hpp>
+#include <heed/plug/tile.hpp>
+
+#include <algorithm>
+#include <array>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// Where a tile lies: queries [query, query + rows), keys [key, key + keys) of head (b, h).
+// Vectors that are computed with the same keys: a strip of fewer than 8 keys costs more than it saves.
+template <class Real>
+inline constexpr int kStripVectors = kLanes<Real> >= 8 ? 1 : 8 / kLanes<Real>;
+
+// Queries [query, query + rows), keys [key, key + keys) of head (b, h).
 struct TilePlace {
   Index batch = 0, head = 0;
   Index query = 0, rows = 0;
   Index key = 0, keys = 0;
+  // Of each vector of queries: keys, in the whole row, outside of which all its pairs are hidden.
+  std::array<KeyRange, kPanelVectors> seen_by_vector = no_bounds();
+
+  // Keys of the tile, from its first on, that vector v is computed with.
+  [[nodiscard]] KeyRange keys_of(int v) const {
+    const KeyRange& seen = seen_by_vector[std::size_t(v)];
+    const Index begin = std::clamp<Index>(seen.begin - key, 0, keys);
+    return {begin, std::clamp<Index>(seen.end - key, begin, keys)};
+  }
+
+ private:
+  [[nodiscard]] static constexpr std::array<KeyRange, kPanelVectors> no_bounds() {
+    std::array<KeyRange, kPanelVectors> all{};
+    for (KeyRange& keys : all) keys.end = std::numeric_limits<Index>::max();
+    return all;
+  }
 };
+
+// Keys of a tile that the same vectors, side by side, are computed with.
+struct Strip {
+  KeyRange keys;
+  int first_vector, vectors;
+
+  // Its cells of a tile [keys][lanes], and its lanes of rows [anything][lanes].
+  template <class Real>
+  [[nodiscard]] LaneTile<Real> of(const LaneTile<Real>& tile) const {
+    return lanes_of(tile.part(keys.begin, keys.size()));
+  }
+  template <class Real>
+  [[nodiscard]] LaneTile<Real> lanes_of(const LaneTile<Real>& rows) const {
+    return rows.from_vector(first_vector);
+  }
+};
+
+// body(strip) for strips that make up the computed pairs of a tile, each pair in one of them.
+template <class Body>
+void for_strips(const TilePlace& at, int vectors, Body&& body) {
+  for (Index from = 0, to; from < at.keys; from = to) {
+    to = at.keys;  // or the next key at which some vector begins or ends
+    const auto meets = [&](int v) {
+      const KeyRange keys = at.keys_of(v);
+      if (keys.begin > from) to = std::min(to, keys.begin);
+      if (keys.end > from) to = std::min(to, keys.end);
+      return keys.begin <= from && from < keys.end;
+    };
+    std::array<bool, kPanelVectors> met{};
+    for (int v = 0; v < vectors; ++v) met[std::size_t(v)] = meets(v);
+    for (int v = 0, first; (first = v) < vectors; v = std::max(v, first + 1)) {
+      while (v < vectors && met[std::size_t(v)]) ++v;
+      if (v > first) body(Strip{{from, to}, first, v - first});
+    }
+  }
+}
+
+// The cells of a tile that are not computed.
+template <class Real>
+void fill_skipped(const TilePlace& at, int vectors, const LaneTile<Real>& tile, Real value) {
+  for (int v = 0; v < vectors; ++v) {
+    const KeyRange computed = at.keys_of(v);
+    for (Index j = 0; j < computed.begin; ++j) tile.store(j, v, value);
+    for (Index j = computed.end; j < at.keys; ++j) tile.store(j, v, value);
+  }
+}
 
 }  // namespace HEED_ABI
 }  // namespace heed

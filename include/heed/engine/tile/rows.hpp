@@ -16,6 +16,9 @@ struct Rows {
   const Real* data = nullptr;
   Index count = 0, columns = 0, stride = 0;
   [[nodiscard]] const Real* row(Index r) const { return data + r * stride; }
+  [[nodiscard]] Rows part(Index first, Index rows) const {
+    return {row(first), rows, columns, stride};
+  }
 };
 
 template <class Real>

@@ -92,7 +92,7 @@ class QuerySide {
   }
 
   // scaled dot products of the keys of `place`; `running_max` is raised to them if given. It is not
-  // given for narrow panels, whose tiles are partial.
+  // given for narrow panels, whose tiles are partial, and where pairs are skipped.
   void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
     const Rows<Real> k = key_rows(place.key, place.keys);
     if (rows_ <= kNarrowRows<Real>)
@@ -102,22 +102,18 @@ class QuerySide {
       if (c_.mixes(rows_))
         return c_.mixed->dots(c_.mixed->key_columns[std::size_t(map_)], k, paired_, c_.plan.vectors,
                               out, running_max);
-    const Broadcast<Real> a{k.data, k.stride, 1};
     if (running_max)
-      panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
+      panel_gemm<Store::overwrite_and_max>(k.count, k.columns, c_.plan.vectors,
+                                           Broadcast<Real>{k.data, k.stride, 1}, scaled_.data,
                                            scaled_.lanes, out.data, out.lanes, running_max);
     else
-      panel_gemm<Store::overwrite>(k.count, k.columns, c_.plan.vectors, a, scaled_.data,
-                                   scaled_.lanes, out.data, out.lanes);
+      strip_dots(place, k, scaled_, out);
   }
   // Projected dot products; nothing without a projection.
   void projected_dots(const TilePlace& place, const LaneTile<Real>& out) const {
     if constexpr (Score::has_projection) {
       if (projected_.rows == 0) return;
-      const Rows<Real> k = projected_keys(place.key, place.keys);
-      panel_gemm<Store::overwrite>(k.count, k.columns, c_.plan.vectors,
-                                   Broadcast<Real>{k.data, k.stride, 1}, projected_.data,
-                                   projected_.lanes, out.data, out.lanes);
+      strip_dots(place, projected_keys(place.key, place.keys), projected_, out);
     }
   }
 
@@ -140,10 +136,14 @@ class QuerySide {
     if (c_.mask.has_bias()) tile_mask.add_bias(scores, scratch);
     if (kind == TileKind::partial) tile_mask.hide(scores);
     for (int v = 0; v < c_.plan.vectors; ++v) {
+      const KeyRange keys = place.keys_of(v);
       Pack<Real> top = Pack<Real>::load(running_max + v * kLanes<Real>);
-      for (Index j = 0; j < place.keys; ++j) top = max(scores.load(j, v), top);
+      for (Index j = keys.begin; j < keys.end; ++j) top = max(scores.load(j, v), top);
       top.store(running_max + v * kLanes<Real>);
     }
+    // Rows are read as a whole.
+    if constexpr (!Op::NormaliserType::streams)
+      fill_skipped(place, c_.plan.vectors, scores, -kInfinity<Real>);
   }
 
   // Scores of query `lane` of a narrow panel with the keys of `place`, before any mask; `out` and
@@ -180,6 +180,18 @@ class QuerySide {
   }
 
  private:
+  // out[key][lane] = keys . queries, for the pairs of the tile that are computed.
+  void strip_dots(const TilePlace& place, const Rows<Real>& keys, const LaneTile<Real>& queries,
+                  const LaneTile<Real>& out) const {
+    for_strips(place, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> k = keys.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> q = strip.lanes_of(queries), to = strip.of(out);
+      panel_gemm<Store::overwrite>(k.count, k.columns, strip.vectors,
+                                   Broadcast<Real>{k.data, k.stride, 1}, q.data, q.lanes, to.data,
+                                   to.lanes);
+    });
+  }
+
   // Are the scores of such a tile final once the op has given them?
   [[nodiscard]] bool masks_nothing(TileKind kind) const {
     return kind == TileKind::full && !c_.mask.has_bias() && !c_.mask.has_slopes();
@@ -208,9 +220,9 @@ class QuerySide {
     HeldForm<Form> own = form;
     const auto p = scalars();
     const LanePairs<Op, Real> pairs(*this, place, v, projected);
-    const Index keys = place.keys;
+    const KeyRange keys = place.keys_of(v);
     Pack<Real> top = -kInfinity<Real>;
-    for (Index j = 0; j < keys; ++j) {
+    for (Index j = keys.begin; j < keys.end; ++j) {
       const Pack<Real> score = own.score(pairs(j, dots.load(j, v)), p);
       scores.store(j, v, score);
       top = max(score, top);
