@@ -9,13 +9,27 @@
 //
 // Memory  pages of `page_rows` rows for all batches and heads; growing adds pages and copies none. KvCache<bfloat16> and
 //         KvCache<half> take half of it, and half of the time that decoding waits for memory: append() rounds.
+//         KvCache<std::int8_t> takes a quarter, and 4 bytes per row.
+//
+// int8    Each row x of keys or values, of one token and head, is stored as x~ = s n with a float s = max |x| / 127 and
+//         integers n (simd/quantise.hpp); calls compute with x~. Per number |x~ - x| <= s (1/2 + 2^-16), hence
+//
+//           a logit  errs by at most |scale| sum_c |q(c)| s_key (1/2 + 2^-16),
+//           a row of outputs of a softmax whose logits err by at most e  by at most
+//                    (exp(2 e) - 1) max_j |v_j(c)| + max_j s_value(j) (1/2 + 2^-16) in column c,
+//
+//         besides the rounding of the call itself. A row that holds a NaN or an infinity becomes NaN as a whole, which
+//         shows wherever the row is seen. Forward alone reads such a cache, with any op and any number of queries: few
+//         are computed from the bytes as they are, many from a tile of floats. Backward needs floats in one piece.
 
 #include <heed/core/stored_view.hpp>
+#include <heed/simd/quantise.hpp>
+#include <heed/simd/scratch.hpp>
 #include <heed/simd/widen.hpp>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
-#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -23,12 +37,16 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-template <class Real>
+// Stored: float, double, bfloat16, half or std::int8_t.
+template <class Stored>
 class KvCache {
  public:
   static constexpr Index kDefaultPageRows = 256;
   // What calls on the cache compute with.
-  using Arithmetic = ArithmeticOf<Real>;
+  using Arithmetic = ArithmeticOf<Stored>;
+  // Are rows stored with a scale?
+  static constexpr bool scaled = std::is_same_v<Stored, std::int8_t>;
+  using View = std::conditional_t<scaled, ScaledView, TensorView<const Stored>>;
 
   // page_rows: a positive multiple of kPanelLanes<Arithmetic>. Throws std::invalid_argument.
   KvCache(Index batch, Index kv_heads, Index dim_qk, Index dim_v,
@@ -41,8 +59,11 @@ class KvCache {
             "; none may be negative");
     require(page_rows > 0 && page_rows % kPanelLanes<Arithmetic> == 0, "KvCache: page_rows is ",
             page_rows, ", it must be a positive multiple of ", kPanelLanes<Arithmetic>);
+    constexpr Index most = std::numeric_limits<Index>::max(), scale_bytes = 2 * sizeof(float);
     const Index keys = page_numbers(key_shape_), values = page_numbers(value_shape_);
-    require(values <= std::numeric_limits<Index>::max() / Index(sizeof(Real)) - keys,
+    const Index scales = scale_numbers();
+    require(scales <= most / scale_bytes &&
+                values <= (most - scales * scale_bytes) / Index(sizeof(Stored)) - keys,
             "KvCache: a page of ", keys, " numbers of keys and ", values,
             " of values exceeds the address space");
   }
@@ -52,44 +73,46 @@ class KvCache {
       : key_shape_(other.key_shape_),
         value_shape_(other.value_shape_),
         page_rows_(other.page_rows_),
-        pages_(std::move(other.pages_)),
-        key_pages_(std::move(other.key_pages_)),
-        value_pages_(std::move(other.value_pages_)) {
+        memory_(std::exchange(other.memory_, {})),
+        key_(std::exchange(other.key_, {})),
+        value_(std::exchange(other.value_, {})) {
     other.key_shape_.len = other.value_shape_.len = 0;
-    for (auto* pages : {&other.key_pages_, &other.value_pages_}) pages->clear();
-    other.pages_.clear();
   }
   KvCache& operator=(KvCache&& other) noexcept {
     KvCache taken(std::move(other));
     std::swap(key_shape_, taken.key_shape_);
     std::swap(value_shape_, taken.value_shape_);
     std::swap(page_rows_, taken.page_rows_);
-    pages_.swap(taken.pages_);
-    key_pages_.swap(taken.key_pages_);
-    value_pages_.swap(taken.value_pages_);
+    std::swap(memory_, taken.memory_);
+    std::swap(key_, taken.key_);
+    std::swap(value_, taken.value_);
     return *this;
   }
 
   // Tokens held, and tokens for which there is room.
   [[nodiscard]] Index len() const { return key_shape_.len; }
-  [[nodiscard]] Index capacity() const { return Index(pages_.size()) * page_rows_; }
+  [[nodiscard]] Index capacity() const { return Index(memory_.size()) * page_rows_; }
 
   // Room for `len` tokens. Throws std::bad_alloc; the cache is then as it was.
   void reserve(Index len) {
     if (len <= capacity()) return;
     const Index keys = page_numbers(key_shape_), values = page_numbers(value_shape_);
+    const Index scales = scale_numbers();
     const auto count = std::size_t((len - capacity() - 1) / page_rows_ + 1);
-    std::vector<std::unique_ptr<Real[]>> added;
+    std::vector<Page> added;
     make_room(added, count);
-    while (added.size() < count)
-      added.push_back(std::make_unique<Real[]>(std::size_t(keys + values)));
-    make_room(pages_, count);
-    make_room(key_pages_, count);
-    make_room(value_pages_, count);
-    for (std::unique_ptr<Real[]>& page : added) {  // throws no more
-      key_pages_.push_back(page.get());
-      value_pages_.push_back(page.get() + keys);
-      pages_.push_back(std::move(page));
+    while (added.size() < count) added.push_back(Page(keys, values, scales));
+    make_room(memory_, count);
+    for (Pages* pages : {&key_, &value_}) {
+      make_room(pages->numbers, count);
+      make_room(pages->scales, count);
+    }
+    for (Page& page : added) {  // throws no more
+      key_.numbers.push_back(page.keys);
+      key_.scales.push_back(page.key_scales);
+      value_.numbers.push_back(page.values);
+      value_.scales.push_back(page.value_scales);
+      memory_.push_back(std::move(page));
     }
   }
 
@@ -104,9 +127,10 @@ class KvCache {
     const Index count = key.shape().len;
     require(count <= std::numeric_limits<Index>::max() - len(), "KvCache::append: ", count,
             " tokens after ", len(), " overflow a 64-bit index");
+    std::vector<float> row(scaled ? std::size_t(std::max(key_shape_.dim, value_shape_.dim)) : 0);
     reserve(len() + count);
-    copy(key, key_pages_, key_shape_);
-    copy(value, value_pages_, value_shape_);
+    copy(key, key_, key_shape_, row.data());
+    copy(value, value_, value_shape_, row.data());
     key_shape_.len = value_shape_.len = len() + count;
   }
 
@@ -118,10 +142,39 @@ class KvCache {
   }
 
   // Valid until the next append() or reserve().
-  [[nodiscard]] TensorView<const Real> keys() const { return view(key_pages_, key_shape_); }
-  [[nodiscard]] TensorView<const Real> values() const { return view(value_pages_, value_shape_); }
+  [[nodiscard]] View keys() const { return view(key_, key_shape_); }
+  [[nodiscard]] View values() const { return view(value_, value_shape_); }
 
  private:
+  // Keys and values of page_rows tokens of all batches and heads, in whole lines of cache; `scales` of either.
+  struct Page {
+    Scratch<Stored> numbers;
+    Scratch<float> scales;
+    Stored *keys, *values;
+    float *key_scales, *value_scales;
+
+    Page(Index key_numbers, Index value_numbers, Index row_scales)
+        : numbers(room<Stored>({key_numbers, value_numbers})),
+          scales(room<float>({row_scales, row_scales})),
+          keys(numbers.take(key_numbers)),
+          values(numbers.take(value_numbers)),
+          key_scales(scales.take(row_scales)),
+          value_scales(scales.take(row_scales)) {}
+
+    template <class Number>
+    [[nodiscard]] static Index room(std::initializer_list<Index> counts) {
+      return scratch_elements<Number>([&](Scratch<Number>& s) {
+        for (const Index count : counts) (void)s.take(count);
+        return 0;
+      });
+    }
+  };
+  // Where the keys, or the values, of each page lie.
+  struct Pages {
+    std::vector<Stored*> numbers;
+    std::vector<float*> scales;
+  };
+
   // Room for `count` more, at least doubled: vectors that grow one by one are copied seldom.
   template <class Element>
   static void make_room(std::vector<Element>& all, std::size_t count) {
@@ -137,9 +190,24 @@ class KvCache {
   [[nodiscard]] Index page_numbers(const Shape& shape) const {
     return element_count({shape.batch, shape.heads, page_rows_, shape.dim}, "KvCache: a page");
   }
-  [[nodiscard]] TensorView<const Real> view(const std::vector<Real*>& pages,
-                                            const Shape& shape) const {
-    return TensorView<const Real>::paged(pages.data(), page_rows_, shape, strides(shape));
+  // Rows of a page, where rows are scaled.
+  [[nodiscard]] Index scale_numbers() const {
+    return scaled ? page_numbers(of_scales(key_shape_)) : 0;
+  }
+  [[nodiscard]] static Shape of_scales(Shape shape) {
+    shape.dim = 1;
+    return shape;
+  }
+  template <class Number>
+  [[nodiscard]] TensorView<Number> view_of(const std::vector<Number*>& pages,
+                                           const Shape& shape) const {
+    return TensorView<Number>::paged(pages.data(), page_rows_, shape, strides(shape));
+  }
+  [[nodiscard]] View view(const Pages& pages, const Shape& shape) const {
+    if constexpr (scaled)
+      return {view_of(pages.numbers, shape), view_of(pages.scales, of_scales(shape))};
+    else
+      return view_of(pages.numbers, shape);
   }
 
   void check(const MemoryView& rows, const Shape& own, const char* name) const {
@@ -153,28 +221,38 @@ class KvCache {
     const auto own_page = [&](const void* page) {
       return reinterpret_cast<std::uintptr_t>(page) == address;
     };
-    require(
-        rows.page_rows == 0 || (std::none_of(key_pages_.begin(), key_pages_.end(), own_page) &&
-                                std::none_of(value_pages_.begin(), value_pages_.end(), own_page)),
-        "KvCache::append: ", name,
-        " is a view of this cache, which append changes; copy its rows first");
+    require(rows.page_rows == 0 ||
+                (std::none_of(key_.numbers.begin(), key_.numbers.end(), own_page) &&
+                 std::none_of(value_.numbers.begin(), value_.numbers.end(), own_page)),
+            "KvCache::append: ", name,
+            " is a view of this cache, which append changes; copy its rows first");
   }
-  void copy(const StoredView<const Arithmetic>& rows, const std::vector<Real*>& pages,
-            const Shape& own) {
-    const TensorView<Real> to = TensorView<Real>::paged(
-        pages.data(), page_rows_, {own.batch, own.heads, capacity(), own.dim}, strides(own));
+  // widened: room for a row, where rows are scaled.
+  void copy(const StoredView<const Arithmetic>& rows, const Pages& pages, const Shape& own,
+            float* widened) {
+    const Shape room{own.batch, own.heads, capacity(), own.dim};
+    const TensorView<Stored> numbers = view_of(pages.numbers, room);
+    const TensorView<float> scales = view_of(pages.scales, of_scales(room));
+    const auto store = [&](const auto& row, Index b, Index h, Index t) {
+      if constexpr (scaled) {
+        convert(row, own.dim, widened);
+        scales(b, h, t, 0) = quantise(widened, own.dim, numbers.row(b, h, t));
+      } else {
+        convert(row, own.dim, numbers.row(b, h, t));
+      }
+    };
     rows.visit([&](const auto& from) {
       for (Index b = 0; b < own.batch; ++b)
         for (Index h = 0; h < own.heads; ++h)
           for (Index t = 0; t < from.shape().len; ++t)
-            convert(from.row(b, h, t), own.dim, to.row(b, h, own.len + t));
+            store(rows_of(from, b, h, t), b, h, own.len + t);
     });
   }
 
   Shape key_shape_, value_shape_;
   Index page_rows_;
-  std::vector<std::unique_ptr<Real[]>> pages_;
-  std::vector<Real*> key_pages_, value_pages_;
+  std::vector<Page> memory_;
+  Pages key_, value_;
 };
 
 }  // namespace HEED_ABI

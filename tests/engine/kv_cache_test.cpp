@@ -106,8 +106,9 @@ TEMPLATE_TEST_CASE("prefill in chunks and single steps equal the whole", "[kv_ca
   }
 }
 
-TEST_CASE("a cache grows page by page and moves nothing", "[kv_cache]") {
-  heed::KvCache<float> cache(1, 2, 3, 5, kPage<float>);
+TEMPLATE_TEST_CASE("a cache grows page by page and moves nothing", "[kv_cache]", float,
+                   heed::bfloat16, std::int8_t) {
+  heed::KvCache<TestType> cache(1, 2, 3, 5, kPage<float>);
   CHECK(cache.len() == 0);
   CHECK(cache.capacity() == 0);
   CHECK(cache.keys().shape() == Shape{1, 2, 0, 3});
@@ -118,15 +119,135 @@ TEST_CASE("a cache grows page by page and moves nothing", "[kv_cache]") {
   key.randomise(1);
   value.randomise(2);
   cache.append(key.view(), value.view());
-  const float* first = cache.keys().row(0, 1, 4);
+  const void* first = rows_of(cache.keys(), 0, 1, 4).data;
   for (int n = 0; n < 3; ++n) cache.append(key.view(), value.view());
-  CHECK(cache.keys().row(0, 1, 4) == first);
+  CHECK(rows_of(cache.keys(), 0, 1, 4).data == first);
   CHECK(cache.len() == 4 * kPage<float>);
-  CHECK(cache.keys()(0, 1, 3 * kPage<float> + 4, 2) == key(0, 1, 4, 2));
-  CHECK(cache.values()(0, 1, kPage<float> - 1, 4) == value(0, 1, kPage<float> - 1, 4));
+  const auto holds = [](float has, float given) {
+    return std::is_same_v<TestType, float> ? has == given : std::abs(has - given) <= 0.02;
+  };
+  for (Index n = 0; n < 4; ++n)
+    for (Index h = 0; h < 2; ++h)
+      for (const Index t : {Index(0), Index(4), kPage<float> - 1}) {
+        CHECK(holds(float(cache.keys()(0, h, n * kPage<float> + t, 2)), key(0, h, t, 2)));
+        CHECK(holds(float(cache.values()(0, h, n * kPage<float> + t, 4)), value(0, h, t, 4)));
+      }
   cache.truncate(2);
   CHECK(cache.len() == 2);
   CHECK(cache.capacity() == 4 * kPage<float>);
+}
+
+TEST_CASE("an int8 cache errs by no more than its header says", "[kv_cache]") {
+  const Shape rows{2, 2, 90, 24}, queries{2, 4, 1, 24};
+  Tensor<float> key(rows), value(rows), query(queries), exact(queries), out(queries);
+  key.randomise(1);
+  value.randomise(2);
+  query.randomise(3);
+  for (Index c = 0; c < 24; ++c) key(1, 1, 7, c) *= 40;  // a row of its own size
+  heed::KvCache<std::int8_t> cache(2, 2, 24, 24, kPage<float>);
+  cache.append(key.view(), value.view());
+  const double step = 0.5 + 0x1p-16;
+  const heed::ScaledView keys = cache.keys(), values = cache.values();
+  for (const auto& [view, from] : {std::pair{&keys, &key}, {&values, &value}})
+    for (Index b = 0; b < 2; ++b)
+      for (Index h = 0; h < 2; ++h)
+        for (Index t = 0; t < 90; ++t) {
+          double largest = 0, worst = 0;
+          for (Index c = 0; c < 24; ++c) {
+            largest = std::max(largest, std::abs(double((*from)(b, h, t, c))));
+            worst = std::max(worst,
+                             std::abs(double((*view)(b, h, t, c)) - double((*from)(b, h, t, c))));
+          }
+          const double scale = double(view->scales()(b, h, t, 0));
+          CHECK(std::abs(scale - largest / 127) <= 1e-7 * scale);
+          CHECK(worst <= step * scale);
+        }
+
+  const heed::ScaledDot<float> op;
+  heed::forward(op, {query.view(), key.view(), value.view()}, {}, exact.view());
+  heed::forward(op, {query.view(), keys, values}, {}, out.view());
+  double share = 0;  // of what is allowed
+  for (Index b = 0; b < 2; ++b)
+    for (Index h = 0; h < 4; ++h) {
+      double size = 0, logit = 0, value_step = 0;
+      for (Index c = 0; c < 24; ++c) size += std::abs(double(query(b, h, 0, c)));
+      for (Index t = 0; t < 90; ++t) {
+        logit =
+            std::max(logit, size / std::sqrt(24.0) * double(keys.scales()(b, h / 2, t, 0)) * step);
+        value_step = std::max(value_step, double(values.scales()(b, h / 2, t, 0)) * step);
+      }
+      for (Index c = 0; c < 24; ++c) {
+        double largest = 0;
+        for (Index t = 0; t < 90; ++t)
+          largest = std::max(largest, std::abs(double(value(b, h / 2, t, c))));
+        const double allowed = (std::exp(2 * logit) - 1) * largest + value_step + 1e-5 * largest;
+        const double error = std::abs(double(out(b, h, 0, c)) - double(exact(b, h, 0, c)));
+        CHECK(error <= allowed);
+        share = std::max(share, error / allowed);
+      }
+    }
+  CHECK(share > 0);
+}
+
+TEST_CASE(
+    "a NaN or an infinity makes NaN of its row of an int8 cache, which shows where it is seen",
+    "[kv_cache]") {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float bad : {inf, -inf, std::nanf("")})
+    for (const bool in_key : {true, false}) {
+      Tensor<float> key({2, 1, 5, 4}), value({2, 1, 5, 4}), query({2, 1, 1, 4}), out({2, 1, 1, 4}),
+          clean({2, 1, 1, 4});
+      key.randomise(1);
+      value.randomise(2);
+      query.randomise(3);
+      const auto decode = [&](const heed::Mask<float>& mask, Tensor<float>& to) {
+        heed::KvCache<std::int8_t> cache(2, 1, 4, 4, kPage<float>);
+        cache.append(key.view(), value.view());
+        heed::forward(heed::ScaledDot<float>{}, {query.view(), cache.keys(), cache.values()}, mask,
+                      to.view());
+      };
+      const auto lengths = heed::key_lengths<float>({3, 5});
+      decode(lengths, clean);
+      (in_key ? key : value)(0, 0, 3, 2) = bad;
+      decode(lengths, out);
+      CHECK(same_bits(out.dense(), clean.dense()));  // padding may hold anything
+      decode({}, out);
+      for (Index c = 0; c < 4; ++c) {
+        CHECK(std::isnan(out(0, 0, 0, c)));
+        CHECK(out(1, 0, 0, c) == clean(1, 0, 0, c));
+      }
+    }
+}
+
+TEST_CASE("an int8 cache takes tokens from every stored type, and refuses its own", "[kv_cache]") {
+  Tensor<float> key({1, 2, 3, 4}), value({1, 2, 3, 5});
+  key.randomise(1);
+  value.randomise(2);
+  heed::KvCache<float> floats(1, 2, 4, 5, kPage<float>);
+  floats.append(key.view(), value.view());
+  heed::KvCache<std::int8_t> once(1, 2, 4, 5, kPage<float>), twice(1, 2, 4, 5, kPage<float>);
+  once.append(floats.keys(), floats.values());
+  twice.append(once.keys(), once.values());
+  for (Index h = 0; h < 2; ++h)
+    for (Index t = 0; t < 3; ++t)
+      for (Index c = 0; c < 4; ++c) {
+        CHECK(twice.keys().numbers()(0, h, t, c) == once.keys().numbers()(0, h, t, c));
+        CHECK(std::abs(once.keys()(0, h, t, c) - key(0, h, t, c)) <= 0.01f);
+      }
+  try {
+    once.append(once.keys(), once.values());
+    CHECK(false);
+  } catch (const std::invalid_argument& e) {
+    CHECK(
+        std::string(e.what()) ==
+        "KvCache::append: key is a view of this cache, which append changes; copy its rows first");
+  }
+  CHECK(once.len() == 3);
+  heed::KvCache<std::int8_t> moved(std::move(once));
+  CHECK(moved.len() == 3);
+  CHECK(once.len() == 0);
+  once.append(key.view(), value.view());
+  CHECK(once.keys()(0, 1, 2, 3) == moved.keys()(0, 1, 2, 3));
 }
 
 TEST_CASE("a cache and the doors say what does not fit", "[kv_cache]") {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of 16-bit numbers: a call on them has the bits of a call on widened copies, rounded once.
+// Tensors of 16-bit numbers: a call on them has the bits of a call on widened copies, rounded once. Keys and values of
+// int8 with a scale per row: a call on them has the bits of one on the floats that they stand for.
 
 #include "conformance/compare.hpp"
 
 #include <heed/kv_cache.hpp>
+
+#include <array>
 
 #include <unsupported/Eigen/CXX11/Tensor>
 
@@ -27,6 +30,36 @@ template <class To, class From>
         for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) = To(float(from(b, h, t, c)));
   return to;
 }
+
+// The floats that a stored tensor stands for.
+template <class View>
+[[nodiscard]] Tensor<float> floats_of(const View& view) {
+  const Shape& s = view.shape();
+  Tensor<float> to(s);
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index h = 0; h < s.heads; ++h)
+      for (Index t = 0; t < s.len; ++t)
+        for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) = float(view(b, h, t, c));
+  return to;
+}
+
+// Rows of a tensor as int8 numbers with scales, in one piece.
+struct Int8Rows {
+  Shape shape;
+  std::vector<std::int8_t> numbers;
+  std::vector<float> scales;
+
+  explicit Int8Rows(const Tensor<float>& from) : shape(from.shape()) {
+    const std::vector<float> dense = from.dense();
+    numbers.resize(dense.size());
+    for (std::size_t at = 0; at < dense.size(); at += std::size_t(shape.dim))
+      scales.push_back(heed::quantise(dense.data() + at, shape.dim, numbers.data() + at));
+  }
+  [[nodiscard]] heed::ScaledView view() const {
+    return {heed::TensorView<const std::int8_t>(numbers.data(), shape),
+            heed::TensorView<const float>(scales.data(), {shape.batch, shape.heads, shape.len, 1})};
+  }
+};
 
 // A call on 16-bit numbers, and one on what they are as floats.
 template <class Narrow>
@@ -165,29 +198,84 @@ TEMPLATE_TEST_CASE("heads read the keys that source() names", "[stored]", heed::
   }
 }
 
-TEMPLATE_TEST_CASE("a cache of 16-bit numbers is one of rounded keys and values", "[stored]",
-                   heed::bfloat16, heed::half) {
-  using Narrow = TestType;
+TEMPLATE_TEST_CASE("a call on a cache has the bits of one on the floats that it stands for",
+                   "[stored]", heed::bfloat16, heed::half, std::int8_t) {
+  using Stored = TestType;
   const Index page = heed::kPanelLanes<float>, len = 2 * page + 5;
-  for (const Index len_q : {Index(1), Index(30)})
+  for (const Index len_q : {Index(1), Index(5), Index(30)})
     for (const Runner<float>& runner :
          runners<float, kNeeds>(geometry(2, 4, 2, len_q, len, 8, 8))) {
       if (runner.reads_own_rows) continue;
       INFO(runner.name << ", len_q " << len_q);
-      TwoCalls<Narrow> calls(runner, Layout::dense);
       const Geometry& g = runner.geometry;
-      heed::KvCache<Narrow> cache(g.batch, g.kv_heads, g.dim_qk, g.dim_v, page);
-      cache.append(calls.wide.key.view(), calls.wide.value.view());
-      heed::Inputs<float> in = calls.wide.inputs();
+      Call<float> call = random_call<float>(g, runner.extra_dim);
+      heed::KvCache<Stored> cache(g.batch, g.kv_heads, g.dim_qk, g.dim_v, page);
+      cache.append(call.key.view(), call.value.view());
+      if constexpr (!heed::KvCache<Stored>::scaled) {
+        CHECK(same_bits(floats_of(cache.keys()).dense(),
+                        copy_as<float>(copy_as<Stored>(call.key)).dense()));
+        CHECK(same_bits(floats_of(cache.values()).dense(),
+                        copy_as<float>(copy_as<Stored>(call.value)).dense()));
+      }
+      heed::Inputs<float> in = call.inputs();
       in.key = cache.keys();
       in.value = cache.values();
-      heed::Options options;
-      options.key_tile = 1;  // tiles that the page allows
-      calls.wide.options = options;
-      Tensor<float> out(calls.wide.grad_out.shape());
-      runner.forward(in, {}, out.view(), nullptr, options);
-      CHECK(same_bits(out.dense(), forward(runner, calls.wide).out.dense()));
+      call.key = floats_of(cache.keys());
+      call.value = floats_of(cache.values());
+      call.options.key_tile = 1;  // tiles that the page allows
+      Tensor<float> out(call.grad_out.shape());
+      runner.forward(in, {}, out.view(), nullptr, call.options);
+      CHECK(same_bits(out.dense(), forward(runner, call).out.dense()));
     }
+}
+
+TEST_CASE("a call on int8 rows in one piece has the bits of one on what they stand for",
+          "[stored]") {
+  for (const Geometry& g : geometries())
+    for (const Runner<float>& runner : runners<float, kNeeds>(g)) {
+      INFO(runner.name << ", len_q " << runner.geometry.len_q);
+      Call<float> call = random_call<float>(runner.geometry, runner.extra_dim);
+      const Int8Rows key(call.key), value(call.value);
+      call.key = floats_of(key.view());
+      call.value = floats_of(value.view());
+      heed::Inputs<float> in = call.inputs();
+      in.key = key.view();
+      in.value = value.view();
+      const Outcome<float> wide = forward(runner, call);
+      Tensor<float> out(wide.out.shape());
+      heed::Saved<float> saved;
+      runner.forward(in, {}, out.view(), &saved, call.options);
+      CHECK(same_bits(out.dense(), wide.out.dense()));
+
+      const auto gradients = [&](const heed::Inputs<float>& of) {
+        Tensor<float> dq(call.query.shape()), dk(call.key.shape()), dv(call.value.shape());
+        runner.backward(of, {}, saved, heed::TensorView<const float>(out.view()),
+                        call.grad_out.view(), {dq.view(), dk.view(), dv.view()}, call.options);
+        return std::array{dq.dense(), dk.dense(), dv.dense()};
+      };
+      const auto got = gradients(in), wanted = gradients(call.inputs());
+      for (std::size_t n = 0; n < got.size(); ++n) CHECK(same_bits(got[n], wanted[n]));
+    }
+}
+
+TEST_CASE("a view of int8 rows says what does not fit", "[stored]") {
+  const std::int8_t numbers[12] = {};
+  const float scales[3] = {1, 1, 1};
+  const heed::TensorView<const std::int8_t> rows(numbers, {1, 1, 3, 4});
+  const auto message = [&](const Shape& shape, const float* data) {
+    return message_of([&] { heed::ScaledView(rows, heed::TensorView<const float>(data, shape)); });
+  };
+  CHECK(message({1, 1, 3, 1}, scales) == "nothing was thrown");
+  CHECK(message({1, 1, 2, 1}, scales) ==
+        "ScaledView: scales have shape (1,1,2,1), they must be (1,1,3,1)");
+  CHECK(message({1, 1, 3, 1}, nullptr) ==
+        "ScaledView: scales have a null pointer and shape (1,1,3,1)");
+  const float* pages[] = {scales};
+  const auto paged = heed::TensorView<const float>::paged(pages, heed::kPanelLanes<float>,
+                                                          {1, 1, 3, 1}, {3, 3, 1});
+  CHECK(message_of([&] { heed::ScaledView(rows, paged); }) ==
+        "ScaledView: scales have pages of " + std::to_string(heed::kPanelLanes<float>) +
+            " rows, the numbers of 0");
 }
 
 TEST_CASE("NaN and infinity of 16-bit tensors show or hide as those of floats do", "[stored]") {

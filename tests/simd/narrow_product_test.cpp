@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain loops in double.
+// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain loops in double; and
+// the same bits for a query alone or beside others, on rows of any type.
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
 
@@ -24,6 +25,7 @@ struct Rows {
   std::vector<T> numbers;
   Rows(Index k, Index c)
       : keys(k), columns(c), stride(c + 3), numbers(random_numbers<T>((k + 1) * stride, 4)) {}
+  [[nodiscard]] heed::StoredRows<T> stored() const { return {numbers.data(), stride}; }
   [[nodiscard]] double at(Index key, Index c) const {
     return double(numbers[std::size_t(key * stride + c)]);
   }
@@ -47,35 +49,43 @@ template <class T>
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("row_dots is a dot product per key, with zeros behind the last key",
+TEMPLATE_TEST_CASE("row_dots is a dot product per key and query, with zeros behind the last key",
                    "[narrow_product]", float, double) {
   using T = TestType;
   for (const Index keys : kKeyCounts)
-    for (const Index columns : kColumnCounts) {
-      const Rows<T> rows(keys, columns);
-      const std::vector<T> query = random_numbers<T>(columns, 5);
-      Guarded<T> out(whole_vectors<T>(keys), T(7));
-      heed::row_dots(rows.numbers.data(), rows.stride, keys, columns, query.data(), out.data());
-      INFO(keys << " keys, " << columns << " columns");
-      Index wrong = 0;
-      for (Index j = 0; j < keys; ++j) wrong += !is_dot(rows, j, query.data(), out[j]);
-      for (Index j = keys; j < whole_vectors<T>(keys); ++j) wrong += out[j] != T(0);
-      CHECK(wrong == 0);
-      CHECK(out.margins_are_untouched());
-    }
+    for (const Index columns : kColumnCounts)
+      for (const Index count : {1, 2, 3, 4, 7}) {
+        const Rows<T> rows(keys, columns);
+        const std::vector<T> queries = random_numbers<T>(count * columns, 5);
+        std::vector<Guarded<T>> out(std::size_t(count), Guarded<T>(whole_vectors<T>(keys), T(7)));
+        std::vector<heed::DotQuery<T>> all;
+        for (Index i = 0; i < count; ++i)
+          all.push_back({queries.data() + i * columns, out[std::size_t(i)].data()});
+        heed::row_dots(rows.stored(), keys, columns, all.data(), count);
+        INFO(keys << " keys, " << columns << " columns, " << count << " queries");
+        Index wrong = 0;
+        for (Index i = 0; i < count; ++i) {
+          const Guarded<T>& dots = out[std::size_t(i)];
+          for (Index j = 0; j < keys; ++j)
+            wrong += !is_dot(rows, j, queries.data() + i * columns, dots[j]);
+          for (Index j = keys; j < whole_vectors<T>(keys); ++j) wrong += dots[j] != T(0);
+          wrong += !dots.margins_are_untouched();
+        }
+        CHECK(wrong == 0);
+      }
 }
 
 TEMPLATE_TEST_CASE("narrow_dots is a dot product per key and query, with zeros in the lanes behind",
                    "[narrow_product]", float, double) {
   using T = TestType;
-  for (const Index queries : {1, 2, 3, 4})
+  for (Index queries = 1; queries <= heed::kNarrowRows<T>; ++queries)
     for (const Index keys : kKeyCounts)
       for (const Index columns : {1, 8, 40, 65}) {
         const Rows<T> rows(keys, columns);
         const std::vector<T> query = random_numbers<T>(queries * columns, 6);
-        Guarded<T> out(keys * kLanesOfOut, T(7)), row(whole_vectors<T>(keys), T(7));
+        Guarded<T> out(keys * kLanesOfOut, T(7)), dots(queries * whole_vectors<T>(keys), T(7));
         heed::narrow_dots(rows.numbers.data(), rows.stride, keys, columns, query.data(), queries,
-                          out.data(), kLanesOfOut, row.data());
+                          out.data(), kLanesOfOut, dots.data());
         INFO(queries << " queries, " << keys << " keys, " << columns << " columns");
         Index wrong = 0;
         for (Index j = 0; j < keys; ++j)
@@ -84,7 +94,7 @@ TEMPLATE_TEST_CASE("narrow_dots is a dot product per key and query, with zeros i
                          ? !is_dot(rows, j, query.data() + i * columns, out[j * kLanesOfOut + i])
                          : out[j * kLanesOfOut + i] != T(0);
         CHECK(wrong == 0);
-        CHECK((out.margins_are_untouched() && row.margins_are_untouched()));
+        CHECK((out.margins_are_untouched() && dots.margins_are_untouched()));
       }
 }
 
@@ -97,8 +107,8 @@ TEMPLATE_TEST_CASE("row_mix adds the weighted sum of all rows, at any step of we
         const Rows<T> rows(keys, columns);
         const std::vector<T> weights = random_numbers<T>(keys * step, 7);
         Guarded<T> out(columns * step, T(0.5));
-        heed::row_mix(rows.numbers.data(), rows.stride, keys, columns, weights.data(), step,
-                      out.data(), step);
+        const heed::MixQuery<T> query{weights.data(), out.data()};
+        heed::row_mix(rows.stored(), keys, columns, &query, 1, step, step);
         INFO(keys << " keys, " << columns << " columns, step " << step);
         Index wrong = 0;
         for (Index n = 0; n < columns * step; ++n) {
@@ -115,6 +125,91 @@ TEMPLATE_TEST_CASE("row_mix adds the weighted sum of all rows, at any step of we
       }
 }
 
+TEMPLATE_TEST_CASE("queries side by side have the bits that each has alone", "[narrow_product]",
+                   float, double) {
+  using T = TestType;
+  constexpr Index most = 9;
+  for (const Index keys : {1, 7, 16, 37})
+    for (const Index columns : {3, 8, 45, 64, 129}) {
+      INFO(keys << " keys, " << columns << " columns");
+      const Rows<T> rows(keys, columns);
+      const Index row = whole_vectors<T>(keys);
+      const std::vector<T> queries = random_numbers<T>(most * columns, 10);
+      std::vector<T> alone(std::size_t(most * row)), mixed(std::size_t(most * columns));
+      for (Index i = 0; i < most; ++i) {
+        const heed::DotQuery<T> dot{queries.data() + i * columns, alone.data() + i * row};
+        heed::row_dots(rows.stored(), keys, columns, &dot, 1);
+        const heed::MixQuery<T> mix{alone.data() + i * row, mixed.data() + i * columns};
+        heed::row_mix(rows.stored(), keys, columns, &mix, 1, 1, 1);
+      }
+      for (Index count = 2; count <= most; ++count) {
+        std::vector<T> dots(alone.size()), out(mixed.size());
+        std::vector<heed::DotQuery<T>> all;
+        std::vector<heed::MixQuery<T>> mixes;
+        for (Index i = 0; i < count; ++i) {
+          all.push_back({queries.data() + i * columns, dots.data() + i * row});
+          mixes.push_back({dots.data() + i * row, out.data() + i * columns});
+        }
+        heed::row_dots(rows.stored(), keys, columns, all.data(), count);
+        heed::row_mix(rows.stored(), keys, columns, mixes.data(), count, 1, 1);
+        CHECK(std::equal(alone.begin(), alone.begin() + count * row, dots.begin()));
+        CHECK(std::equal(mixed.begin(), mixed.begin() + count * columns, out.begin()));
+      }
+    }
+}
+
+TEMPLATE_TEST_CASE("products of narrow rows have the bits of products of what they stand for",
+                   "[narrow_product]", heed::bfloat16, heed::half, std::int8_t) {
+  const auto check = [&]<class T>(T) {
+    for (const Index keys : {1, 16, 37})
+      for (const Index columns : {3, 64, 100})
+        for (const Index count : {1, 2, 4, 5}) {
+          INFO(keys << " keys, " << columns << " columns, " << count << " queries");
+          const Index stride = columns + 3;
+          const std::vector<float> source = random_numbers<float>(keys * stride, 4);
+          std::vector<TestType> narrow(source.size());
+          std::vector<float> scales(std::size_t(keys * 2));
+          std::vector<T> wide(source.size());
+          for (Index j = 0; j < keys; ++j)
+            for (Index c = 0; c < columns; ++c) {
+              const auto at = std::size_t(j * stride + c);
+              if constexpr (std::is_same_v<TestType, std::int8_t>) {
+                scales[std::size_t(j * 2)] = 0.01f * float(j + 1);
+                narrow[at] = std::int8_t(127 * source[at]);
+                wide[at] = T(0.01f * float(j + 1) * float(narrow[at]));
+              } else {
+                narrow[at] = TestType(source[at]);
+                wide[at] = T(float(narrow[at]));
+              }
+            }
+          const auto stored = [&] {
+            if constexpr (std::is_same_v<TestType, std::int8_t>)
+              return heed::ScaledRows{narrow.data(), stride, scales.data(), 2};
+            else
+              return heed::StoredRows<TestType>{narrow.data(), stride};
+          }();
+          const Index row = whole_vectors<T>(keys);
+          const std::vector<T> queries = random_numbers<T>(count * columns, 12);
+          const auto products = [&](const auto& rows) {
+            std::vector<T> dots(std::size_t(count * row)), out(std::size_t(count * columns));
+            std::vector<heed::DotQuery<T>> all;
+            std::vector<heed::MixQuery<T>> mixes;
+            for (Index i = 0; i < count; ++i) {
+              all.push_back({queries.data() + i * columns, dots.data() + i * row});
+              mixes.push_back({dots.data() + i * row, out.data() + i * columns});
+            }
+            heed::row_dots(rows, keys, columns, all.data(), count);
+            heed::row_mix(rows, keys, columns, mixes.data(), count, 1, 1);
+            dots.insert(dots.end(), out.begin(), out.end());
+            return dots;
+          };
+          CHECK(products(stored) == products(heed::StoredRows<T>{wide.data(), stride}));
+        }
+  };
+  check(float());
+  check(double());
+}
+
 TEMPLATE_TEST_CASE("narrow_mix is row_mix for each of its queries, in every bit",
                    "[narrow_product]", float, double) {
   using T = TestType;
@@ -124,9 +219,10 @@ TEMPLATE_TEST_CASE("narrow_mix is row_mix for each of its queries, in every bit"
   Guarded<T> together(columns * kLanesOfOut, T(0)), alone(columns * kLanesOfOut, T(0));
   heed::narrow_mix(rows.numbers.data(), rows.stride, keys, columns, weights.data(), queries,
                    together.data(), kLanesOfOut);
-  for (Index i = 0; i < queries; ++i)
-    heed::row_mix(rows.numbers.data(), rows.stride, keys, columns, weights.data() + i, kLanesOfOut,
-                  alone.data() + i, kLanesOfOut);
+  for (Index i = 0; i < queries; ++i) {
+    const heed::MixQuery<T> query{weights.data() + i, alone.data() + i};
+    heed::row_mix(rows.stored(), keys, columns, &query, 1, kLanesOfOut, kLanesOfOut);
+  }
   CHECK(std::equal(together.data(), together.data() + columns * kLanesOfOut, alone.data()));
   CHECK(together[queries] == T(0));
   CHECK(together[0] != T(0));

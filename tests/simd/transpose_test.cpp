@@ -87,8 +87,8 @@ TEMPLATE_TEST_CASE("add_unpacked_lanes adds lanes to rows, and to nothing beside
   });
 }
 
-TEMPLATE_TEST_CASE("sums_of_lanes puts the sum of the k-th pack into lane k", "[transpose]", float,
-                   double) {
+TEMPLATE_TEST_CASE("sums_of_lanes puts sum_lanes of the k-th pack into lane k", "[transpose]",
+                   float, double) {
   using T = TestType;
   constexpr Index W = heed::kLanes<T>;
   const std::vector<T> numbers = random_numbers<T>(W * W, 5);
@@ -102,5 +102,6 @@ TEMPLATE_TEST_CASE("sums_of_lanes puts the sum of the k-th pack into lane k", "[
       size += std::abs(double(numbers[std::size_t(k * W + i)]));
     }
     CHECK(std::abs(double(sums.lane(int(k))) - sum) <= heed_test::sum_error<T>(W, size));
+    CHECK(sums.lane(int(k)) == heed::sum_lanes(heed::Pack<T>::load(numbers.data() + k * W)));
   }
 }

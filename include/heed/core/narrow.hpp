@@ -101,9 +101,10 @@ using half = NarrowFloat<detail::HalfFormat>;
 template <class Number>
 concept NarrowNumber = std::same_as<Number, bfloat16> || std::same_as<Number, half>;
 
-// What heed computes with where such numbers are stored.
+// What heed computes with where such numbers, or int8 with a scale per row, are stored.
 template <class Number>
-using ArithmeticOf = std::conditional_t<NarrowNumber<Number>, float, Number>;
+using ArithmeticOf =
+    std::conditional_t<NarrowNumber<Number> || std::same_as<Number, std::int8_t>, float, Number>;
 
 namespace detail {
 

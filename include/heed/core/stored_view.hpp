@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A view of memory that holds Real, bfloat16 or half: what the doors take for tensors of Real.
+// A view of memory that holds Real, bfloat16, half or scaled int8: what the doors take for tensors of Real.
 
-#include <heed/core/narrow.hpp>
-#include <heed/core/view.hpp>
+#include <heed/core/scaled_view.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// A TensorView<Element>, or one of 16-bit numbers that stand for Elements. Element may be const.
+// A TensorView<Element>, or one of narrower numbers that stand for Elements. Element may be const; only then they may be
+// scaled int8.
 template <class Element>
 class StoredView {
  public:
@@ -29,6 +29,8 @@ class StoredView {
   requires(!std::constructible_from<TensorView<Element>, From&&> &&
            std::constructible_from<Of<half>, From&&>) StoredView(From&& from)
       : half_(static_cast<From&&>(from)), storage_(Storage::as_half) {}
+  StoredView(const ScaledView& from) requires std::is_const_v<Element>
+      : scaled_(from), storage_(Storage::as_scaled) {}
   StoredView(Element* data, const Shape& shape) : plain_(data, shape) {}
   StoredView(Element* data, const Shape& shape, const Strides& strides)
       : plain_(data, shape, strides) {}
@@ -41,8 +43,9 @@ class StoredView {
         half_(other.half_),
         storage_(static_cast<Storage>(other.storage_)) {}
 
-  // Are its numbers stored in 16 bits?
+  // Are its numbers stored in other ways than as Elements?
   [[nodiscard]] bool narrow() const { return storage_ != Storage::plain; }
+  [[nodiscard]] bool scaled() const { return storage_ == Storage::as_scaled; }
   // The view of memory that holds Elements; an empty one where narrow().
   [[nodiscard]] const TensorView<Element>& plain() const { return plain_; }
 
@@ -57,6 +60,9 @@ class StoredView {
     switch (storage_) {
       case Storage::as_bfloat16: return f(bfloat16_);
       case Storage::as_half: return f(half_);
+      case Storage::as_scaled:
+        if constexpr (std::is_const_v<Element>) return f(scaled_);
+        [[fallthrough]];
       default: return f(plain_);
     }
   }
@@ -81,11 +87,13 @@ class StoredView {
  private:
   template <class U>
   friend class StoredView;
-  enum class Storage : unsigned char { plain, as_bfloat16, as_half };
+  enum class Storage : unsigned char { plain, as_bfloat16, as_half, as_scaled };
+  struct Never {};
 
   TensorView<Element> plain_;
   Of<bfloat16> bfloat16_;
   Of<half> half_;
+  std::conditional_t<std::is_const_v<Element>, ScaledView, Never> scaled_;
   Storage storage_ = Storage::plain;
 };
 

@@ -63,6 +63,8 @@ class ForwardWorker {
     if (c.pair_products) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, scratch);
+    parts_.reserve(panels_.size());
+    seers_.reserve(panels_.size());
     scores_ = {scratch.take(tile * lanes), tile, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     transposed_ = scratch.take(tile * lanes);
@@ -125,23 +127,28 @@ class ForwardWorker {
     rows.load(place.batch, c_.geometry.kv_head(place.head), keys.begin, keys.size());
   }
 
-  // body(my, tile) and empty(my, tile), part of a tile by part for all panels. load(t) comes before tile t.
-  template <class Load, class Body, class Empty>
-  void for_tiles(Load&& load, Body&& body, Empty&& empty) {
+  // body(keys), part of a tile by part. load(t) comes before tile t.
+  template <class Load, class Body>
+  void for_key_parts(Load&& load, Body&& body) {
     const KeyRange core = core_keys(panels_, active_);
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       load(t);
       mixed_.forget();
-      for_parts(c_.plan, t, c_.geometry.len_kv, core, [&](const KeyRange& keys) {
-        for (My& my : active()) {
-          const PanelTile tile = my.panel.tile(keys);
-          if (tile.kind == TileKind::empty)
-            empty(my, tile);
-          else
-            body(my, tile);
-        }
-      });
+      for_parts(c_.plan, t, c_.geometry.len_kv, core, body);
     }
+  }
+  // body(my, tile) and empty(my, tile) for all panels in each of these parts.
+  template <class Load, class Body, class Empty>
+  void for_tiles(Load&& load, Body&& body, Empty&& empty) {
+    for_key_parts(load, [&](const KeyRange& keys) {
+      for (My& my : active()) {
+        const PanelTile tile = my.panel.tile(keys);
+        if (tile.kind == TileKind::empty)
+          empty(my, tile);
+        else
+          body(my, tile);
+      }
+    });
   }
 
   // Invariant, behind each tile: with x_j in log2 units, of all keys j so far
@@ -149,18 +156,24 @@ class ForwardWorker {
   // and no x_j is above the reference.
   void mix_streaming() {
     for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
-    // Panels of few queries read keys and values as they are stored.
     const bool few = std::all_of(panels_.begin(), panels_.begin() + active_, [](const My& my) {
       return my.panel.place.rows <= kNarrowRows<Real>;
     });
-    for_tiles(
-        [&](Index t) {
-          if (few && (!lazy_keys_ || !SideNeeds<Op>::any)) return;
-          load_tile(keys_, t);
-          if (!few) load_tile(values_, t);
-        },
-        [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
-        [](My&, const PanelTile&) {});
+    if (few)
+      // They read keys and values as they are stored.
+      for_key_parts(
+          [&](Index t) {
+            if (lazy_keys_ && SideNeeds<Op>::any) load_tile(keys_, t);
+          },
+          [&](const KeyRange& keys) { mix_few(active(), keys); });
+    else
+      for_tiles(
+          [&](Index t) {
+            load_tile(keys_, t);
+            load_tile(values_, t);
+          },
+          [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
+          [](My&, const PanelTile&) {});
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.state.sum[i] == Real(0) && my.panel.sees_any(i)) my.state.sum[i] = kNan;
@@ -173,18 +186,41 @@ class ForwardWorker {
     }
   }
 
+  // Panels of few queries and a part of a tile.
+  void mix_few(std::span<My> panels, const KeyRange& keys) {
+    parts_.clear();
+    seers_.clear();
+    Index queries = 0;
+    for (My& my : panels) {
+      const PanelTile tile = my.panel.tile(keys);
+      if (tile.kind == TileKind::empty) continue;
+      parts_.push_back({&my.panel, tile, my.out, queries});
+      seers_.push_back(&my);
+      queries += tile.at.rows;
+    }
+    few_.dot(parts_);
+    for (std::size_t n = 0; n < parts_.size(); ++n) {
+      const auto& part = parts_[n];
+      My& my = *seers_[n];
+      build_side_values(part.tile.at);
+      std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
+      few_.score(part, tile_max_);
+      move_references(my);
+      few_.weigh(part, my.state);
+      few_.drop(part);
+      if (!part.tile.hides_pairs) continue;
+      const TilePlace& at = part.tile.at;
+      values_.load(at.batch, c_.geometry.kv_head(at.head), at.key, at.keys);
+      few_.mix_visible(part, my.panel.values(at), copy_);
+    }
+    few_.mix(parts_);
+  }
+
   void mix_streaming(My& my, const PanelTile& tile) {
+    if (tile.at.rows <= kNarrowRows<Real>)
+      return mix_few({&my, 1}, {tile.at.key, tile.at.key + tile.at.keys});
     build_side_values(tile.at);
     std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
-    if (tile.at.rows <= kNarrowRows<Real>) {
-      few_.score(my.panel, tile, tile_max_);
-      move_references(my);
-      few_.weigh(tile, my.state);
-      few_.drop(my.panel, tile);
-      if (!tile.hides_pairs) return few_.mix(tile, my.out);
-      values_.load(tile.at.batch, c_.geometry.kv_head(tile.at.head), tile.at.key, tile.at.keys);
-      return few_.mix_visible(tile, my.panel.values(tile.at), my.out, copy_);
-    }
     const LaneTile<Real> scores = scores_.part(0, tile.at.keys);
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_, transposed_);
     move_references(my);
@@ -363,6 +399,8 @@ class ForwardWorker {
   FewQueries<Op, Real> few_;
   std::vector<My> panels_;
   Index active_ = 0;
+  std::vector<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
+  std::vector<My*> seers_;                                  // and those panels
   LaneTile<Real> scores_, projected_;
   Real *transposed_, *copy_, *tile_max_, *rescale_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tensors of 16-bit numbers in a call that computes with Real. What one query reads or writes is copied as a whole;
+// Tensors of 16-bit or int8 numbers in a call that computes with Real. What one query reads or writes is copied as a whole;
 // keys and values of forward are widened a tile at a time, so that they are read from memory once, as they are stored.
 
 #include <heed/core/parallel.hpp>
@@ -36,13 +36,12 @@ template <class Real>
                                   Index count, Real* to, Index stride) {
   if (count <= 0) return;
   rows.visit([&](const auto& view) {
-    const auto* from = view.row(b, h, first);
-    for (Index t = 0; t < count; ++t, from += view.strides().row, to += stride)
-      convert(from, view.shape().dim, to);
+    const auto from = rows_of(view, b, h, first);
+    for (Index t = 0; t < count; ++t) convert(from.from(t, 0), view.shape().dim, to + t * stride);
   });
 }
 
-// Dense tensors of Real that stand for those of a call that are stored in 16 bits.
+// Dense tensors of Real that stand for those of a call that are stored in other ways.
 template <class Real>
 class WidenedTensors {
  public:
@@ -106,7 +105,7 @@ class WidenedTensors {
   std::vector<Written> written_;
 };
 
-// Keys or values as a worker reads them: where they lie, or, of those that are stored in 16 bits, one tile after the
+// Keys or values as a worker reads them: where they lie, or, of those that are stored in other ways, one tile after the
 // other in memory of the worker's own.
 template <class Real>
 class TileOfRows {

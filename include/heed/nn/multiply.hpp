@@ -220,10 +220,13 @@ class Product {
       for (Index r = 0; r < out_.rows; ++r) {
         const Real* row = a_.data + r * a_.row;
         if (b_.row == 1) {
-          row_dots(b_.data + first * b_.column, b_.column, count, depth_, row, sums);
+          const DotQuery<Real> query{row, sums};
+          row_dots(StoredRows<Real>{b_.data + first * b_.column, b_.column}, count, depth_, &query,
+                   1);
         } else {
           std::fill(sums, sums + count, Real(0));
-          row_mix(b_.data + first, b_.row, depth_, count, row, 1, sums, 1);
+          const MixQuery<Real> query{row, sums};
+          row_mix(StoredRows<Real>{b_.data + first, b_.row}, depth_, count, &query, 1, 1, 1);
         }
         start(r, 1, first, first + count);
         Real* out = out_.row(r) + first;

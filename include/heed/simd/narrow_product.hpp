@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The engine's two products for a panel that holds one or few queries, as in decoding: vectors run along
-// the columns of keys and values, which are read once, in the order of memory.
+// The engine's two products for one or few queries, as in decoding: vectors run along the columns of keys and values,
+// which are read once for four queries, in the order of memory and as they are stored. A query's results have the same
+// bits whatever other queries stand beside it.
 //
-// Cost  dim / W loads and FMAs per key and query in each product, and a transpose per W keys; a panel of
-//       one vector of queries takes dim FMAs per key, whether its lanes are in use or not.
+// Cost  dim / W FMAs per key and query in each product, a load per two to four of them, and a sum of W lanes per key and
+//       query; a panel of one vector of queries takes dim FMAs per key, whether its lanes are in use or not.
 
 #include <heed/simd/transpose.hpp>
 #include <heed/simd/widen.hpp>
@@ -18,12 +19,27 @@ inline namespace HEED_ABI {
 
 // Up to this many queries these products are faster than a panel of one vector.
 template <class Real>
-inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? kLanes<Real> / 4 : 1;
+inline constexpr Index kNarrowRows = kLanes<Real> >= 8 ? 8 : kLanes<Real>;
 
-// W numbers of a row.
-template <class Real, class Stored>
-[[nodiscard, gnu::always_inline]] inline Pack<Real> load_row(const Stored* from) {
-  if constexpr (std::is_same_v<Stored, Real>) {
+// A query, and where its dot products go: room for whole vectors of keys.
+template <class Real>
+struct DotQuery {
+  const Real* query;
+  Real* dots;
+};
+// The weights of a query's keys, and what their products with the values are added to.
+template <class Real>
+struct MixQuery {
+  const Real* weights;
+  Real* out;
+};
+
+// Numbers c, c + 1, ..., c + W - 1 of row k.
+template <class Real, class Number>
+[[nodiscard, gnu::always_inline]] inline Pack<Real> load_row(const StoredRows<Number>& rows,
+                                                             Index k, Index c) {
+  const Number* from = rows.data + k * rows.stride + c;
+  if constexpr (std::is_same_v<Number, Real>) {
     return Pack<Real>::load(from);
   } else if constexpr (std::is_same_v<Real, float>) {
     return load_widened(from);
@@ -33,12 +49,24 @@ template <class Real, class Stored>
     return Pack<Real>::load(lanes);
   }
 }
+template <class Real>
+[[nodiscard, gnu::always_inline]] inline Pack<Real> load_row(const ScaledRows& rows, Index k,
+                                                             Index c) {
+  if constexpr (std::is_same_v<Real, float>) {
+    return load_widened(rows.data + k * rows.stride + c) *
+           Pack<float>(rows.scales[k * rows.scale_stride]);
+  } else {
+    Real lanes[kLanes<Real>];
+    convert(rows.from(k, c), kLanes<Real>, lanes);
+    return Pack<Real>::load(lanes);
+  }
+}
 
-// A pack of `count` < W numbers, with zeros in the lanes behind them.
-template <class Real, class Stored>
-[[nodiscard]] inline Pack<Real> load_part(const Stored* from, Index count) {
+// The first `count` < W numbers of a row, with zeros in the lanes behind them.
+template <class Real, class Row>
+[[nodiscard]] inline Pack<Real> load_part(const Row& row, Index count) {
   Real lanes[kLanes<Real>] = {};
-  convert(from, count, lanes);
+  convert(row, count, lanes);
   return Pack<Real>::load(lanes);
 }
 
@@ -59,112 +87,207 @@ template <class Stored>
                                                    std::uintptr_t(kPrefetchBytes)));
 }
 
-// Dot products of `Keys` <= W rows with one query; lanes from Keys on hold 0.
-template <class Real, int Keys, class Stored>
-[[nodiscard]] inline Pack<Real> dots_of_rows(const Stored* rows, Index stride, Index columns,
-                                             const Real* query) {
-  constexpr Index W = kLanes<Real>, line = kLine<Real, Stored>;
-  Pack<Real> sums[W];
-  for (Index k = 0; k < W; ++k) sums[k] = Real(0);
-  Index c = 0;
-  const auto step = [&](Index at) {
-    const Pack<Real> q = Pack<Real>::load(query + at);
-#pragma GCC unroll 16
-    for (Index k = 0; k < Keys; ++k)
-      sums[k] = mul_add(load_row<Real>(rows + k * stride + at), q, sums[k]);
-  };
-  for (; c + line <= columns; c += line) {
-#pragma GCC unroll 16
-    for (Index k = 0; k < Keys; ++k) prefetch_behind(rows + k * stride + c);
+// Keys that a block of `Queries` queries takes at once, and columns in vectors: as many accumulators as hide the latency
+// of an FMA on two units.
+template <class Real, int Queries>
+inline constexpr int kBlockKeys = Queries == 1 ? kLanes<Real>
+                                               : std::min(kLanes<Real>,
+                                                          (kRegisters == 32 ? 16 : 8) / Queries);
+template <int Queries>
+inline constexpr int kBlockVectors = Queries == 1 ? 8 : (kRegisters == 32 ? 16 : 8) / Queries;
+
+// Fetches what lies kPrefetchBytes behind `count` rows of `columns` numbers.
+template <class Real, class Rows>
+[[gnu::always_inline]] inline void prefetch_rows(const Rows& rows, Index count, Index columns) {
+  constexpr Index line = kLine<Real, typename Rows::Number>;
+  for (Index c = 0; c < columns; c += line)
 #pragma GCC unroll 4
-    for (Index at = 0; at < line; at += W) step(c + at);
-  }
-  for (; c + W <= columns; c += W) step(c);
-  if (c < columns) {
-    const Pack<Real> q = load_part<Real>(query + c, columns - c);
-    for (Index k = 0; k < Keys; ++k)
-      sums[k] = mul_add(load_part<Real>(rows + k * stride + c, columns - c), q, sums[k]);
-  }
-  return sums_of_lanes(sums);
+    for (Index k = 0; k < count; ++k) prefetch_behind(rows.data + k * rows.stride + c);
 }
 
-// sums[v] += sum over keys of weights[key * weights_row] * rows[key][v * W ...]
-template <class Real, int Vectors, class Stored>
-inline void mix_vectors(const Stored* rows, Index stride, Index keys, const Real* weights,
-                        Index weights_row, Real* sums) {
+// sums[q][k] = dot product of row k * step with query q, a pack of terms to be added.
+template <int Queries, int Keys, class Real, class Rows>
+[[gnu::always_inline]] inline void dot_packs(const Rows& rows, Index step, Index columns,
+                                             const DotQuery<Real>* queries,
+                                             Pack<Real> (&sums)[Queries][Keys]) {
   constexpr Index W = kLanes<Real>;
-  Pack<Real> acc[Vectors];
-#pragma GCC unroll 8
-  for (int v = 0; v < Vectors; ++v) acc[v] = Pack<Real>::load(sums + v * W);
+#pragma GCC unroll 16
+  for (int q = 0; q < Queries; ++q)
+#pragma GCC unroll 16
+    for (int k = 0; k < Keys; ++k) sums[q][k] = Real(0);
+  const Real* query[Queries];
+#pragma GCC unroll 16
+  for (int q = 0; q < Queries; ++q) query[q] = queries[q].query;
+  const auto add = [&](const auto& row_pack, const auto& query_pack)
+      __attribute__((always_inline)) {
+    Pack<Real> row[Keys];
+#pragma GCC unroll 16
+    for (int k = 0; k < Keys; ++k) row[k] = row_pack(k);
+#pragma GCC unroll 16
+    for (int q = 0; q < Queries; ++q) {
+      const Pack<Real> x = query_pack(q);
+#pragma GCC unroll 16
+      for (int k = 0; k < Keys; ++k) sums[q][k] = mul_add(row[k], x, sums[q][k]);
+    }
+  };
+  Index c = 0;
+#pragma GCC unroll 2
+  for (; c + W <= columns; c += W)
+    add(
+        [&](int k) __attribute__((always_inline)) { return load_row<Real>(rows, k * step, c); },
+        [&](int q) __attribute__((always_inline)) { return Pack<Real>::load(query[q] + c); });
+  if (c < columns)
+    add([&](int k) { return load_part<Real>(rows.from(k * step, c), columns - c); },
+        [&](int q) {
+          return load_part<Real>(StoredRows<Real>{query[q] + c, 0}, columns - c);
+        });
+}
+
+// The dot products of `keys` <= W rows with `Queries` queries, 0 behind them; their places begin at dots + first.
+template <int Queries, class Real, class Rows>
+[[gnu::noinline]] void block_dots(const Rows& rows, Index keys, Index columns,
+                                  const DotQuery<Real>* queries, Index first) {
+  constexpr int W = kLanes<Real>, Keys = kBlockKeys<Real, Queries>, Steps = W / Keys;
+  if (keys < W) {
+    Pack<Real> sums[Queries][W];
+    for (auto& of_query : sums) std::fill_n(of_query, W, Pack<Real>(Real(0)));
+    for (Index k = 0; k < keys; ++k) {
+      Pack<Real> one[Queries][1];
+      dot_packs(rows.from(k, 0), 0, columns, queries, one);
+      for (int q = 0; q < Queries; ++q) sums[q][k] = one[q][0];
+    }
+    for (int q = 0; q < Queries; ++q) sums_of_lanes(sums[q]).store(queries[q].dots + first);
+    return;
+  }
+  // Rows k, k + Steps, ... at once: the first additions of their lanes are done in registers.
+  Pack<Real> parts[Queries][Steps];
+#pragma GCC unroll 1
+  for (Index k = 0; k < Steps; ++k) {
+    Pack<Real> sums[Queries][Keys];
+    dot_packs(rows.from(k, 0), Steps, columns, queries, sums);
+#pragma GCC unroll 16
+    for (int q = 0; q < Queries; ++q) {
+      add_halves<Real, W / 2, Keys>(sums[q]);
+      parts[q][k] = sums[q][0];
+    }
+  }
+#pragma GCC unroll 16
+  for (int q = 0; q < Queries; ++q) {
+    add_halves<Real, Steps / 2, Steps>(parts[q]);
+    parts[q][0].store(queries[q].dots + first);
+  }
+}
+
+// sums[q][v] = sum over keys of weight j of query q times columns v * W ... of row j.
+template <int Queries, int Vectors, class Real, class Rows>
+[[gnu::always_inline]] inline void mix_vectors(const Rows& rows, Index keys,
+                                               const MixQuery<Real>* queries, Index weight_step,
+                                               Real (&sums)[Queries][Vectors * kLanes<Real>]) {
+  constexpr int W = kLanes<Real>;
+  Pack<Real> acc[Queries][Vectors];
+#pragma GCC unroll 16
+  for (int q = 0; q < Queries; ++q)
+#pragma GCC unroll 16
+    for (int v = 0; v < Vectors; ++v) acc[q][v] = Real(0);
 #pragma GCC unroll 2
   for (Index j = 0; j < keys; ++j) {
-    const Pack<Real> weight = weights[j * weights_row];
 #pragma GCC unroll 8
-    for (Index c = 0; c < Vectors * W; c += kLine<Real, Stored>)
-      prefetch_behind(rows + j * stride + c);
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v)
-      acc[v] = mul_add(weight, load_row<Real>(rows + j * stride + v * W), acc[v]);
+    for (Index c = 0; c < Vectors * W; c += kLine<Real, typename Rows::Number>)
+      prefetch_behind(rows.data + j * rows.stride + c);
+    Pack<Real> row[Vectors];
+    if constexpr (Queries > 1)
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v) row[v] = load_row<Real>(rows, j, v * W);
+#pragma GCC unroll 16
+    for (int q = 0; q < Queries; ++q) {
+      const Pack<Real> weight = queries[q].weights[j * weight_step];
+#pragma GCC unroll 16
+      for (int v = 0; v < Vectors; ++v)
+        acc[q][v] =
+            mul_add(weight, Queries > 1 ? row[v] : load_row<Real>(rows, j, v * W), acc[q][v]);
+    }
   }
-#pragma GCC unroll 8
-  for (int v = 0; v < Vectors; ++v) acc[v].store(sums + v * W);
+#pragma GCC unroll 16
+  for (int q = 0; q < Queries; ++q)
+#pragma GCC unroll 16
+    for (int v = 0; v < Vectors; ++v) acc[q][v].store(sums[q] + v * W);
+}
+
+// row_mix() for `Queries` queries.
+template <int Queries, class Real, class Rows>
+void block_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>* queries,
+               Index weight_step, Index out_step) {
+  constexpr int W = kLanes<Real>, kBlock = kBlockVectors<Queries>;
+  Index c = 0;
+  const auto block = [&]<int Vectors>() {
+    Real sums[Queries][Vectors * W];
+    mix_vectors<Queries, Vectors>(rows.from(0, c), keys, queries, weight_step, sums);
+    for (int q = 0; q < Queries; ++q)
+      for (Index n = 0; n < Vectors * W; ++n) queries[q].out[(c + n) * out_step] += sums[q][n];
+    c += Vectors * W;
+  };
+  while (c + kBlock * W <= columns) block.template operator()<kBlock>();
+  if constexpr (kBlock > 4)
+    if (c + 4 * W <= columns) block.template operator()<4>();
+  while (c + W <= columns) block.template operator()<1>();
+  if (c == columns) return;
+  for (int q = 0; q < Queries; ++q) {
+    Pack<Real> sum = Real(0);
+    for (Index j = 0; j < keys; ++j)
+      sum = mul_add(Pack<Real>(queries[q].weights[j * weight_step]),
+                    load_part<Real>(rows.from(j, c), columns - c), sum);
+    for (Index n = c; n < columns; ++n) queries[q].out[n * out_step] += sum.lane(int(n - c));
+  }
+}
+
+// body.operator()<Queries>(first) for `count` queries in blocks.
+template <class Body>
+[[gnu::always_inline]] inline void for_query_blocks(Index count, Body&& body) {
+  Index i = 0;
+  for (; i + 4 <= count; i += 4) body.template operator()<4>(i);
+  if (i + 2 <= count) {
+    body.template operator()<2>(i);
+    i += 2;
+  }
+  if (i < count) body.template operator()<1>(i);
 }
 
 }  // namespace detail
 
-// out[key] = rows[key] . query, 0 behind the last key: `out` has room for whole vectors.
-template <class Real, class Stored>
-void row_dots(const Stored* rows, Index stride, Index keys, Index columns, const Real* query,
-              Real* out) {
+// dots[key] = rows[key] . query for each query, 0 behind the last key.
+template <class Real, class Rows>
+void row_dots(const Rows& rows, Index keys, Index columns, const DotQuery<Real>* queries,
+              Index count) {
   constexpr Index W = kLanes<Real>;
   for (Index j = 0; j < keys; j += W) {
-    const Index count = std::min(W, keys - j);
-    const Stored* block = rows + j * stride;
-    Pack<Real> dots = Real(0);
-    if (count == W)
-      dots = detail::dots_of_rows<Real, int(W)>(block, stride, columns, query);
-    else
-      for (Index k = 0; k < count; ++k)
-        dots.v[k] = detail::dots_of_rows<Real, 1>(block + k * stride, stride, columns, query).v[0];
-    dots.store(out + j);
+    const Rows block = rows.from(j, 0);
+    const Index some = std::min(W, keys - j);
+    detail::prefetch_rows<Real>(block, some, columns);
+    detail::for_query_blocks(count, [&]<int Queries>(Index first) {
+      detail::block_dots<Queries>(block, some, columns, queries + first, j);
+    });
   }
+}
+
+// out[column * out_step] += sum over keys of rows[key][column] * weights[key * weight_step] for each query.
+template <class Real, class Rows>
+void row_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>* queries,
+             Index count, Index weight_step, Index out_step) {
+  detail::for_query_blocks(count, [&]<int Queries>(Index first) {
+    detail::block_mix<Queries>(rows, keys, columns, queries + first, weight_step, out_step);
+  });
 }
 
 // out[key][i] = rows[key] . queries[i] for i < query_rows; 0 in the lanes behind.
-// queries: dense rows of `columns` numbers; out: [keys][lanes]; row: room for keys in whole vectors.
+// queries: dense rows of `columns` numbers; out: [keys][lanes]; dots: room for query_rows rows of keys in whole vectors.
 template <class Real>
 void narrow_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* queries,
-                 Index query_rows, Real* out, Index lanes, Real* row) {
-  for (Index i = 0; i < query_rows; ++i) {
-    row_dots(rows, stride, keys, columns, queries + i * columns, row);
-    for (Index j = 0; j < keys; ++j) {
-      if (i == 0) std::fill(out + j * lanes, out + (j + 1) * lanes, Real(0));
-      out[j * lanes + i] = row[j];
-    }
-  }
-}
-
-// out[column * out_step] += sum over keys of rows[key][column] * weights[key * weight_step]
-template <class Real, class Stored>
-void row_mix(const Stored* rows, Index stride, Index keys, Index columns, const Real* weights,
-             Index weight_step, Real* out, Index out_step) {
-  constexpr Index W = kLanes<Real>;
-  constexpr int kBlock = 8;
-  Index c = 0;
-  const auto block = [&]<int Vectors>() {
-    Real sums[Vectors * W] = {};
-    detail::mix_vectors<Real, Vectors>(rows + c, stride, keys, weights, weight_step, sums);
-    for (Index n = 0; n < Vectors * W; ++n) out[(c + n) * out_step] += sums[n];
-    c += Vectors * W;
-  };
-  while (c + kBlock * W <= columns) block.template operator()<kBlock>();
-  if (c + 4 * W <= columns) block.template operator()<4>();
-  while (c + W <= columns) block.template operator()<1>();
-  for (; c < columns; ++c) {
-    Real sum = Real(0);
-    for (Index j = 0; j < keys; ++j) sum += weights[j * weight_step] * Real(rows[j * stride + c]);
-    out[c * out_step] += sum;
-  }
+                 Index query_rows, Real* out, Index lanes, Real* dots) {
+  const Index row = whole_vectors<Real>(keys);
+  DotQuery<Real> all[std::size_t(kNarrowRows<Real>)];
+  for (Index i = 0; i < query_rows; ++i) all[i] = {queries + i * columns, dots + i * row};
+  row_dots(StoredRows<Real>{rows, stride}, keys, columns, all, query_rows);
+  pack_lanes(dots, row, query_rows, keys, out, lanes);
 }
 
 // out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows; rows of weights and
@@ -172,8 +295,9 @@ void row_mix(const Stored* rows, Index stride, Index keys, Index columns, const 
 template <class Real>
 void narrow_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
                 Index query_rows, Real* out, Index lanes) {
-  for (Index i = 0; i < query_rows; ++i)
-    row_mix(rows, stride, keys, columns, weights + i, lanes, out + i, lanes);
+  MixQuery<Real> all[std::size_t(kNarrowRows<Real>)];
+  for (Index i = 0; i < query_rows; ++i) all[i] = {weights + i, out + i};
+  row_mix(StoredRows<Real>{rows, stride}, keys, columns, all, query_rows, lanes, lanes);
 }
 
 }  // namespace HEED_ABI

@@ -36,14 +36,25 @@ inline void transpose_stages(Pack<Real>* rows) {
   }
 }
 
-// Lane k of the result is the sum of the lanes of packs[k]. The packs are overwritten.
+// Packs that hold parts of `2 * Half` lanes of several rows: adds both halves of each part, and puts the results of two
+// packs into one, until one pack is left. Row by row these are the additions of sum_lanes(). The packs are overwritten.
+template <class Real, int Half, int Count>
+inline void add_halves(Pack<Real>* packs) {
+  if constexpr (Count > 1) {
+#pragma GCC unroll 16
+    for (int i = 0; i < Count / 2; ++i) {
+      exchange<Real, Half>(packs[i], packs[i + Count / 2],
+                           std::make_integer_sequence<int, kLanes<Real>>{});
+      packs[i] += packs[i + Count / 2];
+    }
+    add_halves<Real, Half / 2, Count / 2>(packs);
+  }
+}
+
+// Lane k of the result is sum_lanes() of packs[k]. The packs are overwritten.
 template <class Real>
 [[nodiscard]] inline Pack<Real> sums_of_lanes(Pack<Real> (&packs)[std::size_t(kLanes<Real>)]) {
-  transpose_stages<Real, 1>(packs);
-#pragma GCC unroll 4
-  for (int width = kLanes<Real> / 2; width > 0; width /= 2)
-#pragma GCC unroll 16
-    for (int k = 0; k < width; ++k) packs[k] += packs[k + width];
+  add_halves<Real, kLanes<Real> / 2, kLanes<Real>>(packs);
   return packs[0];
 }
 

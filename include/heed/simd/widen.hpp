@@ -3,12 +3,13 @@
 
 // Rows of 16-bit numbers to rows of Real and back, a vector at a time: in integer arithmetic, which every processor
 // has, or by the instructions that many have for half. Every processor with AVX2 has those, so that the classes of
-// HEED_ISA need not tell them apart.
+// HEED_ISA need not tell them apart. And rows of int8 numbers with their scale to rows of Real.
 
-#include <heed/core/narrow.hpp>
+#include <heed/core/scaled_view.hpp>
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
+#include <cstring>
 
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
@@ -22,11 +23,14 @@ typedef std::uint16_t NarrowBits __attribute__((vector_size(kRegisterBytes / 2))
 typedef std::uint16_t NarrowMemory
     __attribute__((vector_size(kRegisterBytes / 2), aligned(2), may_alias));
 
+typedef std::int8_t Bytes __attribute__((vector_size(kRegisterBytes / 4)));
+
 // A reference to NarrowMemory would lose what its type says of alignment.
 inline void store_bits(NarrowBits bits, void* to) { *reinterpret_cast<NarrowMemory*>(to) = bits; }
 
 // The numbers in 32 bits each.
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow);
+[[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from);
 
 // W numbers to floats, and floats to the nearest W numbers: in integer arithmetic, unless the processor has
 // instructions for it.
@@ -46,6 +50,10 @@ struct Conversion {
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
   return Pack<float>::Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)narrow));
 }
+[[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return Pack<float>::Mask(_mm512_maskz_cvtepi8_epi32(0xFFFF, bytes));
+}
 template <>
 struct Conversion<half> {
   [[nodiscard]] static Pack<float> widened(NarrowBits narrow) {
@@ -58,6 +66,10 @@ struct Conversion<half> {
 #elif defined(__AVX2__) && defined(__FMA__)
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
   return Pack<float>::Bits(_mm256_cvtepu16_epi32((__m128i)narrow));
+}
+[[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return Pack<float>::Mask(_mm256_cvtepi8_epi32(bytes));
 }
 #if defined(__F16C__)
 template <>
@@ -74,6 +86,11 @@ struct Conversion<half> {
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
   return __builtin_convertvector(narrow, Pack<float>::Bits);
 }
+[[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from) {
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, Pack<float>::Mask);
+}
 #endif
 
 }  // namespace detail
@@ -82,6 +99,10 @@ struct Conversion<half> {
 template <NarrowNumber Narrow>
 [[nodiscard]] inline Pack<float> load_widened(const Narrow* from) {
   return detail::Conversion<Narrow>::widened(*reinterpret_cast<const detail::NarrowMemory*>(from));
+}
+
+[[nodiscard]] inline Pack<float> load_widened(const std::int8_t* from) {
+  return __builtin_convertvector(detail::unpacked(from), Pack<float>::Vector);
 }
 
 // Rounds to the nearest numbers, ties to even.
@@ -120,6 +141,21 @@ void convert(const From* from, Index count, To* to) {
     widen(from, count, to);
   else
     narrow(from, count, to);
+}
+
+// to[c] = number c of the first row.
+template <class Number, class Real>
+void convert(const StoredRows<Number>& row, Index count, Real* to) {
+  convert(row.data, count, to);
+}
+template <class Real>
+void convert(const ScaledRows& row, Index count, Real* to) {
+  const float scale = row.scales[0];
+  Index c = 0;
+  if constexpr (std::is_same_v<Real, float>)
+    for (; c + kLanes<float> <= count; c += kLanes<float>)
+      (load_widened(row.data + c) * Pack<float>(scale)).store(to + c);
+  for (; c < count; ++c) to[c] = Real(scale * float(row.data[c]));
 }
 
 }  // namespace HEED_ABI

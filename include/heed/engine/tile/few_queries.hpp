@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A streaming panel of few queries, as in decoding: each query has a row of scores, keys along the lanes,
-// so that vectors are full. What QuerySide and TileMask do to tiles, for rows.
+// Streaming panels of few queries, as in decoding: each query has a row of scores, keys along the lanes,
+// so that vectors are full. What QuerySide and TileMask do to tiles, for rows. Panels of several heads that
+// read the same keys or values read them together.
 
 #include <heed/engine/queries.hpp>
+
+#include <span>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -16,18 +20,49 @@ class FewQueries {
   using Normaliser = typename Op::NormaliserType;
   using P = Pack<Real>;
 
+  // The pairs of a panel with some keys of a tile, which it sees.
+  struct Part {
+    const Panel<Op, Real>* panel;
+    PanelTile tile;
+    LaneTile<Real> out;  // [dim_v][lanes], what is mixed
+    Index first;         // its first query among those of all panels
+  };
+
   FewQueries(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
       : c_(c), stride_(whole_vectors<Real>(c.plan.tile)) {
-    rows_ = scratch.take(kNarrowRows<Real> * stride_);
+    const Index rows = most_queries(c);
+    dots_.reserve(std::size_t(rows));
+    mixes_.reserve(std::size_t(rows));
+    rows_ = scratch.take(rows * stride_);
     projected_ = scratch.take(c.keys.needs().rank > 0 ? stride_ : 0);
     hidden_ = scratch.take(stride_);
   }
+  // Of the panels that a worker takes together, where they are all of few queries; of the last one, where only that is.
+  [[nodiscard]] static Index most_queries(const CallContext<Op, Real>& c) {
+    const Index len = c.geometry.len_q;
+    return len <= kNarrowRows<Real> ? c.plan.group * len : kNarrowRows<Real>;
+  }
 
-  // Scores of all queries; top[i] is raised to the largest of query i.
-  void score(const Panel<Op, Real>& panel, const PanelTile& tile, Real* top) const {
+  // Scaled dot products of all queries.
+  void dot(std::span<const Part> parts) {
+    for_runs(parts, c_.keys.needs().keys_by_group, [&](std::span<const Part> run) {
+      dots_.clear();
+      for (const Part& part : run)
+        for (Index i = 0; i < part.tile.at.rows; ++i)
+          dots_.push_back({part.panel->query[0].narrow_row(i), row(part, i)});
+      const TilePlace& at = run[0].tile.at;
+      run[0].panel->query[0].visit_keys(at.key, [&](const auto& rows, Index width) {
+        row_dots(rows, at.keys, width, dots_.data(), Index(dots_.size()));
+      });
+    });
+  }
+
+  // Dot products become scores; top[i] is raised to the largest of query i.
+  void score(const Part& part, Real* top) const {
+    const PanelTile& tile = part.tile;
     for (Index i = 0; i < tile.at.rows; ++i) {
-      Real* row = rows_ + i * stride_;
-      panel.query[0].row_scores(tile.at, i, row, projected_);
+      Real* row = this->row(part, i);
+      part.panel->query[0].row_scores(tile.at, i, row, projected_);
       if (c_.mask.has_slopes()) add_slopes(tile.at, i, row);
       if (c_.mask.has_bias()) add_bias(tile.at, i, row);
       if (tile.hides_pairs) hide(tile.at, i, row);
@@ -40,9 +75,10 @@ class FewQueries {
   }
 
   // Scores become unnormalised weights; their sums are added to the state.
-  void weigh(const PanelTile& tile, const SoftmaxState<Real>& state) const {
+  void weigh(const Part& part, const SoftmaxState<Real>& state) const {
+    const PanelTile& tile = part.tile;
     for (Index i = 0; i < tile.at.rows; ++i) {
-      Real* row = rows_ + i * stride_;
+      Real* row = this->row(part, i);
       const P shift = state.shift[i], base = lane_of(Normaliser::exponent_base(state, 0), i);
       P sum = Real(0);
       for (Index j = 0; j < tile.at.keys; j += kLanes<Real>) {
@@ -54,11 +90,12 @@ class FewQueries {
     }
   }
 
-  void drop(const Panel<Op, Real>& panel, const PanelTile& tile) const {
-    if (!panel.dropout.drops()) return;
+  void drop(const Part& part) const {
+    const PanelTile& tile = part.tile;
+    if (!part.panel->dropout.drops()) return;
     for (Index i = 0; i < tile.at.rows; ++i) {
-      Real* row = rows_ + i * stride_;
-      Dropper<Real> dropper = panel.dropout.along_keys(i, tile.at.key);
+      Real* row = this->row(part, i);
+      Dropper<Real> dropper = part.panel->dropout.along_keys(i, tile.at.key);
       for (Index j = 0; j < tile.at.keys; j += kLanes<Real>) {
         dropper.next();
         dropper(P::load(row + j)).store(row + j);
@@ -66,30 +103,51 @@ class FewQueries {
     }
   }
 
-  // out[column][i] += sum over keys of weights * values, for a tile that hides no pair. Values are read as they are
+  // out[column][i] += sum over keys of weights * values, for parts that hide no pair. Values are read as they are
   // stored.
-  void mix(const PanelTile& tile, const LaneTile<Real>& out) const {
-    const TilePlace& at = tile.at;
-    c_.in.value.visit([&](const auto& value) {
-      const auto* rows = value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
-      for (Index i = 0; i < at.rows; ++i)
-        row_mix(rows, value.strides().row, at.keys, c_.geometry.dim_v, rows_ + i * stride_, 1,
-                out.data + i, out.lanes);
+  void mix(std::span<const Part> parts) {
+    for_runs(parts, true, [&](std::span<const Part> run) {
+      mixes_.clear();
+      for (const Part& part : run)
+        for (Index i = 0; i < part.tile.at.rows && !part.tile.hides_pairs; ++i)
+          mixes_.push_back({row(part, i), part.out.data + i});
+      const TilePlace& at = run[0].tile.at;
+      c_.in.value.visit([&](const auto& value) {
+        row_mix(rows_of(value, at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
+                c_.geometry.dim_v, mixes_.data(), Index(mixes_.size()), 1, c_.plan.lanes);
+      });
     });
   }
   // The same where pairs are hidden. What the value of a hidden key holds does not matter; `copy` has room for the
   // tile's values.
-  void mix_visible(const PanelTile& tile, const Rows<Real>& values, const LaneTile<Real>& out,
-                   Real* copy) const {
+  void mix_visible(const Part& part, const Rows<Real>& values, Real* copy) const {
+    const PanelTile& tile = part.tile;
     const bool finite = all_finite(values);
     for (Index i = 0; i < tile.at.rows; ++i) {
       const Rows<Real> own = finite ? values : without_hidden(tile.at, i, values, copy);
-      row_mix(own.data, own.stride, own.count, own.columns, rows_ + i * stride_, 1, out.data + i,
-              out.lanes);
+      const MixQuery<Real> query{row(part, i), part.out.data + i};
+      row_mix(StoredRows<Real>{own.data, own.stride}, own.count, own.columns, &query, 1, 1,
+              part.out.lanes);
     }
   }
 
  private:
+  [[nodiscard]] Real* row(const Part& part, Index i) const {
+    return rows_ + (part.first + i) * stride_;
+  }
+  // body(run) for runs of parts of the same keys; of one part each unless they are `shared`.
+  template <class Body>
+  static void for_runs(std::span<const Part> parts, bool shared, Body&& body) {
+    while (!parts.empty()) {
+      const TilePlace& at = parts[0].tile.at;
+      std::size_t count = 1;
+      while (shared && count < parts.size() && parts[count].tile.at.key == at.key &&
+             parts[count].tile.at.keys == at.keys)
+        ++count;
+      body(parts.first(count));
+      parts = parts.subspan(count);
+    }
+  }
   [[nodiscard]] static Real lane_of(P p, Index i) { return p.lane(int(i)); }
 
   void add_slopes(const TilePlace& at, Index i, Real* row) const {
@@ -123,6 +181,8 @@ class FewQueries {
 
   const CallContext<Op, Real>& c_;
   Index stride_;
+  std::vector<DotQuery<Real>> dots_;
+  std::vector<MixQuery<Real>> mixes_;
   Real *rows_, *projected_, *hidden_;
 };
 

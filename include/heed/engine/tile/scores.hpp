@@ -25,7 +25,7 @@ class QuerySide {
     paired_ = take_pairs(scratch, c.pair_products, pairs_of(width) * lanes);
     narrow_ = scratch.take(kNarrowRows<Real> * width);
     narrow_projected_ = scratch.take(kNarrowRows<Real> * c.keys.needs().rank);
-    dots_row_ = scratch.take(whole_vectors<Real>(c.plan.tile));
+    dots_rows_ = scratch.take(kNarrowRows<Real> * whole_vectors<Real>(c.plan.tile));
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
@@ -91,13 +91,13 @@ class QuerySide {
     return c_.keys.projected(batch_, head_, map_, key, count);
   }
 
-  // scaled dot products of the keys of `place`; `running_max` is raised to them if given. It is not
-  // given for narrow panels, whose tiles are partial, and where pairs are skipped.
+  // scaled dot products of the keys of `place`; `running_max` is raised to them if given, which it is not for narrow
+  // panels and where pairs are skipped.
   void dots(const TilePlace& place, const LaneTile<Real>& out, Real* running_max = nullptr) const {
     const Rows<Real> k = key_rows(place.key, place.keys);
     if (rows_ <= kNarrowRows<Real>)
       return narrow_dots(k.data, k.stride, k.count, k.columns, narrow_, rows_, out.data, out.lanes,
-                         dots_row_);
+                         dots_rows_);
     if constexpr (std::is_same_v<Real, float>)
       if (c_.mixes(rows_))
         return c_.mixed->dots(c_.mixed->key_columns[std::size_t(map_)], k, paired_, c_.plan.vectors,
@@ -146,19 +146,25 @@ class QuerySide {
       fill_skipped(place, c_.plan.vectors, scores, -kInfinity<Real>);
   }
 
-  // Scores of query `lane` of a narrow panel with the keys of `place`, before any mask; `out` and
-  // `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
-  void row_scores(const TilePlace& place, Index lane, Real* out, Real* projected) const {
-    c_.in.key.visit([&](const auto& key) {
-      row_dots(key.row(batch_, source_.kv_head, place.key) + source_.key_column, key.strides().row,
-               place.keys, source_.width, narrow_ + lane * source_.width, out);
+  // Query `lane` of a narrow panel, times query_factor().
+  [[nodiscard]] const Real* narrow_row(Index lane) const { return narrow_ + lane * source_.width; }
+  // f(rows, width): the columns of the keys from `key` on that the map reads, as they are stored.
+  template <class F>
+  void visit_keys(Index key, F&& f) const {
+    c_.in.key.visit([&](const auto& view) {
+      f(rows_of(view, batch_, source_.kv_head, key).from(0, source_.key_column), source_.width);
     });
+  }
+
+  // From scaled dot products of query `lane` of a narrow panel with the keys of `place` to scores before any mask, in
+  // place; `out` and `projected` have room for the keys in whole vectors. What stands behind the last key means nothing.
+  void row_scores(const TilePlace& place, Index lane, Real* out, Real* projected) const {
     if (c_.plain()) return;
     if constexpr (Score::has_projection)
       if (side_.projected.rows > 0) {
         const Rows<Real> p = projected_keys(place.key, place.keys);
-        row_dots(p.data, p.stride, p.count, p.columns, narrow_projected_ + lane * p.columns,
-                 projected);
+        const DotQuery<Real> query{narrow_projected_ + lane * p.columns, projected};
+        row_dots(StoredRows<Real>{p.data, p.stride}, p.count, p.columns, &query, 1);
       }
     Score::with_form(c_.op.score, [&](const auto& form) {
       HeldForm<std::remove_cvref_t<decltype(form)>> own = form;
@@ -172,7 +178,7 @@ class QuerySide {
   // Dot products to scores in one go, in place, for forward.
   void tile_scores(const TilePlace& place, TileKind kind, const LaneTile<Real>& out,
                    const LaneTile<Real>& projected, Real* running_max, Real* scratch) const {
-    const bool untouched = c_.plain() && masks_nothing(kind);
+    const bool untouched = c_.plain() && masks_nothing(kind) && rows_ > kNarrowRows<Real>;
     dots(place, out, untouched ? running_max : nullptr);
     if (untouched) return;
     projected_dots(place, projected);
@@ -238,8 +244,8 @@ class QuerySide {
   LaneTile<Real> scaled_;  // transposed rows times query_factor(), unless the panel is narrow
   BfloatPair* paired_;     // the same in pairs of rows, where precision is mixed
   LaneTile<Real> features_, projected_;
-  // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots of a row.
-  Real *narrow_, *narrow_projected_, *dots_row_;
+  // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
+  Real *narrow_, *narrow_projected_, *dots_rows_;
   SideTiles<Real> side_;
 };
 
