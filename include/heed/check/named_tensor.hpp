@@ -17,18 +17,16 @@ struct NamedTensor {
   std::vector<double> values;
 };
 
-// The numbers of a view of any strides, in (batch, heads, len, dim) order.
-template <class Number, class Element>
-[[nodiscard]] std::vector<Number> dense_numbers(const TensorView<Element>& view) {
+// The numbers that a view stands for, in (batch, heads, len, dim) order.
+template <class Number, class View>
+[[nodiscard]] std::vector<Number> dense_numbers(const View& view) {
   const Shape& s = view.shape();
   std::vector<Number> numbers;
   numbers.reserve(std::size_t(element_count(s, "dense_numbers")));
   for (Index b = 0; b < s.batch; ++b)
     for (Index h = 0; h < s.heads; ++h)
-      for (Index t = 0; t < s.len; ++t) {
-        const Element* row = view.row(b, h, t);
-        for (Index c = 0; c < s.dim; ++c) numbers.push_back(Number(row[c]));
-      }
+      for (Index t = 0; t < s.len; ++t)
+        for (Index c = 0; c < s.dim; ++c) numbers.push_back(Number(view(b, h, t, c)));
   return numbers;
 }
 

@@ -28,7 +28,7 @@ inline namespace HEED_ABI {
 // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
 // where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
-// half.
+// half, or as int8 with a scale per row (core/scaled_view.hpp).
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};

@@ -31,9 +31,9 @@ struct Door {
 // out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. `saved`
 // receives what backward() needs; after an exception it is of no use.
 //
-// Tensors may be stored as bfloat16 or half, each for itself. The call computes with the numbers that they hold, as it
-// does with Reals, and rounds its results once, to the nearest: out and gradients have the bits that a call on widened
-// copies has after rounding.
+// Tensors may be stored as bfloat16 or half, and those that are read as int8 with a scale per row, each for itself. The
+// call computes with the numbers that they stand for, as it does with Reals, and rounds its results once, to the nearest:
+// out and gradients have the bits that a call on widened copies has after rounding.
 //
 // A row that sees no key mixes to 0, with lse -infinity. Of what a mask hides nothing reaches a row, be it NaN
 // or infinite. Of visible pairs

@@ -37,10 +37,11 @@ class FewQueries {
     projected_ = scratch.take(c.keys.needs().rank > 0 ? stride_ : 0);
     hidden_ = scratch.take(stride_);
   }
-  // Of the panels that a worker takes together, where they are all of few queries; of the last one, where only that is.
+  // Of the panels that a worker takes together, where they may all be of few queries; else of the last one.
   [[nodiscard]] static Index most_queries(const CallContext<Op, Real>& c) {
-    const Index len = c.geometry.len_q;
-    return len <= kNarrowRows<Real> ? c.plan.group * len : kNarrowRows<Real>;
+    const Index len = c.geometry.len_q, most = kNarrowRows<Real>;
+    const bool together = len <= most || c.plan.lanes <= most;
+    return (together ? c.plan.group : 1) * std::min(len, most);
   }
 
   // Scaled dot products of all queries.

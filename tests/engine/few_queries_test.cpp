@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Panels of few queries read keys and values together. A query has the bits that it has alone, and keeps them on any
+// number of threads.
+
+#include "conformance/compare.hpp"
+
+using namespace heed_test;
+
+namespace {
+
+// Forward of `op` for all queries together and for each alone, in tiles of the same size.
+template <class Op>
+void check_alone(const Op& op, Index len_q) {
+  using T = typename Op::Scalar;
+  const Geometry g = geometry(2, 6, 2, len_q, 3 * heed::kLanes<T> + 5, 19, 21);
+  const Call<T> call = random_call<T>(g, 0);
+  heed::Options options;
+  options.key_tile = 2 * heed::kLanes<T>;
+  options.panel_vectors = 1;
+  Tensor<T> together(call.grad_out.shape()), alone(call.grad_out.shape()),
+      threads(call.grad_out.shape());
+  heed::forward(op, call.inputs(), {}, together.view(), nullptr, options);
+  const auto row = [](const auto& view, Index t) {
+    Shape shape = view.shape();
+    shape.len = 1;
+    return std::remove_cvref_t<decltype(view)>(view.row(0, 0, t), shape, view.strides());
+  };
+  for (Index t = 0; t < len_q; ++t) {
+    const heed::TensorView<const T> query = row(call.query.view(), t);
+    heed::forward(op, {query, call.key.view(), call.value.view()}, {}, row(alone.view(), t),
+                  nullptr, options);
+  }
+  INFO("len_q " << len_q);
+  CHECK(same_bits(together.dense(), alone.dense()));
+  options.threads = 3;
+  heed::forward(op, call.inputs(), {}, threads.view(), nullptr, options);
+  CHECK(same_bits(together.dense(), threads.dense()));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a query beside others has the bits that it has alone", "[few_queries]", float,
+                   double) {
+  heed::Dar<TestType> dar;
+  dar.score.strength = {TestType(0.1), TestType(0.9), TestType(-0.5),
+                        TestType(0.7), TestType(1.5), TestType(0.2)};
+  for (const Index len_q : {1, 2, 3, 5, 8, 9, 16, 19}) {
+    check_alone(heed::ScaledDot<TestType>{}, len_q);
+    check_alone(dar, len_q);
+  }
+}
