@@ -19,9 +19,9 @@ inline constexpr Index kScratchBytes = Index(96) << 20;
 // Width of a group of panels that share one pass over keys and values, in bytes of one number per query: that of one
 // AVX-512 panel. Wider groups gain nothing, and leave less for other threads.
 inline constexpr Index kGroupBytes = 256;
-// In mixed precision the panels of a group also share the pairs of a tile of keys and values, which it takes an eighth
-// of a panel's product to make: groups are so many times as wide in forward, and half of that in backward, where dscores
-// of a whole group are kept.
+// In mixed precision the panels of a group also share the pairs of keys and values: to pair a row of d numbers takes some
+// d / 8 instructions on AVX-512, its product with a panel 2 d. Groups are so many times as wide in forward, and half of
+// that in backward, which keeps dscores and weights of all panels of a group.
 inline constexpr Index kMixedGroups = 4;
 
 struct Plan {

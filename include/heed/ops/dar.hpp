@@ -23,6 +23,13 @@
 // Zeros     x/(|x| + eps) has the derivative I/eps at x = 0: gradients of a zero row reach 1/eps.
 //           That is ZeroNorm::regularised, and what automatic differentiation gives.
 //           ZeroNorm::safe takes the cosine of a zero row for the constant 0, gradient 0.
+// Mixed     (Precision::mixed; dot = 0.0078 and S as in engine/mixed_bounds.hpp) norms are those of float rows:
+//           |c' - c| <= dot, and a score is off by at most e = dot max_j S_ij + |lambda| min(1, slope dot), where
+//           slope is the largest dr/dc: of the logistic gate alpha/4; after n iterations
+//           alpha/4 sum_(t<n) (beta alpha/4)^t; converged alpha/(4 - beta alpha). At alpha 12 the gate moves by at most
+//           0.024; for random rows of width 64 whose cosine is about rho by 0.001 (root mean square), by 0.005 at most
+//           in 20,000 pairs. A converged gate at alpha 8, beta 0.4 has slope 10: 0.08 at worst. Low rank: c is computed
+//           in float.
 // Ranges    that serve: lambda 0.1 ... 0.4, rho 0.4 ... 0.7, alpha 4 ... 12, 1 or 2 iterations with
 //           beta <= 0.5 and contraction() < 1. The defaults alpha 8, beta 0.5 stand exactly at 1.
 // Learning  keep_in_range() (core/interval.hpp) after a step: sharpness stays positive; of a converged gate,

@@ -6,9 +6,9 @@
 //
 //   sum = fma(a.second, b.second, sum);   sum = fma(a.first, b.first, sum)
 //
-// Each of the two is rounded to the nearest float, ties to even; subnormal operands count as 0, subnormal results become
-// 0, each with its sign. Where the file is compiled for AVX-512 BF16, this is the instruction VDPBF16PS; elsewhere it is
-// the same arithmetic in several instructions, which takes longer than a product of floats.
+// Each of the two is rounded to the nearest float, ties to even; subnormal operands count as 0, subnormal results
+// become 0, each with its sign. Where the file is compiled for AVX-512 BF16, this is the instruction VDPBF16PS;
+// elsewhere it is the same arithmetic in several instructions, which takes longer than a product of floats.
 //
 // Rounding  to the nearest bfloat16, ties to even: of a normal number at most by its 2^-8th part (kBfloatRoundoff).
 //           Subnormal floats become 0. What lies above 2^128 (1 - 2^-9) becomes infinite, NaN stays NaN.
