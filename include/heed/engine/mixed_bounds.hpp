@@ -21,17 +21,17 @@
 //
 // What a variant makes of it, for its mixed rows m (O above) and its output:
 //
-//   sdpa, prototype, dialectical   e = dot max_j S_ij. Categories, t and the recursion are computed from float rows; what
-//                                  the recursion makes of an error of m is a matter of its weights
+//   sdpa, prototype, dialectical   e = dot max_j S_ij. Categories, t and the recursion are computed from float rows;
+//                                  what the recursion makes of an error of m is a matter of its weights
 //   intent                         the same, and gates are at most 1: out is off by no more than m
 //   differential                   the same with p = P1 + |lambda| P2 and the larger e of both maps. The norm of V1
 //                                  divides an error of m by the row's root mean square, as it does the row
 //   dar, ode                       e has another part: ops/dar.hpp and ops/resonant_ode.hpp, Mixed
 //
-// For e = 0.0078, a row with max S_ij = 1, out is 0.024, dscore 0.040 and gradient 0.048. These are worst cases: in random
-// calls roundings cancel. With normal rows of widths 8 to 64, S up to 10, no mixed row of a variant was off by more than
-// 1.8 u sum_j p_j |v_j|, and no gradient by more than 2.3 u of the tensor's largest, but for dar-converged (4.5 u, at a
-// slope of the gate of up to 70) and differential-v1 (3.3 u).
+// For e = 0.0078, a row with max S_ij = 1, out is 0.024, dscore 0.040 and gradient 0.048. These are worst cases: in
+// random calls roundings cancel. With normal rows of widths 8 to 64 no mixed row of a variant was off by more than
+// 1.8 u sum_j p_j |v_j|, and no gradient by more than 2.3 u of the tensor's largest, but for dar-converged (4.5 u) and
+// differential-v1 (3.3 u).
 //
 // Bounds  numbers that are rounded are 0, or lie between 2^-126 and 2^128 (1 - 2^-9) in size; dropout divides p by the
 //         share that is kept, and the bounds hold for what is left.
