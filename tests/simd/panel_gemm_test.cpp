@@ -16,7 +16,7 @@ using heed_test::sum_error;
 
 namespace {
 
-constexpr Index kRowCounts[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 17, 23, 25};
+constexpr Index kRowCounts[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 23, 25, 28};
 
 // Where A lies and how a product walks through it; a period of 0 is no segments.
 struct Left {

@@ -5,11 +5,11 @@
 // edge of a causal mask or of a window, some of its vectors see keys that the others do not. Each vector is computed
 // with those keys alone that the bands and the key length leave to some query of it:
 //
-//   keys of the tile   0 ........ keys      a panel of 4 vectors on the diagonal of a causal mask,
-//   vector 0           ####                 # computed in whole packs of queries, of which some are hidden and masked;
-//   vector 1           ########             behind it nothing is computed, written or read
-//   vector 2           ############
-//   vector 3           ################     passes go vector by vector, products strip by strip (for_strips)
+//   keys of the tile   0 ........ keys
+//   vector 0           ####                 a panel of 4 vectors on the diagonal of a causal mask. Pairs at # are
+//   vector 1           ########             computed, and masked where they are hidden; what the tile holds beside
+//   vector 2           ############         them means nothing. Passes go vector by vector, products strip by strip
+//   vector 3           ################     (for_strips)
 
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/tile.hpp>
@@ -32,7 +32,7 @@ struct TilePlace {
   // Of each vector of queries: keys, in the whole row, outside of which all its pairs are hidden.
   std::array<KeyRange, kPanelVectors> seen_by_vector = no_bounds();
 
-  // Keys of the tile, from its first on, that vector v is computed with.
+  // Keys of the tile, counted from its first, that vector v is computed with.
   [[nodiscard]] KeyRange keys_of(int v) const {
     const KeyRange& seen = seen_by_vector[std::size_t(v)];
     const Index begin = std::clamp<Index>(seen.begin - key, 0, keys);
