@@ -155,7 +155,8 @@ void check_against_boolean(const Op& op) {
     const BoundMask<Real> bound(c.mask, g, "test");
     const auto allowed = std::make_unique<bool[]>(std::size_t(c.len_q * c.len_kv));
     for (Index i = 0; i < c.len_q; ++i)
-      for (Index j = 0; j < c.len_kv; ++j) allowed[i * c.len_kv + j] = bound.visible(0, 0, i, j);
+      for (Index j = 0; j < c.len_kv; ++j)
+        allowed[std::size_t(i * c.len_kv + j)] = bound.visible(0, 0, i, j);
     const auto hidden = boolean<Real>({allowed.get(), Shape{1, 1, c.len_q, c.len_kv}});
     const auto results = [&](const Mask<Real>& mask, Index key_tile) {
       OpCall call(op, g, mask, {.threads = 1, .key_tile = key_tile});

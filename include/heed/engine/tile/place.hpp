@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 namespace heed {
 inline namespace HEED_ABI {
