@@ -37,6 +37,13 @@ void check_alone(const Op& op, Index len_q) {
   CHECK(same_bits(together.dense(), threads.dense()));
 }
 
+// A softmax whose heads take the keys of all key-value heads in turn.
+struct KeysInTurn : heed::Softmax<float> {
+  [[nodiscard]] heed::Source source(const Geometry& g, Index h, int) const {
+    return {h, h % g.kv_heads, 0, 0, g.dim_qk};
+  }
+};
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("a query beside others has the bits that it has alone", "[few_queries]", float,
@@ -48,4 +55,22 @@ TEMPLATE_TEST_CASE("a query beside others has the bits that it has alone", "[few
     check_alone(heed::ScaledDot<TestType>{}, len_q);
     check_alone(dar, len_q);
   }
+}
+
+TEST_CASE("heads of a group that read keys of other heads read their own", "[few_queries]") {
+  const Geometry shared = geometry(1, 6, 3, 2, 29, 8, 8), apart = geometry(1, 6, 6, 2, 29, 8, 8);
+  const Call<float> call = random_call<float>(shared, 0);
+  Call<float> each = random_call<float>(apart, 0);
+  for (Index h = 0; h < 6; ++h)
+    for (Index t = 0; t < 29; ++t)
+      for (Index c = 0; c < 8; ++c) {
+        each.key(0, h, t, c) = call.key(0, h % 3, t, c);
+        each.value(0, h, t, c) = call.value(0, h / 2, t, c);
+      }
+  const heed::Attention<float, heed::DotScore<float>, KeysInTurn, heed::Identity<float>> in_turn;
+  Tensor<float> out(call.grad_out.shape()), wanted(call.grad_out.shape());
+  heed::forward(in_turn, call.inputs(), {}, out.view());
+  heed::forward(heed::ScaledDot<float>{}, {call.query.view(), each.key.view(), each.value.view()},
+                {}, wanted.view());
+  CHECK(same_bits(out.dense(), wanted.dense()));
 }

@@ -112,7 +112,7 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
   const Index last = g.len_q - (c.plan.panels - 1) * c.plan.lanes;
   if (last <= kNarrowRows<Real>)
     say("the last panel holds ", last, last == 1 ? " query" : " queries",
-        ": products along the columns, bound by memory");
+        ": products along the columns, which read each key and value once for four queries");
   else if (last < c.plan.lanes)
     say("the last panel fills ", last, " of ", c.plan.lanes, " lanes");
   if (!Normaliser::streams)
