@@ -16,6 +16,7 @@
 // What is hidden gives nothing, whatever it holds, as in products.hpp. "Not finite" is what is not finite as a
 // bfloat16: floats above 2^128 (1 - 2^-9) count as infinite.
 
+#include <heed/core/geometry.hpp>
 #include <heed/engine/tile/products.hpp>
 #include <heed/simd/precision.hpp>
 #include <heed/simd/scratch.hpp>
