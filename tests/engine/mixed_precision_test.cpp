@@ -25,7 +25,10 @@ constexpr Needs kBackward{.backward = true};
 [[nodiscard]] std::vector<heed::Options> option_cases() {
   heed::Options one;
   one.threads = 1;
-  return {mixed(one), mixed(small_tiles())};
+  // Two vectors: panels of one may be of few queries, which stay in float.
+  heed::Options small = small_tiles();
+  small.panel_vectors = 2;
+  return {mixed(one), mixed(small)};
 }
 
 // Largest error of a score of a row whose largest |scale| sum |q_c k_c| is `s`, by the bounds in the ops' headers, for the
