@@ -4,7 +4,7 @@
 // Tensors and parameters as lists of named numbers: the form in which gradients are compared.
 
 #include <heed/core/param.hpp>
-#include <heed/core/stored_view.hpp>
+#include <heed/simd/stored_view.hpp>
 
 #include <string>
 #include <vector>

@@ -4,12 +4,12 @@
 // The doors' types, and the one place where arguments are checked.
 
 #include <heed/core/dropout.hpp>
-#include <heed/core/stored_view.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
 #include <heed/simd/precision.hpp>
+#include <heed/simd/stored_view.hpp>
 
 #include <algorithm>
 #include <array>

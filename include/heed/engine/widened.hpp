@@ -5,8 +5,8 @@
 // keys and values of forward are widened a tile at a time, so that they are read from memory once, as they are stored.
 
 #include <heed/core/parallel.hpp>
-#include <heed/core/stored_view.hpp>
 #include <heed/simd/scratch.hpp>
+#include <heed/simd/stored_view.hpp>
 #include <heed/simd/widen.hpp>
 
 #include <algorithm>
@@ -34,11 +34,7 @@ struct GradientOperands {
 template <class Real>
 [[gnu::noinline]] void widen_rows(const StoredView<const Real>& rows, Index b, Index h, Index first,
                                   Index count, Real* to, Index stride) {
-  if (count <= 0) return;
-  rows.visit([&](const auto& view) {
-    const auto from = rows_of(view, b, h, first);
-    for (Index t = 0; t < count; ++t) convert(from.from(t, 0), view.shape().dim, to + t * stride);
-  });
+  if (count > 0) rows.storage()->widen(rows.rows(b, h, first), count, rows.shape().dim, to, stride);
 }
 
 // Dense tensors of Real that stand for those of a call that are stored in other ways.
@@ -73,10 +69,10 @@ class WidenedTensors {
   void round() const {
     for (const Written& written : written_)
       for_heads(written.to.shape(), [&](Index b, Index h) {
-        written.to.visit([&](const auto& to) {
-          for (Index t = 0; t < to.shape().len; ++t)
-            convert(written.from.row(b, h, t), to.shape().dim, to.row(b, h, t));
-        });
+        const Shape& shape = written.to.shape();
+        if (shape.len > 0)
+          written.to.storage()->narrow(written.from.row(b, h, 0), written.from.strides().row,
+                                       shape.len, shape.dim, written.to.rows(b, h, 0));
       });
   }
 

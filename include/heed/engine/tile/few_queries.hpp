@@ -52,9 +52,7 @@ class FewQueries {
         for (Index i = 0; i < part.tile.at.rows; ++i)
           dots_.push_back({part.panel->query[0].narrow_row(i), row(part, i)});
       const TilePlace& at = run[0].tile.at;
-      run[0].panel->query[0].visit_keys(at.key, [&](const auto& rows, Index width) {
-        row_dots(rows, at.keys, width, dots_.data(), Index(dots_.size()));
-      });
+      run[0].panel->query[0].dot_keys(at, dots_);
     });
   }
 
@@ -113,10 +111,15 @@ class FewQueries {
         for (Index i = 0; i < part.tile.at.rows && !part.tile.hides_pairs; ++i)
           mixes_.push_back({row(part, i), part.out.data + i});
       const TilePlace& at = run[0].tile.at;
-      c_.in.value.visit([&](const auto& value) {
-        row_mix(rows_of(value, at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
-                c_.geometry.dim_v, mixes_.data(), Index(mixes_.size()), 1, c_.plan.lanes);
-      });
+      const StoredView<const Real>& value = c_.in.value;
+      const Index head = c_.geometry.kv_head(at.head), columns = c_.geometry.dim_v;
+      const Index count = Index(mixes_.size()), lanes = c_.plan.lanes;
+      if (value.narrow())
+        value.storage()->mix(value.rows(at.batch, head, at.key), at.keys, columns, mixes_.data(),
+                             count, 1, lanes);
+      else
+        row_mix(rows_of(value.plain(), at.batch, head, at.key), at.keys, columns, mixes_.data(),
+                count, 1, lanes);
     });
   }
   // The same where pairs are hidden. What the value of a hidden key holds does not matter; `copy` has room for the

@@ -148,12 +148,16 @@ class QuerySide {
 
   // Query `lane` of a narrow panel, times query_factor().
   [[nodiscard]] const Real* narrow_row(Index lane) const { return narrow_ + lane * source_.width; }
-  // f(rows, width): the columns of the keys from `key` on that the map reads, as they are stored.
-  template <class F>
-  void visit_keys(Index key, F&& f) const {
-    c_.in.key.visit([&](const auto& view) {
-      f(rows_of(view, batch_, source_.kv_head, key).from(0, source_.key_column), source_.width);
-    });
+  // Dot products of the keys of `place`, as they are stored, with queries.
+  void dot_keys(const TilePlace& place, const std::vector<DotQuery<Real>>& queries) const {
+    const StoredView<const Real>& key = c_.in.key;
+    const Index column = source_.key_column, width = source_.width, count = Index(queries.size());
+    if (key.narrow())
+      key.storage()->dots(key.rows(batch_, source_.kv_head, place.key), column, place.keys, width,
+                          queries.data(), count);
+    else
+      row_dots(rows_of(key.plain(), batch_, source_.kv_head, place.key).from(0, column), place.keys,
+               width, queries.data(), count);
   }
 
   // From scaled dot products of query `lane` of a narrow panel with the keys of `place` to scores before any mask, in

@@ -4,6 +4,7 @@
 // A view of memory that holds Real, bfloat16, half or scaled int8: what the doors take for tensors of Real.
 
 #include <heed/core/scaled_view.hpp>
+#include <heed/simd/storage.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -13,6 +14,7 @@ inline namespace HEED_ABI {
 template <class Element>
 class StoredView {
  public:
+  using Real = std::remove_const_t<Element>;
   template <class Number>
   using Of = TensorView<std::conditional_t<std::is_const_v<Element>, const Number, Number>>;
 
@@ -24,13 +26,17 @@ class StoredView {
   template <class From>
   requires(!std::constructible_from<TensorView<Element>, From&&> &&
            std::constructible_from<Of<bfloat16>, From&&>) StoredView(From&& from)
-      : bfloat16_(static_cast<From&&>(from)), storage_(Storage::as_bfloat16) {}
+      : bfloat16_(static_cast<From&&>(from)),
+        kind_(Kind::as_bfloat16),
+        storage_(stored_as<bfloat16>()) {}
   template <class From>
   requires(!std::constructible_from<TensorView<Element>, From&&> &&
            std::constructible_from<Of<half>, From&&>) StoredView(From&& from)
-      : half_(static_cast<From&&>(from)), storage_(Storage::as_half) {}
+      : half_(static_cast<From&&>(from)), kind_(Kind::as_half), storage_(stored_as<half>()) {}
   StoredView(const ScaledView& from) requires std::is_const_v<Element>
-      : scaled_(from), storage_(Storage::as_scaled) {}
+      : scaled_(from),
+        kind_(Kind::as_scaled),
+        storage_(&detail::StorageOf<Real, ScaledRows>::table) {}
   StoredView(Element* data, const Shape& shape) : plain_(data, shape) {}
   StoredView(Element* data, const Shape& shape, const Strides& strides)
       : plain_(data, shape, strides) {}
@@ -41,11 +47,18 @@ class StoredView {
       : plain_(other.plain_),
         bfloat16_(other.bfloat16_),
         half_(other.half_),
-        storage_(static_cast<Storage>(other.storage_)) {}
+        kind_(static_cast<Kind>(other.kind_)),
+        storage_(other.storage_) {}
 
   // Are its numbers stored in other ways than as Elements?
-  [[nodiscard]] bool narrow() const { return storage_ != Storage::plain; }
-  [[nodiscard]] bool scaled() const { return storage_ == Storage::as_scaled; }
+  [[nodiscard]] bool narrow() const { return kind_ != Kind::plain; }
+  [[nodiscard]] bool scaled() const { return kind_ == Kind::as_scaled; }
+  // What reads and writes its rows where narrow(), else null.
+  [[nodiscard]] const Storage<Real>* storage() const { return storage_; }
+  // Rows t, t + 1, ... of head (b, h), up to the end of their page.
+  [[nodiscard]] UntypedRows rows(Index b, Index h, Index t) const {
+    return visit([&](const auto& v) { return UntypedRows(rows_of(v, b, h, t)); });
+  }
   // The view of memory that holds Elements; an empty one where narrow().
   [[nodiscard]] const TensorView<Element>& plain() const { return plain_; }
 
@@ -57,10 +70,10 @@ class StoredView {
   // f(view), for the view of what is stored.
   template <class F>
   decltype(auto) visit(F&& f) const {
-    switch (storage_) {
-      case Storage::as_bfloat16: return f(bfloat16_);
-      case Storage::as_half: return f(half_);
-      case Storage::as_scaled:
+    switch (kind_) {
+      case Kind::as_bfloat16: return f(bfloat16_);
+      case Kind::as_half: return f(half_);
+      case Kind::as_scaled:
         if constexpr (std::is_const_v<Element>) return f(scaled_);
         [[fallthrough]];
       default: return f(plain_);
@@ -79,22 +92,26 @@ class StoredView {
   [[nodiscard]] bool has_elements() const {
     return visit([](const auto& v) { return v.has_elements(); });
   }
-  [[nodiscard]] std::remove_const_t<Element> operator()(Index b, Index h, Index t, Index c) const {
-    using Real = std::remove_const_t<Element>;
+  [[nodiscard]] Real operator()(Index b, Index h, Index t, Index c) const {
     return visit([&](const auto& v) { return Real(v(b, h, t, c)); });
   }
 
  private:
   template <class U>
   friend class StoredView;
-  enum class Storage : unsigned char { plain, as_bfloat16, as_half, as_scaled };
+  enum class Kind : unsigned char { plain, as_bfloat16, as_half, as_scaled };
   struct Never {};
+  template <class Number>
+  [[nodiscard]] static const Storage<Real>* stored_as() {
+    return &detail::StorageOf<Real, StoredRows<Number>>::table;
+  }
 
   TensorView<Element> plain_;
   Of<bfloat16> bfloat16_;
   Of<half> half_;
   std::conditional_t<std::is_const_v<Element>, ScaledView, Never> scaled_;
-  Storage storage_ = Storage::plain;
+  Kind kind_ = Kind::plain;
+  const Storage<Real>* storage_ = nullptr;
 };
 
 }  // namespace HEED_ABI
