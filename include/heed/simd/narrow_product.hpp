@@ -120,14 +120,20 @@ template <int Queries, int Keys, class Real, class Rows>
   for (int q = 0; q < Queries; ++q) query[q] = queries[q].query;
   const auto add = [&](const auto& row_pack, const auto& query_pack)
       __attribute__((always_inline)) {
-    Pack<Real> row[Keys];
+    if constexpr (Queries == 1) {  // more rows than registers could hold beside their sums
+      const Pack<Real> x = query_pack(0);
 #pragma GCC unroll 16
-    for (int k = 0; k < Keys; ++k) row[k] = row_pack(k);
+      for (int k = 0; k < Keys; ++k) sums[0][k] = mul_add(row_pack(k), x, sums[0][k]);
+    } else {
+      Pack<Real> row[Keys];
 #pragma GCC unroll 16
-    for (int q = 0; q < Queries; ++q) {
-      const Pack<Real> x = query_pack(q);
+      for (int k = 0; k < Keys; ++k) row[k] = row_pack(k);
 #pragma GCC unroll 16
-      for (int k = 0; k < Keys; ++k) sums[q][k] = mul_add(row[k], x, sums[q][k]);
+      for (int q = 0; q < Queries; ++q) {
+        const Pack<Real> x = query_pack(q);
+#pragma GCC unroll 16
+        for (int k = 0; k < Keys; ++k) sums[q][k] = mul_add(row[k], x, sums[q][k]);
+      }
     }
   };
   Index c = 0;
