@@ -20,7 +20,7 @@
 //
 //         besides the rounding of the call itself. A row that holds a NaN or an infinity becomes NaN as a whole, which
 //         shows wherever the row is seen. Forward alone reads such a cache, with any op and any number of queries: few
-//         are computed from the bytes as they are, many from a tile of floats. Backward needs floats in one piece.
+//         are computed from the bytes as they are, many from a tile of floats. Backward takes no pages.
 
 #include <heed/simd/stored_view.hpp>
 #include <heed/simd/quantise.hpp>
