@@ -597,7 +597,7 @@ TEST_CASE(
   settings("training", "clip", -1);
   every_command(": its training config has clip = -1, it must lie in [0, 1e+30]");
   settings("training", "precision", "exact");
-  every_command(": its training config has precision = \"exact\", it must be float or mixed");
+  every_command(": its training config has precision = 'exact', it must be float or mixed");
   settings("model", "width", -16);
   every_command(": its model config cannot be used: width is -16, it must be at least 1");
   settings("model", "depth", 100'000'000);

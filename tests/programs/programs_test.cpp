@@ -348,8 +348,7 @@ TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, 
   const std::string train = "heed_lm train --text text.txt ";
   shell.refuses(train + "--lr nan", "--lr: \"nan\"");
   shell.refuses(train + "--clip -1", "--clip: \"-1\"");
-  shell.refuses(train + "--precision half",
-                "--precision is \"half\", it must be float or mixed");
+  shell.refuses(train + "--precision half", "--precision is 'half', it must be float or mixed");
   shell.refuses(train + "--seed -1", "--seed: \"-1\" is not a whole number from 0 to 2^64 - 1");
   shell.refuses(train + "--steps 0", "--steps: \"0\"");
   shell.refuses(train + "--eval-every -1", "--eval-every: \"-1\"");
