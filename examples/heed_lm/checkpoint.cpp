@@ -71,8 +71,9 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   require_within(what, "learning_rate", s.learning_rate, 0.0, kMaxReal);
   require_within(what, "weight_decay", s.weight_decay, 0.0, kMaxReal);
   require_within(what, "clip", s.clip, 0.0, kMaxReal);
-  heed::require(s.precision == kFloat || s.precision == kMixed, what, " has precision = ",
-                in_quotes(s.precision), ", it must be ", kFloat, " or ", kMixed);
+  heed::require(s.precision == kFloat || s.precision == kMixed, what,
+                " has precision = ", in_quotes(s.precision), ", it must be ", kFloat, " or ",
+                kMixed);
 }
 
 [[nodiscard]] bool is_moment(const std::string& name) {

@@ -22,9 +22,9 @@
 //         shows wherever the row is seen. Forward alone reads such a cache, with any op and any number of queries: few
 //         are computed from the bytes as they are, many from a tile of floats. Backward takes no pages.
 
-#include <heed/simd/stored_view.hpp>
 #include <heed/simd/quantise.hpp>
 #include <heed/simd/scratch.hpp>
+#include <heed/simd/stored_view.hpp>
 #include <heed/simd/widen.hpp>
 
 #include <algorithm>

@@ -17,7 +17,6 @@
 // bfloat16: floats above 2^128 (1 - 2^-9) count as infinite.
 
 #include <heed/core/geometry.hpp>
-#include <heed/core/geometry.hpp>
 #include <heed/engine/tile/products.hpp>
 #include <heed/simd/precision.hpp>
 #include <heed/simd/scratch.hpp>
