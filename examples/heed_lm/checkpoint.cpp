@@ -71,7 +71,7 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   require_within(what, "learning_rate", s.learning_rate, 0.0, kMaxReal);
   require_within(what, "weight_decay", s.weight_decay, 0.0, kMaxReal);
   require_within(what, "clip", s.clip, 0.0, kMaxReal);
-  heed::require(s.precision == kFloat || s.precision == kMixed, what,
+  heed::require(precision_of(s.precision).has_value(), what,
                 " has precision = ", in_quotes(s.precision), ", it must be ", kFloat, " or ",
                 kMixed);
 }
@@ -179,6 +179,12 @@ void require_known(Run& run, const SafetensorsIndex& file, const std::filesystem
 }
 
 }  // namespace
+
+std::optional<heed::Precision> precision_of(const std::string& name) {
+  if (name == kFloat) return heed::Precision::storage;
+  if (name == kMixed) return heed::Precision::mixed;
+  return std::nullopt;
+}
 
 void save_run(Run& run, const std::filesystem::path& path) {
   require_finite(run, path);

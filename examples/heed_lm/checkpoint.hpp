@@ -9,6 +9,7 @@
 #include "tokenizer.hpp"
 
 #include <heed/nn/adamw.hpp>
+#include <heed/simd/precision.hpp>
 
 #include <filesystem>
 #include <memory>
@@ -16,8 +17,10 @@
 
 namespace heed_lm {
 
-// Names of heed::Precision in settings. Weights, gradients and moments are floats with both.
+// What settings call heed::Precision. Weights, gradients and moments are floats with both.
 inline constexpr const char *kFloat = "float", *kMixed = "mixed";
+// None for another name.
+[[nodiscard]] std::optional<heed::Precision> precision_of(const std::string& name);
 
 // The settings of training, which a resumed run keeps.
 struct TrainSettings {

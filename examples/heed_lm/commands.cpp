@@ -238,9 +238,9 @@ int run_train(TrainCommand command) {
   const std::vector<std::string> names = model_names();
   heed::require(std::ranges::count(names, command.model.variant) > 0, "--variant is ",
                 command.model.variant, ", it must be one of ", list_of(names));
-  heed::require(command.train.precision == kFloat || command.train.precision == kMixed,
-                "--precision is ", heed::io::in_quotes(command.train.precision), ", it must be ",
-                kFloat, " or ", kMixed);
+  heed::require(precision_of(command.train.precision).has_value(), "--precision is ",
+                heed::io::in_quotes(command.train.precision), ", it must be ", kFloat, " or ",
+                kMixed);
   heed::require(command.resume.empty() || command.gpt2.empty(),
                 "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;

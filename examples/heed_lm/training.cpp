@@ -94,7 +94,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
   context.threads = threads;
   context.training = true;
   context.seed = s.seed;
-  if (s.precision == kMixed) context.precision = heed::Precision::mixed;
+  context.precision = *precision_of(s.precision);
   run.optimiser.decays = decays;
   run.optimiser.options.weight_decay = s.weight_decay;
   run.optimiser.options.beta2 = 0.99;
