@@ -30,10 +30,9 @@ struct Sink : heed::PlainRows {
     }
   }
   template <class S>
-  std::vector<S> reference(std::vector<std::vector<S>> rows, heed::Index h,
-                           const S&) const {  // one row
-    rows[0].push_back(height.head(h));
-    std::vector<S> weights = heed::long_hand_softmax(rows[0]);
+  std::vector<S> reference(heed::LongHandRow<S> row) const {
+    row.scores[0].push_back(height.head(row.head));
+    std::vector<S> weights = heed::long_hand_softmax(row.scores[0]);
     weights.pop_back();
     return weights;
   }

@@ -111,8 +111,8 @@ struct RowSoftmax : PlainRows {
     }
   }
   template <class S>
-  std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index, const S&) const {
-    return long_hand_softmax(rows[0]);
+  std::vector<S> reference(const LongHandRow<S>& row) const {
+    return long_hand_softmax(row.scores[0]);
   }
 };
 

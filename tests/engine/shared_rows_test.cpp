@@ -56,11 +56,10 @@ struct BothAgree : PlainRows {
     });
   }
   template <class S>
-  [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index,
-                                         const S&) const {
+  [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
     std::vector<S> weights;
-    for (std::size_t j = 0; j < rows[0].size(); ++j)
-      weights.push_back(math::sigmoid(rows[0][j]) * math::sigmoid(rows[1][j]));
+    for (std::size_t j = 0; j < row.scores[0].size(); ++j)
+      weights.push_back(math::sigmoid(row.scores[0][j]) * math::sigmoid(row.scores[1][j]));
     return weights;
   }
 

@@ -169,7 +169,8 @@ void check_vjp(const Lambda& lambda, bool aliased) {
     for (auto& row : rows)
       for (auto& s : row) s = tape.variable(s.value);
     extras.push_back(tape.variable(before.extra[std::size_t(i)]));
-    const auto weights = taped.reference(rows, 1, extras.back());
+    const auto weights =
+        taped.reference(LongHandRow<Var<double>>{rows, {}, 1, 0, extras.back(), {}});
     std::size_t next = 0;
     for (Index j = 0; j < p.keys && i < p.block.valid_lanes; ++j) {
       if (before.scores[0][p.at(j, i)] == -kInfinity<double>) continue;
@@ -187,7 +188,8 @@ void check_vjp(const Lambda& lambda, bool aliased) {
       CHECK(std::abs(param[i] - exact(params[next_param++])) < 1e-12);
   });
   for (Index i = 0; i < p.block.valid_lanes; ++i) {
-    const auto weights = op.reference(before.rows<double>(i), 1, before.extra[std::size_t(i)]);
+    const auto weights = op.reference(
+        LongHandRow<double>{before.rows<double>(i), {}, 1, 0, before.extra[std::size_t(i)], {}});
     if (Lambda::uses_extra)
       CHECK(std::abs(p.dextra[std::size_t(i)] - exact(extras[std::size_t(i)])) < 1e-12);
     std::size_t next = 0;
@@ -262,11 +264,12 @@ TEMPLATE_TEST_CASE("weights are within the stated bound of a wider scalar", "", 
       op.forward(p.block);
       for (Index i = 0; i < p.lanes; ++i) {
         const auto rows = before.template rows<Wide>(i);
-        const auto exact = op.reference(rows, 0, Wide(0)), size = plus.reference(rows, 0, Wide(0));
+        const LongHandRow<Wide> row{rows, {}, 0, 0, Wide(0), {}};
+        const auto exact = op.reference(row), size = plus.reference(row);
         Wide range = 0;
-        for (const auto& row : rows)
-          for (const Wide s : row)
-            range = std::max(range, *std::max_element(row.begin(), row.end()) - s);
+        for (const auto& scores : rows)
+          for (const Wide s : scores)
+            range = std::max(range, *std::max_element(scores.begin(), scores.end()) - s);
         std::size_t next = 0;
         for (Index j = 0; j < keys; ++j) {
           const T weight = p.scores[0][p.at(j, i)];

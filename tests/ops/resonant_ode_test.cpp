@@ -125,7 +125,7 @@ FlowRun<double> run_by_hand(const ResonantFlow<T>& flow, const Rows& drives, con
     std::vector<Var<double>> row;
     for (const double d : drives[i])
       if (d > -kInf) row.push_back(tape.variable(double(T(d))));
-    const auto a = twin.reference(std::vector<std::vector<Var<double>>>(1, row), 0, Var<double>());
+    const auto a = twin.reference(LongHandRow<Var<double>>{{row}, {}, 0, 0, {}, {}});
     Var<double> loss(0);
     Row weights, dscores;
     std::size_t seen = 0;

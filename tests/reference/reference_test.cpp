@@ -401,10 +401,10 @@ struct BusyNormaliser : PlainRows {
     return {h, g.kv_head(h), 2 * map, 2 - 2 * map, 2};  // queries straight, keys crossed
   }
   template <class S>
-  std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index, const S& extra) const {
-    std::vector<S> weights = long_hand_softmax(rows[0]);
-    const std::vector<S> other = long_hand_softmax(rows[1]);
-    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] -= factor[0] * extra * other[j];
+  std::vector<S> reference(const LongHandRow<S>& row) const {
+    std::vector<S> weights = long_hand_softmax(row.scores[0]);
+    const std::vector<S> other = long_hand_softmax(row.scores[1]);
+    for (std::size_t j = 0; j < weights.size(); ++j) weights[j] -= factor[0] * row.extra * other[j];
     return weights;
   }
 };

@@ -79,6 +79,8 @@ class OpCall {
   std::vector<Real> query, key, value, extra, grad_out;
   std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra;
   std::vector<Real> grad_bias;  // of the shape of the mask's bias
+  // (batch, heads, len_q, maps). Neither is asked for while it is empty: lse_shape() says how many numbers they have.
+  std::vector<Real> lse, grad_lse;
 
   // On normal_numbers().
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
@@ -121,15 +123,21 @@ class OpCall {
 
   [[nodiscard]] const Geometry& geometry() const { return geometry_; }
 
-  void forward() { heed::forward(op, inputs(), mask, out_view(), &saved, options); }
+  [[nodiscard]] Shape lse_shape() const {
+    return {geometry_.batch, geometry_.heads, geometry_.len_q, Op::NormaliserType::maps};
+  }
+
+  void forward() { heed::forward(op, inputs(), mask, outputs(), &saved, options); }
   // Without what backward() needs.
-  void infer() { heed::forward(op, inputs(), mask, out_view(), nullptr, options); }
+  void infer() { heed::forward(op, inputs(), mask, outputs(), nullptr, options); }
 
   // After forward().
   void backward() {
     allocate_gradients();
-    heed::backward(op, inputs(), mask, saved, out_view(), grad_out_view(), gradient_views(),
-                   &grad_op, options);
+    OutputGradients<Real> output = grad_out_view();
+    if (!grad_lse.empty()) output.lse = {grad_lse.data(), lse_shape()};
+    heed::backward(op, inputs(), mask, saved, out_view(), output, gradient_views(), &grad_op,
+                   options);
   }
 
   [[nodiscard]] Inputs<Real> inputs() const {
@@ -177,6 +185,11 @@ class OpCall {
   }
 
  private:
+  [[nodiscard]] Outputs<Real> outputs() {
+    Outputs<Real> to = out_view();
+    if (!lse.empty()) to.lse = {lse.data(), lse_shape()};
+    return to;
+  }
   struct NamedView {
     const char* name;
     StoredView<const Real> view;

@@ -7,9 +7,10 @@
 //   std::puts(report.text().c_str());
 //   return report.passed() ? 0 : 1;
 //
-//   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op
+//   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op; and lse,
+//               where the normaliser differentiates_lse
 //   gradients   backward() against central differences of the twin: inputs, the extra one included, a bias of the
-//               mask, and parameters
+//               mask, and parameters; the loss depends on out, and on lse where the normaliser differentiates_lse
 //   score_vjp   where the score has one: against dual numbers, on random pairs
 //   finite      outputs and gradients where query and key are the same rows, and some are zero, in the op's own
 //               scalar
@@ -184,17 +185,25 @@ template <class Op>
 void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOptions& options,
                 OpReport& report) {
   call.grad_out = gradcheck_grad_out(call.geometry());
+  if (Op::NormaliserType::differentiates_lse) {
+    call.grad_lse = spread_numbers(element_count(call.lse_shape(), "check_op"));
+    call.lse.assign(call.grad_lse.size(), 0);
+  }
   call.forward();
   call.backward();
   const reference::Problem<double> problem = problem_of<double>(call);
-  const std::vector<double> slow = reference::forward(call.op, problem).out;
+  const reference::Result<double> slow = reference::forward(call.op, problem);
   GradientReport out;
-  for (std::size_t i = 0; i < slow.size(); ++i)
-    note(out, {"out", Index(i), call.out[i], slow[i]}, 1e-10, 20);
+  for (std::size_t i = 0; i < slow.out.size(); ++i)
+    note(out, {"out", Index(i), call.out[i], slow.out[i]}, 1e-10, 20);
+  const std::size_t maps = slow.lse.size();
+  for (std::size_t i = 0; i < call.lse.size(); ++i)
+    if (const double lse = slow.lse[i % maps][i / maps]; call.lse[i] != lse)
+      note(out, {"lse", Index(i), call.lse[i], lse}, 1e-10, 20);
   report.cases.emplace_back("out, " + name, out);
 
   const std::vector<NamedTensor> tensors = op_tensors(call.op, problem);
-  OpLoss<Op> loss{call.op, problem, call.grad_out, {}};
+  OpLoss<Op> loss{call.op, problem, call.grad_out, {}, call.grad_lse};
   for (const NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
   report.cases.emplace_back("gradients, " + name,
                             check_gradient_on<double>(loss, tensors, call.gradients(), options));

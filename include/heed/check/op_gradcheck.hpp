@@ -70,13 +70,15 @@ template <class Op>
   return tensors;
 }
 
-// sum(out o grad_out) over S, as a function of the tensors named by `names`.
+// sum(out o grad_out) + sum(lse o grad_lse) over S, as a function of the tensors named by `names`. grad_lse may be empty;
+// the lse of a row that sees no key does not count.
 template <class Op>
 struct OpLoss {
   const Op& op;
   const reference::Problem<double>& problem;
   const std::vector<double>& grad_out;
   std::vector<std::string> names;
+  std::vector<double> grad_lse = {};  // (batch, heads, len_q, maps)
 
   template <class S>
   [[nodiscard]] S operator()(const std::vector<std::vector<S>>& tensors) const {
@@ -95,24 +97,35 @@ struct OpLoss {
     visit_named_params(cast, [&](const std::string& name, Param<S>& p) {
       take(name, p.data(), std::size_t(p.size()));
     });
-    const std::vector<S> out = reference::forward(cast, moved).out;
-    return math::dot_product(
-        Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
+    const reference::Result<S> result = reference::forward(cast, moved);
+    S loss = math::dot_product(
+        Index(result.out.size()), [&](Index n) { return result.out[std::size_t(n)]; },
         [&](Index n) { return math::constant<S>(grad_out[std::size_t(n)]); });
+    const std::size_t maps = result.lse.size();
+    for (std::size_t n = 0; n < grad_lse.size(); ++n) {
+      const S& lse = result.lse[n % maps][n / maps];
+      if (std::isfinite(math::value_of(lse))) loss += lse * math::constant<S>(grad_lse[n]);
+    }
+    return loss;
   }
 };
+
+// Fixed numbers in [-1, 1), all different, of both signs.
+[[nodiscard]] inline std::vector<double> spread_numbers(Index count) {
+  std::vector<double> numbers(std::size_t(std::max<Index>(count, 0)));
+  for (std::size_t n = 0; n < numbers.size(); ++n) {
+    const double turns = double(n + 1) * 0.6180339887498949;  // the golden ratio's fraction
+    numbers[n] = 2 * (turns - std::floor(turns)) - 1;
+  }
+  return numbers;
+}
 
 }  // namespace detail
 
 // The gradient of the loss with respect to out (batch, heads, len_q, dim_v): fixed numbers in
 // [-1, 1), all different, of both signs.
 [[nodiscard]] inline std::vector<double> gradcheck_grad_out(const Geometry& g) {
-  std::vector<double> grad_out(std::size_t(g.query_rows() * g.dim_v));
-  for (std::size_t n = 0; n < grad_out.size(); ++n) {
-    const double turns = double(n + 1) * 0.6180339887498949;  // the golden ratio's fraction
-    grad_out[n] = 2 * (turns - std::floor(turns)) - 1;
-  }
-  return grad_out;
+  return detail::spread_numbers(g.query_rows() * g.dim_v);
 }
 
 // Gradients under the names that check_op_gradient expects; empty ones are left out.

@@ -26,23 +26,27 @@ template <class Op, class Real>
 struct BackwardPanel {
   Panel<Op, Real> panel;
   PanelGradients<Op, Real> gradients;
-  LaneTile<Real> dmixed;     // [dim_v][lanes]: dL/dmixed
-  SoftmaxState<Real> state;  // of streaming normalisers, as forward left it
-  bool any_spoilt = false;   // has a lane of it no finite score?
-  BfloatPair* paired;        // dmixed in pairs of rows, where precision is mixed
-  Real* delta;               // [lanes]: rowsum(dmixed o mixed)
-  const Real* extra = nullptr;
-  LaneTile<Real> weights, dscores;  // [tile][lanes], of streaming normalisers
-  PanelTile tile;                   // the tile at hand
+  LaneTile<Real> dmixed;  // [dim_v][lanes]: dL/dmixed
+  StreamStates<typename Op::NormaliserType, Real>
+      states;                         // of streaming normalisers, as forward left them
+  bool any_spoilt = false;            // is a row of the panel NaN?
+  BfloatPair* paired;                 // dmixed in pairs of rows, where precision is mixed
+  Real* delta;                        // [lanes]: rowsum(dmixed o mixed) - dL/dlse
+  LaneTile<Real> dlse;                // [map][lanes]: dL/dlse
+  LaneTile<const Real> extra, query;  // what the normaliser reads of the panel's rows
+  LaneTile<Real> weights, dscores;    // [tile][lanes], of streaming normalisers
+  PanelTile tile;                     // the tile at hand
 
   BackwardPanel(const CallContext<Op, Real>& c, BackwardShared<Op, Real>& shared,
                 const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
       : panel(c, scratch, true),
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        state(SoftmaxState<Real>::take(scratch, c.plan.lanes)),
+        states(scratch, c.plan.lanes),
         paired(take_pairs(scratch, c.pair_products, pairs_of(c.geometry.dim_v) * c.plan.lanes)),
-        delta(scratch.take(c.plan.lanes)) {
+        delta(scratch.take(c.plan.lanes)),
+        dlse{scratch.take(Op::NormaliserType::maps * c.plan.lanes), Op::NormaliserType::maps,
+             c.plan.lanes} {
     const Index lanes = c.plan.lanes, keys = c.plan.tile;
     weights = {piece_at(work.weights, index * keys * lanes), keys, lanes};
     dscores = {piece_at(work.dscores, index * keys * lanes), keys, lanes};
@@ -128,7 +132,7 @@ class BackwardWorker {
   }
   [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
 
-  // dmixed and delta = rowsum(dmixed o mixed) from dout, by the readout's vjp.
+  // dmixed and delta = rowsum(dmixed o mixed) - dL/dlse from dL/dout and dL/dlse, by the readout's vjp.
   void load_output_gradient(My& my) {
     const TilePlace& place = my.panel.place;
     const Index dim = c_.geometry.dim_v, lanes = c_.plan.lanes;
@@ -138,37 +142,61 @@ class BackwardWorker {
     const auto pack_view = [&](const TensorView<const Real>& view, const LaneTile<Real>& to) {
       pack(view.row(place.batch, place.head, place.query), view.strides().row, to);
     };
-    pack_view(s_.grad_out, my.dmixed);
+    pack_view(s_.output.grad_out, my.dmixed);
     if constexpr (Readout::saves_mixed)
       pack(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, saved_tile_);
     else
-      pack_view(s_.out, saved_tile_);
+      pack_view(s_.output.out, saved_tile_);
+    my.dlse.fill(Real(0));
+    if (s_.output.grad_lse.given())
+      pack_lanes(s_.output.grad_lse.row(place.batch, place.head, place.query),
+                 s_.output.grad_lse.strides().row, place.rows, kMaps, my.dlse.data, lanes);
     ReadoutPanel<Real> readout = my.panel.readout.load(place, my.dmixed);
     readout.saved = saved_tile_.constant();
     readout.delta = my.delta;
     my.gradients.attach(readout);
-    my.extra = readout.extra.data;
+    if constexpr (Readout::uses_lse) {
+      restore_lse(my);
+      readout.lse = my.panel.lse.constant();
+      readout.dlse = my.dlse;
+    }
+    my.extra = readout.extra;
+    my.query = readout.query;
     c_.op.read_out_vjp(readout, own_);
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      (Pack<Real>::load(my.delta + v * kLanes<Real>) - my.dlse.load(0, v))
+          .store(my.delta + v * kLanes<Real>);
     my.gradients.take_output_gradient(my.dmixed);
     if constexpr (std::is_same_v<Real, float>)
       if (my.gradients.mixes())
         c_.pair_products->by_rows(my.dmixed.data, lanes, dim, lanes, my.paired, lanes);
   }
 
-  // Is lane i of a streaming panel a row whose visible scores are all -infinity or NaN, and so all NaN?
-  [[nodiscard]] static bool spoilt(const SoftmaxState<Real>& state, Index i) {
-    return std::isnan(state.sum[i]) && state.reference[i] == -kInfinity<Real>;
+  void restore_lse(My& my) const {
+    const Real* from = s_.saved.lse.data() + my.panel.first_row();
+    for (int m = 0; m < kMaps; ++m, from += c_.geometry.query_rows())
+      std::copy(from, from + my.panel.place.rows, my.panel.lse.row(m));
   }
 
+  // Is lane i of a streaming panel a row that is NaN? So are then the gradients of all that it sees, whatever weight
+  // a pair has.
+  [[nodiscard]] static bool spoilt(const My& my, Index i) {
+    return std::isnan(my.states.sums()[i]);
+  }
+
+  // The states that forward has left, and the gradients of the normaliser's own parameters.
   void load_state(My& my) {
-    const Index rows = c_.geometry.query_rows(), count = my.panel.place.rows;
-    const Real* from = s_.saved.state.data() + my.panel.first_row();
-    Normaliser::begin(my.state, c_.plan.lanes);
-    std::copy(from, from + count, my.state.shift);
-    std::copy(from + rows, from + rows + count, my.state.reference);
-    std::copy(from + 2 * rows, from + 2 * rows + count, my.state.sum);
+    const Normaliser& normaliser = c_.op.normaliser;
+    const Index count = my.panel.place.rows;
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      my.states.store(v, normaliser.begin(my.panel.queries(v)));
+    my.states.restore(s_.saved.state.data() + my.panel.first_row(), c_.geometry.query_rows(),
+                      count);
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      normaliser.vjp(my.panel.queries(v), my.states.load(v),
+                     Pack<Real>::load(my.delta + v * kLanes<Real>), own_.normaliser);
     my.any_spoilt = false;
-    for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my.state, i);
+    for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my, i);
   }
 
   // Do all panels see the tile at hand alike? One product over all their queries can then add to dK, and one to dV.
@@ -234,13 +262,13 @@ class BackwardWorker {
     weighed.dscores[0] = my.dscores.part(0, tile.at.keys);
     score_tile(my, 0, tile, weighed.dots[0], weighed.weights, top_);
     weight_gradients(my, tile.at, weighed.dscores[0]);
-    softmax_vjp(my, tile.at, weighed.weights, weighed.dscores[0]);
+    weigh(my, tile.at, weighed.weights, weighed.dscores[0]);
     // Sums over the queries of the whole group read skipped pairs, too.
     if (together)
       for (const auto& rows : {weighed.weights, weighed.dscores[0]})
         fill_skipped(tile.at, c_.plan.vectors, rows, Real(0));
     for (Index i = 0; my.any_spoilt && i < tile.at.rows; ++i)
-      if (spoilt(my.state, i))
+      if (spoilt(my, i))
         for (const auto& rows : {weighed.weights, weighed.dscores[0]})
           my.panel.spoil(rows, i, tile.at.key);
     return weighed;
@@ -274,20 +302,20 @@ class BackwardWorker {
     });
   }
 
-  // weight = 2^x / sum with x as in plug/softmax.hpp;   dscore = weight (X - delta);   both are 0 where the pair is
-  // hidden. With dropout, drop(): weight -> drop(weight) in what is summed into dV, X -> drop(X).
-  // scores become weights, x (X = V dmixed^T) becomes dscores.
-  void softmax_vjp(const My& my, const TilePlace& at, const LaneTile<Real>& scores,
-                   const LaneTile<Real>& x) const {
+  // Scores become weights, x (X = V dmixed^T) becomes dscores, by the streaming normaliser's formulas:
+  //   weight = weight(state, score) finish(state)     dscore = dscore(state, score, weight, X, delta)
+  // and both are 0 where the pair is hidden. With dropout, drop(): weight -> drop(weight) in what is summed into dV,
+  // X -> drop(X).
+  void weigh(const My& my, const TilePlace& at, const LaneTile<Real>& scores,
+             const LaneTile<Real>& x) const {
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const KeyRange keys = at.keys_of(v);
       const LaneTile<Real> own_scores = scores.part(keys.begin, keys.size()),
                            own_x = x.part(keys.begin, keys.size());
       if (my.panel.dropout.drops())
-        softmax_vjp(my, v, my.panel.dropout.along_queries(v, at.key + keys.begin), own_scores,
-                    own_x);
+        weigh(my, v, my.panel.dropout.along_queries(v, at.key + keys.begin), own_scores, own_x);
       else
-        softmax_vjp(my, v, KeepAll{}, own_scores, own_x);
+        weigh(my, v, KeepAll{}, own_scores, own_x);
     }
   }
   struct KeepAll {
@@ -295,18 +323,17 @@ class BackwardWorker {
     [[nodiscard]] Pack<Real> operator()(Pack<Real> x) const { return x; }
   };
   template <class Drop>
-  void softmax_vjp(const My& my, int v, Drop drop, const LaneTile<Real>& scores,
-                   const LaneTile<Real>& x) const {
-    const Index lane = v * kLanes<Real>;
-    const Pack<Real> shift = Pack<Real>::load(my.state.shift + lane);
-    const Pack<Real> base = Normaliser::exponent_base(my.state, v);
-    const Pack<Real> factor = Normaliser::factor(my.state, v);
-    const Pack<Real> delta = Pack<Real>::load(my.delta + lane);
+  void weigh(const My& my, int v, Drop drop, const LaneTile<Real>& scores,
+             const LaneTile<Real>& x) const {
+    const Normaliser& normaliser = c_.op.normaliser;
+    const auto state = my.states.load(v);
+    const Pack<Real> factor = normaliser.finish(state);
+    const Pack<Real> delta = Pack<Real>::load(my.delta + v * kLanes<Real>);
     for (Index j = 0; j < scores.rows; ++j) {
       drop.next();
       const Pack<Real> score = scores.load(j, v);
-      const Pack<Real> weight = Normaliser::weight_of(score, shift, base) * factor;
-      const Pack<Real> dscore = weight * (drop(x.load(j, v)) - delta);
+      const Pack<Real> weight = normaliser.weight(state, score) * factor;
+      const Pack<Real> dscore = normaliser.dscore(state, score, weight, drop(x.load(j, v)), delta);
       // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
       scores.store(j, v, zero_where(is_hidden(score), drop(weight)));
       x.store(j, v, zero_where(is_hidden(score), dscore));
@@ -319,10 +346,12 @@ class BackwardWorker {
     RowBlock<Real> block = panel.row_block();
     block.dweights = block.weights = {dweights_.data, panel.seen_by_any.size(), c_.plan.lanes};
     block.dscores = block.scores;
-    if constexpr (Normaliser::uses_extra) {
-      block.extra = my.extra;
-      block.dextra = my.gradients.extra().data;
-    }
+    block.extra = my.extra.data;
+    block.dextra = my.gradients.extra().data;
+    block.query = my.query;
+    block.dquery = my.gradients.query();
+    if (s_.output.grad_lse.given() || Readout::uses_lse)
+      for (int m = 0; m < kMaps; ++m) block.dlse[std::size_t(m)] = my.dlse.row(m);
     const auto weigh = [&](const KeyRange& keys) {
       const PanelTile tile = panel.tile(keys);
       const WeighedTile weighed = weighed_part(my, tile.at);
@@ -350,7 +379,7 @@ class BackwardWorker {
     for (const auto& rows : block.dscores)
       if (rows.data) my.panel.spoil(rows, i, my.panel.seen_by_any.begin);
     my.panel.spoil(block.weights, i, my.panel.seen_by_any.begin);
-    if (block.dextra) block.dextra[i] = nan;
+    if (Normaliser::uses_extra) block.dextra[i] = nan;
     visit_parameters(own_.normaliser, [&](const char*, auto& param) {
       for (Index n = 0; n < param.size(); ++n)
         if (param.size() != c_.geometry.heads || n == block.head) param[n] = nan;
@@ -417,8 +446,8 @@ void set_zero(const std::vector<TensorView<Real>>& views, int threads) {
 template <class Op, class Real>
 void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                   const BoundMask<Real>& bound, const Saved<Real>& saved,
-                  const TensorView<const Real>& out, const TensorView<const Real>& grad_out,
-                  const GradientOperands<Real>& grads, Op* grad_op, const Options& options) {
+                  const OutputGradientOperands<Real>& output, const GradientOperands<Real>& grads,
+                  Op* grad_op, const Options& options) {
   using Worker = BackwardWorker<Op, Real>;
   KeySide<Op, Real> keys(op, g, in.key);
   const CallContext<Op, Real> c{op,
@@ -430,7 +459,7 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                                 keys,
                                 options.dropout,
                                 options.precision.products()};
-  BackwardShared<Op, Real> shared(c, saved, out, grad_out, grads);
+  BackwardShared<Op, Real> shared(c, saved, output, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const Index elements =
       scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });

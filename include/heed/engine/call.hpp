@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <cstdlib>
 #include <limits>
 #include <optional>
@@ -32,6 +33,37 @@ inline namespace HEED_ABI {
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
+};
+
+// Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
+// natural-log sum of exp of the scores of each map (two for differences of softmaxes), -infinity for a row that sees no
+// key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). A view alone stands for out.
+template <class Real>
+struct Outputs {
+  StoredView<Real> out, lse = {};
+
+  template <class View>
+  requires std::convertible_to<View, StoredView<Real>> Outputs(View&& to)
+      : out(static_cast<View&&>(to)) {}
+  Outputs(Real* data, const Shape& shape) : out(data, shape) {}
+  Outputs(Real* data, const Shape& shape, const Strides& strides) : out(data, shape, strides) {}
+  Outputs(const StoredView<Real>& to, const StoredView<Real>& lse_to) : out(to), lse(lse_to) {}
+};
+
+// The gradients of the loss for what forward() wrote, of the same shapes; lse's only where the loss depends on it, and
+// where the op's normaliser differentiates_lse (plug/normaliser.hpp). A view alone stands for out's.
+template <class Real>
+struct OutputGradients {
+  StoredView<const Real> out, lse = {};
+
+  template <class View>
+  requires std::convertible_to<View, StoredView<const Real>> OutputGradients(View&& of)
+      : out(static_cast<View&&>(of)) {}
+  OutputGradients(const Real* data, const Shape& shape) : out(data, shape) {}
+  OutputGradients(const Real* data, const Shape& shape, const Strides& strides)
+      : out(data, shape, strides) {}
+  OutputGradients(const StoredView<const Real>& of, const StoredView<const Real>& of_lse)
+      : out(of), lse(of_lse) {}
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
@@ -103,7 +135,7 @@ struct Saved {
   // Natural-log sum of exp of the scores, [map][batch * heads * len_q]; -infinity for a row that sees
   // no key.
   std::vector<Real> lse;
-  // Softmax state of streaming ops, [shift, reference, sum][row].
+  // States of streaming normalisers, [number][row] (plug/streaming.hpp).
   std::vector<Real> state;
   // Rows before the readout, (batch, heads, len_q, dim_v), where the readout's backward needs them.
   std::vector<Real> mixed;
@@ -217,8 +249,9 @@ inline void require_apart(const MemoryView& out, const MemoryView& input, const 
 
 }  // namespace detail
 
-// Throws unless every option lies in its range; the scale is checked where it is asked for.
-inline void require_options(const Options& options) {
+// Throws unless every option lies in its range for an op of Real; the scale is checked where it is asked for.
+template <class Real>
+void require_options(const Options& options) {
   require(options.threads >= 0, "Options: threads is ", options.threads,
           ", it must be 0 (default) or positive");
   require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors,
@@ -228,11 +261,6 @@ inline void require_options(const Options& options) {
           ", it must not be negative");
   require(options.dropout.valid(), "Options: dropout.rate is ", options.dropout.rate,
           ", it must be in [0, 1)");
-}
-
-// Throws if Real has no mixed precision and the options ask for it.
-template <class Real>
-void require_precision(const Options& options) {
   require(!options.precision.mixes() || std::is_same_v<Real, float>,
           "Options: precision is mixed, it must be storage for an op of double; an op of float has "
           "both");

@@ -19,17 +19,18 @@ struct Door {
   using Real = typename Op::Scalar;
 
   static void forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                      const StoredView<Real>& out, Saved<Real>* saved, const Options& options);
+                      const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options);
   static void backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                        const Saved<Real>& saved, const StoredView<const Real>& out,
-                       const StoredView<const Real>& grad_out, const Gradients<Real>& grads,
+                       const OutputGradients<Real>& output, const Gradients<Real>& grads,
                        Op* grad_op, const Options& options);
 };
 
 }  // namespace detail
 
-// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` must not overlap an input. `saved`
-// receives what backward() needs; after an exception it is of no use.
+// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` is a view, or {out, lse}, where lse (batch,
+// heads, len_q, maps) receives the log sum exp of the scores; neither may overlap an input. `saved` receives what
+// backward() needs; after an exception it is of no use.
 //
 // Tensors may be stored as bfloat16 or half, and those that are read as int8 with a scale per row, each for itself. The
 // call computes with the numbers that they stand for, as it does with Reals, and rounds its results once, to the nearest:
@@ -44,13 +45,14 @@ struct Door {
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
 template <AttentionOp Op>
 void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
-             const Mask<typename Op::Scalar>& mask, const StoredView<typename Op::Scalar>& out,
+             const Mask<typename Op::Scalar>& mask, const Outputs<typename Op::Scalar>& out,
              Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
 }
 
-// Gradients of sum(out o grad_out) for inputs, bias and parameters. `saved` and `out` are those of
+// Gradients of sum(out o grad_out) for inputs, bias and parameters; of sum(out o grad_out) + sum(lse o grad_lse) where
+// `grad_out` is {grad_out, grad_lse}. `saved` and `out` are those of
 // forward() with the same op, inputs, mask, scale, dropout and precision. Views in `grads` are overwritten; empty
 // ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
 // Throws as forward() does.
@@ -58,7 +60,7 @@ template <AttentionOp Op>
 void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
               const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
               const StoredView<const typename Op::Scalar>& out,
-              const StoredView<const typename Op::Scalar>& grad_out,
+              const OutputGradients<typename Op::Scalar>& grad_out,
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());

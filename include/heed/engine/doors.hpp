@@ -11,9 +11,33 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
+template <class Op>
+[[nodiscard]] Shape lse_shape(const Geometry& g) {
+  return {g.batch, g.heads, g.len_q, Op::NormaliserType::maps};
+}
+
+template <class Op, class Real>
+void check_outputs(const Outputs<Real>& outputs, const Geometry& g, const Inputs<Real>& in,
+                   const Mask<Real>& mask, const std::string& where) {
+  require_output(outputs.out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  const auto apart = [&](const StoredView<Real>& out, const char* name) {
+    require_apart(out, in.query, name, "query", where);
+    require_apart(out, in.key, name, "key", where);
+    require_apart(out, in.value, name, "value", where);
+    require_apart(out, in.extra, name, "extra", where);
+    require_apart(out, mask.bias, name, "bias", where);
+    require_apart(out, mask.allowed, name, "the boolean mask", where);
+  };
+  apart(outputs.out, "out");
+  if (!outputs.lse.given()) return;
+  require_output(outputs.lse, lse_shape<Op>(g), "lse", where);
+  apart(outputs.lse, "lse");
+  require_apart(outputs.lse, outputs.out, "lse", "out", where);
+}
+
 template <class Real>
 void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const Mask<Real>& mask,
-                     const StoredView<const Real>& out, const StoredView<const Real>& grad_out,
+                     const StoredView<const Real>& out, const OutputGradients<Real>& output,
                      const std::string& where) {
   struct Named {
     const char* name;
@@ -23,10 +47,10 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
   const auto named = [](const char* name, const auto& view) {
     return Named{name, view.given(), view};
   };
-  const Named read[] = {named("query", in.query),   named("key", in.key),
-                        named("value", in.value),   named("extra", in.extra),
-                        named("bias", mask.bias),   named("out", out),
-                        named("grad_out", grad_out)};
+  const Named read[] = {named("query", in.query),      named("key", in.key),
+                        named("value", in.value),      named("extra", in.extra),
+                        named("bias", mask.bias),      named("out", out),
+                        named("grad_out", output.out), named("grad_lse", output.lse)};
   const Named written[] = {named("grad_query", grads.query), named("grad_key", grads.key),
                            named("grad_value", grads.value), named("grad_extra", grads.extra),
                            named("grad_bias", grads.bias)};
@@ -55,7 +79,8 @@ void check_saved(const Saved<Real>& saved, const CallStamp& call, const std::str
   };
   const Index rows = g.query_rows();
   check(saved.lse, Normaliser::maps * rows, "log-sum-exps");
-  check(saved.state, Normaliser::streams ? SoftmaxState<Real>::rows * rows : 0, "softmax states");
+  check(saved.state, Normaliser::streams ? StreamStates<Normaliser, Real>::kNumbers * rows : 0,
+        "states of rows");
   check(saved.mixed, Op::ReadoutType::saves_mixed ? rows * g.dim_v : 0, "mixed values");
 }
 
@@ -73,19 +98,12 @@ void with_settled(const Op& op, Reports&& reports, F&& f) {
 
 template <class Op>
 void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                       const StoredView<Real>& out, Saved<Real>* saved, const Options& options) {
+                       const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options) {
   const std::string where = door_name("heed::forward", options.name);
   if (saved) saved->stamp = {};
-  require_options(options);
-  require_precision<Real>(options);
+  require_options<Real>(options);
   const Geometry g = geometry_of(op, in, where);
-  require_output(out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
-  require_apart(out, in.query, "out", "query", where);
-  require_apart(out, in.key, "out", "key", where);
-  require_apart(out, in.value, "out", "value", where);
-  require_apart(out, in.extra, "out", "extra", where);
-  require_apart(out, mask.bias, "out", "bias", where);
-  require_apart(out, mask.allowed, "out", "the boolean mask", where);
+  check_outputs<Op>(outputs, g, in, mask, where);
   const BoundMask<Real> bound(mask, g, where.c_str());
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), in.key, in.value, copies.read(in.extra)};
@@ -93,20 +111,18 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     operands.key = copies.read(in.key);
     operands.value = copies.read(in.value);
   }
-  const TensorView<Real> wide_out = copies.write(out);
+  const OutputOperands<Real> wide{copies.write(outputs.out), copies.write(outputs.lse)};
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
   const auto run = [&](const Op& as, Saved<Real>* to) {
-    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide_out, to, options);
-    Options as_stored = options;
-    as_stored.precision = {};
+    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide, to, options);
     const Geometry folded = fold_heads(g);
     const Mask<Real> folded_mask = fold_heads(mask, bound, g);
     Operands<Real> folded_operands = operands;
     folded_operands.query = fold_heads(operands.query, g);
     folded_operands.extra = fold_heads(operands.extra, g);
-    run_forward<Op, Real>(as, folded, folded_operands,
-                          BoundMask<Real>(folded_mask, folded, where.c_str()),
-                          fold_heads(wide_out, g), to, as_stored);
+    run_forward<Op, Real>(
+        as, folded, folded_operands, BoundMask<Real>(folded_mask, folded, where.c_str()),
+        {fold_heads(wide.out, g), fold_heads(wide.lse, g)}, to, fold_heads(options));
   };
   const auto rehearse = [&] {
     Op first = op;
@@ -123,33 +139,38 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
 template <class Op>
 void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                         const Saved<Real>& saved, const StoredView<const Real>& out,
-                        const StoredView<const Real>& grad_out, const Gradients<Real>& grads,
+                        const OutputGradients<Real>& output, const Gradients<Real>& grads,
                         Op* grad_op, const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
-  require_options(options);
-  require_precision<Real>(options);
+  require_options<Real>(options);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
   const BoundMask<Real> bound(mask, g, where.c_str());
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
   require_shape(out, out_shape, "out", where);
-  require_shape(grad_out, out_shape, "grad_out", where);
-  check_gradients(grads, in, mask, out, grad_out, where);
+  require_shape(output.out, out_shape, "grad_out", where);
+  if (output.lse.given()) {
+    require(Op::NormaliserType::differentiates_lse, where,
+            ": grad_lse was given, the op's normaliser has no derivative of lse "
+            "(plug/normaliser.hpp)");
+    require_shape(output.lse, lse_shape<Op>(g), "grad_lse", where);
+  }
+  check_gradients(grads, in, mask, out, output, where);
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
 
   WidenedTensors<Real> copies(options.threads);
   const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
                                 copies.read(in.extra)};
-  const TensorView<const Real> wide_out = copies.read(out), wide_grad_out = copies.read(grad_out);
+  const OutputGradientOperands<Real> wide{copies.read(out), copies.read(output.out),
+                                          copies.read(output.lse)};
   const GradientOperands<Real> wide_grads{copies.write(grads.query), copies.write(grads.key),
                                           copies.write(grads.value), copies.write(grads.extra),
                                           copies.write(grads.bias)};
   with_settled(
       op, [&]() -> const Saved<Real>& { return saved; },
       [&](const Op& settled) {
-        run_backward(settled, g, operands, bound, saved, wide_out, wide_grad_out, wide_grads,
-                     grad_op, options);
+        run_backward(settled, g, operands, bound, saved, wide, wide_grads, grad_op, options);
       });
   copies.round();
 }

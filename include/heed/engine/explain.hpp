@@ -160,16 +160,13 @@ template <AttentionOp Op>
                                   Pass pass = Pass::forward, const Options& options = {}) {
   using Real = typename Op::Scalar;
   const bool back = pass == Pass::backward;
-  require_options(options);
-  require_precision<Real>(options);
+  require_options<Real>(options);
   op.validate(g, "heed::explain");
   detail::require_sources(op.normaliser, g, "heed::explain");
   const BoundMask<Real> bound(mask, g, "heed::explain");
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
-    Options as_stored = options;
-    as_stored.precision = {};
-    Explanation folded =
-        explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g), pass, as_stored);
+    Explanation folded = explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g),
+                                 pass, detail::fold_heads(options));
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
@@ -193,8 +190,7 @@ template <AttentionOp Op>
   Index worker = 0;
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
-    shared.emplace(c, saved, TensorView<const Real>{}, TensorView<const Real>{},
-                   GradientOperands<Real>{});
+    shared.emplace(c, saved, OutputGradientOperands<Real>{}, GradientOperands<Real>{});
     worker = scratch_elements<Real>(
         [&](Scratch<Real>& s) { return detail::BackwardWorker<Op, Real>(c, *shared, s); });
   } else {

@@ -19,6 +19,12 @@ namespace detail {
   return g;
 }
 
+// Few queries are bound by memory: products of pairs of bfloat16 would gain nothing.
+[[nodiscard]] inline Options fold_heads(Options options) {
+  options.precision = {};
+  return options;
+}
+
 // Does every map read the same columns of the same rows, folded or not?
 template <class Normaliser>
 [[nodiscard]] bool sources_fold(const Normaliser& normaliser, const Geometry& g) {

@@ -29,14 +29,14 @@ namespace detail {
 template <class Op, class Real>
 struct ForwardPanel {
   Panel<Op, Real> panel;
-  LaneTile<Real> out;        // [dim_v][lanes]
-  SoftmaxState<Real> state;  // of a streaming normaliser
-  RowBlock<Real> block;      // of a row normaliser
+  LaneTile<Real> out;                                      // [dim_v][lanes]
+  StreamStates<typename Op::NormaliserType, Real> states;  // of a streaming normaliser
+  RowBlock<Real> block;                                    // of a row normaliser
 
   ForwardPanel(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
         out{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        state(SoftmaxState<Real>::take(scratch, c.plan.lanes)) {}
+        states(scratch, c.plan.lanes) {}
 };
 
 template <class Op, class Real>
@@ -48,13 +48,13 @@ class ForwardWorker {
   static constexpr int kMaps = Normaliser::maps;
 
   // lazy_keys: the keys' side values if this worker computes them while their tile is in cache, or null.
-  ForwardWorker(const Context& c, const TensorView<Real>& out, Saved<Real>* saved,
+  ForwardWorker(const Context& c, const OutputOperands<Real>& out, Saved<Real>* saved,
                 KeySide<Op, Real>* lazy_keys, Scratch<Real>& scratch)
       : keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
         values_(c.in.value, c.plan.tile, false, scratch),
         mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, kMaps, false, scratch),
         c_(c),
-        out_view_(out),
+        to_(out),
         saved_(saved),
         lazy_keys_(lazy_keys),
         few_(c_, scratch) {
@@ -151,11 +151,13 @@ class ForwardWorker {
     });
   }
 
-  // Invariant, behind each tile: with x_j in log2 units, of all keys j so far
-  //   state.sum = sum_j 2^(x_j - reference),   out = sum_j 2^(x_j - reference) v_j
-  // and no x_j is above the reference.
+  // Invariant, behind each tile: of all keys j so far, with the state as it is
+  //   state.sum = sum_j weight(state, score_j),   out = sum_j weight(state, score_j) v_j
+  // and the normaliser knows of a maximum that no score is above.
   void mix_streaming() {
-    for (My& my : active()) Normaliser::begin(my.state, c_.plan.lanes);
+    for (My& my : active())
+      for (int v = 0; v < c_.plan.vectors; ++v)
+        my.states.store(v, c_.op.normaliser.begin(my.panel.queries(v)));
     const bool few = std::all_of(panels_.begin(), panels_.begin() + active_, [](const My& my) {
       return my.panel.place.rows <= kNarrowRows<Real>;
     });
@@ -174,16 +176,26 @@ class ForwardWorker {
           },
           [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
           [](My&, const PanelTile&) {});
-    for (My& my : active()) {
+    for (My& my : active()) finish(my);
+  }
+
+  // All keys are seen: out becomes finish(state) * out.
+  void finish(My& my) {
+    Real* sums = my.states.sums();
+    if constexpr (Normaliser::needs_weight)
       for (Index i = 0; i < my.panel.place.rows; ++i)
-        if (my.state.sum[i] == Real(0) && my.panel.sees_any(i)) my.state.sum[i] = kNan;
-      for (int v = 0; v < c_.plan.vectors; ++v) {
-        const Pack<Real> factor = Normaliser::factor(my.state, v);
-        for (Index col = 0; col < my.out.rows; ++col)
-          my.out.store(col, v, my.out.load(col, v) * factor);
-      }
-      if (saved_) save_state(my);
+        if (sums[i] == Real(0) && my.panel.sees_any(i)) sums[i] = kNan;
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const auto state = my.states.load(v);
+      const Pack<Real> factor = c_.op.normaliser.finish(state);
+      for (Index col = 0; col < my.out.rows; ++col)
+        my.out.store(col, v, my.out.load(col, v) * factor);
+      my.panel.lse.store(0, v, c_.op.normaliser.lse(state));
     }
+    if (!saved_) return;
+    my.states.save(saved_->state.data() + my.panel.first_row(), c_.geometry.query_rows(),
+                   my.panel.place.rows);
+    save_lse(my);
   }
 
   // Panels of few queries and a part of a tile.
@@ -206,7 +218,7 @@ class ForwardWorker {
       std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
       few_.score(part, tile_max_);
       move_references(my);
-      few_.weigh(part, my.state);
+      few_.weigh(part, my.states);
       few_.drop(part);
       if (!part.tile.hides_pairs) continue;
       const TilePlace& at = part.tile.at;
@@ -227,10 +239,27 @@ class ForwardWorker {
     mix_tile(my, tile, scores, [&] {
       for (int v = 0; v < c_.plan.vectors; ++v) {
         const KeyRange keys = tile.at.keys_of(v);
-        Normaliser::exponentiate(scores.part(keys.begin, keys.size()), v, my.state);
+        weigh(scores.part(keys.begin, keys.size()), v, my.states);
       }
       my.panel.dropout.drop(scores, tile.at);
     });
+  }
+
+  // Scores of vector v become weights before finish(); their sum is added to the state.
+  void weigh(const LaneTile<Real>& scores, int v,
+             const StreamStates<Normaliser, Real>& states) const {
+    auto state = states.load(v);
+    Pack<Real> sum = state.sum;
+    Normaliser::with_weight(c_.op.normaliser, state, [&](const auto& weight_of) {
+      Real* cell = scores.data + v * kLanes<Real>;
+      for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
+        const Pack<Real> weight = weight_of(Pack<Real>::load(cell));
+        weight.store(cell);
+        sum += weight;
+      }
+    });
+    state.sum = sum;
+    states.store(v, state);
   }
 
   // Those of the tile that holds `at`, unless the panel before has them built.
@@ -244,13 +273,17 @@ class ForwardWorker {
     lazy_keys_->build(side_tiles_, c_.key, at.batch, at.head, keys.begin, keys.size());
   }
 
-  // Raises the references to the maximum of the tile, and rescales what was mixed against the old ones.
+  // Tells the normaliser the maximum of the tile, and rescales what was mixed and summed before.
   void move_references(My& my) {
     bool moved = false;
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const Index at = v * kLanes<Real>;
-      Normaliser::move_reference(my.state, v, Pack<Real>::load(tile_max_ + at), moved)
-          .store(rescale_ + at);
+      auto state = my.states.load(v);
+      const Pack<Real> rescale =
+          c_.op.normaliser.move(state, Pack<Real>::load(tile_max_ + at), moved);
+      rescale.store(rescale_ + at);
+      state.sum = state.sum * rescale;
+      my.states.store(v, state);
     }
     if (!moved) return;
     for (int v = 0; v < c_.plan.vectors; ++v) {
@@ -278,8 +311,11 @@ class ForwardWorker {
                 for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
               });
     for (My& my : active()) {
-      if constexpr (Normaliser::uses_extra)
-        my.block.extra = my.panel.readout.load(my.panel.place, my.out).extra.data;
+      if constexpr (Normaliser::uses_extra || Normaliser::uses_query) {
+        const ReadoutPanel<Real> own = my.panel.readout.load(my.panel.place, my.out);
+        my.block.extra = own.extra.data;
+        my.block.query = own.query;
+      }
       c_.op.normaliser.forward(my.block);
     }
     for_tiles([&](Index t) { load_tile(values_, t); },
@@ -291,7 +327,9 @@ class ForwardWorker {
     for (My& my : active()) {
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
-      if (saved_) save_rows(my);
+      if (!saved_) continue;
+      save_lse(my);
+      save_diagnostics(my, my.block.diagnostics, 0, Normaliser::diagnostics);
     }
   }
 
@@ -299,7 +337,7 @@ class ForwardWorker {
   void spoil_row(My& my, Index i) {
     for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
     for (int m = 0; m < kMaps; ++m)
-      if (my.panel.rows.max[m][i] == -kInfinity<Real>) my.panel.rows.lse[m][i] = kNan;
+      if (my.panel.rows.max[m][i] == -kInfinity<Real>) my.panel.lse.row(m)[i] = kNan;
     for (int d = 0; d < Normaliser::diagnostics; ++d)
       my.panel.rows.diagnostics[d * c_.plan.lanes + i] = kNan;
   }
@@ -350,30 +388,23 @@ class ForwardWorker {
     const TilePlace& place = my.panel.place;
     if constexpr (!Readout::identity) {
       ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out);
+      panel.lse = my.panel.lse.constant();
       c_.op.read_out(panel);
       if (saved_)
         save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
     }
     unpack_lanes(my.out.data, my.out.lanes, place.rows, c_.geometry.dim_v,
-                 out_view_.row(place.batch, place.head, place.query), out_view_.strides().row);
+                 to_.out.row(place.batch, place.head, place.query), to_.out.strides().row);
+    if (to_.lse.given())
+      unpack_lanes(my.panel.lse.data, my.panel.lse.lanes, place.rows, kMaps,
+                   to_.lse.row(place.batch, place.head, place.query), to_.lse.strides().row);
   }
 
-  void save_state(const My& my) {
-    const Index rows = c_.geometry.query_rows(), first = my.panel.first_row();
-    for (Index i = 0; i < my.panel.place.rows; ++i) {
-      Real* at = saved_->state.data() + first + i;
-      at[0] = my.state.shift[i];
-      at[rows] = my.state.reference[i];
-      at[2 * rows] = my.state.sum[i];
-      saved_->lse[std::size_t(first + i)] = Normaliser::lse(my.state, i);
-    }
-  }
-  void save_rows(const My& my) {
-    const RowBlock<Real>& block = my.block;
+  void save_lse(const My& my) {
+    const LaneTile<Real>& lse = my.panel.lse;
     for (int m = 0; m < kMaps; ++m)
-      std::copy(block.lse[std::size_t(m)], block.lse[std::size_t(m)] + my.panel.place.rows,
+      std::copy(lse.row(m), lse.row(m) + my.panel.place.rows,
                 saved_->lse.data() + m * c_.geometry.query_rows() + my.panel.first_row());
-    save_diagnostics(my, block.diagnostics, 0, Normaliser::diagnostics);
   }
   void save_diagnostics(const My& my, const Real* lanes, int first, int count) {
     for (int d = 0; d < count; ++d)
@@ -389,7 +420,7 @@ class ForwardWorker {
   TileOfRows<Real> keys_, values_;
   MixedTile mixed_;
   Context c_;  // the call's, but for what keys_, values_ and mixed_ hold
-  TensorView<Real> out_view_;
+  OutputOperands<Real> to_;
   Saved<Real>* saved_;
   KeySide<Op, Real>* lazy_keys_;
   SideTiles<Real> side_tiles_;
@@ -411,7 +442,8 @@ void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
   using Readout = typename Op::ReadoutType;
   const std::size_t rows = std::size_t(c.geometry.query_rows());
   saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
-  saved.state.assign(Normaliser::streams ? SoftmaxState<Real>::rows * rows : 0, Real(0));
+  saved.state.assign(Normaliser::streams ? StreamStates<Normaliser, Real>::kNumbers * rows : 0,
+                     Real(0));
   saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
   saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
                            std::vector<Real>(rows, Real(0)));
@@ -435,7 +467,7 @@ void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
 // A checked call. The folded heads of one query come here as a call of their own.
 template <class Op, class Real>
 void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
-                 const BoundMask<Real>& mask, const TensorView<Real>& out, Saved<Real>* saved,
+                 const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
                  const Options& options) {
   using Worker = ForwardWorker<Op, Real>;
   KeySide<Op, Real> keys(op, g, in.key);

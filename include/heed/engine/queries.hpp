@@ -6,6 +6,7 @@
 
 #include <heed/engine/tile/dropout.hpp>
 #include <heed/engine/tile/scores.hpp>
+#include <heed/engine/tile/stream_states.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -30,7 +31,7 @@ class PanelReadout {
     diagnostics_ = take(Readout::diagnostics);
   }
   [[nodiscard]] static Index query_dim(const Geometry& g) {
-    return Readout::uses_query ? g.dim_qk : 0;
+    return Readout::uses_query || Op::NormaliserType::uses_query ? g.dim_qk : 0;
   }
   [[nodiscard]] static Index own_dim(Index dim) { return Readout::uses_own_rows ? dim : 0; }
 
@@ -74,7 +75,7 @@ template <class Op, class Real>
 struct RowScratch {
   using Normaliser = typename Op::NormaliserType;
   LaneTile<Real> scores[2], work;
-  Real *max[2], *lse[2], *diagnostics;
+  Real *max[2], *diagnostics;
 
   [[nodiscard]] static Index tiles(const Op& op, bool backward) {
     if constexpr (Normaliser::streams)
@@ -89,10 +90,7 @@ struct RowScratch {
         scores[m] = {scratch.take(keys * lanes), keys, lanes};
       const Index rows = c.op.normaliser.work_tiles(backward) * keys;
       work = {scratch.take(rows * lanes), rows, lanes};
-      for (int m = 0; m < 2; ++m) {
-        max[m] = scratch.take(lanes);
-        lse[m] = scratch.take(lanes);
-      }
+      for (int m = 0; m < 2; ++m) max[m] = scratch.take(lanes);
       diagnostics = scratch.take(Normaliser::diagnostics * lanes);
     }
   }
@@ -161,12 +159,15 @@ class Panel {
   TilePlace place;
   KeyRange seen_by_any;  // keys that some query sees, the band and the key length looked at
   KeyRange seen_by_all;  // keys that every query sees, likewise
+  LaneTile<Real> lse;    // [map][lanes]
 
   Panel(const Context& c, Scratch<Real>& scratch, bool backward)
       : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
         readout(c, scratch, backward),
         rows(c, scratch, backward),
         dropout(c.dropout),
+        lse{scratch.take(kMaps * c.plan.lanes), kMaps, c.plan.lanes},
+        visible_(scratch.take(Normaliser::counts_visible ? c.plan.lanes : 0)),
         c_(c) {}
 
   // Takes over panel `panel` of head (b, h).
@@ -184,11 +185,22 @@ class Panel {
     dropout.move_to(place);
     seen_by_any = c_.mask.keys_of_rows(b, place.query, place.rows);
     seen_by_all = c_.mask.keys_of_all_rows(b, place.query, place.rows);
+    if constexpr (Normaliser::counts_visible)
+      for (Index i = 0; i < c_.plan.lanes; ++i)
+        visible_[i] = Real(i < place.rows ? c_.mask.count_visible(b, h, place.query + i) : 0);
   }
   void load_queries() {
     for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
   }
 
+  // Vector v of the panel, as a streaming normaliser sees its queries.
+  [[nodiscard]] StreamQueries<Real> queries(int v) const {
+    const Index first = v * kLanes<Real>;
+    StreamQueries<Real> of{place.head, std::clamp<Index>(place.rows - first, 0, kLanes<Real>),
+                           Pack<Real>::iota() + Real(place.query + first), Real(0)};
+    if constexpr (Normaliser::counts_visible) of.visible = Pack<Real>::load(visible_ + first);
+    return of;
+  }
   // Position of the first query in arrays over (batch, head, query).
   [[nodiscard]] Index first_row() const {
     return c_.geometry.row_index(place.batch, place.head, place.query);
@@ -248,12 +260,16 @@ class Panel {
     block.valid_lanes = place.rows;
     block.work = rows.work;
     block.diagnostics = rows.diagnostics;
+    block.first_query = place.query;
+    block.first_key = seen_by_any.begin;
+    block.visible = visible_;
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
       block.scores[i] = {rows.scores[m].data, seen_by_any.size(), c_.plan.lanes};
       block.score_max[i] = rows.max[m];
-      block.lse[i] = rows.lse[m];
+      block.lse[i] = lse.row(m);
       std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<Real>);
+      std::fill(lse.row(m), lse.row(m) + c_.plan.lanes, Real(0));
     }
     return block;
   }
@@ -264,6 +280,7 @@ class Panel {
       const Context& c, Scratch<Real>& scratch, std::integer_sequence<int, M...>) {
     return {QuerySide<Op, Real>(c, scratch, M)...};
   }
+  Real* visible_;  // [lanes], where the normaliser counts keys
   const Context& c_;
 };
 

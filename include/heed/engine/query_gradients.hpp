@@ -97,6 +97,9 @@ class PanelGradients {
   // Gradient of the panel's extra rows, [extra_dim][lanes].
   [[nodiscard]] const LaneTile<Real>& extra() const { return dextra_; }
 
+  // What is added to the gradient of the panel's rows beside that of the scores, [dim_qk][lanes].
+  [[nodiscard]] const LaneTile<Real>& query() const { return dquery_; }
+
   // Starts the panel, whose queries must be loaded.
   void begin(const VisitingOrder::Visit& visit) {
     visit_ = visit;

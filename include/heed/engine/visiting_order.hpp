@@ -145,7 +145,7 @@ class OrderedSums {
 template <class Op, class Real>
 struct BackwardShared {
   const Saved<Real>& saved;
-  TensorView<const Real> out, grad_out;
+  OutputGradientOperands<Real> output;
   GradientOperands<Real> grads;
   VisitingOrder order;
   bool sums_queries;            // is the gradient of query a sum over heads or maps?
@@ -153,12 +153,10 @@ struct BackwardShared {
   std::vector<Real> dfeatures;  // laid out by KeySide::row()
   std::vector<Real> dprojected;
 
-  BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& from,
-                 const TensorView<const Real>& o, const TensorView<const Real>& grad_o,
-                 const GradientOperands<Real>& to)
-      : saved(from),
-        out(o),
-        grad_out(grad_o),
+  BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& of_forward,
+                 const OutputGradientOperands<Real>& of_output, const GradientOperands<Real>& to)
+      : saved(of_forward),
+        output(of_output),
         grads(to),
         order(visiting_order(c, to.bias.given())),
         sums_queries(query_readers(c) != QueryReaders::one),

@@ -24,6 +24,18 @@ struct Operands {
   TensorView<const Real> extra = {};
 };
 
+// What forward writes.
+template <class Real>
+struct OutputOperands {
+  TensorView<Real> out, lse = {};
+};
+
+// What backward reads of the output's side.
+template <class Real>
+struct OutputGradientOperands {
+  TensorView<const Real> out, grad_out, grad_lse = {};
+};
+
 // What backward writes.
 template <class Real>
 struct GradientOperands {

@@ -143,6 +143,15 @@ class BoundMask {
     return false;
   }
 
+  // How many keys query i sees; a bias of -infinity hides its key. O(1) under bands and key lengths alone, else O(keys).
+  [[nodiscard]] Index count_visible(Index b, Index h, Index i) const {
+    const KeyRange keys = keys_of(b, i);
+    if (!has_allowed() && !has_documents() && !has_bias()) return keys.size();
+    Index count = 0;
+    for (Index j = keys.begin; j < keys.end; ++j) count += visible(b, h, i, j) ? 1 : 0;
+    return count;
+  }
+
   // Kind of the tile of queries [first, first + rows) and keys [key, key + count). The bias is not looked at: pairs
   // that it hides are found when it is added to their scores.
   [[nodiscard]] TileKind classify(Index b, Index h, Index first, Index rows, Index key,

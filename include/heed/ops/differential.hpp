@@ -46,6 +46,7 @@ inline namespace HEED_ABI {
 template <class Real, class Lambda>
 struct Difference : Lambda {
   using PlaceFree = std::conditional_t<place_free<Lambda>, Difference, void>;
+  static constexpr bool differentiates_lse = true;
   using P = Pack<Real>;
 
   void forward(const RowBlock<Real>& block) const {
@@ -79,15 +80,16 @@ struct Difference : Lambda {
       const P factor1 = inverse_or_zero(sum1), inverse2 = inverse_or_zero(sum2);
       const P factor2 = -lambda_i * inverse2;
       const P r1 = product1 * factor1, r2 = product2 * inverse2;
+      const P dlse1 = lse_gradient(block, 0, v), dlse2 = lse_gradient(block, 1, v) * inverse2;
       for (Index j = 0; j < map1.rows; ++j) {
         const P x = block.dweights.load(j, v);
         const P e1 = map1.load(j, v), e2 = map2.load(j, v);
         const auto hidden1 = e1 < P(Real(0)), hidden2 = e2 < P(Real(0));
         const P p1 = zero_where(hidden1, e1 * factor1);
         const P minus_p2 = zero_where(hidden2, e2 * factor2);  // -lambda P2
-        // dS1 = P1 o (X - r1),  dS2 = -lambda P2 o (X - r2)
-        map1.store(j, v, zero_where(hidden1, p1 * (x - r1)));
-        map2.store(j, v, zero_where(hidden2, minus_p2 * (x - r2)));
+        // dS1 = P1 o (X - r1 + dlse1),  dS2 = -lambda P2 o (X - r2) + P2 dlse2
+        map1.store(j, v, zero_where(hidden1, p1 * (x - (r1 - dlse1))));
+        map2.store(j, v, zero_where(hidden2, mul_add(e2, dlse2, minus_p2 * (x - r2))));
         // W once more
         block.weights.store(j, v, p1 + minus_p2);
       }
@@ -100,18 +102,20 @@ struct Difference : Lambda {
     if constexpr (!Lambda::uses_extra) this->chain_lambda(block.head, dlambda, grad);
   }
 
-  // In long hand: weights of one row, given its visible scores (rows[map][key]).
+  // In long hand: weights of one row.
   template <class S>
-  [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index h,
-                                         const S& extra) const {
-    std::vector<S> weights = long_hand_softmax(rows[0]);
-    const std::vector<S> second = long_hand_softmax(rows[1]);
-    const S lambda_i = this->lambda_of(h, extra);
+  [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
+    std::vector<S> weights = long_hand_softmax(row.scores[0]);
+    const std::vector<S> second = long_hand_softmax(row.scores[1]);
+    const S lambda_i = this->lambda_of(row.head, row.extra);
     for (std::size_t j = 0; j < weights.size(); ++j) weights[j] = weights[j] - lambda_i * second[j];
     return weights;
   }
 
  private:
+  [[nodiscard]] static P lse_gradient(const RowBlock<Real>& block, std::size_t map, int v) {
+    return block.dlse[map] ? P::load(block.dlse[map] + v * kLanes<Real>) : P(Real(0));
+  }
   // lambda of the lanes of vector v: their own, or that of the head.
   [[nodiscard]] P lane_lambda(const RowBlock<Real>& block, int v, P head_lambda) const {
     if constexpr (Lambda::uses_extra)

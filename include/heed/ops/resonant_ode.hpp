@@ -186,14 +186,14 @@ struct ResonantFlow : PlainRows, ResonantFlowOptions {
   // In long hand: the weights of one row, given its visible drives. The fixed point takes as many steps
   // as the contraction asks for; with the multiplier it is linear, and taken as it is.
   template <class S>
-  [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index h,
-                                         const S&) const {
+  [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
     if (mode == FlowMode::lagrange_equilibrium)
-      return detail::long_hand_lagrange_equilibrium(rows[0]);
-    const S rate = S(eta.head(h));
-    const int count =
-        mode == FlowMode::equilibrium ? detail::steps_to_rest(contraction_of(eta.head(h))) : steps;
-    return detail::long_hand_flow(rows[0], rate, count, multiplier());
+      return detail::long_hand_lagrange_equilibrium(row.scores[0]);
+    const S rate = S(eta.head(row.head));
+    const int count = mode == FlowMode::equilibrium
+                          ? detail::steps_to_rest(contraction_of(eta.head(row.head)))
+                          : steps;
+    return detail::long_hand_flow(row.scores[0], rate, count, multiplier());
   }
   // The multiplier's weights are differences, 1/N + w (D - mean D).
   template <class S>

@@ -88,8 +88,10 @@ consteval bool check_normaliser() {
         { Normaliser::maps } -> std::convertible_to<int>;
         { Normaliser::diagnostics } -> std::convertible_to<int>;
         { Normaliser::uses_extra } -> std::convertible_to<bool>;
+        { Normaliser::differentiates_lse } -> std::convertible_to<bool>;
       },
-      "heed: a normaliser inherits PlainRows (plug/normaliser.hpp)");
+      "heed: a normaliser inherits PlainRows (plug/normaliser.hpp) or StreamedRows "
+      "(plug/streaming.hpp)");
   static_assert(Normaliser::maps == 1 || Normaliser::maps == 2,
                 "heed: a normaliser has one or two score maps (plug/normaliser.hpp)");
   static_assert(detail::check_part<Normaliser>());
@@ -100,7 +102,26 @@ consteval bool check_normaliser() {
       },
       "heed: a normaliser needs source(geometry, head, map) and query_heads(heads) "
       "(plug/normaliser.hpp)");
-  if constexpr (!Normaliser::streams) {
+  if constexpr (Normaliser::streams) {
+    using P = Pack<Real>;
+    static_assert(Normaliser::maps == 1,
+                  "heed: a streaming normaliser has one score map; with two, whole rows are "
+                  "weighed by one that inherits PlainRows (plug/normaliser.hpp)");
+    static_assert(
+        requires { typename Normaliser::State; },
+        "heed: a streaming normaliser inherits StreamedRows<Real, numbers> (plug/streaming.hpp)");
+    static_assert(
+        requires(const Normaliser n, const typename Normaliser::State& state, P score) {
+          { n.weight(state, score) } -> std::convertible_to<P>;
+        },
+        "heed: a streaming normaliser needs weight(state, score) const (plug/streaming.hpp)");
+    static_assert(
+        requires(const Normaliser n, const typename Normaliser::State& state, P x) {
+          { n.dscore(state, x, x, x, x) } -> std::convertible_to<P>;
+        },
+        "heed: a streaming normaliser needs dscore(state, score, weight, pull, delta) const "
+        "(plug/streaming.hpp)");
+  } else {
     static_assert(
         requires(const Normaliser n) {
           { n.work_tiles(true) } -> std::convertible_to<Index>;
@@ -127,6 +148,7 @@ consteval bool check_readout() {
         { Readout::uses_query } -> std::convertible_to<bool>;
         { Readout::uses_own_rows } -> std::convertible_to<bool>;
         { Readout::uses_extra } -> std::convertible_to<bool>;
+        { Readout::uses_lse } -> std::convertible_to<bool>;
         { Readout::uses_score } -> std::convertible_to<bool>;
         { Readout::rehearses } -> std::convertible_to<bool>;
         { Readout::diagnostics } -> std::convertible_to<int>;
@@ -176,6 +198,10 @@ consteval bool check_attention_op() {
         },
         "heed: the readout works on parameters of a score that this op does not have "
         "(plug/readout.hpp)");
+  static_assert(
+      !Op::ReadoutType::uses_lse || Op::NormaliserType::differentiates_lse,
+      "heed: the readout reads lse, and the normaliser of this op has no derivative of it "
+      "(differentiates_lse in plug/normaliser.hpp)");
   static_assert(AttentionOp<Op>, "heed: Op does not satisfy AttentionOp (plug/attention.hpp)");
   return true;
 }

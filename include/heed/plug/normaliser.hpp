@@ -3,18 +3,23 @@
 
 // Plug point 2, the normaliser: how do the scores of a row become weights?
 //
-// Two kinds. A *streaming* normaliser sees a row chunk by chunk (plug/softmax.hpp is the one that
-// exists). A *row* normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and overrides what
-// differs; this is the whole list:
+// Two kinds. A *streaming* normaliser weighs a row as it passes (plug/streaming.hpp; plug/softmax.hpp is one). A *row*
+// normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and overrides what differs; this is
+// the whole list, and what does not name a block serves both kinds:
 //
 //   forward(block)                         block.scores[0] becomes the weights of the row. No default
 //   vjp(block, grad)                       from scores and block.dweights: block.weights and
 //                                          block.dscores[m]; adds parameter gradients to `grad`. No default
-//   reference<S>(rows, h, extra) -> vector<S>       the same in long hand, for one row. No default
+//   reference<S>(row) -> vector<S>         the weights of one row in long hand (LongHandRow). No default
+//   reference_lse<S>(row, map) -> S        lse in long hand: log sum exp of the scores
 //   parameters                             names its parameters and options (plug/parameters.hpp)
 //   maps                             1     score maps per output head (1 or 2)
 //   diagnostics, diagnostic_name(i)  0     numbers per row that it reports
 //   uses_extra                   false     reads the op's extra input, one number per row
+//   uses_query                   false     reads block.query, adds to block.dquery
+//   counts_visible               false     reads block.visible
+//   differentiates_lse           false     vjp adds what block.dlse asks for; else a call with a gradient of lse is
+//                                          refused
 //   source(geometry, h, map) -> Source     which head and columns feed map `map` of output head h; heads and
 //                                          maps may read the same ones, their gradients are then summed
 //   query_heads(heads) -> Index            heads that the query tensor must have
@@ -37,8 +42,10 @@
 #include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace heed {
@@ -64,18 +71,45 @@ struct RowBlock {
   std::array<const Real*, 2> score_max;  // [lanes]: largest visible score, -infinity for none
   const Real* extra = nullptr;           // [lanes] (uses_extra)
   LaneTile<Real> work;                   // [work_tiles * keys][lanes]
-  std::array<Real*, 2> lse;     // out, [lanes]: log-sum-exp of each map; -infinity for none
-  Real* diagnostics = nullptr;  // out, [diagnostics][lanes]
+  std::array<Real*, 2>
+      lse;  // out, [lanes]: log-sum-exp of each map, -infinity for no key; 0 unless set
+  Index first_query = 0, first_key = 0;  // positions of lane 0 and of the first key
+  const Real* visible = nullptr;         // [lanes]: keys that each query sees (counts_visible)
+  LaneTile<const Real> query;            // [dim_qk][lanes], unscaled (uses_query)
+  Real* diagnostics = nullptr;           // out, [diagnostics][lanes]
   // Backward only.
   LaneTile<Real> dweights;                // [keys][lanes]: gradient of the weights
   LaneTile<Real> weights;                 // out: may alias dweights
   std::array<LaneTile<Real>, 2> dscores;  // out: may alias scores
   Real* dextra = nullptr;                 // out, [lanes] (uses_extra)
+  std::array<const Real*, 2> dlse{};      // [lanes]: gradients of lse, null where there are none
+  LaneTile<Real> dquery;                  // add, [dim_qk][lanes] (uses_query)
   Index valid_lanes = 0;                  // lanes beyond it are padding and add to no parameter
 
   [[nodiscard]] Index keys() const { return scores[0].rows; }
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }
 };
+
+// One row in long hand: what its query sees.
+template <class S>
+struct LongHandRow {
+  std::vector<std::vector<S>> scores;  // [map][n], of visible keys
+  std::vector<Index> keys;             // [n]: their positions
+  Index head = 0, query = 0;           // and that of the query
+  S extra{};                           // (uses_extra)
+  std::vector<S> query_row = {};       // [dim_qk]
+};
+
+// log sum exp of the scores, computed relative to the largest of them; -infinity for an empty row.
+template <class S>
+[[nodiscard]] S log_sum_exp(const std::vector<S>& scores) {
+  if (scores.empty()) return math::constant<S>(-std::numeric_limits<double>::infinity());
+  auto top = math::value_of(scores[0]);
+  for (const S& score : scores) top = std::max(top, math::value_of(score));
+  S sum = math::constant<S>(0);
+  for (const S& score : scores) sum += math::exp(S(score - math::constant<S>(top)));
+  return math::constant<S>(top) + math::log(sum);
+}
 
 // Weights exp(s_j) / sum exp(s_j) of one row of visible scores, about their largest value.
 template <class S>
@@ -97,10 +131,15 @@ template <class S>
 // What every normaliser inherits: one score map per head, over the whole of it.
 struct NormaliserDefaults {
   static constexpr int maps = 1, diagnostics = 0;
-  static constexpr bool uses_extra = false;
+  static constexpr bool uses_extra = false, uses_query = false, counts_visible = false;
+  static constexpr bool differentiates_lse = false;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
   [[nodiscard]] Index query_heads(Index heads) const { return heads; }
+  template <class S>
+  [[nodiscard]] S reference_lse(const LongHandRow<S>& row, std::size_t map) const {
+    return log_sum_exp(row.scores[map]);
+  }
   // Of two maps: softmax(map 0) and what the other has taken away from it.
   template <class S>
   [[nodiscard]] std::vector<double> weight_terms(const std::vector<std::vector<S>>& rows,

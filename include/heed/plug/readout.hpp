@@ -17,6 +17,7 @@
 //   uses_query                    false     reads panel.query
 //   uses_own_rows                 false     reads panel.own_key and panel.own_value: row i of key and
 //                                           value for query i (needs len_q = len_kv)
+//   uses_lse                      false     reads panel.lse, adds to panel.dlse; the normaliser differentiates_lse
 //   uses_extra                    false     reads panel.extra; extra_dim(geometry), its width, and extra_name()
 //   uses_score                    false     works on the parameters of the score beside it: forward, vjp, reference,
 //                                           work_rows and check get the score as their last argument, vjp the
@@ -57,6 +58,7 @@ struct ReadoutPanel {
   LaneTile<const Real> query;               // [dim_qk][lanes], unscaled
   LaneTile<const Real> own_key, own_value;  // [dim_qk][lanes], [dim_v][lanes]
   LaneTile<const Real> extra;               // [extra_dim][lanes]
+  LaneTile<const Real> lse;                 // [map][lanes]: -infinity for a row that sees no key
   LaneTile<Real> work;                      // [work_rows][lanes]
   LaneTile<Real> diagnostics;               // out, [diagnostics][lanes]
   // Backward only.
@@ -65,6 +67,7 @@ struct ReadoutPanel {
   LaneTile<Real> dquery;                // add, [dim_qk][lanes]
   LaneTile<Real> down_key, down_value;  // add: gradients of own_key and own_value
   LaneTile<Real> dextra;                // out, [extra_dim][lanes]
+  LaneTile<Real> dlse;                  // add, [map][lanes] (uses_lse)
 };
 
 // Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
@@ -74,6 +77,7 @@ struct ReadoutContext {
   Geometry geometry;
   std::vector<S> out;
   std::vector<S> query, key, value, extra;
+  std::vector<std::vector<S>> lse;               // [map][batch * heads * len_q]
   std::vector<std::vector<double>> diagnostics;  // [diagnostics][rows]
 
   [[nodiscard]] S* out_row(Index b, Index h, Index i) {
@@ -110,6 +114,7 @@ inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Re
 struct PlainReadout {
   static constexpr bool identity = false, saves_mixed = false;
   static constexpr bool uses_query = false, uses_own_rows = false, uses_extra = false;
+  static constexpr bool uses_lse = false;
   static constexpr bool uses_score = false, gates = false, rehearses = false;
   static constexpr int diagnostics = 0;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Softmax as a streaming normaliser: a row arrives in chunks of keys.
+// Softmax, as a row passes:
 //
 //   weight_j = 2^(x_j) / sum_j 2^(x_j),   x_j = (s_j - shift) log2(e) - reference
 //
@@ -9,130 +9,99 @@
 // rescales earlier results by an exact power of two; `shift` is 0 until scores are so large that they
 // have no fraction left, and then takes the maximum's place.
 //
-// Backward (G = dL/dweight, delta = sum_j weight_j G_j):   dL/ds_j = weight_j (G_j - delta)
+// Backward (G = dL/dweight, delta = sum_j weight_j G_j - dL/dlse):   dL/ds_j = weight_j (G_j - delta)
 //
 // Bounds  scores up to the largest finite number; a row without a visible key has sum 0, factor 0 and
 //         lse -infinity; a visible NaN makes its row NaN and no other.
+//
+// A softmax with one more term in its sum, which has no value, begins with that term: begin_with(score).
 
-#include <heed/plug/normaliser.hpp>
+#include <heed/plug/streaming.hpp>
 #include <heed/simd/exp.hpp>
-#include <heed/simd/scratch.hpp>
 
-#include <cmath>
 #include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
 
-// Online-softmax state of each query of a panel: shift, reference (in log2 units) and sum, a lane per query.
 template <class Real>
-struct SoftmaxState {
-  Real *shift, *reference, *sum;  // [lanes]
-  static constexpr Index rows = 3;
-  [[nodiscard]] static SoftmaxState take(Scratch<Real>& scratch, Index lanes) {
-    return {scratch.take(lanes), scratch.take(lanes), scratch.take(lanes)};
-  }
-};
-
-template <class Real>
-struct Softmax : NormaliserDefaults {
-  static constexpr bool streams = true;
+struct Softmax : StreamedRows<Real, 2> {
+  static constexpr bool needs_weight = true, differentiates_lse = true;
   using PlaceFree = Softmax;
-  using P = Pack<Real>;
+  using Base = StreamedRows<Real, 2>;
+  using typename Base::P, typename Base::State, typename Base::Queries;
 
-  static void begin(const SoftmaxState<Real>& state, Index lanes) {
-    std::fill(state.shift, state.shift + lanes, Real(0));
-    std::fill(state.reference, state.reference + lanes, -kInfinity<Real>);
-    std::fill(state.sum, state.sum + lanes, Real(0));
+  // A row that has seen nothing: shift 0, reference -infinity.
+  [[nodiscard]] State begin(const Queries&) const { return {P(Real(0)), {P(Real(0)), nothing()}}; }
+  // A row that has seen a key of this score, whose value is 0.
+  [[nodiscard]] State begin_with(P score) const {
+    State state{P(Real(0)), {P(Real(0)), nothing()}};
+    bool moved = false;
+    (void)move(state, score, moved);
+    state.sum = weight(state, score);
+    return state;
   }
 
-  // Moves the reference of vector v up to chunk_max (natural units). Returns the factor for what was
-  // accumulated against the old one; `moved` tells whether any lane's factor differs from 1.
-  [[nodiscard]] static P move_reference(const SoftmaxState<Real>& state, int v, P chunk_max,
-                                        bool& moved) {
-    const Index at = v * kLanes<Real>;
-    const P shift = P::load(state.shift + at), reference = P::load(state.reference + at);
-    const P top = chunk_max * Real(kLog2e);
+  [[nodiscard]] P move(State& state, P top, bool& moved) const {
+    P &shift = state.own[0], &reference = state.own[1];
+    const P in_log2 = top * Real(kLog2e);
     const P limit = kIntegerLimit;
-    const auto huge = (top > limit) | (top < -limit);
-    const P new_shift = select(huge, chunk_max, P(Real(0)));
-    const P new_reference = select(huge, P(Real(0)), ceiling(top));
+    const auto huge = (in_log2 > limit) | (in_log2 < -limit);
+    const P new_shift = select(huge, top, P(Real(0)));
+    const P new_reference = select(huge, P(Real(0)), ceiling(in_log2));
     // Position of both references on one axis; a huge one never compares close to a small one.
     const auto higher = (new_shift > shift) | ((new_shift == shift) & (new_reference > reference));
-    const auto first = reference == P(-kInfinity<Real>);
-    const auto visible = (chunk_max == chunk_max) & (chunk_max > P(-kInfinity<Real>));
+    const auto first = reference == nothing();
+    const auto visible = (top == top) & (top > nothing());
     const auto moves = visible & (higher | first);
     if (!any_lane(moves)) return Real(1);
     moved = true;
     // Not above 0 in lanes that move; in others anything, which exp2_weight must not see.
     const P difference =
         min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
-    select(moves, new_shift, shift).store(state.shift + at);
-    select(moves, new_reference, reference).store(state.reference + at);
+    shift = select(moves, new_shift, shift);
+    reference = select(moves, new_reference, reference);
     const P factor = zero_where(first, exp2_weight(difference));
-    const P rescale = select(moves, factor, P(Real(1)));
-    (P::load(state.sum + at) * rescale).store(state.sum + at);
-    return rescale;
+    return select(moves, factor, P(Real(1)));
   }
 
-  // Scores of vector v become unnormalised weights; their sum is added to the state.
-  static void exponentiate(const LaneTile<Real>& scores, int v, const SoftmaxState<Real>& state) {
-    const P shift = P::load(state.shift + v * kLanes<Real>);
-    if (any_lane(shift != P(Real(0))))
-      exponentiate_about(scores, v, state, [shift](P score) { return score - shift; });
-    else
-      exponentiate_about(scores, v, state, [](P score) { return score; });
+  [[nodiscard, gnu::always_inline]] P weight(const State& state, P score) const {
+    const P reference = zero_where(state.own[1] == nothing(), state.own[1]);  // no key was seen yet
+    return exp2_weight(mul_add(score - state.own[0], P(Real(kLog2e)), -reference));
+  }
+
+  // Nearly always the shift is 0, and nothing need be subtracted.
+  template <class Normaliser, class F>
+  static void with_weight(const Normaliser& normaliser, const State& state, F&& f) {
+    if (any_lane(state.own[0] != P(Real(0)))) return Base::with_weight(normaliser, state, f);
+    State unshifted = state;
+    unshifted.own[0] = Real(0);
+    Base::with_weight(normaliser, unshifted, f);
   }
 
   // 1 / sum, 0 for a row that sees no key; NaN stays NaN.
-  [[nodiscard]] static P factor(const SoftmaxState<Real>& state, int v) {
-    return inverse_or_zero(P::load(state.sum + v * kLanes<Real>));
+  [[nodiscard]] P finish(const State& state) const { return inverse_or_zero(state.sum); }
+
+  // Natural-log sum of exp; -infinity for a row that sees no key.
+  [[nodiscard]] P lse(const State& state) const {
+    const P log = state.own[0] + (state.own[1] * Real(kLn2) + math::log(state.sum));
+    return select(state.sum == P(Real(0)), nothing(), log);
   }
 
-  // Natural-log sum of exp of lane i.
-  [[nodiscard]] static Real lse(const SoftmaxState<Real>& state, Index i) {
-    if (state.sum[i] == Real(0)) return -kInfinity<Real>;
-    return state.shift[i] + (state.reference[i] * Real(kLn2) + std::log(state.sum[i]));
+  [[nodiscard, gnu::always_inline]] P dscore(const State&, P, P weight, P pull, P delta) const {
+    return weight * (pull - delta);
   }
 
-  [[nodiscard]] static P weight_of(P score, P shift, P reference) {
-    return shifted_weight(score - shift, reference);
-  }
-  // The reference to subtract: 0 where no key was seen yet.
-  [[nodiscard]] static P exponent_base(const SoftmaxState<Real>& state, int v) {
-    const P reference = P::load(state.reference + v * kLanes<Real>);
-    return zero_where(reference == P(-kInfinity<Real>), reference);
-  }
-
-  // In long hand: weights of one row, given its visible scores (rows[map][key]).
+  // In long hand: weights of one row.
   template <class S>
-  [[nodiscard]] std::vector<S> reference(const std::vector<std::vector<S>>& rows, Index,
-                                         const S&) const {
-    return long_hand_softmax(rows[0]);
+  [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
+    return long_hand_softmax(row.scores[0]);
   }
 
  private:
   // Beyond it, floating-point numbers are whole: 2^20 (float), 2^49 (double).
   static constexpr Real kIntegerLimit = detail::FloatLayout<Real>::round_magic / Real(12);
-
-  [[nodiscard]] static P shifted_weight(P score, P reference) {
-    return exp2_weight(mul_add(score, P(Real(kLog2e)), -reference));
-  }
-
-  template <class Shifted>
-  static void exponentiate_about(const LaneTile<Real>& scores, int v,
-                                 const SoftmaxState<Real>& state, Shifted&& shifted) {
-    const Index at = v * kLanes<Real>;
-    const P reference = exponent_base(state, v);
-    P sum = P::load(state.sum + at);
-    Real* cell = scores.data + at;
-    for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
-      const P weight = shifted_weight(shifted(P::load(cell)), reference);
-      weight.store(cell);
-      sum += weight;
-    }
-    sum.store(state.sum + at);
-  }
+  [[nodiscard]] static P nothing() { return -kInfinity<Real>; }
 
   [[nodiscard]] static P ceiling(P x) {
     const P rounded = detail::integer_of(P(x + detail::FloatLayout<Real>::round_magic));

@@ -5,12 +5,12 @@
 // obviously right, on any scalar (float, double, long double, std::complex<double>, Dual, Var).
 //
 //   rows[m][j] = score of map m, for the keys j that query i sees   (rows.hpp)
-//   weight     = op.normaliser.reference(rows, h, extra), then problem.dropout
+//   weight     = op.normaliser.reference(row), then problem.dropout
 //   mixed_i    = sum_j weight_j v_j
 //   out        = op.readout.reference(mixed)
 //
 // Nothing is streamed or blocked. Hidden pairs are left out: their keys and values are never read. A row that sees no
-// key has mixed 0 and lse -infinity.
+// key has mixed 0 and the lse of no scores, -infinity unless the normaliser says otherwise.
 //
 //   const auto result = reference::forward(op, problem);
 //   const auto gradients = reference::gradients(op, problem, grad_out);   // by the tape
@@ -112,7 +112,10 @@ class Forward {
     for (int m = 0; m < maps; ++m) scores.emplace_back(op_, problem_, mask_, b, h, m);
     for (Index i = 0; i < g_.len_q; ++i) {
       const std::vector<Index> keys = visible_keys(b, h, i);
-      if (keys.empty()) continue;
+      if (keys.empty()) {
+        note_lse(long_hand_row(b, h, i, keys, std::vector<std::vector<S>>(std::size_t(maps))), b);
+        continue;
+      }
       std::vector<std::vector<S>> rows;
       for (MapScores<Op>& score : scores) {
         score.take_query(i);
@@ -142,9 +145,8 @@ class Forward {
   void row_of(Index b, Index h, Index i, const std::vector<Index>& keys,
               const std::vector<std::vector<S>>& rows) {
     const Index row = g_.row_index(b, h, i);
-    S extra = math::constant<S>(0);
-    if constexpr (Op::NormaliserType::uses_extra) extra = problem_.extra[std::size_t(row)];
-    std::vector<S> weights = op_.normaliser.reference(rows, h, extra);
+    const LongHandRow<S> of = long_hand_row(b, h, i, keys, rows);
+    std::vector<S> weights = op_.normaliser.reference(of);
     require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
             weights.size(), " weights for ", keys.size(), " keys");
     std::vector<double> terms;
@@ -154,11 +156,29 @@ class Forward {
     const S* value = problem_.value.data() + value_begin(b, g_.kv_head(h));
     mix(weights, keys, value, result_.mixed.data() + row * g_.dim_v);
     for (std::size_t m = 0; m < rows.size(); ++m) {
-      result_.lse[m][std::size_t(row)] = log_sum_exp(rows[m]);
       if (request_.scores) scatter(rows[m], keys, row, result_.scores[m]);
     }
+    note_lse(of, b);
     if (request_.weights) scatter(weights, keys, row, result_.weights);
     if (request_.error_scale) note_values(terms, keys, value, row);
+  }
+
+  [[nodiscard]] LongHandRow<S> long_hand_row(Index b, Index h, Index i,
+                                             const std::vector<Index>& keys,
+                                             const std::vector<std::vector<S>>& rows) const {
+    LongHandRow<S> of{rows, keys, h, i, math::constant<S>(0), {}};
+    const Index row = g_.row_index(b, h, i);
+    if constexpr (Op::NormaliserType::uses_extra) of.extra = problem_.extra[std::size_t(row)];
+    if constexpr (Op::NormaliserType::uses_query) {
+      const auto from = problem_.query.begin() + row * g_.dim_qk;
+      of.query_row.assign(from, from + g_.dim_qk);
+    }
+    return of;
+  }
+  void note_lse(const LongHandRow<S>& of, Index b) {
+    const Index row = g_.row_index(b, of.head, of.query);
+    for (std::size_t m = 0; m < of.scores.size(); ++m)
+      result_.lse[m][std::size_t(row)] = op_.normaliser.reference_lse(of, m);
   }
 
   // numbers[n] <- keep ? numbers[n] / (1 - rate) : 0 for the pairs of a query with keys[n].
@@ -213,8 +233,14 @@ class Forward {
 
   void read_out() {
     const auto reports = std::size_t(Op::ReadoutType::diagnostics);
-    ReadoutContext<S> context{
-        g_, result_.mixed, problem_.query, problem_.key, problem_.value, problem_.extra, {}};
+    ReadoutContext<S> context{g_,
+                              result_.mixed,
+                              problem_.query,
+                              problem_.key,
+                              problem_.value,
+                              problem_.extra,
+                              result_.lse,
+                              {}};
     context.diagnostics.assign(reports, std::vector<double>(std::size_t(g_.query_rows())));
     op_.read_out_reference(context);
     result_.out = std::move(context.out);
@@ -243,7 +269,7 @@ template <class Op>
   return detail::Forward<Op>(op, problem, request).run();
 }
 
-// Gradients of sum(out o grad_out), each of the shape of what it belongs to.
+// Gradients of sum(out o grad_out) + sum(lse o grad_lse), each of the shape of what it belongs to.
 template <class Op>
 struct Gradients {
   using Real = typename Op::Scalar;
@@ -286,11 +312,15 @@ template <class Op, class TapedOp, class Real>
 // Gradients by the tape: one forward pass over Var<Real>, Real = float or double.
 template <class Op>
 [[nodiscard]] Gradients<Op> gradients(const Op& op, const Problem<typename Op::Scalar>& problem,
-                                      const std::vector<typename Op::Scalar>& grad_out) {
+                                      const std::vector<typename Op::Scalar>& grad_out,
+                                      const std::vector<typename Op::Scalar>& grad_lse = {}) {
   using Real = typename Op::Scalar;
   const Geometry& g = problem.geometry;
   require(Index(grad_out.size()) == g.query_rows() * g.dim_v, "reference::gradients: grad_out has ",
           grad_out.size(), " numbers, out has ", g.query_rows() * g.dim_v);
+  require(grad_lse.empty() || Index(grad_lse.size()) == g.query_rows() * Op::NormaliserType::maps,
+          "reference::gradients: grad_lse has ", grad_lse.size(), " numbers, lse has ",
+          g.query_rows() * Op::NormaliserType::maps);
   op.validate(g, "reference::gradients");
 
   Tape<Real> tape;
@@ -301,10 +331,17 @@ template <class Op>
   taped_op.visit(
       [&](const char*, Param<Var<Real>>& p) { detail::record(tape, p.data(), p.size()); });
 
-  const std::vector<Var<Real>> out = reference::forward(taped_op, taped).out;
-  const Var<Real> loss = math::dot_product(
+  const Result<Var<Real>> result = reference::forward(taped_op, taped);
+  const std::vector<Var<Real>>& out = result.out;
+  Var<Real> loss = math::dot_product(
       Index(out.size()), [&](Index n) { return out[std::size_t(n)]; },
       [&](Index n) { return Var<Real>(grad_out[std::size_t(n)]); });
+  // grad_lse is (batch, heads, len_q, maps); a row that sees no key has an lse that nothing moves.
+  const std::size_t maps = result.lse.size();
+  for (std::size_t n = 0; n < grad_lse.size(); ++n) {
+    const Var<Real>& lse = result.lse[n % maps][n / maps];
+    if (std::isfinite(lse.value)) loss += lse * Var<Real>(grad_lse[n]);
+  }
 
   const std::vector<Real> adjoint = tape.gradient(loss);
   const auto read = [&](const std::vector<Var<Real>>& tensor) {

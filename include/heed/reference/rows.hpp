@@ -117,17 +117,6 @@ template <class U, class Op>
   return cast;
 }
 
-// log sum exp of the scores, computed relative to the largest of them; -infinity for an empty row.
-template <class S>
-[[nodiscard]] S log_sum_exp(const std::vector<S>& scores) {
-  if (scores.empty()) return math::constant<S>(-std::numeric_limits<double>::infinity());
-  auto top = math::value_of(scores[0]);
-  for (const S& score : scores) top = std::max(top, math::value_of(score));
-  S sum = math::constant<S>(0);
-  for (const S& score : scores) sum += math::exp(S(score - math::constant<S>(top)));
-  return math::constant<S>(top) + math::log(sum);
-}
-
 // Where row (b, h, i) of a dense tensor begins; extents of 1 are broadcast.
 [[nodiscard]] inline Index broadcast_row_begin(const Shape& s, Index b, Index h, Index i) {
   const Index batch = s.batch == 1 ? 0 : b, head = s.heads == 1 ? 0 : h, row = s.len == 1 ? 0 : i;

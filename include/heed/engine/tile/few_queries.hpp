@@ -73,19 +73,19 @@ class FewQueries {
     }
   }
 
-  // Scores become unnormalised weights; their sums are added to the state.
-  void weigh(const Part& part, const SoftmaxState<Real>& state) const {
+  // Scores become weights before finish(); their sums are added to the states.
+  void weigh(const Part& part, const StreamStates<Normaliser, Real>& states) const {
     const PanelTile& tile = part.tile;
     for (Index i = 0; i < tile.at.rows; ++i) {
       Real* row = this->row(part, i);
-      const P shift = state.shift[i], base = lane_of(Normaliser::exponent_base(state, 0), i);
+      const auto state = states.of_lane(i);
       P sum = Real(0);
       for (Index j = 0; j < tile.at.keys; j += kLanes<Real>) {
-        const P weight = Normaliser::weight_of(P::load(row + j), shift, base);
+        const P weight = c_.op.normaliser.weight(state, P::load(row + j));
         weight.store(row + j);
         sum += weight;
       }
-      state.sum[i] += sum_lanes(sum);
+      states.sums()[i] += sum_lanes(sum);
     }
   }
 
@@ -152,7 +152,6 @@ class FewQueries {
       parts = parts.subspan(count);
     }
   }
-  [[nodiscard]] static Real lane_of(P p, Index i) { return p.lane(int(i)); }
 
   void add_slopes(const TilePlace& at, Index i, Real* row) const {
     const Real slope = c_.mask.slope(at.head);

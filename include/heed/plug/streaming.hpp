@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Plug point 2, first kind: a normaliser that weighs a row while it passes, a chunk of keys at a time, and keeps a few
+// numbers of it. With weights w_j, values v_j and the numbers of a row as its state:
+//
+//   out = finish(state) * sum_j weight(state, score_j) v_j
+//
+// It inherits StreamedRows<Real, own>, where `own` is how many numbers per row it keeps beside the sum of its weights,
+// and overrides what differs; this is the whole list. P is a pack of queries, and scores are in natural-log units:
+//
+//   begin(queries) -> State                what it knows of a row before its first key: nothing, a sum of 0
+//   move(state, top, moved) -> P           takes notice of the largest visible score of the next chunk. Returns the
+//                                          factor that earlier weights take from now on, and sets `moved` where it is
+//                                          not 1; the sum is the engine's to rescale. 1 by default
+//   weight(state, score) -> P              the weight of a pair before finish(), exactly 0 where score is -infinity:
+//                                          there the pair is hidden. No default
+//   with_weight(normaliser, state, f)      static: calls f(weigh) once, where weigh(score) is
+//                                          normaliser.weight(state, score) in a loop, for a choice that the state makes
+//   finish(state) -> P                     the factor of all weights, once every key was seen. 1 by default
+//   lse(state) -> P                        log of what exp(score) is divided by, after finish(). 0 by default
+//   dscore(state, score, weight, pull, delta) -> P
+//                                          dL/dscore of a pair, from weight = weight(state, score) finish(state),
+//                                          pull = dL/dweight and delta = sum_j weight_j pull_j - dL/dlse. No default
+//   vjp(queries, state, delta, grad)       adds parameter gradients to `grad`
+//   needs_weight                   false   a row that sees keys and has a sum of 0 is NaN: what it should mix is not
+//                                          defined
+//   differentiates_lse             false   dscore() and vjp() make of `delta` what dL/dlse asks for
+//   counts_visible                 false   reads queries.visible
+//   reference, source, check, ...          see plug/normaliser.hpp
+//
+// Laws  a hidden pair has weight 0; a row's numbers depend on its own scores alone; a state moved to any larger `top`
+//       gives the same weights after finish(), up to rounding.
+
+#include <heed/plug/normaliser.hpp>
+
+#include <array>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// The numbers of a pack of rows: the sum of their weights, which the engine adds up, and the normaliser's own.
+template <class Real, int own_numbers>
+struct StreamState {
+  static constexpr int numbers = 1 + own_numbers;
+  Pack<Real> sum = Real(0);
+  std::array<Pack<Real>, std::size_t(own_numbers)> own{};
+};
+
+// A pack of queries of one head.
+template <class Real>
+struct StreamQueries {
+  Index head = 0;
+  Index valid = 0;     // lanes from here on are padding and add to no parameter
+  Pack<Real> index;    // position of each query
+  Pack<Real> visible;  // keys that each query sees (counts_visible)
+};
+
+// What a streaming normaliser inherits.
+template <class Real, int own_numbers = 0>
+struct StreamedRows : NormaliserDefaults {
+  static constexpr bool streams = true, needs_weight = false;
+  using P = Pack<Real>;
+  using State = StreamState<Real, own_numbers>;
+  using Queries = StreamQueries<Real>;
+
+  [[nodiscard]] State begin(const Queries&) const { return {}; }
+  [[nodiscard]] P move(State&, P, bool&) const { return Real(1); }
+  template <class Normaliser, class F>
+  static void with_weight(const Normaliser& normaliser, const State& state, F&& f) {
+    f([&](P score) __attribute__((always_inline)) { return normaliser.weight(state, score); });
+  }
+  [[nodiscard]] P finish(const State&) const { return Real(1); }
+  [[nodiscard]] P lse(const State&) const { return Real(0); }
+  void vjp(const Queries&, const State&, P, auto&) const {}
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed
