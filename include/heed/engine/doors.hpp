@@ -113,8 +113,12 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   }
   const OutputOperands<Real> wide{copies.write(outputs.out), copies.write(outputs.lse)};
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
+  // Of copies of keys, and of heads that are folded in this call alone, nothing can be kept.
+  const bool others = Op::ReadoutType::uses_own_rows ||
+                      (folds && in.key_features && SideNeeds<Op>(op, g).per_query_head);
+  KeyFeatures<Real>* kept = others ? nullptr : in.key_features;
   const auto run = [&](const Op& as, Saved<Real>* to) {
-    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide, to, options);
+    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide, to, options, kept);
     const Geometry folded = fold_heads(g);
     const Mask<Real> folded_mask = fold_heads(mask, bound, g);
     Operands<Real> folded_operands = operands;
@@ -122,7 +126,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     folded_operands.extra = fold_heads(operands.extra, g);
     run_forward<Op, Real>(
         as, folded, folded_operands, BoundMask<Real>(folded_mask, folded, where.c_str()),
-        {fold_heads(wide.out, g), fold_heads(wide.lse, g)}, to, fold_heads(options));
+        {fold_heads(wide.out, g), fold_heads(wide.lse, g)}, to, fold_heads(options), kept);
   };
   const auto rehearse = [&] {
     Op first = op;
