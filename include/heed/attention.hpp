@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Everything that a caller needs: forward(), backward(), masks, the cache of decoding, and every variant.
+// Everything that a caller needs: forward(), backward(), parts of rows and their merging, masks, the cache of decoding, and every variant.
 
 #include <heed/engine/doors.hpp>
 #include <heed/engine/explain.hpp>
+#include <heed/engine/partial.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/measure/resonance.hpp>
 #include <heed/variants.hpp>

@@ -113,9 +113,9 @@ struct CallStamp {
                                     const Options& options) {
     unsigned kinds = 0, bit = 1;
     for (const bool given :
-         {!mask.bands.empty(), mask.key_lengths.has_value(), mask.allowed.given(),
-          mask.bias.given(), mask.query_documents.has_value(), mask.slopes.has_value(),
-          mask.soft_cap != Real(0)}) {
+         {!mask.bands.empty(), !mask.key_ranges.empty(), mask.key_lengths.has_value(),
+          mask.allowed.given(), mask.bias.given(), mask.query_documents.has_value(),
+          mask.slopes.has_value(), mask.soft_cap != Real(0)}) {
       kinds |= given ? bit : 0;
       bit <<= 1;
     }
@@ -174,8 +174,8 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
   unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
               ", this one has ", other.precision.name());
-  const char* names[] = {"bands",     "key lengths", "a boolean mask", "a bias",
-                         "documents", "slopes",      "a soft cap"};
+  const char* names[] = {"bands",  "key ranges", "key lengths", "a boolean mask",
+                         "a bias", "documents",  "slopes",      "a soft cap"};
   for (unsigned i = 0; i < std::size(names); ++i)
     unless_same((mask >> i & 1) == (other.mask >> i & 1), "is of a call ",
                 (mask >> i & 1) != 0 ? "with " : "without ", names[i], ", this one is ",

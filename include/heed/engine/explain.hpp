@@ -200,6 +200,14 @@ template <AttentionOp Op>
                                              c.groups_of(g.group()) == 1 ? &keys : nullptr, s);
     });
   }
+  if (mergeable<typename Op::NormaliserType> && !back && c.groups_of(g.group()) == 1 &&
+      e.units > 0) {
+    const Index parts = parts_of_keys(e.units, g.len_kv);
+    e.units *= parts;
+    if (parts > 1)
+      e.remarks.push_back("the keys are read in " + std::to_string(parts) +
+                          " parts, side by side, which are then joined");
+  }
   const Index bytes = worker * Index(sizeof(Real));
   e.workers = worker_count(options, g, e.units, bytes);
   e.scratch_bytes = e.workers * bytes + keys.bytes() + (shared ? shared->bytes(e.workers) : 0);

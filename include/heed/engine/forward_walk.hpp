@@ -5,6 +5,7 @@
 //
 //   streaming normaliser   per tile: scores -> weights -> out += V^T weights
 //   row normaliser         all tiles: scores; once: scores -> weights; all tiles: out += V^T weights
+//   few rows, many keys    parts of the keys side by side, as above; once: their states are joined in their order
 //
 // Parallel over (batch, key-value head, group of panels): the panels of a group, of one query head or of
 // several that share keys and values, take turns at each tile while it is in cache. A group is computed
@@ -57,6 +58,7 @@ class ForwardWorker {
         to_(out),
         saved_(saved),
         lazy_keys_(lazy_keys),
+        tiles_{0, c.plan.tiles},
         few_(c_, scratch) {
     c_.key = keys_.view();
     c_.value = values_.view();
@@ -77,16 +79,46 @@ class ForwardWorker {
   // Mixes values for a group of panels and leaves them, normalised, in lanes.
   void mix(Index b, Index kv_head, Index group) {
     move_to(b, kv_head, group);
-    for (My& my : active()) {
-      my.panel.load_queries();
-      my.out.fill(Real(0));
-    }
-    if constexpr (Normaliser::streams)
+    load_queries();
+    if constexpr (Normaliser::streams) {
       mix_streaming();
-    else
+      for (My& my : active()) finish(my);
+    } else {
       mix_rows();
+    }
     if (saved_ && !saved_->mixed.empty())
       for (const My& my : active()) save_mixed(my);
+  }
+
+  // One of `parts` parts of the keys: leaves states and sums in `to`, which has room for part_elements() numbers.
+  void mix_part(Index b, Index kv_head, Index part, Index parts,
+                Real* to) requires Normaliser::streams {
+    move_to(b, kv_head, 0);
+    load_queries();
+    tiles_ = {part * c_.plan.tiles / parts, (part + 1) * c_.plan.tiles / parts};
+    mix_streaming();
+    for (const My& my : active()) {
+      std::copy_n(my.states.data(), my.states.size(), to);
+      std::copy_n(my.out.data, out_size(), to + my.states.size());
+      to += panel_elements();
+    }
+  }
+  // Joins what mix_part() has left of all parts, and leaves the rows normalised in lanes.
+  void join_parts(Index b, Index kv_head, Index parts, Real* from) requires Normaliser::streams {
+    move_to(b, kv_head, 0);
+    Index n = 0;
+    for (My& my : active()) {
+      Real* part = from + n++ * panel_elements();
+      std::copy_n(part, my.states.size(), my.states.data());
+      std::copy_n(part + my.states.size(), out_size(), my.out.data);
+      for (Index p = 1; p < parts; ++p) join(my, part + p * part_elements(c_));
+      finish(my);
+      if (saved_ && !saved_->mixed.empty()) save_mixed(my);
+    }
+  }
+  [[nodiscard]] static Index part_elements(const Context& c) {
+    return c.plan.group * c.plan.lanes *
+           (StreamStates<Normaliser, Real>::kNumbers + c.geometry.dim_v);
   }
 
   // Applies the readout and writes the rows to user memory.
@@ -112,6 +144,13 @@ class ForwardWorker {
     }
   }
 
+  void load_queries() {
+    for (My& my : active()) {
+      my.panel.load_queries();
+      my.out.fill(Real(0));
+    }
+  }
+
   // The keys of tile t that some panel sees.
   [[nodiscard]] KeyRange seen_keys(Index t) {
     KeyRange seen{c_.geometry.len_kv, 0};
@@ -131,7 +170,7 @@ class ForwardWorker {
   template <class Load, class Body>
   void for_key_parts(Load&& load, Body&& body) {
     const KeyRange core = core_keys(panels_, active_);
-    for (Index t = 0; t < c_.plan.tiles; ++t) {
+    for (Index t = tiles_.begin; t < tiles_.end; ++t) {
       load(t);
       mixed_.forget();
       for_parts(c_.plan, t, c_.geometry.len_kv, core, body);
@@ -176,7 +215,25 @@ class ForwardWorker {
           },
           [&](My& my, const PanelTile& tile) { mix_streaming(my, tile); },
           [](My&, const PanelTile&) {});
-    for (My& my : active()) finish(my);
+  }
+
+  // Of one panel, what mix_part() leaves.
+  [[nodiscard]] Index out_size() const { return c_.geometry.dim_v * c_.plan.lanes; }
+  [[nodiscard]] Index panel_elements() const { return part_elements(c_) / c_.plan.group; }
+  // Adds a part: out = factor * out + factor' * out', and likewise the sums.
+  void join(My& my, Real* part) {
+    const StreamStates<Normaliser, Real> others(part, c_.plan.lanes);
+    const LaneTile<Real> out{part + my.states.size(), my.out.rows, my.out.lanes};
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      auto state = my.states.load(v);
+      const auto other = others.load(v);
+      Pack<Real> factor, other_factor;
+      c_.op.normaliser.join(state, other, factor, other_factor);
+      state.sum = state.sum * factor + other.sum * other_factor;
+      my.states.store(v, state);
+      for (Index col = 0; col < my.out.rows; ++col)
+        my.out.store(col, v, my.out.load(col, v) * factor + out.load(col, v) * other_factor);
+    }
   }
 
   // All keys are seen: out becomes finish(state) * out.
@@ -424,6 +481,7 @@ class ForwardWorker {
   Saved<Real>* saved_;
   KeySide<Op, Real>* lazy_keys_;
   SideTiles<Real> side_tiles_;
+  KeyRange tiles_;                           // those that are visited
   Index built_tile_ = -1, built_head_ = 0;   // where side values were built last
   Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
   bool finite_ = true;
@@ -454,14 +512,15 @@ void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
     saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
 }
 
-// Longest groups first: under a causal mask the last one.
-template <class Op, class Real, class Body>
-void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
+// Unit `unit` of a call: a group of panels of a key-value head. Longest groups first: under a causal mask the last one.
+struct GroupPlace {
+  Index batch, kv_head, group;
+};
+template <class Op, class Real>
+[[nodiscard]] GroupPlace group_at(const CallContext<Op, Real>& c, Index unit) {
   const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
-  for (Index unit = units.next(); unit >= 0; unit = units.next()) {
-    const Index head = unit / groups;
-    body(head / heads, head % heads, groups - 1 - unit % groups);
-  }
+  const Index head = unit / groups;
+  return {head / heads, head % heads, groups - 1 - unit % groups};
 }
 
 // A checked call. The folded heads of one query come here as a call of their own.
@@ -485,22 +544,51 @@ void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
   // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-  KeySide<Op, Real>* lazy_keys = c.groups_of(g.group()) == 1 && !keys.keeps() ? &keys : nullptr;
+  const bool one_group = c.groups_of(g.group()) == 1;
+  KeySide<Op, Real>* lazy_keys = one_group && !keys.keeps() ? &keys : nullptr;
   const auto build = [&](Scratch<Real>& scratch) {
     return Worker(c, out, saved, lazy_keys, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  if (!lazy_keys) keys.build(workers);
-
-  Dispenser dispenser(units);
-  run_workers(workers, [&](int) {
-    Scratch<Real> scratch(elements);
-    Worker worker = build(scratch);
-    for_groups(c, dispenser, [&](Index b, Index kv_head, Index group) {
-      worker.mix(b, kv_head, group);
-      worker.write_out();
+  // body(worker, unit) for units 0, 1, ... of a pass, by so many workers.
+  const auto run = [&](Index count, int workers, auto&& body) {
+    Dispenser dispenser(count);
+    run_workers(workers, [&](int) {
+      Scratch<Real> scratch(elements);
+      Worker worker = build(scratch);
+      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next()) body(worker, unit);
     });
+  };
+  const auto workers_for = [&](Index count) {
+    return worker_count(options, g, count, elements * Index(sizeof(Real)));
+  };
+  if constexpr (mergeable<typename Op::NormaliserType>) {
+    const Index parts = one_group ? parts_of_keys(units, g.len_kv) : 1;
+    if (parts > 1) {
+      const int workers = workers_for(units * parts);
+      if (!lazy_keys) keys.build(workers);
+      const Index part = Worker::part_elements(c);
+      std::vector<Real> left(std::size_t(units * parts * part));
+      const auto place = [&](Index unit, Index n) {
+        return left.data() + (unit * parts + n) * part;
+      };
+      run(units * parts, workers, [&](Worker& worker, Index item) {
+        const Index unit = item / parts, n = item % parts;
+        worker.mix_part(unit / g.kv_heads, unit % g.kv_heads, n, parts, place(unit, n));
+      });
+      run(units, std::min<int>(workers, int(units)), [&](Worker& worker, Index unit) {
+        worker.join_parts(unit / g.kv_heads, unit % g.kv_heads, parts, place(unit, 0));
+        worker.write_out();
+      });
+      return;
+    }
+  }
+  const int workers = workers_for(units);
+  if (!lazy_keys) keys.build(workers);
+  run(units, workers, [&](Worker& worker, Index unit) {
+    const auto [b, kv_head, group] = group_at(c, unit);
+    worker.mix(b, kv_head, group);
+    worker.write_out();
   });
 }
 

@@ -114,6 +114,14 @@ template <class Real>
 // microseconds, so that waking a thread is not the larger part.
 inline constexpr double kWorkerFlops = 2e6;
 
+// Parts into which the keys of each key-value head's readers are split where there are few of these, so that all
+// threads have work; 1 elsewhere. A part has kPartKeys keys at least. It follows from the sizes alone.
+inline constexpr Index kPartKeys = 4096, kPartUnits = 32;
+[[nodiscard]] inline Index parts_of_keys(Index units, Index len_kv) {
+  return std::clamp<Index>(kPartUnits / std::max<Index>(1, units), 1,
+                           std::max<Index>(1, len_kv / kPartKeys));
+}
+
 // Workers for `units` units of work that need `bytes` of scratch each.
 [[nodiscard]] inline int worker_count(const Options& options, const Geometry& g, Index units,
                                       Index bytes) {

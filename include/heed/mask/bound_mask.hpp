@@ -15,12 +15,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Keys [begin, end); none if end <= begin.
-struct KeyRange {
-  Index begin = 0, end = 0;
-  [[nodiscard]] Index size() const { return end > begin ? end - begin : 0; }
-};
-
 // How many pairs of a tile are visible: none, some, all.
 enum class TileKind { empty, partial, full };
 
@@ -39,6 +33,13 @@ class BoundMask {
     require(mask.soft_cap >= Real(0) && mask.soft_cap <= std::numeric_limits<Real>::max(), where,
             ": soft_cap is ", mask.soft_cap, ", it must be positive and finite, or 0 for none");
     check_lengths(where);
+    for (const KeyRange& keys : mask.key_ranges) {
+      require(keys.begin >= 0 && keys.begin <= keys.end && keys.end <= g.len_kv, where,
+              ": key_range is [", keys.begin, ", ", keys.end, "), it must lie in [0, ", g.len_kv,
+              "]");
+      first_key_ = std::max(first_key_, keys.begin);
+      last_key_ = std::min(last_key_, keys.end);
+    }
     check_broadcast(mask.allowed, "boolean mask", where);
     check_broadcast(mask.bias, "bias", where);
     check_documents(where);
@@ -71,7 +72,8 @@ class BoundMask {
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
     if (hides_all_) return {};
     const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
-    return {std::clamp<Index>(i + from_, 0, length), std::clamp<Index>(i + to_ + 1, 0, length)};
+    const Index last = std::min(length, last_key_), first = std::min(first_key_, last);
+    return {std::clamp<Index>(i + from_, first, last), std::clamp<Index>(i + to_ + 1, first, last)};
   }
   // Keys that the bands and the key length leave to some query in [first, first + rows).
   [[nodiscard]] KeyRange keys_of_rows(Index b, Index first, Index rows) const {
@@ -250,6 +252,7 @@ class BoundMask {
   Geometry g_;
   // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
+  Index first_key_ = 0, last_key_ = kUnbounded;  // and all key ranges
   bool hides_all_ = false;  // the bands contradict each other, and leave no key to any query
   Index slope_shift_ = 0;
 };

@@ -32,9 +32,17 @@ struct Band {
   Index offset = 0;  // added to p
 };
 
+// Keys [begin, end); none if end <= begin.
+struct KeyRange {
+  Index begin = 0, end = 0;
+  [[nodiscard]] Index size() const { return end > begin ? end - begin : 0; }
+};
+
 template <class Real>
 struct Mask {
   std::vector<Band> bands;
+  // Every query sees keys of all of these ranges only.
+  std::vector<KeyRange> key_ranges;
   // Number of visible keys per batch; if not given, all are visible.
   std::optional<std::vector<Index>> key_lengths;
   // (batch or 1, heads or 1, len_q or 1, len_kv): true where visible.
@@ -51,6 +59,7 @@ struct Mask {
 
   [[nodiscard]] friend Mask operator&(Mask a, const Mask& b) {
     a.bands.insert(a.bands.end(), b.bands.begin(), b.bands.end());
+    a.key_ranges.insert(a.key_ranges.end(), b.key_ranges.begin(), b.key_ranges.end());
     const auto join_given = [](auto& to, const auto& from, const char* what) {
       join(to, from, to.has_value(), from.has_value(), what);
     };
@@ -98,6 +107,15 @@ template <class Real>
 [[nodiscard]] Mask<Real> key_lengths(std::vector<Index> lengths) {
   Mask<Real> mask;
   mask.key_lengths = std::move(lengths);
+  return mask;
+}
+
+// Every query sees keys [begin, end) only, in their own places on the key axis. The answers of ranges that make up all
+// keys merge to the whole (engine/partial.hpp).
+template <class Real>
+[[nodiscard]] Mask<Real> key_range(Index begin, Index end) {
+  Mask<Real> mask;
+  mask.key_ranges.push_back({begin, end});
   return mask;
 }
 

@@ -18,6 +18,11 @@
 //               then keep them from call to call (engine/key_features.hpp). Projection and tables need no word: the
 //               engine compares them.
 //
+// Mergeable     A streaming normaliser gives each key the share exp(score) / sum of exp(score), over all keys that the
+//               query sees and nothing else, and has join() (plug/streaming.hpp). The keys of a row may then be visited in
+//               parts, each from begin() on, whose states are joined; and the answers of parts merge by their lse
+//               (engine/partial.hpp).
+//
 // Of a part that says nothing the engine expects the contrary.
 
 #include <heed/core/config.hpp>
@@ -44,6 +49,13 @@ inline constexpr bool kept_features = false;
 template <class Score>
 requires requires { typename Score::KeptFeatures; }
 inline constexpr bool kept_features<Score> = std::is_same_v<typename Score::KeptFeatures, Score>;
+
+template <class Normaliser>
+inline constexpr bool mergeable = false;
+template <class Normaliser>
+requires requires { typename Normaliser::Mergeable; }
+inline constexpr bool mergeable<Normaliser> =
+    std::is_same_v<typename Normaliser::Mergeable, Normaliser>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

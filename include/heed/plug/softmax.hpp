@@ -28,6 +28,7 @@ template <class Real>
 struct Softmax : StreamedRows<Real, 2> {
   static constexpr bool needs_weight = true, differentiates_lse = true;
   using PlaceFree = Softmax;
+  using Mergeable = Softmax;
   using Base = StreamedRows<Real, 2>;
   using typename Base::P, typename Base::State, typename Base::Queries;
 
@@ -43,26 +44,18 @@ struct Softmax : StreamedRows<Real, 2> {
   }
 
   [[nodiscard]] P move(State& state, P top, bool& moved) const {
-    P &shift = state.own[0], &reference = state.own[1];
     const P in_log2 = top * Real(kLog2e);
     const P limit = kIntegerLimit;
     const auto huge = (in_log2 > limit) | (in_log2 < -limit);
-    const P new_shift = select(huge, top, P(Real(0)));
-    const P new_reference = select(huge, P(Real(0)), ceiling(in_log2));
-    // Position of both references on one axis; a huge one never compares close to a small one.
-    const auto higher = (new_shift > shift) | ((new_shift == shift) & (new_reference > reference));
-    const auto first = reference == nothing();
     const auto visible = (top == top) & (top > nothing());
-    const auto moves = visible & (higher | first);
-    if (!any_lane(moves)) return Real(1);
-    moved = true;
-    // Not above 0 in lanes that move; in others anything, which exp2_weight must not see.
-    const P difference =
-        min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
-    shift = select(moves, new_shift, shift);
-    reference = select(moves, new_reference, reference);
-    const P factor = zero_where(first, exp2_weight(difference));
-    return select(moves, factor, P(Real(1)));
+    return raise(state, select(huge, top, P(Real(0))), select(huge, P(Real(0)), ceiling(in_log2)),
+                 visible, moved);
+  }
+
+  void join(State& state, State other, P& factor, P& other_factor) const {
+    bool moved = false;
+    factor = raise(state, other.own[0], other.own[1], other.own[1] > nothing(), moved);
+    other_factor = raise(other, state.own[0], state.own[1], state.own[1] > nothing(), moved);
   }
 
   [[nodiscard, gnu::always_inline]] P weight(const State& state, P score) const {
@@ -102,6 +95,26 @@ struct Softmax : StreamedRows<Real, 2> {
   // Beyond it, floating-point numbers are whole: 2^20 (float), 2^49 (double).
   static constexpr Real kIntegerLimit = detail::FloatLayout<Real>::round_magic / Real(12);
   [[nodiscard]] static P nothing() { return -kInfinity<Real>; }
+
+  // Raises the references of the lanes that `may` move to new ones, where these are higher; returns the factor of what
+  // was weighed before.
+  template <class Lanes>
+  [[nodiscard]] static P raise(State& state, P new_shift, P new_reference, Lanes may, bool& moved) {
+    P &shift = state.own[0], &reference = state.own[1];
+    // Position of both references on one axis; a huge one never compares close to a small one.
+    const auto higher = (new_shift > shift) | ((new_shift == shift) & (new_reference > reference));
+    const auto first = reference == nothing();
+    const auto moves = may & (higher | first);
+    if (!any_lane(moves)) return Real(1);
+    moved = true;
+    // Not above 0 in lanes that move; in others anything, which exp2_weight must not see.
+    const P difference =
+        min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
+    shift = select(moves, new_shift, shift);
+    reference = select(moves, new_reference, reference);
+    const P factor = zero_where(first, exp2_weight(difference));
+    return select(moves, factor, P(Real(1)));
+  }
 
   [[nodiscard]] static P ceiling(P x) {
     const P rounded = detail::integer_of(P(x + detail::FloatLayout<Real>::round_magic));

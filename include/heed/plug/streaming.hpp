@@ -23,6 +23,10 @@
 //                                          dL/dscore of a pair, from weight = weight(state, score) finish(state),
 //                                          pull = dL/dweight and delta = sum_j weight_j pull_j - dL/dlse. No default
 //   vjp(queries, state, delta, grad)       adds parameter gradients to `grad`
+//   join(state, other, factor, other_factor)
+//                                          brings two states of parts of a row to one: `state` has seen the keys of both,
+//                                          and what each part has weighed takes its factor; sums are the engine's to
+//                                          add. Asked of normalisers that promise Mergeable alone
 //   needs_weight                   false   a row that sees keys and has a sum of 0 is NaN: what it should mix is not
 //                                          defined
 //   differentiates_lse             false   dscore() and vjp() make of `delta` what dL/dlse asks for

@@ -31,6 +31,8 @@ class StreamStates {
 
   StreamStates(Scratch<Real>& scratch, Index lanes)
       : numbers_{scratch.take(kNumbers * lanes), kNumbers, lanes} {}
+  // Those that stand in data().
+  StreamStates(Real* data, Index lanes) : numbers_{data, kNumbers, lanes} {}
 
   // Of vector v of the lanes.
   [[nodiscard]] State load(int v) const {
@@ -54,6 +56,9 @@ class StreamStates {
   }
   // The sum of each query's weights.
   [[nodiscard]] Real* sums() const { return numbers_.row(0); }
+
+  [[nodiscard]] Real* data() const { return numbers_.data; }
+  [[nodiscard]] Index size() const { return kNumbers * numbers_.lanes; }
 
   // Copies to and from arrays [number][row], of the first `count` lanes.
   void save(Real* to, Index rows, Index count) const {
