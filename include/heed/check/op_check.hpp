@@ -169,10 +169,11 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
   Directions<Score>::for_each_field(
       [&](auto n, const double& a, const double& b) {
         const char* names[] = {"d.dot", "d.logit"};
-        const std::string name = n < 2                          ? names[n]
-                                 : n < Directions<Score>::query ? "d.projected or d.table"
-                                 : n < Directions<Score>::key   ? "d.query"
-                                                                : "d.key";
+        const std::string name = n < 2 ? names[n]
+                                 : n < Directions<Score>::query
+                                     ? "d.projected, d.table or d.position"
+                                 : n < Directions<Score>::key ? "d.query"
+                                                              : "d.key";
         note(report, {name, Index(stream), a, b}, tolerance, 20);
       },
       by_hand, by_duals);

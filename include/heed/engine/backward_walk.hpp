@@ -38,7 +38,7 @@ struct BackwardPanel {
   PanelTile tile;                     // the tile at hand
 
   BackwardPanel(const CallContext<Op, Real>& c, BackwardShared<Op, Real>& shared,
-                const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
+                TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
       : panel(c, scratch, true),
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
@@ -87,6 +87,7 @@ class BackwardWorker {
   // All that one group of panels adds to the gradients; to those of parameters and tables by `sums`.
   void run(const VisitingOrder::Visit& visit, OrderedSums& sums) {
     own_.visit([](const char*, auto& param) { param.set_zero(); });
+    work_.positions.begin();
     std::fill(dtable_, dtable_ + table_size(), Real(0));
     const Index first = visit.group * c_.plan.group;
     active_ = std::min(c_.plan.group, c_.plan.panels - first);
@@ -119,6 +120,7 @@ class BackwardWorker {
       my.gradients.finish(own_, dtable_);
       if (!s_.sums_queries) my.gradients.write_query_gradients();
     });
+    work_.positions.finish(own_.score, visit.head);
     commit(visit, sums);
   }
 

@@ -10,6 +10,7 @@
 #include <heed/core/parallel.hpp>
 #include <heed/engine/call.hpp>
 #include <heed/engine/key_features.hpp>
+#include <heed/engine/positions.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/engine/tile/products.hpp>
 #include <heed/engine/widened.hpp>
@@ -118,7 +119,7 @@ class KeySide {
   // starting with `where`, if those that it has are not of such a call.
   KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key,
           KeyFeatures<Real>* kept = nullptr, const std::string& where = {})
-      : op_(op), g_(g), key_(key), needs_(op, g), stride_(g.len_kv) {
+      : op_(op), g_(g), key_(key), needs_(op, g), positions_(op.score, g), stride_(g.len_kv) {
     if constexpr (Needs::any) {
       tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
       if constexpr (Score::has_table)
@@ -131,6 +132,7 @@ class KeySide {
   KeySide(const KeySide&) = delete;  // features_ and projected_ refer to its memory
 
   [[nodiscard]] const Needs& needs() const { return needs_; }
+  [[nodiscard]] const PositionTableOf<Score, Real>& positions() const { return positions_; }
   // Are side values read from, and added to, those that a caller keeps? They are then build() ahead of the call.
   [[nodiscard]] bool keeps() const { return kept_ != nullptr; }
 
@@ -358,6 +360,7 @@ class KeySide {
   Geometry g_;
   StoredView<const Real> key_;
   Needs needs_;
+  PositionTableOf<Score, Real> positions_;
   KeyFeatures<Real>* kept_ = nullptr;
   Index stride_;  // keys for which an array of features has room
   std::vector<Real> own_features_, own_projected_, tables_;

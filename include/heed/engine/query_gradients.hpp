@@ -26,8 +26,11 @@ struct TileScratch {
   // Where precision is mixed: the tile's weights and dscores by columns, [tile][group * lanes / 2], and q and dout by
   // rows, [group * lanes / 2][whole vectors].
   BfloatPair *paired_weights, *paired_dscores, *paired_q, *paired_dout;
+  // What the panels of a group, which are of one head, add to the table of positions.
+  PositionSumsOf<typename Op::ScoreType, Real> positions;
 
-  TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch) {
+  TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
+      : positions(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     const Index queries = c.plan.group * lanes;
@@ -69,7 +72,7 @@ class PanelGradients {
 
   // index: of the panel in its group.
   PanelGradients(const Context& c, BackwardShared<Op, Real>& shared, const Panel<Op, Real>& panel,
-                 const TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
+                 TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
       : c_(c), s_(shared), panel_(panel), work_(work), index_(index) {
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes;
@@ -151,7 +154,7 @@ class PanelGradients {
     for (int m = 0; m < kMaps; ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<Real>& dscores = weighed.dscores[i];
-      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad};
+      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad, work_.positions};
       const ScoredTile<Real> scored{at,
                                     weighed.dots[i],
                                     work_.projected,
@@ -478,7 +481,7 @@ class PanelGradients {
   const Context& c_;
   BackwardShared<Op, Real>& s_;
   const Panel<Op, Real>& panel_;
-  const TileScratch<Op, Real>& work_;
+  TileScratch<Op, Real>& work_;
   Index index_;
   std::array<Map, kMaps> maps_;
   LaneTile<Real> dextra_, dquery_, down_key_, down_value_;

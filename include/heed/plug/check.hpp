@@ -50,6 +50,7 @@ consteval bool check_score() {
         { Score::plain } -> std::convertible_to<bool>;
         { Score::has_projection } -> std::convertible_to<bool>;
         { Score::has_table } -> std::convertible_to<bool>;
+        { Score::has_positions } -> std::convertible_to<bool>;
         { Score::gathers_sums } -> std::convertible_to<bool>;
       },
       "heed: a score inherits PlainScore, or ScoreWith<its side values> (plug/score.hpp)");
@@ -68,6 +69,13 @@ consteval bool check_score() {
     static_assert(
         requires(const Score s) { s.projection().data(); },
         "heed: a score with has_projection needs projection() const (plug/score.hpp)");
+  if constexpr (Score::has_positions)
+    static_assert(
+        requires(const Score s) { (s.*Score::positions).extent(1); } &&
+            (buckets_by_distance<Score> ||
+             requires(const Score s) { s.bucket(Index(0), Index(0)); }),
+        "heed: a score with a table of positions needs `positions`, a pointer to its Param, and "
+        "bucket(distance) or bucket(i, j) const (plug/score.hpp)");
   if constexpr (Score::has_table)
     static_assert(
         requires(const Score s, Real* out, const double* d, Score& grad) {

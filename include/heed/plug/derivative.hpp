@@ -26,8 +26,9 @@ namespace detail {
 template <class Score>
 struct Directions {
   static constexpr int projected = 2, table = projected + Score::has_projection,
-                       query = table + Score::has_table, key = query + Score::query_features,
-                       scalars = key + Score::key_features, count = scalars + scalars_of<Score>;
+                       position = table + Score::has_table, query = position + Score::has_positions,
+                       key = query + Score::query_features, scalars = key + Score::key_features,
+                       count = scalars + scalars_of<Score>;
   template <int n>
   using At = std::integral_constant<int, n>;
 
@@ -37,6 +38,7 @@ struct Directions {
     f(At<1>{}, pairs.logit...);
     if constexpr (Score::has_projection) f(At<projected>{}, pairs.projected...);
     if constexpr (Score::has_table) f(At<table>{}, pairs.table...);
+    if constexpr (Score::has_positions) f(At<position>{}, pairs.position...);
     for_directions<Score::query_features>([&](auto i) { f(At<query + i>{}, pairs.query[i]...); });
     for_directions<Score::key_features>([&](auto i) { f(At<key + i>{}, pairs.key[i]...); });
   }

@@ -24,15 +24,14 @@
 //
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, or your own
 //                                      with the members of NoSideValues
+//   positions, bucket()                pair.position is an entry of a learnt table (plug/score.hpp): buckets of
+//                                      distances as in T5, or of pairs of positions as in Swin
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
 //   PlaceFree, NormedDots = the struct itself      promises of what the formula does not read: decoding with
 //                                      grouped heads is faster, giant rows have finite cosines (plug/promises.hpp)
 //   other entries of `parameters`      options and the like (plug/parameters.hpp): not learnt and not in p, but
 //                                      validated, and kept where the op is converted to another scalar
 //   check(geometry, where), keep_jointly()      see plug/parameters.hpp
-//
-// There are no tables: buckets of distances are a Param each with math::select, whose backward cost
-// grows with their number, or a bias mask, which has a gradient.
 //
 // Positions count from 0 in query and key alike: a formula that reads them and decodes with a cache needs
 // the position of the first query as an option.
@@ -75,6 +74,8 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
   using KeptFeatures =
       std::conditional_t<std::is_empty_v<typename detail::FeaturesOf<Formula<Real>>::Type>,
                          OwnScore, void>;
+
+  static constexpr bool has_positions = requires { Formula<Real>::positions; };
 
   void check(const Geometry& g, const char* where) const {
     if constexpr (requires(const Formula<Real>& formula) { formula.check(g, where); })

@@ -25,6 +25,11 @@
 //   table_size(), prepare_table(h, dim, out), table_vjp(h, dim, dtable, grad)
 //                                          the table of head h, (table_size, dim) row-major; key
 //                                          feature 0 is the table row of the key (its category)
+//   has_positions                false     pair.position is an entry of a learnt table, (1 or heads, buckets):
+//   positions                              pointer to that member, a Param which `parameters` names as a tensor
+//   bucket(distance) -> Index              the entry of pairs at distance i - j; or, where the distance does not say it,
+//   bucket(i, j) -> Index                  of pair (i, j), which costs a look-up per pair and, once per call, memory for
+//                                          len_q len_kv 32-bit numbers. Positions count from 0
 //   with_form(score, f)                    static: calls f(form) once, where `form` computes the same as the score
 //                                          with the options at hand, in a loop without branches (PlainForm)
 //   measure_names, measure(pair, p)        numbers that reports show of a pair, one per name
@@ -53,6 +58,7 @@ struct Pair {
   S logit{};      // scale * q . k, soft-capped if the mask says so
   S projected{};  // (q P) . (k P)
   S table{};      // entry of the query's table at the key's category
+  S position{};   // entry of the table of positions
   std::array<S, std::size_t(QueryFeatures)> query{};
   std::array<S, std::size_t(KeyFeatures)> key{};
   S query_index{}, key_index{};  // positions i and j; they carry no gradient
@@ -62,6 +68,31 @@ template <class Score, class S>
 using PairOf = Pair<S, Score::query_features, Score::key_features>;
 template <class Score, class S>
 using ScalarsOf = std::array<S, std::size_t(scalars_of<Score>)>;
+
+// Does a score's bucket() ask for the distance i - j alone?
+template <class Score>
+inline constexpr bool buckets_by_distance = requires(const Score& score) {
+  score.bucket(Index(0));
+};
+// Where the entries of head h begin in a table of positions.
+template <class Real>
+[[nodiscard]] Index position_row(const Param<Real>& table, Index h) {
+  return table.extent(0) == 1 ? 0 : h * table.extent(1);
+}
+// The entry of pair (i, j) in the table of positions. Throws std::invalid_argument where the table has no such entry.
+template <class Score>
+[[nodiscard]] Index bucket_of(const Score& score, Index i, Index j) {
+  Index bucket;
+  if constexpr (buckets_by_distance<Score>)
+    bucket = score.bucket(i - j);
+  else
+    bucket = score.bucket(i, j);
+  const Index count = (score.*Score::positions).extent(1);
+  require(bucket >= 0 && bucket < count, "heed: bucket() of the score gives ", bucket,
+          " for pair (", i, ", ", j, "), it must lie in [0, ", count,
+          "): the table of positions has ", count, " entries per head");
+  return bucket;
+}
 
 // No side values of rows.
 struct NoSideValues {
@@ -92,6 +123,7 @@ struct PlainForm {
 template <class Features>
 struct ScoreWith : PlainForm, Features {
   static constexpr bool plain = false, has_projection = false, has_table = false;
+  static constexpr bool has_positions = false;
   static constexpr std::array<const char*, 0> measure_names{};
 
   template <class Score, class F>

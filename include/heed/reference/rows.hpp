@@ -63,10 +63,16 @@ template <class S, class Real>
 void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
   std::optional<std::vector<double>> slopes;
   if (mask.slopes) slopes.emplace(mask.slopes->begin(), mask.slopes->end());
-  problem.mask =
-      Mask<double>{mask.bands,           mask.key_lengths,   mask.allowed,      {},
-                   mask.query_documents, mask.key_documents, std::move(slopes), mask.slope_align,
-                   double(mask.soft_cap)};
+  problem.mask = Mask<double>{mask.bands,
+                              mask.key_ranges,
+                              mask.key_lengths,
+                              mask.allowed,
+                              {},
+                              mask.query_documents,
+                              mask.key_documents,
+                              std::move(slopes),
+                              mask.slope_align,
+                              double(mask.soft_cap)};
   problem.bias.clear();
   problem.bias_shape = mask.bias.shape();
   const Shape& s = problem.bias_shape;
@@ -197,6 +203,10 @@ class MapScores {
     pair.query = query_.features;
     pair.key = key.features;
     if constexpr (Score::has_table) pair.table = query_.row.table(category(key));
+    if constexpr (Score::has_positions) {
+      const Param<S>& table = score_.*Score::positions;
+      pair.position = table[position_row(table, h_) + bucket_of(score_, i_, j)];
+    }
     pair.query_index = math::constant<S>(i_);
     pair.key_index = math::constant<S>(j);
     return pair;

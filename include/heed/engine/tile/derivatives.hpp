@@ -7,6 +7,7 @@
 //   dL/d(query feature), dL/d(scalar) += d.query, dp                          summed over the keys of the tile
 //   dL/d(key feature)    = d.key                                              summed over the queries, behind the tile
 //   dL/d(projected dot)  = d.projected,    dL/d(table entry) += d.table
+//   dL/d(entry of the table of positions) += d.position
 
 #include <heed/engine/tile/scores.hpp>
 #include <heed/plug/derivative.hpp>
@@ -61,6 +62,7 @@ struct ScoreChain {
   const CallContext<Op, Real>& c;
   const QuerySide<Op, Real>& query;
   QueryGrad<Op, Real>& grad;
+  PositionSumsOf<Score, Real>& positions;
   int key_gradients = Score::key_features;  // those that the score's form has
 
   // Hidden pairs contribute nothing.
@@ -184,7 +186,7 @@ struct ScoreChain {
         run_back(own);
         const auto hidden = is_hidden(marks.load(j, v));
         const auto drop = [&](P& g) { g = zero_where(hidden, g); };
-        for (P* g : {&d.dot, &d.logit, &d.projected, &d.table}) drop(*g);
+        for (P* g : {&d.dot, &d.logit, &d.projected, &d.table, &d.position}) drop(*g);
         for (P& g : d.key) drop(g);
         own.for_each(total, [&](P& g, P& sum) {
           drop(g);
@@ -239,6 +241,8 @@ struct ScoreChain {
     if constexpr (Score::has_projection)
       if (grad.side.projected.rows > 0) tile.dprojected.store(j, v, d.projected);
     if constexpr (Score::has_table) grad.side.table.add(Index(pair.key[0].lane(0)), v, d.table);
+    if constexpr (Score::has_positions)
+      positions.add(tile.place.query + v * kLanes<Real>, tile.place.key + j, d.position);
   }
 };
 

@@ -80,7 +80,11 @@ class LanePairs {
         logits_(side.context()),
         projected_(side.side_tiles().projected.rows > 0 ? projected : LaneTile<Real>{}),
         table_(side.side_tiles().table),
-        query_position_(Pack<Real>::iota() + Real(place.query + v * kLanes<Real>)) {
+        query_position_(Pack<Real>::iota() + Real(place.query + v * kLanes<Real>)),
+        positions_(side.context().keys.positions()),
+        head_(place.head),
+        first_query_(place.query + v * kLanes<Real>),
+        first_key_(place.key) {
     for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = side.features().load(Index(i), v);
     detail::move_factor(side.context(), query_);
   }
@@ -96,6 +100,8 @@ class LanePairs {
     // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
     if constexpr (Score::has_table) pair.table = table_.load(Index(keys_.feature[0][j]), v_);
+    if constexpr (Score::has_positions)
+      pair.position = positions_.of_queries(head_, first_query_, first_key_ + j);
     pair.query_index = query_position_;
     pair.key_index = keys_.position + Real(j);
     return pair;
@@ -108,6 +114,8 @@ class LanePairs {
   detail::Logits<Op, Real> logits_;
   LaneTile<Real> projected_, table_;
   Pack<Real> query_position_;
+  const PositionTableOf<Score, Real>& positions_;
+  Index head_, first_query_, first_key_;
   std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
 };
 
@@ -125,7 +133,11 @@ class RowPairs {
         projected_(side.side_tiles().projected.rows > 0 ? projected : nullptr),
         table_(side.side_tiles().table),
         lane_(lane),
-        query_position_(Real(place.query + lane)) {
+        query_position_(Real(place.query + lane)),
+        positions_(side.context().keys.positions()),
+        head_(place.head),
+        query_index_(place.query + lane),
+        first_key_(place.key) {
     for (std::size_t i = 0; i < query_.size(); ++i)
       query_[i] = Pack<Real>(side.features().row(Index(i))[lane]);
     detail::move_factor(side.context(), query_);
@@ -146,6 +158,8 @@ class RowPairs {
     if constexpr (Score::has_table)
       for (int k = 0; k < kLanes<Real>; ++k)
         pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
+    if constexpr (Score::has_positions)
+      pair.position = positions_.of_keys(head_, query_index_, first_key_ + j);
     pair.query_index = query_position_;
     pair.key_index = Pack<Real>::iota() + (keys_.position + Real(j));
     return pair;
@@ -159,6 +173,8 @@ class RowPairs {
   LaneTile<Real> table_;
   Index lane_;
   Pack<Real> query_position_;
+  const PositionTableOf<Score, Real>& positions_;
+  Index head_, query_index_, first_key_;
   std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
 };
 

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Learnt tables of positions: by distance, by pair of positions, shared and per head, against the slow twin.
+
+#include "catch.hpp"
+#include "message_of.hpp"
+
+#include <heed/check/op_check.hpp>
+#include <heed/plug/own_score.hpp>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace heed;
+using heed_test::message_of;
+
+// Distances 0 ... 3 one by one, further ones by powers of two; those to the other side apart.
+template <class Real>
+struct Buckets {
+  Param<Real> table = Param<Real>(std::vector<Index>{1, 16});
+  std::vector<Index> shape(const Geometry&) const { return {-1, 16}; }
+  static constexpr auto parameters = std::tuple{tensor("table", &Buckets::table, &Buckets::shape)};
+  static constexpr auto positions = &Buckets::table;
+
+  Index bucket(Index distance) const {
+    const Index far = std::abs(distance), side = distance < 0 ? 8 : 0;
+    if (far < 4) return side + far;
+    return side + std::min<Index>(7, 2 + Index(std::log2(double(far))));
+  }
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit + pair.position;
+  }
+};
+
+// Tokens of an image `width` wide: one entry for each offset of rows and columns. Read times the logit, so that its
+// gradient depends on the pair.
+template <class Real>
+struct Image {
+  Index width = 4, reach = 20;
+  Param<Real> table = Param<Real>(std::vector<Index>{1, 41 * 7});
+  std::vector<Index> shape(const Geometry&) const { return {-1, (2 * reach + 1) * 7}; }
+  static constexpr auto parameters =
+      std::tuple{tensor("table", &Image::table, &Image::shape), option("width", &Image::width),
+                 option("reach", &Image::reach)};
+  static constexpr auto positions = &Image::table;
+
+  Index bucket(Index i, Index j) const {
+    const Index rows = std::clamp(i / width - j / width, -reach, reach) + reach;
+    return rows * 7 + (i % width - j % width) + 3;
+  }
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit * (S(1.0) + pair.position) + pair.position;
+  }
+};
+
+// Forgets that keys may stand behind the query.
+template <class Real>
+struct Nearest {
+  Param<Real> table = Param<Real>(std::vector<Index>{1, 4});
+  static constexpr auto positions = &Nearest::table;
+  Index bucket(Index i, Index j) const { return std::min<Index>(i - j, 3); }
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.position;
+  }
+};
+
+template <class Op>
+void fill(Op& op, Index heads) {
+  auto& table = op.score.table;
+  const Index entries = table.extent(1);
+  table = std::remove_cvref_t<decltype(table)>(std::vector<Index>{heads, entries});
+  for (Index n = 0; n < table.size(); ++n)
+    table[n] = typename Op::Scalar(std::sin(double(3 * n + 1)));
+}
+
+template <class Op>
+void check(Op op) {
+  for (const Geometry& g :
+       {Geometry{2, 4, 4, 2, 11, 11, 6, 6}, Geometry{1, 2, 2, 1, 70, 131, 6, 3}})
+    for (const Index heads : {Index(1), g.heads}) {
+      fill(op, heads);
+      // Those sizes beside that have other numbers of heads are refused, and the report says so.
+      const OpReport report = check_op(op, g, {.max_entries_per_tensor = 24});
+      INFO(report.text());
+      CHECK(report.passed());
+      CHECK(report.cases.size() >= 8);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("Tables of positions agree with the twin", "[plug]") {
+  SECTION("by distance") { check(OwnAttention<Buckets, double>{}); }
+  SECTION("by pair") { check(OwnAttention<Image, double>{}); }
+}
+
+TEST_CASE("Gradients of tables have the same bits for any number of threads", "[plug]") {
+  OwnAttention<Buckets, float> op;
+  fill(op, 4);
+  OpCall<OwnAttention<Buckets, float>> call(op, {2, 4, 4, 2, 300, 280, 8, 8},
+                                            causal<float>(Align::bottom_right));
+  std::vector<float> first;
+  for (const int threads : {1, 2, 3, 8}) {
+    call.options.threads = threads;
+    call.forward();
+    call.backward();
+    const auto& table = call.grad_op.score.table;
+    const std::vector<float> gradient(table.data(), table.data() + table.size());
+    if (first.empty()) first = gradient;
+    CHECK(gradient == first);
+  }
+}
+
+TEST_CASE("Tables that do not fit are refused", "[plug]") {
+  const Geometry g{1, 2, 2, 2, 9, 9, 4, 4};
+  SECTION("an entry that the table does not have") {
+    OpCall<OwnAttention<Nearest, float>> call({}, g);
+    CHECK(
+        message_of([&] { call.forward(); }) ==
+        "heed: bucket() of the score gives -1 for pair (0, 1), it must lie in [0, 4): the table of "
+        "positions has 4 entries per head");
+  }
+  SECTION("other heads") {
+    OwnAttention<Buckets, float> op;
+    fill(op, 3);
+    OpCall<OwnAttention<Buckets, float>> call(op, g);
+    CHECK(message_of([&] { call.forward(); }).find("it must be (1 or 2 heads, buckets)") !=
+          std::string::npos);
+  }
+}
