@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learnt tables of positions: by distance, by pair of positions, shared and per head, against the slow twin.
+// What scores know of places: learnt tables by distance or by pair of positions, positions of rows, counts of visible keys;
+// against the slow twin.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -70,6 +71,39 @@ struct Nearest {
   }
 };
 
+// Scalable softmax: s log n (q . k), n the number of keys that the query sees.
+template <class Real>
+struct Scalable {
+  using Features = LogVisible;
+  Param<Real> scale = Real(0.4);
+  static constexpr auto parameters = std::tuple{named("scale", &Scalable::scale)};
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return p[0] * pair.query[0] * pair.logit;
+  }
+};
+
+// q . k (1 + i / 10) / (1 + j): factors of rows, by their places.
+struct Places : NoSideValues {
+  static constexpr int query_features = 1, key_features = 1;
+  template <class Row, class S>
+  void query_features_of(const Row& row, S* f) const {
+    f[0] = math::constant<S>(1) + row.index() * math::constant<S>(0.1);
+  }
+  template <class Row, class S>
+  void key_features_of(const Row& row, S* f) const {
+    f[0] = math::constant<S>(1) / (math::constant<S>(1) + row.index());
+  }
+};
+template <class Real>
+struct Placed {
+  using Features = Places;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit * pair.query[0] * pair.key[0];
+  }
+};
+
 template <class Op>
 void fill(Op& op, Index heads) {
   auto& table = op.score.table;
@@ -98,6 +132,19 @@ void check(Op op) {
 TEST_CASE("Tables of positions agree with the twin", "[plug]") {
   SECTION("by distance") { check(OwnAttention<Buckets, double>{}); }
   SECTION("by pair") { check(OwnAttention<Image, double>{}); }
+}
+
+TEST_CASE("Features of rows know their positions and what they see", "[plug]") {
+  const auto check_places = [](auto op) {
+    for (const Geometry& g :
+         {Geometry{2, 4, 4, 2, 11, 11, 6, 6}, Geometry{1, 2, 2, 1, 70, 131, 6, 3}}) {
+      const OpReport report = check_op(op, g);
+      INFO(report.text());
+      CHECK(report.passed());
+    }
+  };
+  check_places(OwnAttention<Scalable, double>{});
+  check_places(OwnAttention<Placed, double>{});
 }
 
 TEST_CASE("Gradients of tables have the same bits for any number of threads", "[plug]") {

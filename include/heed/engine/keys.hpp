@@ -48,8 +48,14 @@ template <class Real>
 struct SideTiles {
   LaneTile<Real> x, projected, table;
 
-  [[nodiscard]] LaneRow<Real> row(int v) const {
-    return {x.constant(), projected.constant(), table.constant(), v};
+  // Vector v of the rows, whose first is row `first` of its head; queries see so many keys.
+  [[nodiscard]] LaneRow<Real> row(int v, Index first, Pack<Real> visible = Real(0)) const {
+    return {x.constant(),
+            projected.constant(),
+            table.constant(),
+            v,
+            Pack<Real>::iota() + Real(first + v * kLanes<Real>),
+            visible};
   }
   [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v}; }
 
@@ -302,7 +308,7 @@ class KeySide {
     load(tiles, keys, b, h, source, j, count);
     for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
       Pack<Real> f[kFeatures + 1];
-      op_.score.key_features_of(tiles.row(v), f);
+      op_.score.key_features_of(tiles.row(v, j), f);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -330,7 +336,7 @@ class KeySide {
         pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v)
-        chain_features(tiles, grads, v, dfeatures + at * kFeatures, count);
+        chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count);
       SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
       add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
                          grad_key.row(b, source.kv_head, j) + source.key_column,
@@ -339,7 +345,7 @@ class KeySide {
   }
 
   void chain_features(const SideTiles<Real>& tiles, const SideTiles<Real>& grads, int v,
-                      const Real* dfeatures, Index count) const {
+                      const Real* dfeatures, Index key, Index count) const {
     if constexpr (kFeatures > 0) {
       Pack<Real> f[kFeatures], df[kFeatures];
       const Index first = v * kLanes<Real>;
@@ -349,9 +355,9 @@ class KeySide {
           lanes[lane - first] = dfeatures[lane * kFeatures + i];
         df[i] = Pack<Real>::load(lanes);
       }
-      op_.score.key_features_of(tiles.row(v), f);
+      op_.score.key_features_of(tiles.row(v, key), f);
       const auto idle = grads.idle_lanes(df, kFeatures, v);
-      op_.score.key_features_vjp(tiles.row(v), f, df, grads.grad(v));
+      op_.score.key_features_vjp(tiles.row(v, key), f, df, grads.grad(v));
       grads.clear_lanes(idle, v);
     }
   }

@@ -464,7 +464,7 @@ class PanelGradients {
       const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
       for (Index r = 0; r < grad.side.projected.rows; ++r)
         grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
-      c_.op.score.query_features_vjp(side.side_tiles().row(v), f, df, grad.side.grad(v));
+      c_.op.score.query_features_vjp(side.lane_row(v), f, df, grad.side.grad(v));
       grad.side.clear_lanes(idle, v);
     }
     SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors,

@@ -47,6 +47,7 @@ consteval bool check_score() {
       requires {
         { Score::query_features } -> std::convertible_to<int>;
         { Score::key_features } -> std::convertible_to<int>;
+        { Score::counts_visible } -> std::convertible_to<bool>;
         { Score::plain } -> std::convertible_to<bool>;
         { Score::has_projection } -> std::convertible_to<bool>;
         { Score::has_table } -> std::convertible_to<bool>;

@@ -6,6 +6,7 @@
 //
 //   SquaredNorms, SquaredKeyNorms   |x|^2 of both rows, of the key        d|x|^2 = 2 x . dx
 //   InverseNorms                    1/(|x| + 1e-8) of both rows           df = -f^2 x . dx / |x|
+//   LogVisible                      log of the number of keys that the query sees, 0 for none or one
 
 #include <heed/plug/score.hpp>
 #include <heed/simd/row_norm.hpp>
@@ -18,6 +19,7 @@ inline namespace HEED_ABI {
 template <class Feature>
 struct BothRows {
   static constexpr int query_features = 1, key_features = 1;
+  static constexpr bool counts_visible = false;
   template <class Row, class S>
   void query_features_of(const Row& row, S* f) const {
     f[0] = Feature::template of<S>(row);
@@ -81,6 +83,16 @@ struct InverseNorm {
   }
 };
 using InverseNorms = BothRows<InverseNorm>;
+
+// pair.query[0] = log n, n the number of keys that the query sees.
+struct LogVisible : NoSideValues {
+  static constexpr int query_features = 1;
+  static constexpr bool counts_visible = true;
+  template <class Row, class S>
+  void query_features_of(const Row& row, S* f) const {
+    f[0] = math::log(math::maximum(row.visible(), math::constant<S>(1)));
+  }
+};
 
 // cos(q, k), of a pair with InverseNorms.
 template <class S>

@@ -19,6 +19,9 @@
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
 //   key_features_of, key_features_vjp      likewise for key rows
+//   counts_visible               false     row.visible() of query rows is the number of keys that the query sees; a bias
+//                                          of -infinity hides its key. O(keys) per query under a boolean mask, documents
+//                                          or a bias
 //   has_projection               false     pair.projected is (q P).(k P) where projection() is given
 //   projection() -> const Param&           (dim, rank), fixed; empty for none
 //   has_table                    false     pair.table is q . table_row(category of the key)
@@ -97,6 +100,7 @@ template <class Score>
 // No side values of rows.
 struct NoSideValues {
   static constexpr int query_features = 0, key_features = 0;
+  static constexpr bool counts_visible = false;
   template <class Row, class S>
   void query_features_of(const Row&, S*) const {}
   template <class Row, class S, class Add>

@@ -55,11 +55,14 @@ template <class Real>
 //   x(c)          column c of the row, c < dim
 //   projected(c)  column c of row * projection, c < rank
 //   table(m)      dot product of the row with row m of the score's table, m < table_rows
+//   index()       position of the row, from 0
+//   visible()     of queries: how many keys it sees, where the score counts_visible
 template <class Real>
 struct LaneRow {
   using Scalar = Pack<Real>;
   LaneTile<const Real> x_tile, projected_tile, table_tile;
   int vector = 0;
+  Pack<Real> position = Real(0), seen = Real(0);
 
   [[nodiscard]] Index dim() const { return x_tile.rows; }
   [[nodiscard]] Index rank() const { return projected_tile.rows; }
@@ -67,6 +70,8 @@ struct LaneRow {
   [[nodiscard]] Pack<Real> x(Index c) const { return x_tile.load(c, vector); }
   [[nodiscard]] Pack<Real> projected(Index c) const { return projected_tile.load(c, vector); }
   [[nodiscard]] Pack<Real> table(Index m) const { return table_tile.load(m, vector); }
+  [[nodiscard]] Pack<Real> index() const { return position; }
+  [[nodiscard]] Pack<Real> visible() const { return seen; }
 };
 
 // Where the gradients of a LaneRow are added.

@@ -136,6 +136,7 @@ struct Row {
   const S* first = nullptr;
   Index width = 0;
   std::vector<S> by_projection, by_table;
+  Index position = 0, seen = 0;
 
   [[nodiscard]] Index dim() const { return width; }
   [[nodiscard]] Index rank() const { return Index(by_projection.size()); }
@@ -143,6 +144,8 @@ struct Row {
   [[nodiscard]] S x(Index c) const { return first[c]; }
   [[nodiscard]] S projected(Index c) const { return by_projection[std::size_t(c)]; }
   [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
+  [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
+  [[nodiscard]] S visible() const { return math::constant<S>(double(seen)); }
 };
 
 // The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
@@ -181,7 +184,8 @@ class MapScores {
     const Geometry& g = problem_.geometry;
     const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
     i_ = i;
-    query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column);
+    query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column, i);
+    if constexpr (Score::counts_visible) query_.row.seen = count_visible(i);
     score_.query_features_of(query_.row, query_.features.data());
   }
 
@@ -223,6 +227,19 @@ class MapScores {
   }
 
  private:
+  [[nodiscard]] Index count_visible(Index i) const {
+    Index count = 0;
+    for (Index j = 0; j < problem_.geometry.len_kv; ++j) {
+      const Index at =
+          problem_.bias.empty() ? 0 : broadcast_row_begin(problem_.bias_shape, b_, h_, i) + j;
+      const bool biased_away =
+          !problem_.bias.empty() && double(math::value_of(problem_.bias[std::size_t(at)])) ==
+                                        -std::numeric_limits<double>::infinity();
+      count += mask_.visible(b_, h_, i, j) && !biased_away ? 1 : 0;
+    }
+    return count;
+  }
+
   // Prepares the projection and the table, which all rows of the head share.
   void prepare_shared() {
     if constexpr (Score::has_projection) {
@@ -240,8 +257,8 @@ class MapScores {
     }
   }
 
-  [[nodiscard]] Row<S> row_at(const S* first) const {
-    Row<S> row{first, source_.width, {}, {}};
+  [[nodiscard]] Row<S> row_at(const S* first, Index position) const {
+    Row<S> row{first, source_.width, {}, {}, position};
     const auto times = [&](const S* column, Index stride) {
       return math::dot_product(
           source_.width, [=](Index x) { return first[x]; },
@@ -260,7 +277,7 @@ class MapScores {
       const Geometry& g = problem_.geometry;
       const Index row = (b_ * g.kv_heads + source_.kv_head) * g.len_kv + j;
       side.emplace();
-      side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column);
+      side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column, j);
       score_.key_features_of(side->row, side->features.data());
     }
     return *side;

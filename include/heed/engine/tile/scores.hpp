@@ -31,6 +31,7 @@ class QuerySide {
     if constexpr (Needs::any)
       side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
     projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
+    visible_ = scratch.take(Score::counts_visible ? lanes : 0);
   }
 
   // Reads the rows of a panel: queries [first, first + rows) of output head h.
@@ -55,6 +56,9 @@ class QuerySide {
         if (c_.mixes(rows))
           c_.pair_products->by_rows(scaled_.data, lanes, source_.width, lanes, paired_, lanes);
     }
+    if constexpr (Score::counts_visible)
+      for (Index i = 0; i < lanes; ++i)
+        visible_[i] = Real(i < rows ? c_.mask.count_visible(b, h, first + i) : 0);
     if constexpr (Needs::any) {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
@@ -67,7 +71,7 @@ class QuerySide {
                      projected_.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         Pack<Real> f[kQueryFeatures + 1];
-        c_.op.score.query_features_of(side_.row(v), f);
+        c_.op.score.query_features_of(lane_row(v), f);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, f[i]);
       }
     }
@@ -78,6 +82,12 @@ class QuerySide {
   [[nodiscard]] const Source& source() const { return source_; }
   [[nodiscard]] const SideTiles<Real>& side_tiles() const { return side_; }
   [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
+  // Vector v of the queries, as the score's feature functions see them.
+  [[nodiscard]] LaneRow<Real> lane_row(int v) const {
+    if constexpr (Score::counts_visible)
+      return side_.row(v, first_, Pack<Real>::load(visible_ + v * kLanes<Real>));
+    return side_.row(v, first_);
+  }
   // Projected rows times CallContext::projected_factor().
   [[nodiscard]] const LaneTile<Real>& projected() const { return projected_; }
   [[nodiscard]] const Real* query_rows() const {
@@ -250,6 +260,7 @@ class QuerySide {
   LaneTile<Real> features_, projected_;
   // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
   Real *narrow_, *narrow_projected_, *dots_rows_;
+  Real* visible_;  // [lanes]: keys that each query sees, where the score counts them
   SideTiles<Real> side_;
 };
 
