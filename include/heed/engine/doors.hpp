@@ -86,7 +86,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   require_apart(out, in.extra, "out", "extra", where);
   require_apart(out, mask.bias, "out", "bias", where);
   require_apart(out, mask.allowed, "out", "the boolean mask", where);
-  const BoundMask<Real> bound(mask, g, where.c_str());
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), in.key, in.value, copies.read(in.extra)};
   if constexpr (Op::ReadoutType::uses_own_rows) {  // which need not lie in the tile at hand
@@ -131,7 +131,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
-  const BoundMask<Real> bound(mask, g, where.c_str());
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
   require_shape(out, out_shape, "out", where);
   require_shape(grad_out, out_shape, "grad_out", where);

@@ -52,7 +52,8 @@ template <class Real>
   constexpr double kTileCost = 16;  // of a tile by itself, in keys
   TileChoice best{wide, 0, 0};
   const Index panels = (g.len_q + lanes - 1) / lanes, all = g.batch * g.heads * panels;
-  if (all == 0 || g.len_kv <= kTileBlock || !(mask.has_allowed() || mask.has_documents()))
+  if (all == 0 || g.len_kv <= kTileBlock ||
+      !(mask.has_allowed() || mask.has_documents() || mask.has_rules()))
     return best;
   std::vector<std::vector<char>> looks;
   for (Index i = 0; i < std::min(kLooks, all); ++i) {

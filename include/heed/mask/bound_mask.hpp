@@ -21,14 +21,14 @@ struct KeyRange {
   [[nodiscard]] Index size() const { return end > begin ? end - begin : 0; }
 };
 
-// How many pairs of a tile are visible: none, some, all.
-enum class TileKind { empty, partial, full };
-
 template <class Real>
 class BoundMask {
  public:
-  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence.
-  BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
+  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence. Functions
+  // of positions are classified by so many threads.
+  BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where, int threads = 1)
+      : mask_(mask), g_(g) {
+    for (const auto& rule : mask.rules) rules_.push_back(rule->classify(g, threads, where));
     for (const Band& band : mask.bands) {
       const Index shift = shift_of(band.align);
       if (band.left >= 0) from_ = std::max(from_, bound_at(band.offset, -band.left, shift));
@@ -55,6 +55,19 @@ class BoundMask {
   [[nodiscard]] bool has_slopes() const { return mask_.slopes.has_value(); }
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
   [[nodiscard]] bool has_documents() const { return mask_.query_documents.has_value(); }
+  [[nodiscard]] bool has_rules() const { return !rules_.empty(); }
+  // Was a function of positions classified for this call, which a BlockMask had spared it?
+  [[nodiscard]] bool classifies_rules() const {
+    return std::any_of(mask_.rules.begin(), mask_.rules.end(),
+                       [](const auto& rule) { return !rule->is_classified(); });
+  }
+  // Keys of the blocks by which the functions of positions are classified; 0 without one.
+  [[nodiscard]] Index rule_block() const {
+    Index least = 0;
+    for (const auto& rule : rules_)
+      least = least == 0 ? rule->key_block : std::min(least, rule->key_block);
+    return least;
+  }
   [[nodiscard]] Real slope(Index h) const { return (*mask_.slopes)[std::size_t(h)]; }
   [[nodiscard]] Index slope_shift() const { return slope_shift_; }
   [[nodiscard]] Real soft_cap() const { return mask_.soft_cap; }
@@ -66,8 +79,8 @@ class BoundMask {
     return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
-  // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask and bias may hide
-  // some of them.
+  // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask, functions of positions
+  // and bias may hide some of them.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
     if (hides_all_) return {};
     const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
@@ -114,6 +127,31 @@ class BoundMask {
     for (Index j = first; j < last; ++j)
       if (bias[j] == -std::numeric_limits<Real>::infinity()) hide(j);
   }
+  // Bits of the pairs that the functions of positions show, as PairFunction::fill() lays them out. There is at least one
+  // function.
+  void fill_by_rules(const PairBlock& at, std::uint64_t* words) const {
+    rules_[0]->pairs->fill(at, words);
+    std::uint64_t others[kRuleWords];
+    for (std::size_t n = 1; n < rules_.size(); ++n)
+      for (Index r = 0; r < at.rows; ++r) {
+        PairBlock row = at;
+        row.query += r;
+        row.rows = 1;
+        rules_[n]->pairs->fill(row, others);
+        for (Index w = 0; w * 64 < at.keys; ++w) words[r * kRuleWords + w] &= others[w];
+      }
+  }
+  template <class Hide>
+  void for_keys_hidden_by_rules(Index b, Index h, Index i, Index first, Index last,
+                                Hide&& hide) const {
+    std::uint64_t seen[kRuleWords];
+    for (Index from = first; from < last && has_rules(); from += kRuleKeys) {
+      const Index keys = std::min(kRuleKeys, last - from);
+      fill_by_rules({b, h, i, 1, from, keys}, seen);
+      for (Index j = 0; j < keys; ++j)
+        if ((seen[j / 64] >> (j % 64) & 1) == 0) hide(from + j);
+    }
+  }
   // Which pairs the mask hides: what every other answer agrees with.
   template <class Hide>
   void for_hidden_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
@@ -122,6 +160,7 @@ class BoundMask {
     for (Index j = std::max(left_by_bands.end, first); j < last; ++j) hide(j);
     for_keys_of_other_documents(b, i, first, last, hide);
     for_keys_hidden_by_bias(b, h, i, first, last, hide);
+    for_keys_hidden_by_rules(b, h, i, first, last, hide);
     if (!has_allowed()) return;
     const bool* allowed = allowed_row(b, h, i);
     for (Index j = first; j < last; ++j)
@@ -137,9 +176,13 @@ class BoundMask {
   // Whether query i sees any key.
   [[nodiscard]] bool sees_any(Index b, Index h, Index i) const {
     const KeyRange keys = keys_of(b, i);
-    if (!has_allowed() && !has_documents() && !has_bias()) return keys.size() > 0;
-    for (Index j = keys.begin; j < keys.end; ++j)
-      if (visible(b, h, i, j)) return true;
+    if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size() > 0;
+    for (Index j = keys.begin; j < keys.end; j += 64) {
+      const Index end = std::min(j + 64, keys.end);
+      std::uint64_t hidden = 0;
+      for_hidden_keys(b, h, i, j, end, [&](Index key) { hidden |= std::uint64_t(1) << (key - j); });
+      if (hidden != ~std::uint64_t(0) >> (64 - (end - j))) return true;
+    }
     return false;
   }
 
@@ -152,6 +195,8 @@ class BoundMask {
       kind = std::min(kind, document_kind(b, first, rows, key, count));
     if (kind != TileKind::empty && has_allowed())
       kind = std::min(kind, allowed_kind(b, h, first, rows, key, count));
+    for (std::size_t n = 0; n < rules_.size() && kind != TileKind::empty; ++n)
+      kind = std::min(kind, rules_[n]->classify({b, h, first, rows, key, count}));
     return kind;
   }
 
@@ -239,6 +284,7 @@ class BoundMask {
 
   const Mask<Real>& mask_;
   Geometry g_;
+  std::vector<std::shared_ptr<const PairBlocks>> rules_;
   // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
   bool hides_all_ = false;  // the bands contradict each other, and leave no key to any query

@@ -63,10 +63,16 @@ template <class S, class Real>
 void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
   std::optional<std::vector<double>> slopes;
   if (mask.slopes) slopes.emplace(mask.slopes->begin(), mask.slopes->end());
-  problem.mask =
-      Mask<double>{mask.bands,           mask.key_lengths,   mask.allowed,      {},
-                   mask.query_documents, mask.key_documents, std::move(slopes), mask.slope_align,
-                   double(mask.soft_cap)};
+  problem.mask = Mask<double>{mask.bands,
+                              mask.key_lengths,
+                              mask.allowed,
+                              {},
+                              mask.query_documents,
+                              mask.key_documents,
+                              std::move(slopes),
+                              mask.slope_align,
+                              double(mask.soft_cap),
+                              mask.rules};
   problem.bias.clear();
   problem.bias_shape = mask.bias.shape();
   const Shape& s = problem.bias_shape;
