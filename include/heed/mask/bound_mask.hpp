@@ -127,19 +127,27 @@ class BoundMask {
     for (Index j = first; j < last; ++j)
       if (bias[j] == -std::numeric_limits<Real>::infinity()) hide(j);
   }
-  // Bits of the pairs that the functions of positions show, as PairFunction::fill() lays them out. There is at least one
-  // function.
+  // Kind of a block under the functions of positions alone.
+  [[nodiscard]] TileKind rule_kind(const PairBlock& at) const {
+    TileKind kind = TileKind::full;
+    for (std::size_t n = 0; n < rules_.size() && kind != TileKind::empty; ++n)
+      kind = std::min(kind, rules_[n]->classify(at));
+    return kind;
+  }
+  // Bits of the pairs that the functions of positions show, as PairFunction::fill() lays them out. Functions that hide
+  // none of them are not asked; bits behind the last key mean nothing.
   void fill_by_rules(const PairBlock& at, std::uint64_t* words) const {
-    rules_[0]->pairs->fill(at, words);
-    std::uint64_t others[kRuleWords];
-    for (std::size_t n = 1; n < rules_.size(); ++n)
-      for (Index r = 0; r < at.rows; ++r) {
-        PairBlock row = at;
-        row.query += r;
-        row.rows = 1;
-        rules_[n]->pairs->fill(row, others);
-        for (Index w = 0; w * 64 < at.keys; ++w) words[r * kRuleWords + w] &= others[w];
-      }
+    bool first = true;
+    for (const auto& rule : rules_) {
+      if (rule->classify(at) == TileKind::full) continue;
+      if (first)
+        rule->pairs->fill(at, words);
+      else
+        keep_by_rule(*rule->pairs, at, words);
+      first = false;
+    }
+    for (Index r = 0; r < at.rows && first; ++r)
+      std::fill_n(words + r * kRuleWords, kRuleWords, ~std::uint64_t(0));
   }
   template <class Hide>
   void for_keys_hidden_by_rules(Index b, Index h, Index i, Index first, Index last,
@@ -195,8 +203,8 @@ class BoundMask {
       kind = std::min(kind, document_kind(b, first, rows, key, count));
     if (kind != TileKind::empty && has_allowed())
       kind = std::min(kind, allowed_kind(b, h, first, rows, key, count));
-    for (std::size_t n = 0; n < rules_.size() && kind != TileKind::empty; ++n)
-      kind = std::min(kind, rules_[n]->classify({b, h, first, rows, key, count}));
+    if (kind != TileKind::empty && has_rules())
+      kind = std::min(kind, rule_kind({b, h, first, rows, key, count}));
     return kind;
   }
 
@@ -215,6 +223,18 @@ class BoundMask {
       sum = side > 0 ? 2 * kUnbounded : -2 * kUnbounded;
     return std::clamp(std::clamp(sum, -2 * kUnbounded, 2 * kUnbounded) + shift, -kUnbounded,
                       kUnbounded);
+  }
+
+  // What a further function shows of the pairs whose bits are set, row by row.
+  static void keep_by_rule(const PairFunction& pairs, const PairBlock& at, std::uint64_t* words) {
+    std::uint64_t seen[kRuleWords];
+    for (Index r = 0; r < at.rows; ++r) {
+      PairBlock row = at;
+      row.query += r;
+      row.rows = 1;
+      pairs.fill(row, seen);
+      for (Index w = 0; w * 64 < at.keys; ++w) words[r * kRuleWords + w] &= seen[w];
+    }
   }
 
   [[nodiscard]] TileKind band_kind(Index b, Index first, Index rows, Index key, Index count) const {

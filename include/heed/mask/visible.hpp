@@ -78,6 +78,9 @@ class TokenValues {
     const Positions batch = inside(b, s.batch, "batch", s.batch == 1),
                     head = inside(h, s.heads, "head", s.heads == 1),
                     token = inside(at, s.dim, "token", false);
+    // One row, as always where b and h are those that the function was given?
+    if (((batch != batch.lane(0)) | (head != head.lane(0))).bits() == 0)
+      return gather(values_.row(batch.lane(0), head.lane(0), 0), token);
     Positions values;
     for (int k = 0; k < Positions::width; ++k)
       values.v[k] = values_.row(batch.v[k], head.v[k], 0)[token.v[k]];

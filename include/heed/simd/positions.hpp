@@ -117,6 +117,19 @@ struct Positions {
 [[nodiscard]] inline Seen operator==(Positions a, Positions b) { return Seen(a.v == b.v); }
 [[nodiscard]] inline Seen operator!=(Positions a, Positions b) { return Seen(a.v != b.v); }
 
+// numbers[at], lane by lane; every lane of `at` must be the place of a number.
+[[nodiscard]] inline Positions gather(const std::int32_t* numbers, Positions at) {
+#if defined(__AVX512F__)
+  return Positions((Positions::Vector)_mm512_i32gather_epi32((__m512i)at.v, numbers, 4));
+#elif defined(__AVX2__)
+  return Positions((Positions::Vector)_mm256_i32gather_epi32(numbers, (__m256i)at.v, 4));
+#else
+  Positions::Vector gathered;
+  for (int k = 0; k < Positions::width; ++k) gathered[k] = numbers[at.v[k]];
+  return Positions(gathered);
+#endif
+}
+
 [[nodiscard]] inline Positions select(Seen which, Positions a, Positions b) {
   return Positions(which.v ? a.v : b.v);
 }

@@ -159,6 +159,7 @@ class TileMask {
     for (Index from = 0; from < place_.keys; from += kRuleKeys) {
       const PairBlock at{place_.batch, place_.head,       place_.query,
                          place_.rows,  place_.key + from, std::min(kRuleKeys, place_.keys - from)};
+      if (mask_.rule_kind(at) == TileKind::full) continue;
       mask_.fill_by_rules(at, seen);
       for (Index first = 0; first < at.rows; first += W)
         for (Index j = 0; j < at.keys; j += block) {
