@@ -17,7 +17,7 @@
 #include <limits>
 #include <utility>
 
-#if defined(__SSE2__)
+#if defined(__FMA__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -43,10 +43,8 @@ struct Seen {
   [[nodiscard]] std::uint32_t bits() const {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
-#elif defined(__AVX__)
+#elif defined(__FMA__)
     return std::uint32_t(_mm256_movemask_ps((__m256)v));
-#elif defined(__SSE2__)
-    return std::uint32_t(_mm_movemask_ps((__m128)v));
 #else
     std::uint32_t all = 0;
     for (int k = 0; k < kRegisterBytes / 4; ++k) all |= std::uint32_t(v[k] & 1) << k;
@@ -121,7 +119,7 @@ struct Positions {
 [[nodiscard]] inline Positions gather(const std::int32_t* numbers, Positions at) {
 #if defined(__AVX512F__)
   return Positions((Positions::Vector)_mm512_i32gather_epi32((__m512i)at.v, numbers, 4));
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && defined(__FMA__)
   return Positions((Positions::Vector)_mm256_i32gather_epi32(numbers, (__m256i)at.v, 4));
 #else
   Positions::Vector gathered;
