@@ -82,6 +82,26 @@ Broadcast4<S> draw_broadcast(Draw& draw, const Sizes& s, F&& number) {
   return all;
 }
 
+inline PlainFunction draw_function(Draw& draw, const Sizes& s) {
+  PlainFunction f;
+  f.kind = PlainFunction::Kind(draw.below(4));
+  f.number = f.kind == PlainFunction::near ? draw.below(30) : draw.between(1, 20);
+  f.negated = draw.chance(0.2);
+  f.kept = draw.chance(0.3);
+  if (f.kind == PlainFunction::blocks) {
+    const Index rows = (s.len_q + f.number - 1) / f.number,
+                keys = (s.len_kv + f.number - 1) / f.number;
+    const double shown = draw.uniform(0.1, 1);
+    for (Index n = 0; n < rows * keys; ++n) f.numbers.push_back(draw.chance(shown));
+    return f;
+  }
+  f.bottom_right = draw.chance(0.5);
+  if (draw.chance(0.3)) f.offset = draw.between(-4, 4);
+  if (f.kind == PlainFunction::values)
+    for (Index n = 0; n < s.batch * s.len_kv; ++n) f.numbers.push_back(draw.below(5));
+  return f;
+}
+
 inline PlainMask draw_mask(Draw& draw, const Sizes& s) {
   PlainMask mask;
   while (draw.chance(0.35)) {
@@ -98,6 +118,9 @@ inline PlainMask draw_mask(Draw& draw, const Sizes& s) {
     const double shown = draw.uniform(0.2, 1);
     mask.allowed = draw_broadcast<char>(draw, s, [&] { return char(draw.chance(shown)); });
   }
+  for (double chance = 0.2; draw.chance(chance); chance = 0.35)
+    mask.functions.push_back(draw_function(draw, s));
+  mask.united = draw.chance(0.3);
   if (draw.chance(0.15)) {
     const Index length = draw.between(1, 8);
     for (Index n = 0; n < s.batch * s.len_q; ++n)
@@ -272,6 +295,13 @@ inline std::string Case::text() const {
          << (band.bottom_right ? " bottom right" : "") << " offset " << band.offset;
   if (!plain.mask.key_lengths.empty()) text << ", key lengths";
   if (plain.mask.allowed.given()) text << ", boolean";
+  for (const PlainFunction& f : plain.mask.functions) {
+    const char* const names[] = {"near", "modulo", "values", "blocks"};
+    text << (plain.mask.united && &f != plain.mask.functions.data() ? " | " : ", ")
+         << (f.negated ? "not " : "") << names[f.kind] << " " << f.number
+         << (f.bottom_right ? " bottom right" : "") << " offset " << f.offset
+         << (f.kept ? " kept" : "");
+  }
   if (plain.bias.given())
     text << ", bias (" << plain.bias.batch << "," << plain.bias.heads << "," << plain.bias.len
          << ")";

@@ -60,11 +60,36 @@ struct PlainBand {
   Index offset = 0;
 };
 
+// A function of positions, or a list of blocks.
+struct PlainFunction {
+  enum Kind { near, modulo, values, blocks } kind = near;
+  Index number = 1;  // how near, which modulus, how many queries and keys to a block
+  bool bottom_right = false;
+  Index offset = 0;
+  std::vector<Index> numbers;  // values: [batch][len_kv]; blocks: [rows][blocks], 0 or 1
+  bool negated = false;
+  bool kept = false;  // as a BlockMask
+
+  [[nodiscard]] bool shows(const Sizes& s, Index b, Index h, Index i, Index j) const {
+    const Index p = i + offset + (bottom_right ? s.len_kv - s.len_q : 0);
+    bool seen = false;
+    if (kind == near) seen = std::abs(p - j) <= number + h;
+    if (kind == modulo) seen = (3 * p + j) % number != b % 2;
+    if (kind == values) seen = numbers[std::size_t(b * s.len_kv + j)] <= std::abs(p) % 4;
+    if (kind == blocks)
+      seen =
+          numbers[std::size_t(i / number * ((s.len_kv + number - 1) / number) + j / number)] != 0;
+    return seen != negated;
+  }
+};
+
 // Everything of a mask but its bias.
 struct PlainMask {
   std::vector<PlainBand> bands;
   std::vector<Index> key_lengths, query_documents, key_documents;
   Broadcast4<char> allowed;
+  std::vector<PlainFunction> functions;
+  bool united = false;  // does one of them suffice?
   std::vector<double> slopes;
   bool slopes_bottom_right = false;
   double soft_cap = 0;
@@ -76,6 +101,10 @@ struct PlainMask {
       if (band.right >= 0 && j > p + band.right) return false;
     }
     if (!key_lengths.empty() && j >= key_lengths[std::size_t(b)]) return false;
+    const auto shown = [&](const PlainFunction& f) { return f.shows(s, b, h, i, j); };
+    if (!functions.empty() && !(united ? std::any_of(functions.begin(), functions.end(), shown)
+                                       : std::all_of(functions.begin(), functions.end(), shown)))
+      return false;
     if (allowed.given() && !allowed.numbers[allowed.at(b, h, i, j)]) return false;
     return query_documents.empty() || query_documents[std::size_t(b * s.len_q + i)] ==
                                           key_documents[std::size_t(b * s.len_kv + j)];

@@ -6,6 +6,10 @@
 #include "fuzz/case.hpp"
 #include "fuzz/tensor.hpp"
 
+#include <heed/mask/block_mask.hpp>
+#include <heed/mask/visible.hpp>
+
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -83,12 +87,51 @@ Arena<T> lay_out(const Case& c) {
 }
 
 template <class T>
+heed::Mask<T> function_mask(const PlainFunction& f, const Sizes& s) {
+  const auto align = f.bottom_right ? heed::Align::bottom_right : heed::Align::top_left;
+  if (f.kind == PlainFunction::near)
+    return heed::visible<T>(
+        [n = f.number](auto, auto h, auto i, auto j) { return absolute(i - j) <= n + h; }, align,
+        f.offset);
+  if (f.kind == PlainFunction::modulo)
+    return heed::visible<T>(
+        [n = f.number](auto b, auto, auto i, auto j) { return (3 * i + j) % n != b % 2; }, align,
+        f.offset);
+  if (f.kind == PlainFunction::values)
+    return heed::visible<T>(
+        [values = heed::TokenValues(f.numbers, std::max<Index>(1, s.batch))](
+            auto b, auto, auto i, auto j) { return values(b, j) <= absolute(i) % 4; },
+        align, f.offset);
+  heed::BlockLists lists{f.number, f.number, {0}, {}};
+  const Index blocks = (s.len_kv + f.number - 1) / f.number;
+  for (Index row = 0; row * f.number < s.len_q; ++row) {
+    for (Index k = 0; k < blocks; ++k)
+      if (f.numbers[std::size_t(row * blocks + k)] != 0) lists.indices.push_back(k);
+    lists.start.push_back(Index(lists.indices.size()));
+  }
+  return heed::block_lists<T>(std::move(lists));
+}
+template <class T>
+heed::Mask<T> functions_mask(const PlainMask& m, const Sizes& s) {
+  const heed::Geometry g{s.batch, s.heads,  s.query_heads, s.kv_heads,
+                         s.len_q, s.len_kv, s.dim_qk,      s.dim_v};
+  heed::Mask<T> all;
+  for (const PlainFunction& f : m.functions) {
+    heed::Mask<T> one = function_mask<T>(f, s);
+    if (f.negated) one = !one;
+    if (f.kept) one = heed::BlockMask<T>(one, g).mask();
+    all = &f == m.functions.data() ? one : m.united ? all | one : all & one;
+  }
+  return all;
+}
+
+template <class T>
 heed::Mask<T> mask_of(const Case& c, const Arena<T>& a) {
   const PlainMask& m = c.plain.mask;
   const auto align = [](bool bottom_right) {
     return bottom_right ? heed::Align::bottom_right : heed::Align::top_left;
   };
-  heed::Mask<T> mask;
+  heed::Mask<T> mask = functions_mask<T>(m, c.plain.sizes);
   for (const PlainBand& band : m.bands)
     mask.bands.push_back({band.left, band.right, align(band.bottom_right), band.offset});
   if (!m.key_lengths.empty()) mask.key_lengths = m.key_lengths;

@@ -6,7 +6,10 @@
 
 #include <heed/core/random.hpp>
 #include <heed/engine/call.hpp>
+#include <heed/mask/block_mask.hpp>
+#include <heed/mask/visible.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -298,6 +301,39 @@ template <class T>
        [](G g) {
          return owned(heed::window<T>(5, 3, Align::bottom_right)) & random_documents<T>(g) &
                 random_boolean<T>({1, 1, g.len_q, g.len_kv}, 57) & owned(heed::soft_cap<T>(T(2)));
+       }},
+      {"function of batch, head and positions",
+       [](G) {
+         return owned(heed::visible<T>([](auto b, auto h, auto i, auto j) {
+           return (j <= i + 3 * h) & ((i + j + b) % 4 != 1) & (i % 6 != 5);
+         }));
+       }},
+      {"function of values per token",
+       [](G g) {
+         std::vector<Index> groups;
+         for (Index n = 0; n < g.batch * std::max(g.len_q, g.len_kv); ++n)
+           groups.push_back(n * n % 5);
+         return owned(heed::visible<T>(
+             [values = heed::TokenValues(groups, std::max<Index>(1, g.batch))](
+                 auto b, auto, auto i, auto j) { return values(b, i) != values(b, j) + 1; }));
+       }},
+      {"causal & function & bias & alibi",
+       [](G g) {
+         return owned(heed::causal<T>(Align::bottom_right)) &
+                owned(heed::visible<T>([](auto, auto, auto, auto j) { return j % 3 != 1; })) &
+                random_bias<T>({1, g.heads, g.len_q, g.len_kv}, 59, 0.1) &
+                random_alibi<T>(g, Align::bottom_right);
+       }},
+      {"key lengths | not a window",
+       [lengths](G g) { return owned(lengths(g).mask | !heed::window<T>(2, 4)); }},
+      {"blocks of 8",
+       [](G g) {
+         heed::BlockLists lists{8, 8, {0}, {}};
+         for (Index q = 0; q < (g.len_q + 7) / 8; ++q) {
+           for (Index k = q % 3; k < (g.len_kv + 7) / 8; k += 2) lists.indices.push_back(k);
+           lists.start.push_back(Index(lists.indices.size()));
+         }
+         return owned(heed::block_lists<T>(lists));
        }},
       {"two bands", [](G) { return owned(heed::causal<T>() & heed::window<T>(7, 5)); }},
   };

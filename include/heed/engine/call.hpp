@@ -115,7 +115,7 @@ struct CallStamp {
     for (const bool given :
          {!mask.bands.empty(), !mask.key_ranges.empty(), mask.key_lengths.has_value(),
           mask.allowed.given(), mask.bias.given(), mask.query_documents.has_value(),
-          mask.slopes.has_value(), mask.soft_cap != Real(0)}) {
+          mask.slopes.has_value(), mask.soft_cap != Real(0), !mask.rules.empty()}) {
       kinds |= given ? bit : 0;
       bit <<= 1;
     }
@@ -174,8 +174,9 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
   unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
               ", this one has ", other.precision.name());
-  const char* names[] = {"bands",  "key ranges", "key lengths", "a boolean mask",
-                         "a bias", "documents",  "slopes",      "a soft cap"};
+  const char* names[] = {"bands",          "key ranges", "key lengths",
+                         "a boolean mask", "a bias",     "documents",
+                         "slopes",         "a soft cap", "a function of positions"};
   for (unsigned i = 0; i < std::size(names); ++i)
     unless_same((mask >> i & 1) == (other.mask >> i & 1), "is of a call ",
                 (mask >> i & 1) != 0 ? "with " : "without ", names[i], ", this one is ",

@@ -104,7 +104,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   require_options<Real>(options);
   const Geometry g = geometry_of(op, in, where);
   check_outputs<Op>(outputs, g, in, mask, where);
-  const BoundMask<Real> bound(mask, g, where.c_str());
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), in.key, in.value, copies.read(in.extra)};
   if constexpr (Op::ReadoutType::uses_own_rows) {  // which need not lie in the tile at hand
@@ -150,7 +150,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
-  const BoundMask<Real> bound(mask, g, where.c_str());
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
   require_shape(out, out_shape, "out", where);
   require_shape(output.out, out_shape, "grad_out", where);

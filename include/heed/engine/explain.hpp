@@ -130,6 +130,12 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
   else if (c.mask.has_allowed() && c.plan.share > 0.9)
     say("the boolean mask hides hardly a whole block of ", c.plan.tile, " keys by ", c.plan.lanes,
         " queries: hidden pairs are computed, too");
+  else if (c.mask.has_rules() && c.plan.share > 0.9)
+    say("the mask's function hides hardly a whole block of ", c.plan.tile, " keys by ",
+        c.plan.lanes, " queries: hidden pairs are computed, too");
+  if (c.mask.classifies_rules())
+    say("the mask's function is asked about all pairs before the call: a BlockMask keeps what it "
+        "says");
   if (c.mask.has_bias()) say("a bias is transposed tile by tile, and every tile counts as masked");
   if (c.mask.soft_cap() != Real(0)) say("a soft cap takes a tanh per pair");
   if (c.pair_products && g.len_q <= kNarrowRows<Real>)

@@ -40,7 +40,7 @@ template <class Normaliser>
 }
 
 // Where every part of the op promises to read no place, and what has a value per head has one for all. Not under
-// a window that hides the first keys; nor with ALiBi's slopes or dropout, which belong to heads.
+// a window that hides the first keys; nor with ALiBi's slopes, dropout or functions of positions, which may read heads.
 template <class Op, class Real>
 [[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<Real>& mask,
                               const BoundMask<Real>& bound, const Dropout& dropout) {
@@ -48,7 +48,7 @@ template <class Op, class Real>
                 !place_free<typename Op::ReadoutType>)
     return false;
   bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads && !mask.slopes &&
-               dropout.rate == 0 && sources_fold(op.normaliser, g);
+               mask.rules.empty() && dropout.rate == 0 && sources_fold(op.normaliser, g);
   if (!folds) return false;
   for_each_param(op, [&](const char*, const auto& param) { folds = folds && param.size() <= 1; });
   for (Index b = 0; b < g.batch; ++b) folds = folds && bound.keys_of(b, 0).begin == 0;

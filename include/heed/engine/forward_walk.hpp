@@ -162,6 +162,8 @@ class ForwardWorker {
   }
   void load_tile(const TileOfRows<Real>& rows, Index t) {
     const KeyRange keys = seen_keys(t);
+    const auto sees = [&](const My& my) { return my.panel.tile(keys).kind != TileKind::empty; };
+    if (!rows.copies() || std::none_of(active().begin(), active().end(), sees)) return;
     const TilePlace& place = panels_[0].panel.place;
     rows.load(place.batch, c_.geometry.kv_head(place.head), keys.begin, keys.size());
   }

@@ -19,31 +19,41 @@ struct TileChoice {
   double wide_share = 0;  // the same of tiles of the width that was offered
 };
 
-// Which of the blocks of kTileBlock keys some query of a panel sees.
+// Keys per block that tiles are made of: kTileBlock, or those of the blocks of the caller's lists, where no such tile
+// ends with them.
 inline constexpr Index kTileBlock = 64;
 template <class Real>
-[[nodiscard]] std::vector<char> seen_blocks(const BoundMask<Real>& mask, const Geometry& g, Index b,
-                                            Index h, Index first, Index rows) {
+[[nodiscard]] Index tile_block(const BoundMask<Real>& mask, Index lanes) {
+  const Index block = mask.rule_block();
+  const bool fits = block > kTileBlock && block <= 4 * kTileBlock && block % lanes == 0;
+  return fits && block % kTileBlock != 0 ? block : kTileBlock;
+}
+
+// Which of the blocks of `block` keys some query of a panel sees.
+template <class Real>
+[[nodiscard]] std::vector<char> seen_blocks(const BoundMask<Real>& mask, const Geometry& g,
+                                            Index block, Index b, Index h, Index first,
+                                            Index rows) {
   std::vector<char> seen;
-  for (Index j = 0; j < g.len_kv; j += kTileBlock)
-    seen.push_back(mask.classify(b, h, first, rows, j, std::min(kTileBlock, g.len_kv - j)) !=
+  for (Index j = 0; j < g.len_kv; j += block)
+    seen.push_back(mask.classify(b, h, first, rows, j, std::min(block, g.len_kv - j)) !=
                    TileKind::empty);
   return seen;
 }
 
-// Keys in those tiles of `tile` keys that hold a seen block.
-[[nodiscard]] inline double computed_keys(const std::vector<char>& seen, Index tile) {
-  const std::ptrdiff_t step = tile / kTileBlock;
+// Keys in those tiles of `tile` keys that hold a seen block of `block` keys.
+[[nodiscard]] inline double computed_keys(const std::vector<char>& seen, Index block, Index tile) {
+  const std::ptrdiff_t step = std::max<Index>(1, tile / block);
   double keys = 0;
   for (auto from = seen.begin(); from < seen.end();) {
     const auto to = seen.end() - from > step ? from + step : seen.end();
-    if (std::find(from, to, char(1)) != to) keys += double((to - from) * kTileBlock);
+    if (std::find(from, to, char(1)) != to) keys += double((to - from) * block);
     from = to;
   }
   return keys;
 }
 
-// `wide` keys per tile, or the half, the quarter ... of them that saves a tenth of the work; at least kTileBlock,
+// `wide` keys per tile, or four, two or one of the blocks of tile_block() keys, where they save a tenth of the work;
 // a multiple of `lanes`. A function of shapes and mask, of which it looks at a few panels of `lanes` queries.
 template <class Real>
 [[nodiscard]] TileChoice choose_key_tile(const BoundMask<Real>& mask, const Geometry& g,
@@ -52,25 +62,27 @@ template <class Real>
   constexpr double kTileCost = 16;  // of a tile by itself, in keys
   TileChoice best{wide, 0, 0};
   const Index panels = (g.len_q + lanes - 1) / lanes, all = g.batch * g.heads * panels;
-  if (all == 0 || g.len_kv <= kTileBlock || !(mask.has_allowed() || mask.has_documents()))
+  if (all == 0 || g.len_kv <= kTileBlock ||
+      !(mask.has_allowed() || mask.has_documents() || mask.has_rules()))
     return best;
+  const Index block = tile_block(mask, lanes);
   std::vector<std::vector<char>> looks;
   for (Index i = 0; i < std::min(kLooks, all); ++i) {
     const Index unit = i * all / std::min(kLooks, all), first = unit % panels * lanes;
-    looks.push_back(seen_blocks(mask, g, unit / panels / g.heads, unit / panels % g.heads, first,
-                                std::min(lanes, g.len_q - first)));
+    looks.push_back(seen_blocks(mask, g, block, unit / panels / g.heads, unit / panels % g.heads,
+                                first, std::min(lanes, g.len_q - first)));
   }
   const auto share = [&](Index tile) {
     double keys = 0;
-    for (const auto& seen : looks) keys += computed_keys(seen, tile);
-    return keys / double(Index(looks.size()) * Index(looks[0].size()) * kTileBlock);
+    for (const auto& seen : looks) keys += computed_keys(seen, block, tile);
+    return keys / double(Index(looks.size()) * Index(looks[0].size()) * block);
   };
   const auto cost = [&](Index tile, double computed) {
     return computed * (1 + kTileCost / double(tile));
   };
-  best.share = best.wide_share = share((wide + kTileBlock - 1) / kTileBlock * kTileBlock);
+  best.share = best.wide_share = share((wide + block - 1) / block * block);
   double least = 0.9 * cost(wide, best.share);
-  for (Index tile = 256; tile >= std::max(kTileBlock, lanes); tile /= 2) {
+  for (Index tile = 4 * block; tile >= std::max(block, lanes); tile /= 2) {
     const double computed = share(tile);
     if (tile >= wide || cost(tile, computed) >= least) continue;
     least = cost(tile, computed);

@@ -132,6 +132,7 @@ class TileOfRows {
   TileOfRows(const TileOfRows&) = delete;  // the view refers to pages_
 
   [[nodiscard]] const TensorView<const Real>& view() const { return view_; }
+  [[nodiscard]] bool copies() const { return rows_.narrow(); }
 
   // From now on view() has rows [first, first + count), which lie in one tile, of head (b, h) or of all heads of b.
   void load(Index b, Index h, Index first, Index count) const {

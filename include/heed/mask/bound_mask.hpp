@@ -8,6 +8,7 @@
 #include <heed/mask/mask.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,14 +16,14 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// How many pairs of a tile are visible: none, some, all.
-enum class TileKind { empty, partial, full };
-
 template <class Real>
 class BoundMask {
  public:
-  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence.
-  BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where) : mask_(mask), g_(g) {
+  // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence. Functions
+  // of positions are classified by so many threads.
+  BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where, int threads = 1)
+      : mask_(mask), g_(g) {
+    for (const auto& rule : mask.rules) rules_.push_back(rule->classify(g, threads, where));
     for (const Band& band : mask.bands) {
       const Index shift = shift_of(band.align);
       if (band.left >= 0) from_ = std::max(from_, bound_at(band.offset, -band.left, shift));
@@ -56,6 +57,19 @@ class BoundMask {
   [[nodiscard]] bool has_slopes() const { return mask_.slopes.has_value(); }
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
   [[nodiscard]] bool has_documents() const { return mask_.query_documents.has_value(); }
+  [[nodiscard]] bool has_rules() const { return !rules_.empty(); }
+  // Was a function of positions classified for this call, which a BlockMask had spared it?
+  [[nodiscard]] bool classifies_rules() const {
+    return std::any_of(mask_.rules.begin(), mask_.rules.end(),
+                       [](const auto& rule) { return !rule->is_classified(); });
+  }
+  // Keys of the blocks by which the functions of positions are classified; 0 without one.
+  [[nodiscard]] Index rule_block() const {
+    Index least = 0;
+    for (const auto& rule : rules_)
+      least = least == 0 ? rule->key_block : std::min(least, rule->key_block);
+    return least;
+  }
   [[nodiscard]] Real slope(Index h) const { return (*mask_.slopes)[std::size_t(h)]; }
   [[nodiscard]] Index slope_shift() const { return slope_shift_; }
   [[nodiscard]] Real soft_cap() const { return mask_.soft_cap; }
@@ -67,8 +81,8 @@ class BoundMask {
     return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
-  // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask and bias may hide
-  // some of them.
+  // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask, functions of positions
+  // and bias may hide some of them.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
     if (hides_all_) return {};
     const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
@@ -116,6 +130,39 @@ class BoundMask {
     for (Index j = first; j < last; ++j)
       if (bias[j] == -std::numeric_limits<Real>::infinity()) hide(j);
   }
+  // Kind of a block under the functions of positions alone.
+  [[nodiscard]] TileKind rule_kind(const PairBlock& at) const {
+    TileKind kind = TileKind::full;
+    for (std::size_t n = 0; n < rules_.size() && kind != TileKind::empty; ++n)
+      kind = std::min(kind, rules_[n]->classify(at));
+    return kind;
+  }
+  // Bits of the pairs that the functions of positions show, as PairFunction::fill() lays them out. Functions that hide
+  // none of them are not asked; bits behind the last key mean nothing.
+  void fill_by_rules(const PairBlock& at, std::uint64_t* words) const {
+    bool first = true;
+    for (const auto& rule : rules_) {
+      if (rule->classify(at) == TileKind::full) continue;
+      if (first)
+        rule->pairs->fill(at, words);
+      else
+        keep_by_rule(*rule->pairs, at, words);
+      first = false;
+    }
+    for (Index r = 0; r < at.rows && first; ++r)
+      std::fill_n(words + r * kRuleWords, kRuleWords, ~std::uint64_t(0));
+  }
+  template <class Hide>
+  void for_keys_hidden_by_rules(Index b, Index h, Index i, Index first, Index last,
+                                Hide&& hide) const {
+    std::uint64_t seen[kRuleWords];
+    for (Index from = first; from < last && has_rules(); from += kRuleKeys) {
+      const Index keys = std::min(kRuleKeys, last - from);
+      fill_by_rules({b, h, i, 1, from, keys}, seen);
+      for (Index j = 0; j < keys; ++j)
+        if ((seen[j / 64] >> (j % 64) & 1) == 0) hide(from + j);
+    }
+  }
   // Which pairs the mask hides: what every other answer agrees with.
   template <class Hide>
   void for_hidden_keys(Index b, Index h, Index i, Index first, Index last, Hide&& hide) const {
@@ -124,6 +171,7 @@ class BoundMask {
     for (Index j = std::max(left_by_bands.end, first); j < last; ++j) hide(j);
     for_keys_of_other_documents(b, i, first, last, hide);
     for_keys_hidden_by_bias(b, h, i, first, last, hide);
+    for_keys_hidden_by_rules(b, h, i, first, last, hide);
     if (!has_allowed()) return;
     const bool* allowed = allowed_row(b, h, i);
     for (Index j = first; j < last; ++j)
@@ -139,18 +187,19 @@ class BoundMask {
   // Whether query i sees any key.
   [[nodiscard]] bool sees_any(Index b, Index h, Index i) const {
     const KeyRange keys = keys_of(b, i);
-    if (!has_allowed() && !has_documents() && !has_bias()) return keys.size() > 0;
-    for (Index j = keys.begin; j < keys.end; ++j)
-      if (visible(b, h, i, j)) return true;
+    if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size() > 0;
+    for (Index j = keys.begin; j < keys.end; j += 64)
+      if (seen_bits(b, h, i, j, std::min(j + 64, keys.end)) != 0) return true;
     return false;
   }
 
   // How many keys query i sees; a bias of -infinity hides its key. O(1) under bands and key lengths alone, else O(keys).
   [[nodiscard]] Index count_visible(Index b, Index h, Index i) const {
     const KeyRange keys = keys_of(b, i);
-    if (!has_allowed() && !has_documents() && !has_bias()) return keys.size();
+    if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size();
     Index count = 0;
-    for (Index j = keys.begin; j < keys.end; ++j) count += visible(b, h, i, j) ? 1 : 0;
+    for (Index j = keys.begin; j < keys.end; j += 64)
+      count += std::popcount(seen_bits(b, h, i, j, std::min(j + 64, keys.end)));
     return count;
   }
 
@@ -163,10 +212,20 @@ class BoundMask {
       kind = std::min(kind, document_kind(b, first, rows, key, count));
     if (kind != TileKind::empty && has_allowed())
       kind = std::min(kind, allowed_kind(b, h, first, rows, key, count));
+    if (kind != TileKind::empty && has_rules())
+      kind = std::min(kind, rule_kind({b, h, first, rows, key, count}));
     return kind;
   }
 
  private:
+  // A bit for each of up to 64 keys [first, end), the lowest for the first: does query i see it?
+  [[nodiscard]] std::uint64_t seen_bits(Index b, Index h, Index i, Index first, Index end) const {
+    std::uint64_t seen = ~std::uint64_t(0) >> (64 - (end - first));
+    for_hidden_keys(b, h, i, first, end,
+                    [&](Index key) { seen &= ~(std::uint64_t(1) << (key - first)); });
+    return seen;
+  }
+
   // A bound that is beyond every position, and does not overflow when positions are added to it.
   static constexpr Index kUnbounded = std::numeric_limits<Index>::max() / 4;
 
@@ -181,6 +240,18 @@ class BoundMask {
       sum = side > 0 ? 2 * kUnbounded : -2 * kUnbounded;
     return std::clamp(std::clamp(sum, -2 * kUnbounded, 2 * kUnbounded) + shift, -kUnbounded,
                       kUnbounded);
+  }
+
+  // What a further function shows of the pairs whose bits are set, row by row.
+  static void keep_by_rule(const PairFunction& pairs, const PairBlock& at, std::uint64_t* words) {
+    std::uint64_t seen[kRuleWords];
+    for (Index r = 0; r < at.rows; ++r) {
+      PairBlock row = at;
+      row.query += r;
+      row.rows = 1;
+      pairs.fill(row, seen);
+      for (Index w = 0; w * 64 < at.keys; ++w) words[r * kRuleWords + w] &= seen[w];
+    }
   }
 
   [[nodiscard]] TileKind band_kind(Index b, Index first, Index rows, Index key, Index count) const {
@@ -250,6 +321,7 @@ class BoundMask {
 
   const Mask<Real>& mask_;
   Geometry g_;
+  std::vector<std::shared_ptr<const PairBlocks>> rules_;
   // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
   Index first_key_ = 0, last_key_ = kUnbounded;  // and all key ranges

@@ -11,10 +11,15 @@
 // are exactly 0, whatever its key and value hold.
 //
 //   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view);
+//
+// mask/visible.hpp makes a mask of a function of positions, mask/patterns.hpp has some of them, mask/combine.hpp joins
+// masks with | and turns them round with !, and mask/block_mask.hpp keeps what a function hides for many calls.
 
 #include <heed/core/view.hpp>
+#include <heed/mask/pair_rule.hpp>
 
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -56,10 +61,13 @@ struct Mask {
   Align slope_align = Align::top_left;
   // Soft cap c: scale * q.k becomes c tanh(scale * q.k / c); 0 for none.
   Real soft_cap = Real(0);
+  // Functions of positions; each must show a pair.
+  std::vector<std::shared_ptr<const PairRule>> rules;
 
   [[nodiscard]] friend Mask operator&(Mask a, const Mask& b) {
     a.bands.insert(a.bands.end(), b.bands.begin(), b.bands.end());
     a.key_ranges.insert(a.key_ranges.end(), b.key_ranges.begin(), b.key_ranges.end());
+    a.rules.insert(a.rules.end(), b.rules.begin(), b.rules.end());
     const auto join_given = [](auto& to, const auto& from, const char* what) {
       join(to, from, to.has_value(), from.has_value(), what);
     };

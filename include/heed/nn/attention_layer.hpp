@@ -130,6 +130,7 @@ class OpStage {
     Mask<Real> moved = mask;
     for (Band& band : moved.bands)
       if (band.align == Align::top_left) band.offset += position;
+    for (auto& rule : moved.rules) rule = rule->moved(position);
     moved.slope_align = Align::bottom_right;
     return moved;
   }

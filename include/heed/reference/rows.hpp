@@ -72,7 +72,8 @@ void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
                               mask.key_documents,
                               std::move(slopes),
                               mask.slope_align,
-                              double(mask.soft_cap)};
+                              double(mask.soft_cap),
+                              mask.rules};
   problem.bias.clear();
   problem.bias_shape = mask.bias.shape();
   const Shape& s = problem.bias_shape;

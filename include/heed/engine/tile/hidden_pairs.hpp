@@ -63,11 +63,12 @@ class TileMask {
     });
   }
 
-  // Hides what band, key length, documents and boolean mask hide, and lanes beyond the last query.
+  // Hides what band, key length, documents, boolean mask and functions of positions hide, and lanes beyond the last query.
   void hide(const LaneTile<Real>& scores) const {
     hide_band(scores);
     if (mask_.has_documents()) hide_documents(scores);
     if (mask_.has_allowed()) hide_disallowed(scores);
+    if (mask_.has_rules()) hide_by_rules(scores);
   }
 
  private:
@@ -145,6 +146,33 @@ class TileMask {
                        select(visible, scores.load(j + k, v), Pack<Real>(-kInfinity<Real>)));
         }
       }
+    }
+  }
+
+  // One call for all pairs, where the tile has no more keys than it may ask for; then in blocks as above, but with the
+  // first key in the lowest bit of a word.
+  void hide_by_rules(const LaneTile<Real>& scores) const {
+    constexpr Index W = kLanes<Real>, block = 8 * Index(sizeof(Real));
+    using Bits = typename Pack<Real>::Bits;
+    using Mask = typename Pack<Real>::Mask;
+    std::uint64_t seen[kPanelLanes<Real> * kRuleWords];
+    for (Index from = 0; from < place_.keys; from += kRuleKeys) {
+      const PairBlock at{place_.batch, place_.head,       place_.query,
+                         place_.rows,  place_.key + from, std::min(kRuleKeys, place_.keys - from)};
+      if (mask_.rule_kind(at) == TileKind::full) continue;
+      mask_.fill_by_rules(at, seen);
+      for (Index first = 0; first < at.rows; first += W)
+        for (Index j = 0; j < at.keys; j += block) {
+          Bits words{};
+          for (Index r = 0; r < std::min(W, at.rows - first); ++r)
+            words[r] = std::remove_cvref_t<decltype(words[0])>(
+                seen[(first + r) * kRuleWords + j / 64] >> (j % 64));
+          for (Index k = from + j; k < from + std::min(j + block, at.keys); ++k, words >>= 1) {
+            const Mask visible = (Mask)(Bits{} - (words & 1));
+            const int v = int(first / W);
+            scores.store(k, v, select(visible, scores.load(k, v), Pack<Real>(-kInfinity<Real>)));
+          }
+        }
     }
   }
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the engine asks of a part of a mask that is a function of positions (mask/visible.hpp), a list of blocks
+// (mask/block_mask.hpp) or a union (mask/combine.hpp): bits of a tile's pairs, through one virtual call, and whether a
+// tile is hidden, visible in part, or visible as a whole, looked up in blocks that are classified once per call.
+//
+// Memory of a classified rule: a byte per block, for each batch and each head only where the rule depends on it, and
+// kMostBlocks bytes at most: where blocks of 16 queries and 64 keys were more, they are larger.
+
+#include <heed/core/geometry.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// How many pairs of a tile are visible: none, some, all.
+enum class TileKind : std::uint8_t { empty, partial, full };
+
+// Queries [query, query + rows) and keys [key, key + keys) of head (batch, head); none of them is empty.
+struct PairBlock {
+  Index batch = 0, head = 0;
+  Index query = 0, rows = 0;
+  Index key = 0, keys = 0;
+};
+
+// A row of bits is asked for this many keys at most.
+inline constexpr Index kRuleKeys = 512, kRuleWords = kRuleKeys / 64;
+
+inline constexpr Index kMostBlocks = Index(1) << 24;
+
+// A rule for the sizes of one call.
+class PairFunction {
+ public:
+  virtual ~PairFunction() = default;
+  // Bit j % 64 of words[r * kRuleWords + j / 64]: does query `query + r` see key `key + j`? For at most kRuleKeys keys;
+  // bits behind the last one of them are 0.
+  virtual void fill(const PairBlock& at, std::uint64_t* words) const = 0;
+  // May batches differ in what they see, or heads?
+  [[nodiscard]] virtual bool depends_on_batch() const = 0;
+  [[nodiscard]] virtual bool depends_on_head() const = 0;
+};
+
+// A rule for the sizes of one call, and the kinds of its blocks. Nothing changes it once it is made.
+struct PairBlocks {
+  std::shared_ptr<const PairFunction> pairs;
+  Index batch = 1, heads = 1;  // that have kinds of their own: all of the call's, or 1
+  Index query_block = 1, key_block = 1;
+  Index query_blocks = 0, key_blocks = 0;
+  std::vector<TileKind> kinds;  // [batch][heads][query_blocks][key_blocks]
+
+  [[nodiscard]] Index row(Index b, Index h, Index query_block_index) const {
+    const Index table = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : h);
+    return (table * query_blocks + query_block_index) * key_blocks;
+  }
+  // Of a tile that cuts through blocks: empty or full where all blocks are that it meets, else partial.
+  [[nodiscard]] TileKind classify(const PairBlock& at) const {
+    const Index last_query = (at.query + at.rows - 1) / query_block,
+                last_key = (at.key + at.keys - 1) / key_block;
+    bool any = false, all = true;
+    for (Index q = at.query / query_block; q <= last_query; ++q) {
+      const TileKind* of_row = kinds.data() + row(at.batch, at.head, q);
+      for (Index k = at.key / key_block; k <= last_key; ++k) {
+        any = any || of_row[k] != TileKind::empty;
+        all = all && of_row[k] == TileKind::full;
+      }
+      if (any && !all) return TileKind::partial;
+    }
+    return all ? TileKind::full : TileKind::empty;
+  }
+};
+
+// A part of a mask, for any sizes. Masks share it: nothing changes it once it is made.
+class PairRule {
+ public:
+  virtual ~PairRule() = default;
+  // The rule for the sizes of a call. Throws std::invalid_argument if they do not fit; `where` is the beginning of its
+  // sentence.
+  [[nodiscard]] virtual std::shared_ptr<const PairFunction> bind(const Geometry& g,
+                                                                 const char* where) const = 0;
+  // The same with its blocks, which do not depend on the number of threads that look for them.
+  [[nodiscard]] virtual std::shared_ptr<const PairBlocks> classify(const Geometry& g, int threads,
+                                                                   const char* where) const = 0;
+  // The rule for queries that stand `by` tokens further on the key axis.
+  [[nodiscard]] virtual std::shared_ptr<const PairRule> moved(Index by) const = 0;
+  // Does classify() cost nothing?
+  [[nodiscard]] virtual bool is_classified() const { return false; }
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed

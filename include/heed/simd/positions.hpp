@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Positions of tokens and other whole numbers of 32 bits, one SIMD register of them as a value, and what comparisons of
+// them give. A mask's function (mask/visible.hpp) is written with this header:
+//
+//   (j <= i) & ((i - j) % 4 == 0 | j < 8)
+//
+// Sums, differences and products wrap around beyond 32 bits. A quotient is rounded towards 0, and the remainder has the
+// sign of what is divided, as those of int are; what is divided by 0 gives 0, and so does its remainder. Comparisons are
+// joined by & and | and turned round by !.
+
+#include <heed/simd/pack.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#if defined(__FMA__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace heed {
+inline namespace HEED_ABI {
+
+namespace detail {
+typedef std::int32_t PositionVector __attribute__((vector_size(kRegisterBytes)));
+typedef std::uint32_t PositionBits __attribute__((vector_size(kRegisterBytes)));
+}  // namespace detail
+
+// Lane by lane, true or false.
+struct Seen {
+  detail::PositionVector v;  // -1 or 0
+
+  explicit Seen(detail::PositionVector lanes) : v(lanes) {}
+  Seen(bool all) : v(detail::PositionVector{} - std::int32_t(all)) {}
+  friend Seen operator&(Seen a, Seen b) { return Seen(a.v & b.v); }
+  friend Seen operator|(Seen a, Seen b) { return Seen(a.v | b.v); }
+  friend Seen operator!(Seen a) { return Seen(~a.v); }
+
+  // Lane k as bit k.
+  [[nodiscard]] std::uint32_t bits() const {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+#elif defined(__FMA__)
+    return std::uint32_t(_mm256_movemask_ps((__m256)v));
+#else
+    std::uint32_t all = 0;
+    for (int k = 0; k < kRegisterBytes / 4; ++k) all |= std::uint32_t(v[k] & 1) << k;
+    return all;
+#endif
+  }
+};
+
+struct Positions {
+  static constexpr int width = kRegisterBytes / int(sizeof(std::int32_t));
+  using Vector = detail::PositionVector;
+  using Bits = detail::PositionBits;
+
+  Vector v;
+
+  Positions() = default;
+  explicit Positions(Vector vector) : v(vector) {}
+  // Every lane holds the number, or the nearest one that 32 bits hold.
+  template <std::integral U>
+  requires(!std::is_same_v<U, bool>) Positions(U number) : v(nearest(number) - Vector{}) {}
+
+  [[nodiscard]] static Positions iota() {
+    Vector lanes;
+    for (int k = 0; k < width; ++k) lanes[k] = k;
+    return Positions(lanes);
+  }
+  [[nodiscard]] std::int32_t lane(int k) const { return v[k]; }
+
+ private:
+  template <class U>
+  [[nodiscard]] static std::int32_t nearest(U number) {
+    using Limits = std::numeric_limits<std::int32_t>;
+    if (std::cmp_less(number, Limits::min())) return Limits::min();
+    if (std::cmp_greater(number, Limits::max())) return Limits::max();
+    return std::int32_t(number);
+  }
+};
+
+[[nodiscard]] inline Positions operator+(Positions a, Positions b) {
+  return Positions((Positions::Vector)((Positions::Bits)a.v + (Positions::Bits)b.v));
+}
+[[nodiscard]] inline Positions operator-(Positions a, Positions b) {
+  return Positions((Positions::Vector)((Positions::Bits)a.v - (Positions::Bits)b.v));
+}
+[[nodiscard]] inline Positions operator*(Positions a, Positions b) {
+  return Positions((Positions::Vector)((Positions::Bits)a.v * (Positions::Bits)b.v));
+}
+[[nodiscard]] inline Positions operator-(Positions a) { return Positions(0) - a; }
+// By double, in which the quotient of two numbers of 32 bits lies on the right side of every whole number: it is at
+// least 2^-31 away from those that it is not, and wrong by 2^31 2^-53 at most.
+[[nodiscard]] inline Positions operator/(Positions a, Positions b) {
+  typedef double Doubles __attribute__((vector_size(2 * kRegisterBytes)));
+  const Positions::Vector divisor = b.v == 0 ? Positions(1).v : b.v;
+  const Doubles quotient =
+      __builtin_convertvector(a.v, Doubles) / __builtin_convertvector(divisor, Doubles);
+  const Positions::Vector truncated = __builtin_convertvector(quotient, Positions::Vector);
+  return Positions(b.v == 0 ? Positions::Vector{} : truncated);
+}
+[[nodiscard]] inline Positions operator%(Positions a, Positions b) {
+  const Positions rest = a - a / b * b;
+  return Positions(b.v == 0 ? Positions::Vector{} : rest.v);
+}
+
+[[nodiscard]] inline Seen operator<(Positions a, Positions b) { return Seen(a.v < b.v); }
+[[nodiscard]] inline Seen operator<=(Positions a, Positions b) { return Seen(a.v <= b.v); }
+[[nodiscard]] inline Seen operator>(Positions a, Positions b) { return Seen(a.v > b.v); }
+[[nodiscard]] inline Seen operator>=(Positions a, Positions b) { return Seen(a.v >= b.v); }
+[[nodiscard]] inline Seen operator==(Positions a, Positions b) { return Seen(a.v == b.v); }
+[[nodiscard]] inline Seen operator!=(Positions a, Positions b) { return Seen(a.v != b.v); }
+
+// numbers[at], lane by lane; every lane of `at` must be the place of a number.
+[[nodiscard]] inline Positions gather(const std::int32_t* numbers, Positions at) {
+#if defined(__AVX512F__)
+  return Positions((Positions::Vector)_mm512_i32gather_epi32((__m512i)at.v, numbers, 4));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return Positions((Positions::Vector)_mm256_i32gather_epi32(numbers, (__m256i)at.v, 4));
+#else
+  Positions::Vector gathered;
+  for (int k = 0; k < Positions::width; ++k) gathered[k] = numbers[at.v[k]];
+  return Positions(gathered);
+#endif
+}
+
+[[nodiscard]] inline Positions select(Seen which, Positions a, Positions b) {
+  return Positions(which.v ? a.v : b.v);
+}
+[[nodiscard]] inline Positions min(Positions a, Positions b) { return select(a < b, a, b); }
+[[nodiscard]] inline Positions max(Positions a, Positions b) { return select(a > b, a, b); }
+[[nodiscard]] inline Positions absolute(Positions a) { return max(a, -a); }
+
+}  // namespace HEED_ABI
+}  // namespace heed
