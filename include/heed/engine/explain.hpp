@@ -170,7 +170,7 @@ template <AttentionOp Op>
   require_precision<Real>(options);
   op.validate(g, "heed::explain");
   detail::require_sources(op.normaliser, g, "heed::explain");
-  const BoundMask<Real> bound(mask, g, "heed::explain");
+  const BoundMask<Real> bound(mask, g, "heed::explain", options.threads);
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
     Options as_stored = options;
     as_stored.precision = {};
