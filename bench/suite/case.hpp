@@ -14,7 +14,8 @@ namespace heed_bench {
 using heed::Index;
 using heed::Pass;
 
-enum class MaskKind { full, causal, boolean, bias };
+// blocks: a BlockMask that shows a quarter of the pairs in blocks of 128; function: the same, asked for in every call.
+enum class MaskKind { full, causal, boolean, bias, blocks, function };
 
 struct Case {
   Index heads, kv_heads, len_q, len_kv, dim, dim_v;  // batch 1
@@ -37,14 +38,18 @@ struct Case {
     if (mask == MaskKind::causal) s += "_causal";
     if (mask == MaskKind::boolean) s += "_boolean";
     if (mask == MaskKind::bias) s += "_bias";
+    if (mask == MaskKind::blocks) s += "_blocks";
+    if (mask == MaskKind::function) s += "_function";
     if (threads > 1) s += "_" + number(threads) + "threads";
     return s;
   }
 
-  // Of the two products of forward, or the five of backward, over the pairs that a causal mask leaves.
+  // Of the two products of forward, or the five of backward, over the pairs that a causal mask or blocks leave.
   [[nodiscard]] double flops(Pass pass) const {
     const double rows = double(len_q), columns = double(len_kv);
-    const double pairs = mask == MaskKind::causal ? rows * (rows + 1) / 2 : rows * columns;
+    const bool quarter = mask == MaskKind::blocks || mask == MaskKind::function;
+    const double pairs =
+        mask == MaskKind::causal ? rows * (rows + 1) / 2 : rows * columns * (quarter ? 0.25 : 1.0);
     const double per_pair =
         pass == Pass::forward ? 2.0 * double(dim + dim_v) : 2.0 * double(3 * dim + 2 * dim_v);
     return per_pair * pairs * double(heads);
@@ -72,6 +77,9 @@ inline constexpr std::size_t kUsualCases = 4;
       // Other masks, widths, lengths.
       square(4, 2048, 64, MaskKind::boolean),
       square(4, 2048, 64, MaskKind::bias),
+      square(4, 2048, 64, MaskKind::blocks),
+      square(4, 2048, 64, MaskKind::function),
+      square(4, 4096, 64, MaskKind::blocks),
       square(4, 1024, 64),
       square(8, 200, 40),
       square(4, 333, 80),

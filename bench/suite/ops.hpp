@@ -7,6 +7,8 @@
 
 #include <heed/check/op_problem.hpp>
 #include <heed/compiled.hpp>
+#include <heed/mask/block_mask.hpp>
+#include <heed/mask/visible.hpp>
 
 namespace heed_bench {
 
@@ -35,6 +37,10 @@ struct CaseMask {
     const auto count = std::size_t(g.len_q * g.len_kv);
     const heed::CounterRandom random(7, kind == MaskKind::bias ? 6 : 99);
     if (kind == MaskKind::causal) mask = heed::causal<T>();
+    if (kind == MaskKind::blocks || kind == MaskKind::function)
+      mask =
+          heed::visible<T>([](auto, auto, auto i, auto j) { return (i / 128 + j / 128) % 4 == 0; });
+    if (kind == MaskKind::blocks) mask = heed::BlockMask<T>(mask, g).mask();
     if (kind == MaskKind::bias) {
       for (std::size_t i = 0; i < count; ++i) numbers.push_back(T(random.normal(i)));
       mask = heed::bias<T>(heed::TensorView<const T>(numbers.data(), pairs));
@@ -145,7 +151,7 @@ template <class Stored, class Op>
   return {[at] { at->call.forward(); }, [at] { at->call.backward(); }};
 }
 
-// What the others are compared with: plain attention, and for masks that are read from memory no mask.
+// What the others are compared with: plain attention, and for masks other than a causal one no mask.
 template <class Stored>
 [[nodiscard]] Contender baseline(const Case& c, const heed::Options& options) {
   return contender<Stored>(heed::ScaledDot<heed::ArithmeticOf<Stored>>{}, c.geometry(),

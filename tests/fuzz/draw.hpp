@@ -13,7 +13,7 @@ using heed::Index;
 
 class Draw : public heed::RandomSequence {
  public:
-  explicit Draw(std::uint64_t seed) : RandomSequence(seed, 7) {}
+  explicit Draw(std::uint64_t seed, std::uint64_t stream = 7) : RandomSequence(seed, stream) {}
 
   using RandomSequence::uniform;
   [[nodiscard]] double uniform(double low, double high) { return low + (high - low) * uniform(); }

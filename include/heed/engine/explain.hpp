@@ -169,7 +169,7 @@ template <AttentionOp Op>
   require_options<Real>(options);
   op.validate(g, "heed::explain");
   detail::require_sources(op.normaliser, g, "heed::explain");
-  const BoundMask<Real> bound(mask, g, "heed::explain");
+  const BoundMask<Real> bound(mask, g, "heed::explain", options.threads);
   if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
     Explanation folded = explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g),
                                  pass, detail::fold_heads(options));

@@ -6,6 +6,8 @@
 
 #include <heed/mask/combine.hpp>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>

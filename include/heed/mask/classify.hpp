@@ -8,6 +8,7 @@
 #include <heed/mask/pair_rule.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <vector>
 

@@ -8,6 +8,8 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/mask/classify.hpp>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>

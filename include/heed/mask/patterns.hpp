@@ -6,7 +6,7 @@
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/visible.hpp>
 
-#include <string>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -49,7 +49,7 @@ namespace detail {
 
 // s <= j < s + window with s = min(max(i - window / 2, 0), length - window): each query sees exactly `window` keys of a
 // sequence of `length` tokens, around it where the ends leave room.
-//   Hassani et al. 2023, "Neighborhood Attention Transformer", section 3.1
+//   Hassani et al. 2023, "Neighborhood Attention Transformer" (NATTEN), section 3.1
 template <class Real>
 [[nodiscard]] Mask<Real> neighbourhood(Index length, Index window) {
   require(window >= 1 && window <= length, "neighbourhood: window is ", window,

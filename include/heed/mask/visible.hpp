@@ -21,6 +21,7 @@
 #include <heed/mask/mask.hpp>
 #include <heed/simd/positions.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
