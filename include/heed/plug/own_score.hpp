@@ -17,8 +17,14 @@
 //   op.score.slope = {0.1F, 0.2F};
 //
 // S is a vector of pairs in the engine and other scalars elsewhere, so the formula uses + - * /, numbers and
-// the words of core/scalar.hpp (math::exp, math::select ...), and branches on none of its values. `pair` has
+// the words below, and branches on none of its values: no `if`, no `? :`, no std::exp. `pair` has
 // the fields of Pair (plug/score.hpp): dot, logit, query[], key[], query_index, key_index.
+//
+//   heed::math::                       core/scalar.hpp and core/functions.hpp say how exact each is
+//     exp, expm1, log, log1p, sqrt, pow, sin, cos, tanh, erf, sigmoid, softplus
+//     absolute, maximum, minimum
+//     select(a < b, x, y)              x where a < b, y elsewhere; the other leaves no trace, not even a NaN
+//     constant<S>(0.5)                 a number as an S, where an S is asked for
 //
 // Beside the formula a struct may have
 //
@@ -44,6 +50,7 @@
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/features.hpp>
+#include <heed/simd/functions.hpp>
 
 #include <type_traits>
 
