@@ -50,9 +50,12 @@
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/features.hpp>
+#include <heed/plug/formula_probe.hpp>
 #include <heed/simd/functions.hpp>
 
+#include <concepts>
 #include <type_traits>
+#include <utility>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -69,6 +72,20 @@ struct FeaturesOf<Formula> {
   using Type = typename Formula::Features;
 };
 
+// Compiles score() of a formula, and does not run it.
+template <class S, class Formula, class Pair, class Scalars>
+[[nodiscard]] auto probe_formula(const Formula& formula, const Pair& pair, const Scalars& p) {
+  if constexpr (requires { formula.template score<S>(pair, p); }) {
+    return formula.template score<S>(pair, p);
+  } else {
+    static_assert(
+        requires { formula.score(pair, p); },
+        "heed: a formula needs `template <class S> S score(const auto& pair, const auto& p) const` "
+        "(plug/own_score.hpp)");
+    return formula.score(pair, p);
+  }
+}
+
 }  // namespace detail
 
 // A formula as a score that the engine runs: with the side values that it asks for, and the defaults of a score.
@@ -78,6 +95,17 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
   using rebind = OwnScore<Formula, U>;
   using PlaceFree = std::conditional_t<place_free<Formula<Real>>, OwnScore, void>;
   using NormedDots = std::conditional_t<normed_dots<Formula<Real>>, OwnScore, void>;
+
+  // What plug/check.hpp asks before the engine compiles the formula: mistakes end in one sentence.
+  [[nodiscard]] static consteval bool check_formula() {
+    using S = detail::Probe<Real>;
+    using Result = decltype(detail::probe_formula<S>(
+        std::declval<const Formula<Real>&>(), std::declval<const PairOf<OwnScore, S>&>(),
+        std::declval<const ScalarsOf<OwnScore, S>&>()));
+    static_assert(std::convertible_to<Result, S>,
+                  "heed: score() of a formula returns a number of its type S (plug/own_score.hpp)");
+    return true;
+  }
 
   void check(const Geometry& g, const char* where) const {
     if constexpr (requires(const Formula<Real>& formula) { formula.check(g, where); })
