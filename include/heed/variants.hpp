@@ -142,12 +142,7 @@ void for_each_variant(const Geometry& g, F&& f, const VariantOptions& options = 
   add("ode-equilibrium", "fixed point", g,
       with(ResonantOde<Real>{}, [](auto& op) { op.normaliser.mode = FlowMode::equilibrium; }),
       {.lse_of_scores = false});
-  add("dialectical", "3 steps, halting per token", g,
-      with(Dialectical<Real>{},
-           [&](auto& op) {
-             static_cast<DialecticalParams<Real>&>(op.readout) =
-                 DialecticalParams<Real>::zeros(g.dim_v);
-           }),
+  add("dialectical", "3 steps, halting per token", g, make_dialectical<Real>(g),
       {.equal_widths = true});
   add("prototype", "winner by cosine", g, make_prototype<Real>(g, options.prototypes),
       {.equal_widths = true});

@@ -5,10 +5,13 @@
 #include "catch.hpp"
 
 #include <heed/check/op_check.hpp>
+#include <heed/check/op_timing.hpp>
 #include <heed/ops/intent_gate.hpp>
+#include <heed/ops/scaled_dot.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 namespace {
@@ -240,4 +243,26 @@ TEST_CASE("check_op says which sizes an op refuses, and why", "[op_check]") {
   CHECK(holds(own_row.text(),
               "(heads 2, kv_heads 1, len_q 1, len_kv 1, dim_qk 4, dim_v 4), causal & bias"));
   CHECK(holds(own_row.text(), "left out, the readout reads key and value of its own row"));
+}
+
+TEST_CASE("time_op tells the minimum, the median and the quartiles of both passes") {
+  OpTiming timing;
+  timing.forward = {1e-3, 2e-3, 3e-3, 4e-3};
+  timing.forward_ratio = {1.1, 1.2, 1.3, 1.4};
+  timing.backward = {0.01, 0.02, 0.03, 0.04};
+  timing.backward_ratio = {2, 3, 4, 5};
+  CHECK(timing.text() ==
+        "forward 3 ms (minimum 1, quartiles 2 to 4), 1.3 x plain attention (1.2 to 1.4)\n"
+        "backward 30 ms (minimum 10, quartiles 20 to 40), 4 x plain attention (3 to 5)");
+  const OpTiming measured =
+      time_op(ScaledDot<double>{}, {1, 2, 2, 2, 9, 9, 4, 4}, {}, 3, {.threads = 1});
+  for (const Spread& s :
+       {measured.forward, measured.backward, measured.forward_ratio, measured.backward_ratio}) {
+    CHECK(s.minimum > 0);
+    CHECK(s.minimum <= s.lower);
+    CHECK(s.lower <= s.median);
+    CHECK(s.median <= s.upper);
+  }
+  CHECK_THROWS_AS(time_op(ScaledDot<double>{}, {1, 2, 2, 2, 9, 9, 4, 4}, {}, 0),
+                  std::invalid_argument);
 }

@@ -6,6 +6,7 @@
 #include <heed/check/machine_peak.hpp>
 
 #include <stdexcept>
+#include <vector>
 
 using namespace heed;
 
@@ -16,6 +17,18 @@ TEST_CASE("a median is the middle of the sorted numbers, or the mean of the two 
   CHECK(median_of({8, 1, 100, 4}) == 6);
   CHECK(median_of({3, 3, 1, 3, 9, 9}) == 3);
   CHECK_THROWS_AS(median_of({}), std::invalid_argument);
+}
+
+TEST_CASE(
+    "quartiles lie a quarter, half and three quarters of the way through the sorted numbers") {
+  const auto list = [](const Spread& s) {
+    return std::vector<double>{s.minimum, s.lower, s.median, s.upper};
+  };
+  CHECK(list(spread_of({5})) == std::vector<double>{5, 5, 5, 5});
+  CHECK(list(spread_of({8, 1, 4, 2})) == std::vector<double>{1, 1.75, 3, 5});
+  CHECK(list(spread_of({50, 10, 40, 20, 30})) == std::vector<double>{10, 20, 30, 40});
+  CHECK(spread_of({9, 1, 7, 3, 3, 8}).median == median_of({9, 1, 7, 3, 3, 8}));
+  CHECK_THROWS_AS(spread_of({}), std::invalid_argument);
 }
 
 TEST_CASE("the peak is that of more than one multiply-add at a time") {

@@ -254,11 +254,8 @@ template <class T, Needs needs = Needs{}>
     runner.linear_rows = true;
   }
   if (g.dim_qk != g.dim_v) return all;
-  heed::Dialectical<T> batch;
-  static_cast<heed::DialecticalParams<T>&>(batch.readout) =
-      heed::DialecticalParams<T>::zeros(g.dim_v);
+  auto batch = heed::make_dialectical<T>(g, {.halting = heed::Halting::batch});
   heed::detail::fill_tensors(batch, 5);
-  batch.readout.halting = heed::Halting::batch;
   add("dialectical-batch", batch);
   return all;
 }

@@ -13,6 +13,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 using namespace heed;
 using heed_test::message_of;
@@ -188,6 +189,24 @@ TEST_CASE("an output over the last rows of an input that runs backwards in memor
             }),
             "out overlaps query"));
   CHECK_NOTHROW(forward(ScaledDot<float>{}, {reversed, key, key}, {}, before));
+}
+
+TEST_CASE("a boolean mask takes the type of what it is joined with or given to") {
+  const bool pairs[] = {true, false, true, false, true, true};
+  const TensorView<const bool> allowed(pairs, Shape{1, 1, 2, 3});
+  const auto joined = causal<float>() & boolean(allowed);
+  STATIC_REQUIRE(std::is_same_v<decltype(joined), const Mask<float>>);
+  CHECK(joined.allowed.data() == pairs);
+  CHECK(joined.bands.size() == 1);
+  CHECK((boolean(allowed) & causal<double>()).allowed.data() == pairs);
+  CHECK(has(message_of([&] { (void)(boolean<float>(allowed) & boolean(allowed)); }),
+            "both sides of & have a boolean mask"));
+  const double x[] = {1, 2, 3, 4, 5, 6};
+  double out[4] = {};
+  forward(ScaledDot<double>{}, {{x, {1, 1, 2, 2}}, {x, {1, 1, 3, 2}}, {x, {1, 1, 3, 2}}},
+          boolean({pairs + 3, Shape{1, 1, 1, 3}}), {out, {1, 1, 2, 2}});
+  CHECK(out[0] > 3);  // the first key is hidden from both
+  CHECK(out[2] > 3);
 }
 
 TEST_CASE("a gradient over the boolean mask is refused") {

@@ -226,8 +226,7 @@ Dialectical<T> golden_op(const GoldenCase& c) {
 }
 
 Dialectical<double> random_op(Index dim, std::uint64_t seed) {
-  Dialectical<double> op;
-  static_cast<DialecticalParams<double>&>(op.readout) = DialecticalParams<double>::zeros(dim);
+  auto op = make_dialectical<double>(Geometry{.dim_qk = dim, .dim_v = dim});
   op.visit([&](const char*, Param<double>& p) {
     const std::vector<double> x = numbers(p.size(), ++seed);
     const double gain = p.size() > dim ? 2.5 / std::sqrt(double(dim)) : 1.0;
@@ -447,6 +446,17 @@ TEST_CASE("dialectical: a row that sees no key has tension 1/2 and still recurse
   }
   CHECK(std::all_of(got.dv.begin(), got.dv.begin() + 24, [](double x) { return x == 0.0; }));
   check_against_tape(op, problem, 1);
+}
+
+TEST_CASE("dialectical: an op that is made for sizes fits them, and moves no row") {
+  const auto problem = random_problem(2, 1, 1, 6, 4);
+  const auto op = make_dialectical<double>(
+      problem.geometry, {.max_steps = 5, .halt_eps = 0.25, .halting = Halting::batch});
+  CHECK_NOTHROW(op.validate(problem.geometry, "here"));
+  CHECK(op.readout.max_steps == 5);
+  CHECK(op.readout.halt_eps == 0.25);
+  CHECK(op.readout.halting == Halting::batch);
+  CHECK(reference::forward(op, problem).out == problem.query);
 }
 
 TEST_CASE("dialectical: tension lies between sigmoid(-1) and sigmoid(1)") {

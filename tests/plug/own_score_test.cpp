@@ -8,6 +8,8 @@
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -32,6 +34,25 @@ struct Everything {
     const S bent = math::tanh(S(pair.logit + offset)) + math::sqrt(S(1.0 + pair.dot * pair.dot));
     const S far = math::maximum(S(distance(pair) - 2.5), math::constant<S>(0));
     return bent * near - p[0] * far / (1.0 + p[1]) + math::sigmoid(S(p[0] * pair.dot));
+  }
+};
+
+// The words of core/functions.hpp, and comparisons of what is differentiated.
+template <class T>
+struct MoreWords {
+  Param<T> power = T(1.5), rate = T(0.7);
+  static constexpr auto parameters = std::tuple{named("power", &MoreWords::power, Range::positive),
+                                                named("rate", &MoreWords::rate)};
+  using Features = SquaredNorms;
+
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    const S wave = math::sin(S(p[1] * pair.dot)) + math::cos(pair.logit) * math::erf(pair.dot);
+    const S grown =
+        math::log1p(squared_distance(pair)) - math::expm1(S(-0.1 * pair.dot * pair.dot));
+    const S raised = math::pow(S(pair.dot * pair.dot + 0.5), p[0]) + math::pow(S(p[0] + 1.0), 2);
+    const S lower = math::minimum(pair.logit, math::softplus(S(pair.dot - 1.0)));
+    return math::select(pair.logit > 0.1, S(wave + lower), S(0.2 * grown)) + 0.01 * raised;
   }
 };
 
@@ -91,6 +112,22 @@ TEST_CASE("A score of one's own agrees with the slow twin and its gradient in do
   INFO(report.text());
   CHECK(report.passed());
   CHECK(report.cases.size() == 13);
+}
+
+TEST_CASE("Every further word of a formula has its gradient", "[own]") {
+  OwnAttention<MoreWords, double> op;
+  op.score.rate = {0.3, 0.7, -0.4, 1.1};
+  const OpReport report = check_op(op, {2, 4, 4, 2, 13, 15, 5, 3}, {.max_entries_per_tensor = 12});
+  INFO(report.text());
+  CHECK(report.passed());
+  OpCall fast(OwnAttention<MoreWords, float>(), kSizes, causal<float>());
+  OpCall exact(OwnAttention<MoreWords, double>(), kSizes, causal<double>());
+  fast.forward();
+  exact.forward();
+  double worst = 0;
+  for (std::size_t i = 0; i < exact.out.size(); ++i)
+    worst = std::max(worst, std::abs(fast.out[i] - exact.out[i]));
+  CHECK(worst < 2e-5);
 }
 
 TEST_CASE("In float it gives what it gives in double, in tiles of any size", "[own]") {

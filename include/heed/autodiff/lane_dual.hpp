@@ -119,6 +119,20 @@ struct LaneDual {
   LaneDual& operator*=(const LaneDual& b) { return *this = *this * b; }
   LaneDual& operator/=(const LaneDual& b) { return *this = *this / b; }
 
+  // Values only, lane by lane: what math::select() asks.
+  [[nodiscard, gnu::always_inline]] friend auto operator<(const LaneDual& a, const LaneDual& b) {
+    return a.value < b.value;
+  }
+  [[nodiscard, gnu::always_inline]] friend auto operator<=(const LaneDual& a, const LaneDual& b) {
+    return a.value <= b.value;
+  }
+  [[nodiscard, gnu::always_inline]] friend auto operator>(const LaneDual& a, const LaneDual& b) {
+    return a.value > b.value;
+  }
+  [[nodiscard, gnu::always_inline]] friend auto operator>=(const LaneDual& a, const LaneDual& b) {
+    return a.value >= b.value;
+  }
+
   // Sets the derivatives from those of the operands: along direction n by f(n) or both(n) where every operand depends
   // on it, by first(n) or second(n) where that operand alone does.
   template <class F>

@@ -27,6 +27,7 @@
 
 #include <heed/check/op_gradcheck.hpp>
 #include <heed/check/op_problem.hpp>
+#include <heed/plug/check.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -248,6 +249,7 @@ void check_meeting_rows(const Op& op, const Geometry& g, OpReport& report) {
 template <AttentionOp Op>
 [[nodiscard]] OpReport check_op(const Op& op, const Geometry& g = detail::kCheckGeometry,
                                 GradcheckOptions options = {.max_entries_per_tensor = 8}) {
+  static_assert(check_attention_op<Op>());
   const auto exact = cast_op<double>(op);
   using Exact = std::remove_const_t<decltype(exact)>;
   using Score = typename Exact::ScoreType;

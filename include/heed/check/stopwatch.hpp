@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Seconds of a piece of work, and the median of several such numbers.
+// Seconds of a piece of work, and how several such numbers lie.
 
 #include <heed/core/error.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <vector>
 
 namespace heed {
@@ -28,6 +29,24 @@ template <class F>
   std::nth_element(x.begin(), middle, x.end());
   if (x.size() % 2 == 1) return *middle;
   return (*middle + *std::max_element(x.begin(), middle)) / 2;
+}
+
+// The minimum of several numbers, and those below which a quarter, half and three quarters of them lie.
+struct Spread {
+  double minimum = 0, lower = 0, median = 0, upper = 0;
+};
+
+// Between two of the sorted numbers a quartile lies as far as its place does: of 1, 2, 4, 8 the lower one is 1.75.
+// Throws std::invalid_argument for no numbers.
+[[nodiscard]] inline Spread spread_of(std::vector<double> x) {
+  require(!x.empty(), "spread_of: there are no numbers");
+  std::sort(x.begin(), x.end());
+  const auto quantile = [&](double share) {
+    const double place = share * double(x.size() - 1);
+    const std::size_t below = std::size_t(place), above = std::min(below + 1, x.size() - 1);
+    return x[below] + (place - double(below)) * (x[above] - x[below]);
+  };
+  return {x.front(), quantile(0.25), quantile(0.5), quantile(0.75)};
 }
 
 }  // namespace HEED_ABI

@@ -5,6 +5,8 @@
 //
 //   template <class S> S gate(const S& c) { return math::sigmoid(math::constant<S>(4) * c); }
 //
+// More such functions stand in core/functions.hpp: sin, cos, erf, pow, expm1, log1p, softplus, minimum.
+//
 // S is float, double, long double, std::complex (autodiff/complex_step.hpp), Dual (autodiff/dual.hpp,
 // forward mode), Var (autodiff/tape.hpp, reverse mode) or Pack (simd/exp.hpp).
 //

@@ -10,7 +10,7 @@
 // the key axis. A pair is visible when every part allows it. Weights and gradients of a hidden pair
 // are exactly 0, whatever its key and value hold.
 //
-//   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view);
+//   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view) & boolean(allowed);
 //
 // mask/visible.hpp makes a mask of a function of positions, mask/patterns.hpp has some of them, mask/combine.hpp joins
 // masks with | and turns them round with !, and mask/block_mask.hpp keeps what a function hides for many calls.
@@ -134,6 +134,17 @@ template <class Real>
   mask.allowed = allowed;
   return mask;
 }
+
+// What boolean(view) is, before it is known which numbers it masks: a Mask of the type that it is joined with, or of the
+// op that it is given to.
+struct BooleanMask {
+  TensorView<const bool> allowed;
+  template <class Real>
+  operator Mask<Real>() const {
+    return boolean<Real>(allowed);
+  }
+};
+[[nodiscard]] inline BooleanMask boolean(TensorView<const bool> allowed) { return {allowed}; }
 
 // (batch or 1, heads or 1, len_q or 1, len_kv), added to the scores; -infinity hides.
 template <class Real>

@@ -118,10 +118,7 @@ template <class Real>
   options.heads = {1, 1, 1, 1, 1, 1, dim, dim};
   options.names = {"", "q", "k", "v", "", ""};
   options.bias = false;
-  Dialectical<Real> op;
-  static_cast<DialecticalOptions&>(op.readout) = halting;
-  static_cast<DialecticalParams<Real>&>(op.readout) = DialecticalParams<Real>::zeros(dim);
-  return {options, op, causal_or_full<Real>(causal)};
+  return {options, make_dialectical<Real>(options.heads, halting), causal_or_full<Real>(causal)};
 }
 
 }  // namespace nn

@@ -193,5 +193,15 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
 template <class Real>
 using Dialectical = Attention<Real, DotScore<Real>, Softmax<Real>, DialecticalReadout<Real>>;
 
+// For `g`, with weights of 0: no row moves, out = q.
+template <class Real>
+[[nodiscard]] Dialectical<Real> make_dialectical(const Geometry& g,
+                                                 const DialecticalOptions& options = {}) {
+  Dialectical<Real> op;
+  static_cast<DialecticalOptions&>(op.readout) = options;
+  static_cast<DialecticalParams<Real>&>(op.readout) = DialecticalParams<Real>::zeros(g.dim_qk);
+  return op;
+}
+
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -63,6 +63,12 @@ struct Attention {
     heed::keep_in_range(readout);
   }
 
+  static_assert(
+      requires { Normaliser::uses_extra; },
+      "heed: a normaliser inherits PlainRows (plug/normaliser.hpp)");
+  static_assert(
+      requires { Readout::uses_extra; },
+      "heed: a readout inherits PlainReadout (plug/readout.hpp)");
   static constexpr bool uses_extra = Normaliser::uses_extra || Readout::uses_extra;
   static_assert(!(Normaliser::uses_extra && Readout::uses_extra),
                 "heed: an op has one extra input; here normaliser and readout both ask for one");
@@ -109,18 +115,12 @@ struct Attention {
   }
 };
 
-// What the doors accept as an op. `check_attention_op<Op>()` says in a sentence what is missing.
+// What the doors take for an op: what names its scalar. What else an op must have, check_attention_op<Op>()
+// (plug/check.hpp) says, a sentence for each member that is missing; a stricter concept would end in "no matching
+// function".
 template <class Op>
-concept AttentionOp = requires(Op op, const Op& constant, const Geometry& g) {
+concept AttentionOp = requires {
   typename Op::Scalar;
-  typename Op::ScoreType;
-  typename Op::NormaliserType;
-  typename Op::ReadoutType;
-  constant.score;
-  constant.normaliser;
-  constant.readout;
-  constant.validate(g, "");
-  op.visit([](const char*, Param<typename Op::Scalar>&) {});
 };
 
 // Calls f(name, parameter) for the parameters that are in use, read-only.

@@ -56,6 +56,7 @@ consteval bool check_score() {
       },
       "heed: a score inherits PlainScore, or ScoreWith<its side values> (plug/score.hpp)");
   static_assert(detail::check_part<Score>());
+  if constexpr (requires { Score::check_formula(); }) static_assert(Score::check_formula());
   static_assert(
       requires(const Score s, const PairOf<Score, Pack<Real>>& pair,
                const ScalarsOf<Score, Pack<Real>>& p) {
@@ -197,6 +198,14 @@ consteval bool check_attention_op() {
       },
       "heed: an op names Scalar, ScoreType, NormaliserType and ReadoutType; build it with "
       "Attention<T, Score, Normaliser, Readout> (plug/attention.hpp)");
+  static_assert(
+      requires(const Op& op) {
+        op.score;
+        op.normaliser;
+        op.readout;
+      },
+      "heed: an op has the members score, normaliser and readout; build it with "
+      "Attention<T, Score, Normaliser, Readout> (plug/attention.hpp)");
   static_assert(check_score<typename Op::ScoreType, typename Op::Scalar>());
   static_assert(check_normaliser<typename Op::NormaliserType, typename Op::Scalar>());
   static_assert(check_readout<typename Op::ReadoutType, typename Op::Scalar>());
@@ -208,10 +217,16 @@ consteval bool check_attention_op() {
         "heed: the readout works on parameters of a score that this op does not have "
         "(plug/readout.hpp)");
   static_assert(
+      requires(Op op, const Op& constant, const Geometry& g) {
+        constant.validate(g, "");
+        op.visit([](const char*, Param<typename Op::Scalar>&) {});
+      },
+      "heed: an op has validate(geometry, where) const and visit(f); build it with "
+      "Attention<T, Score, Normaliser, Readout> (plug/attention.hpp)");
+  static_assert(
       !Op::ReadoutType::uses_lse || Op::NormaliserType::differentiates_lse,
       "heed: the readout reads lse, and the normaliser of this op has no derivative of it "
       "(differentiates_lse in plug/normaliser.hpp)");
-  static_assert(AttentionOp<Op>, "heed: Op does not satisfy AttentionOp (plug/attention.hpp)");
   return true;
 }
 

@@ -17,8 +17,14 @@
 //   op.score.slope = {0.1F, 0.2F};
 //
 // S is a vector of pairs in the engine and other scalars elsewhere, so the formula uses + - * /, numbers and
-// the words of core/scalar.hpp (math::exp, math::select ...), and branches on none of its values. `pair` has
+// the words below, and branches on none of its values: no `if`, no `? :`, no std::exp. `pair` has
 // the fields of Pair (plug/score.hpp): dot, logit, query[], key[], query_index, key_index.
+//
+//   heed::math::                       core/scalar.hpp and core/functions.hpp say how exact each is
+//     exp, expm1, log, log1p, sqrt, pow, sin, cos, tanh, erf, sigmoid, softplus
+//     absolute, maximum, minimum
+//     select(a < b, x, y)              x where a < b, y elsewhere; the other leaves no trace, not even a NaN
+//     constant<S>(0.5)                 a number as an S, where an S is asked for
 //
 // Beside the formula a struct may have
 //
@@ -44,8 +50,12 @@
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/features.hpp>
+#include <heed/plug/formula_probe.hpp>
+#include <heed/simd/functions.hpp>
 
+#include <concepts>
 #include <type_traits>
+#include <utility>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -62,6 +72,20 @@ struct FeaturesOf<Formula> {
   using Type = typename Formula::Features;
 };
 
+// Compiles score() of a formula, and does not run it.
+template <class S, class Formula, class Pair, class Scalars>
+[[nodiscard]] auto probe_formula(const Formula& formula, const Pair& pair, const Scalars& p) {
+  if constexpr (requires { formula.template score<S>(pair, p); }) {
+    return formula.template score<S>(pair, p);
+  } else {
+    static_assert(
+        requires { formula.score(pair, p); },
+        "heed: a formula needs `template <class S> S score(const auto& pair, const auto& p) const` "
+        "(plug/own_score.hpp)");
+    return formula.score(pair, p);
+  }
+}
+
 }  // namespace detail
 
 // A formula as a score that the engine runs: with the side values that it asks for, and the defaults of a score.
@@ -77,6 +101,17 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
                          OwnScore, void>;
 
   static constexpr bool has_positions = requires { Formula<Real>::positions; };
+
+  // What plug/check.hpp asks before the engine compiles the formula: mistakes end in one sentence.
+  [[nodiscard]] static consteval bool check_formula() {
+    using S = detail::Probe<Real>;
+    using Result = decltype(detail::probe_formula<S>(
+        std::declval<const Formula<Real>&>(), std::declval<const PairOf<OwnScore, S>&>(),
+        std::declval<const ScalarsOf<OwnScore, S>&>()));
+    static_assert(std::convertible_to<Result, S>,
+                  "heed: score() of a formula returns a number of its type S (plug/own_score.hpp)");
+    return true;
+  }
 
   void check(const Geometry& g, const char* where) const {
     if constexpr (requires(const Formula<Real>& formula) { formula.check(g, where); })

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mistakes that authors of variants make, one for each value of MISTAKE, and a program without one for 0. With CHECK
+// the author calls check_op() first.
+#include <heed/attention.hpp>
+#include <heed/plug/own_score.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#if defined(CHECK)
+#include <heed/check/op_check.hpp>
+#endif
+
+template <class T>
+struct Mine {
+  heed::Param<T> slope = T(0.5);
+  bool flag = true;
+  static constexpr auto parameters =
+      std::tuple{heed::named("slope", &Mine::slope), heed::option("flag", &Mine::flag)};
+
+#if MISTAKE == 0
+  // What looks like a mistake and is none: branches on options, `if constexpr`, numbers of any type.
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    S sum = flag ? pair.logit : 0.0;
+    if (flag && p.size() > 0) sum += 2 * p[0] / 3.0F;
+    const auto far = heed::math::tanh(pair.logit) > 0.5;
+    const auto near = ~far & (heed::math::absolute(pair.dot) <= p[0]);
+    if constexpr (std::is_same_v<S, double>) sum = std::max(sum, S(-1e30));
+    if constexpr (heed::IsPack<S>::value) sum = S(heed::max(sum, S(-1e30F)));
+    sum = heed::math::select(near, S(-sum), S(sum * heed::math::sigmoid(pair.dot)));
+    return heed::math::maximum(sum, heed::math::constant<S>(-40)) -
+           heed::math::pow(S(p[0] + 2), 2) + heed::math::softplus(pair.logit) -
+           heed::distance(pair) + heed::math::minimum(sum, sum);
+  }
+#elif MISTAKE == 1
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return p[0] * std::exp(pair.logit);
+  }
+#elif MISTAKE == 2
+  auto score(const auto& pair, const auto& p) const { return std::exp(pair.logit) * p[0]; }
+#elif MISTAKE == 3
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    if (pair.logit > 0) return p[0] * pair.logit;
+    return pair.logit;
+  }
+#elif MISTAKE == 4
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return pair.logit > 0 ? p[0] * pair.logit : pair.logit;
+  }
+#elif MISTAKE == 5
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return std::max(S(p[0] * pair.logit), S(0));
+  }
+#elif MISTAKE == 6
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return std::pow(heed::math::tanh(pair.logit), 2) * p[0] + std::abs(pair.dot);
+  }
+#elif MISTAKE == 7
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    const S gate = heed::math::sigmoid(pair.logit);
+    while (gate < p[0] && pair.dot > 1) return p[0];
+    return gate;
+  }
+#elif MISTAKE == 8
+  template <class S>
+  S scores(const auto& pair, const auto&) const {
+    return pair.logit;
+  }
+#else
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return p[0] * pair.logit;
+  }
+#endif
+};
+
+// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12.
+template <class T>
+struct Rows
+#if MISTAKE != 12
+    : heed::PlainRows
+#endif
+{
+#if MISTAKE == 11
+  void forward(const heed::RowBlock<T>&) const {}
+#elif MISTAKE == 10
+  void vjp(const heed::RowBlock<T>&, Rows&) const {}
+#endif
+};
+
+// An own readout without forward() for 13.
+template <class T>
+struct Readout : heed::PlainReadout {
+  void vjp(const heed::ReadoutPanel<T>&, Readout&) const {}
+};
+
+// A score without score() for 14, without PlainScore for 9.
+template <class T>
+struct Score
+#if MISTAKE == 14
+    : heed::PlainScore
+#endif
+{
+#if MISTAKE == 9
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit;
+  }
+#endif
+};
+
+// An op without readout for 15, without the names of its parts for 16.
+struct Incomplete {
+  using Scalar = float;
+#if MISTAKE == 15
+  using ScoreType = heed::DotScore<float>;
+  using NormaliserType = heed::Softmax<float>;
+  using ReadoutType = heed::Identity<float>;
+  ScoreType score;
+  NormaliserType normaliser;
+#endif
+  template <class F>
+  void visit(F&&) {}
+  void validate(const heed::Geometry&, const char*) const {}
+};
+
+using heed::Attention, heed::DotScore, heed::Softmax, heed::Identity;
+#if MISTAKE < 9
+using Op = heed::OwnAttention<Mine, float>;
+#elif MISTAKE >= 10 && MISTAKE < 13
+using Op = Attention<float, DotScore<float>, Rows<float>, Identity<float>>;
+#elif MISTAKE == 13
+using Op = Attention<float, DotScore<float>, Softmax<float>, Readout<float>>;
+#elif MISTAKE == 9 || MISTAKE == 14
+using Op = Attention<float, Score<float>, Softmax<float>, Identity<float>>;
+#else
+using Op = Incomplete;
+#endif
+
+int main() {
+  const heed::Shape shape{1, 1, 2, 2};
+  float x[] = {1, 0, 0, 1}, out[4], grad[4];
+  const heed::Inputs<float> in{{x, shape}, {x, shape}, {x, shape}};
+  heed::Saved<float> saved;
+#if defined(CHECK)
+  return heed::check_op(Op{}).passed() ? 0 : 1;
+#else
+  heed::forward(Op{}, in, heed::causal<float>(), {out, shape}, &saved);
+  heed::backward(Op{}, in, heed::causal<float>(), saved, {out, shape}, {x, shape}, {{grad, shape}});
+#endif
+}
