@@ -5,7 +5,10 @@
 //
 //   KvCache<float> cache(batch, kv_heads, dim_qk, dim_v);
 //   cache.append(new_keys, new_values);                          // (batch, kv_heads, n, dim) each
-//   forward(op, {query, cache.keys(), cache.values(), {}}, causal<float>(Align::bottom_right), out);
+//   forward(op, cache.inputs(query), causal<float>(Align::bottom_right), out);
+//
+// Calls on inputs() keep what a score computes of each key alone (norms, categories, projected keys) in the cache, and so
+// compute it once for each token; {query, cache.keys(), cache.values()} computes it anew in each call, the same bits.
 //
 // Memory  pages of `page_rows` rows for all batches and heads; growing adds pages and copies none. KvCache<bfloat16> and
 //         KvCache<half> take half of it, and half of the time that decoding waits for memory: append() rounds.
@@ -22,6 +25,8 @@
 //         shows wherever the row is seen. Forward alone reads such a cache, with any op and any number of queries: few
 //         are computed from the bytes as they are, many from a tile of floats. Backward takes no pages.
 
+#include <heed/engine/call.hpp>
+#include <heed/engine/key_features.hpp>
 #include <heed/simd/quantise.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/stored_view.hpp>
@@ -75,7 +80,8 @@ class KvCache {
         page_rows_(other.page_rows_),
         memory_(std::exchange(other.memory_, {})),
         key_(std::exchange(other.key_, {})),
-        value_(std::exchange(other.value_, {})) {
+        value_(std::exchange(other.value_, {})),
+        features_(std::move(other.features_)) {
     other.key_shape_.len = other.value_shape_.len = 0;
   }
   KvCache& operator=(KvCache&& other) noexcept {
@@ -86,6 +92,7 @@ class KvCache {
     std::swap(memory_, taken.memory_);
     std::swap(key_, taken.key_);
     std::swap(value_, taken.value_);
+    std::swap(features_, taken.features_);
     return *this;
   }
 
@@ -129,6 +136,7 @@ class KvCache {
             " tokens after ", len(), " overflow a 64-bit index");
     std::vector<float> row(scaled ? std::size_t(std::max(key_shape_.dim, value_shape_.dim)) : 0);
     reserve(len() + count);
+    features_.truncate(len());  // a call on views from before truncate() may have added some
     copy(key, key_, key_shape_, row.data());
     copy(value, value_, value_shape_, row.data());
     key_shape_.len = value_shape_.len = len() + count;
@@ -139,11 +147,24 @@ class KvCache {
     require(len >= 0 && len <= this->len(), "KvCache::truncate: len is ", len, ", the cache holds ",
             this->len(), " tokens");
     key_shape_.len = value_shape_.len = len;
+    features_.truncate(len);
   }
 
   // Valid until the next append() or reserve().
   [[nodiscard]] View keys() const { return view(key_, key_shape_); }
   [[nodiscard]] View values() const { return view(value_, value_shape_); }
+
+  // What forward() reads in decoding: keys, values and the key features of the calls before, to which it adds those of new
+  // tokens (engine/key_features.hpp). Such calls change the cache, so that only one may run at a time, and all must be of one
+  // op, with the same numbers of heads: another op, or another number that key features depend on, is refused until
+  // forget_features(). Valid until the next append(), reserve() or move.
+  [[nodiscard]] Inputs<Arithmetic> inputs(const StoredView<const Arithmetic>& query,
+                                          const StoredView<const Arithmetic>& extra = {}) {
+    return {query, keys(), values(), extra, &features_};
+  }
+  [[nodiscard]] const KeyFeatures<Arithmetic>& key_features() const { return features_; }
+  // The next call on inputs() computes the key features of all tokens.
+  void forget_features() noexcept { features_.forget(); }
 
  private:
   // Keys and values of page_rows tokens of all batches and heads, in whole lines of cache; `scales` of either.
@@ -253,6 +274,7 @@ class KvCache {
   Index page_rows_;
   std::vector<Page> memory_;
   Pages key_, value_;
+  KeyFeatures<Arithmetic> features_;
 };
 
 }  // namespace HEED_ABI

@@ -4,6 +4,7 @@
 // The doors' types, and the one place where arguments are checked.
 
 #include <heed/core/dropout.hpp>
+#include <heed/engine/key_features.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
@@ -29,9 +30,11 @@ inline namespace HEED_ABI {
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
 // where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
 // half, or as int8 with a scale per row (core/scaled_view.hpp).
+// key_features: those of the keys that forward() finds here and adds to, or null; backward() does without.
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
+  KeyFeatures<Real>* key_features = nullptr;
 };
 
 // Where gradients are written, shaped like the inputs; an empty view is not computed. bias has the
@@ -86,15 +89,13 @@ struct CallStamp {
     }
     return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision};
   }
-
-  // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
-  [[nodiscard]] std::string difference(const CallStamp& other) const;
-
- private:
   template <class Op>
   [[nodiscard]] static std::string_view type_name() {
     return __PRETTY_FUNCTION__;
   }
+
+  // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
+  [[nodiscard]] std::string difference(const CallStamp& other) const;
 };
 
 // What backward needs of forward, and what forward can report. Filled when a pointer to one is given.

@@ -95,8 +95,12 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   }
   const TensorView<Real> wide_out = copies.write(out);
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
+  // Of copies of keys, and of heads that are folded in this call alone, nothing can be kept.
+  const bool others = Op::ReadoutType::uses_own_rows ||
+                      (folds && in.key_features && SideNeeds<Op>(op, g).per_query_head);
+  KeyFeatures<Real>* kept = others ? nullptr : in.key_features;
   const auto run = [&](const Op& as, Saved<Real>* to) {
-    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide_out, to, options);
+    if (!folds) return run_forward<Op, Real>(as, g, operands, bound, wide_out, to, options, kept);
     Options as_stored = options;
     as_stored.precision = {};
     const Geometry folded = fold_heads(g);
@@ -106,7 +110,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     folded_operands.extra = fold_heads(operands.extra, g);
     run_forward<Op, Real>(as, folded, folded_operands,
                           BoundMask<Real>(folded_mask, folded, where.c_str()),
-                          fold_heads(wide_out, g), to, as_stored);
+                          fold_heads(wide_out, g), to, as_stored, kept);
   };
   const auto rehearse = [&] {
     Op first = op;

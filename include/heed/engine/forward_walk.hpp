@@ -436,9 +436,9 @@ void for_groups(const CallContext<Op, Real>& c, Dispenser& units, Body&& body) {
 template <class Op, class Real>
 void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
                  const BoundMask<Real>& mask, const TensorView<Real>& out, Saved<Real>* saved,
-                 const Options& options) {
+                 const Options& options, KeyFeatures<Real>* kept) {
   using Worker = ForwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key);
+  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name));
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
   const CallContext<Op, Real> c{op,
                                 g,
@@ -453,7 +453,7 @@ void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
   const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
   if (units == 0) return;
   // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-  KeySide<Op, Real>* lazy_keys = c.groups_of(g.group()) == 1 ? &keys : nullptr;
+  KeySide<Op, Real>* lazy_keys = c.groups_of(g.group()) == 1 && !keys.keeps() ? &keys : nullptr;
   const auto build = [&](Scratch<Real>& scratch) {
     return Worker(c, out, saved, lazy_keys, scratch);
   };

@@ -5,10 +5,11 @@
 // tile on the way; and the way of their gradients back into dK.
 //
 // Memory  (key_features + rank) numbers per key, map and head; O(len_kv), nothing for scores that ask
-//         for nothing.
+//         for nothing, nor where a caller's KeyFeatures hold them.
 
 #include <heed/core/parallel.hpp>
 #include <heed/engine/call.hpp>
+#include <heed/engine/key_features.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/engine/tile/products.hpp>
 #include <heed/engine/widened.hpp>
@@ -110,28 +111,50 @@ class KeySide {
   using Score = typename Op::ScoreType;
   using Needs = SideNeeds<Op>;
   static constexpr int kFeatures = Score::key_features;
+  static constexpr bool kMayBeKept =
+      kept_features<Score> && (kFeatures > 0 || Score::has_projection);
 
-  KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key)
-      : op_(op), g_(g), key_(key), needs_(op, g) {
+  // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
+  // starting with `where`, if those that it has are not of such a call.
+  KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key,
+          KeyFeatures<Real>* kept = nullptr, const std::string& where = {})
+      : op_(op), g_(g), key_(key), needs_(op, g), stride_(g.len_kv) {
     if constexpr (Needs::any) {
-      const Index rows = g.batch * heads() * Needs::maps * g.len_kv;
-      features_.resize(std::size_t(rows * kFeatures));
-      projected_.resize(std::size_t(rows * needs_.rank));
       tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
       if constexpr (Score::has_table)
         for (Index h = 0; h < g.heads; ++h) op.score.prepare_table(h, g.dim_qk, table_data(h));
+      if constexpr (kMayBeKept)
+        if (kept && key.has_elements()) take_kept(*kept, where);
+      if (!kept_) take_own();
     }
   }
+  KeySide(const KeySide&) = delete;  // features_ and projected_ refer to its memory
 
   [[nodiscard]] const Needs& needs() const { return needs_; }
+  // Are side values read from, and added to, those that a caller keeps? They are then build() ahead of the call.
+  [[nodiscard]] bool keeps() const { return kept_ != nullptr; }
 
   [[nodiscard]] Index bytes() const {
-    return Index((features_.size() + projected_.size() + tables_.size()) * sizeof(Real));
+    return Index((own_features_.size() + own_projected_.size() + tables_.size()) * sizeof(Real));
   }
 
-  // Fills all side values; constant afterwards.
+  // May a call of this op on these keys take what is kept?
+  [[nodiscard]] static bool fits(const KeyFeatures<Real>& kept, const Op& op, Geometry g,
+                                 const StoredView<const Real>& key) {
+    if (!kMayBeKept || kept.len_ == 0) return true;
+    g.batch = key.shape().batch;
+    g.len_kv = 0;  // no features
+    return kept.stamp_.difference(KeySide(op, g, key).stamp()).empty();
+  }
+
+  // Fills all side values, or those that are not kept yet; constant afterwards.
   void build(int threads) {
     if constexpr (!Needs::any) return;
+    const Index first = kept_ ? std::min(kept_->len_, g_.len_kv) : 0;
+    if (first == g_.len_kv) return;
+    constexpr Index keys_per_thread = 64;
+    threads = int(
+        std::min<Index>(threads, 1 + g_.batch * heads() * (g_.len_kv - first) / keys_per_thread));
     const auto take_keys = [&](Scratch<Real>& s) {
       return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
     };
@@ -141,12 +164,13 @@ class KeySide {
       Scratch<Real> scratch(elements);
       const SideTiles<Real> tiles = take_tiles(scratch);
       const TileOfRows<Real> keys = take_keys(scratch);
-      for (Index j = 0; j < g_.len_kv; j += kWidth) {
-        const Index count = std::min(kWidth, g_.len_kv - j);
+      for (Index j = first, count = 0; j < g_.len_kv; j += count) {
+        count = std::min(kWidth - j % kWidth, g_.len_kv - j);  // of one page
         keys.load(b, g_.kv_head(h), j, count);
         build(tiles, keys.view(), b, h, j, count);
       }
     });
+    if (kept_) kept_->len_ = g_.len_kv;
   }
   // Fills those of keys [first, first + count), which `keys` holds, as query head h reads them.
   void build(const SideTiles<Real>& tiles, const TensorView<const Real>& keys, Index b, Index h,
@@ -166,17 +190,17 @@ class KeySide {
 
   // Feature i of keys j, j + 1, ... as query head h reads them.
   [[nodiscard]] const Real* feature(Index b, Index h, int map, int i, Index j) const {
-    return features_.data() + feature_at(b, h, map, i, j);
+    return features_ + feature_at(b, h, map, i, j);
   }
   [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count) const {
-    return {projected_.data() + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
+    return {projected_ + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
   }
   [[nodiscard]] const Real* table(Index h) const {
     return tables_.data() + h * needs_.table_rows * g_.dim_qk;
   }
   // Position of key j's side values in arrays over (batch, head, map, key).
   [[nodiscard]] Index row(Index b, Index h, int map, Index j) const {
-    return ((b * heads() + side_head(h)) * Needs::maps + map) * g_.len_kv + j;
+    return ((b * heads() + side_head(h)) * Needs::maps + map) * stride_ + j;
   }
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
@@ -198,8 +222,49 @@ class KeySide {
   static constexpr int kVectors = kPanelVectors;
   static constexpr Index kWidth = kPanelLanes<Real>;
 
+  void take_own() {
+    own_features_.resize(std::size_t(row_count() * kFeatures));
+    own_projected_.resize(std::size_t(row_count() * needs_.rank));
+    features_ = own_features_.data();
+    projected_ = own_projected_.data();
+  }
+  void take_kept(KeyFeatures<Real>& kept, const std::string& where) {
+    detail::KeyFeaturesStamp<Real> call = stamp();
+    if (kept.len_ > 0) {
+      const std::string difference = kept.stamp_.difference(call);
+      require(difference.empty(), where, ": key_features ", difference,
+              "; KvCache::forget_features() makes room for those of this call");
+    } else {
+      kept.forget();
+      kept.stamp_ = std::move(call);
+    }
+    kept.reserve(g_.batch * heads() * Needs::maps, g_.len_kv, kFeatures, needs_.rank);
+    kept_ = &kept;
+    stride_ = kept.room_;
+    features_ = kept.features_.data();
+    projected_ = kept.projected_.data();
+  }
+  [[nodiscard]] detail::KeyFeaturesStamp<Real> stamp() const {
+    detail::KeyFeaturesStamp<Real> stamp;
+    stamp.op = CallStamp::type_name<Op>();
+    stamp.keys = {g_.batch, g_.kv_heads, 0, g_.dim_qk};
+    stamp.address = MemoryView(key_).address(0);
+    stamp.heads = heads();
+    for (Index side = 0; side < heads(); ++side)
+      for (int map = 0; map < Needs::maps; ++map)
+        stamp.sources.push_back(op_.normaliser.source(g_, reader(side), map));
+    stamp.tables = tables_;
+    if constexpr (Score::has_projection) {
+      const auto& basis = op_.score.projection();
+      stamp.projection.assign(basis.data(), basis.data() + basis.size());
+    }
+    if constexpr (requires { op_.score.feature_numbers(); })
+      stamp.numbers = op_.score.feature_numbers();
+    return stamp;
+  }
+
   [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
-    return row(b, h, map, 0) * kFeatures + i * g_.len_kv + j;
+    return row(b, h, map, 0) * kFeatures + i * stride_ + j;
   }
   // That have side values of their own; none where no head reads any.
   [[nodiscard]] Index heads() const {
@@ -240,12 +305,12 @@ class KeySide {
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
         f[i].store(values);
-        std::copy(values, values + lanes, features_.data() + feature_at(b, h, map, i, j + first));
+        std::copy(values, values + lanes, features_ + feature_at(b, h, map, i, j + first));
       }
     }
     if (needs_.rank > 0)
       unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,
-                   projected_.data() + row(b, h, map, j) * needs_.rank, needs_.rank);
+                   projected_ + row(b, h, map, j) * needs_.rank, needs_.rank);
   }
 
   void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
@@ -293,7 +358,10 @@ class KeySide {
   Geometry g_;
   StoredView<const Real> key_;
   Needs needs_;
-  std::vector<Real> features_, projected_, tables_;
+  KeyFeatures<Real>* kept_ = nullptr;
+  Index stride_;  // keys for which an array of features has room
+  std::vector<Real> own_features_, own_projected_, tables_;
+  Real *features_ = nullptr, *projected_ = nullptr;  // its own, or those that are kept
 };
 
 }  // namespace HEED_ABI

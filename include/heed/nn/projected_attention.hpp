@@ -197,8 +197,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     project(c, batch, x, x, position);
     Inputs<Real> in = inputs(batch);
     cache.append(in.key, in.value);
-    in.key = cache.keys();
-    in.value = cache.values();
+    in = cache.inputs(in.query, in.extra);
+    // The op may have learnt since the last step.
+    if (!KeySide<Op, Real>::fits(cache.key_features(), stage.op, options_.heads, in.key))
+      cache.forget_features();
     try {
       mix(c, batch, in, x.rows, y, position);
     } catch (...) {

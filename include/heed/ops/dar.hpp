@@ -46,6 +46,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -58,6 +59,7 @@ struct DarScore : PlainScore {
   static constexpr int query_features = 2, key_features = 2;
   using PlaceFree = DarScore;
   using NormedDots = DarScore;  // the cosine multiplies its dot product by n before all else
+  using KeptFeatures = DarScore;
   template <class S>
   using PairType = PairOf<DarScore, S>;
 
@@ -136,6 +138,9 @@ struct DarScore : PlainScore {
     f(score);
   }
 
+  [[nodiscard]] std::vector<double> feature_numbers() const {
+    return {eps, double(zero_norm), double(adaptive)};
+  }
   template <class Row, class S>
   void query_features_of(const Row& row, S* f) const {
     features().of(row, 1.0 / double(row.dim()), f);

@@ -40,6 +40,7 @@ inline namespace HEED_ABI {
 template <class Real>
 struct PrototypeScore : ScoreWith<PrototypeCategories<Real>> {
   static constexpr bool has_table = true;
+  using KeptFeatures = PrototypeScore;
   template <class S>
   using PairType = PairOf<PrototypeScore, S>;
 

@@ -77,6 +77,7 @@ inline namespace HEED_ABI {
 template <class Real>
 struct ResonantScore : ScoreWith<SquaredKeyNorms> {
   using PlaceFree = ResonantScore;
+  using KeptFeatures = ResonantScore;
 
   Param<Real> rho = Real(0.2);  // scalar or per head
   static constexpr auto parameters = std::tuple{named("rho", &ResonantScore::rho)};

@@ -71,6 +71,10 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
   using rebind = OwnScore<Formula, U>;
   using PlaceFree = std::conditional_t<place_free<Formula<Real>>, OwnScore, void>;
   using NormedDots = std::conditional_t<normed_dots<Formula<Real>>, OwnScore, void>;
+  // Features without members can depend on the row alone.
+  using KeptFeatures =
+      std::conditional_t<std::is_empty_v<typename detail::FeaturesOf<Formula<Real>>::Type>,
+                         OwnScore, void>;
 
   void check(const Geometry& g, const char* where) const {
     if constexpr (requires(const Formula<Real>& formula) { formula.check(g, where); })

@@ -13,6 +13,10 @@
 // NormedDots    A score reads pair.dot and pair.projected only times pair.query[0], and these products are what
 //               stays in range. Both factors may then come with another size, their product unchanged, so that
 //               rows whose dot product overflows have finite scores.
+// KeptFeatures  A score's key features depend on the key's row, projected row and table entries, and on the numbers that
+//               `std::vector<double> feature_numbers() const` gives, if the score has it, and on nothing else. A cache may
+//               then keep them from call to call (engine/key_features.hpp). Projection and tables need no word: the
+//               engine compares them.
 //
 // Of a part that says nothing the engine expects the contrary.
 
@@ -34,6 +38,12 @@ inline constexpr bool normed_dots = false;
 template <class Score>
 requires requires { typename Score::NormedDots; }
 inline constexpr bool normed_dots<Score> = std::is_same_v<typename Score::NormedDots, Score>;
+
+template <class Score>
+inline constexpr bool kept_features = false;
+template <class Score>
+requires requires { typename Score::KeptFeatures; }
+inline constexpr bool kept_features<Score> = std::is_same_v<typename Score::KeptFeatures, Score>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

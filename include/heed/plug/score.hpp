@@ -30,7 +30,8 @@
 //   measure_names, measure(pair, p)        numbers that reports show of a pair, one per name
 //   check(geometry, where)                 throws std::invalid_argument with one clear sentence
 //   keep_jointly()                         see plug/parameters.hpp
-//   using PlaceFree, NormedDots            promises (plug/promises.hpp)
+//   using PlaceFree, NormedDots, KeptFeatures      promises (plug/promises.hpp)
+//   feature_numbers() -> vector<double>    with KeptFeatures: the options that key features depend on
 //
 // Laws (test "every score obeys its laws"): pure; finite for finite input; reads nothing but its
 // arguments; score_vjp agrees with the derivative of score.
