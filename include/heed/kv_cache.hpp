@@ -136,7 +136,7 @@ class KvCache {
             " tokens after ", len(), " overflow a 64-bit index");
     std::vector<float> row(scaled ? std::size_t(std::max(key_shape_.dim, value_shape_.dim)) : 0);
     reserve(len() + count);
-    features_.truncate(len());  // a call on views from before truncate() may have added some
+    features_.truncate(len());
     copy(key, key_, key_shape_, row.data());
     copy(value, value_, value_shape_, row.data());
     key_shape_.len = value_shape_.len = len() + count;
@@ -147,7 +147,6 @@ class KvCache {
     require(len >= 0 && len <= this->len(), "KvCache::truncate: len is ", len, ", the cache holds ",
             this->len(), " tokens");
     key_shape_.len = value_shape_.len = len;
-    features_.truncate(len);
   }
 
   // Valid until the next append() or reserve().
