@@ -23,7 +23,8 @@
 // Beside the formula a struct may have
 //
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, or your own
-//                                      with the members of NoSideValues
+//                                      with the members of NoSideValues. Those of keys are computed once for each
+//                                      token of a KvCache, if the struct has no members of data
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
 //   PlaceFree, NormedDots = the struct itself      promises of what the formula does not read: decoding with
 //                                      grouped heads is faster, giant rows have finite cosines (plug/promises.hpp)
