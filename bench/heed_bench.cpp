@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double, bf16, bf16-storage}, with peers (plain
+// heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double, bf16, bf16-storage}, and
+// over decoding x caches of {float, bf16, int8}, with peers (plain
 // Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first compares a small call with the
 // slow twin or with heed, and reports an error instead of a time where they differ. The baseline and the machine's peak
 // are measured in turns with each benchmark. See bench/NOTES.md.
@@ -8,6 +9,7 @@
 //   heed_bench                                           usual cases in float
 //   heed_bench --benchmark_filter='^dar/forward/float'   any regular expression over the names
 //   heed_bench --benchmark_filter='T1x'                  one query against the memory's bandwidth
+//   heed_bench --benchmark_filter='/int8-cache/'         steps of decoding from a cache of int8
 //   heed_bench --benchmark_filter='^layer'               a layer on all cores, free and busy, against one thread
 //   heed_bench --benchmark_repetitions=5 --benchmark_report_aggregates_only=true
 //   heed_bench --benchmark_out=FILE                      JSON, with all counters
@@ -30,7 +32,7 @@ namespace {
 
 constexpr const char* kHelp =
     R"(Times every variant in several cases, forward and backward: in float, in double, and on tensors of bfloat16, with products in
-bfloat16 (bf16) or all in float (bf16-storage). Other libraries, plain attention and the machine's peak are measured in turns with it. Each
+bfloat16 (bf16) or all in float (bf16-storage); and steps of decoding from a cache (float-cache, bf16-cache, int8-cache). Other libraries, plain attention and the machine's peak are measured in turns with it. Each
 benchmark first compares a small call with its slow twin.
 Usage: heed_bench [OPTIONS]
 
@@ -115,6 +117,7 @@ void add_all() {
   heed_bench::add_float();
   heed_bench::add_double();
   heed_bench::add_bfloat16();
+  heed_bench::add_caches();
   heed_bench::add_layer();
   heed_bench::add_eigen();
 #ifdef HEED_BENCH_BLAS

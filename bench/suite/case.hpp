@@ -6,7 +6,9 @@
 #include <heed/core/geometry.hpp>
 #include <heed/engine/explain.hpp>
 
+#include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace heed_bench {
@@ -54,9 +56,12 @@ struct Case {
         pass == Pass::forward ? 2.0 * double(dim + dim_v) : 2.0 * double(3 * dim + 2 * dim_v);
     return per_pair * pairs * double(heads);
   }
-  // Keys and values.
-  [[nodiscard]] double bytes(std::size_t scalar) const {
-    return double(kv_heads * len_kv * (dim + dim_v)) * double(scalar);
+  // Keys and values, with a scale to each row of int8.
+  template <class Stored>
+  [[nodiscard]] double bytes() const {
+    const double rows = double(kv_heads * len_kv);
+    const double scales = std::is_same_v<Stored, std::int8_t> ? 2 * sizeof(float) : 0;
+    return rows * (double(dim + dim_v) * sizeof(Stored) + scales);
   }
 };
 

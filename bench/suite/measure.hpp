@@ -64,8 +64,8 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   std::optional<Sampler> other;
   if (baseline) other.emplace(prepare(*baseline));
   std::optional<ReadProbe> reads;
-  if (c.decodes()) reads.emplace(c.bytes(sizeof(Stored)), c.threads);
-  const double amount = c.decodes() ? c.bytes(sizeof(Stored)) : c.flops(pass);
+  if (c.decodes()) reads.emplace(c.bytes<Stored>(), c.threads);
+  const double amount = c.decodes() ? c.bytes<Stored>() : c.flops(pass);
 
   // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
   // samples, and a probe of a millisecond beside each.

@@ -366,6 +366,29 @@ TEST_CASE("forward refuses outputs that do not fit or overlap an input", "[doors
   }
 }
 
+TEST_CASE("both doors refuse what is written over the scales of int8 rows", "[doors]") {
+  std::vector<std::int8_t> numbers(2 * 2 * 7 * 6, 1);
+  const auto scaled = [&](float* scales, Index dim) {
+    const Shape rows{2, 2, 7, dim}, one{2, 2, 7, 1};
+    return heed::ScaledView({numbers.data(), rows}, {scales, one});
+  };
+  for (const bool in_key : {true, false}) {
+    INFO(in_key);
+    Args args;
+    (in_key ? args.in.key : args.in.value) = scaled(args.out.data() + 200, in_key ? 3 : 6);
+    CHECK(message_of([&] { args.forward(); }) ==
+          std::string("heed::forward(sdpa): out overlaps the scales of ") +
+              (in_key ? "key" : "value"));
+  }
+  std::vector<float> scales(2 * 2 * 7, 1.0F);
+  Args args;
+  args.in.key = scaled(scales.data(), 3);
+  args.forward();
+  args.in.key = scaled(args.dv.view().data() + 3, 3);
+  CHECK(message_of([&] { args.backward(); }) ==
+        "heed::backward(sdpa): grad_value overlaps the scales of key");
+}
+
 TEST_CASE("backward refuses gradients and saved rows that do not fit", "[doors]") {
   for (const Refusal& refusal : kBackwardRefusals) {
     INFO(refusal.what);

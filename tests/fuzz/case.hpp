@@ -285,6 +285,8 @@ inline Case Case::drawn(std::uint64_t seed) {
                       !c.options.scale;  // else weights vanish in float
   if (draw.chance(0.4)) detail::hide_garbage(draw, c);
   if (c.visible_garbage) detail::show_garbage(draw, c);
+  if (c.in_float && !c.visible_garbage && draw.chance(0.3))
+    c.options.precision = heed::Precision::mixed;
   return c;
 }
 
@@ -315,6 +317,7 @@ inline std::string Case::text() const {
   if (!plain.mask.slopes.empty()) text << ", alibi";
   if (plain.mask.soft_cap != 0) text << ", soft cap " << plain.mask.soft_cap;
   if (!plain.kept.empty()) text << ", dropout";
+  if (options.precision.mixes()) text << ", mixed precision";
   if (packed) text << ", packed";
   if (visible_garbage) text << ", NaN or infinity in sight";
   return text.str();

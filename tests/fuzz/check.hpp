@@ -10,9 +10,13 @@
 //   canaries            around every output as they were
 //   zeros               gradients of what no visible pair reads
 //
+// In mixed precision rows before the readout, lse and the gradients of plain attention keep the bounds of
+// engine/mixed_bounds.hpp, and other gradients are those of float within some roundings.
+//
 // Allowances are those of tests/tolerances.hpp. Where a choice (winner, halt) is about to tip, numbers are not
 // compared; where a slope jumps nearby, gradients are not.
 
+#include "fuzz/mixed.hpp"
 #include "fuzz/run.hpp"
 #include "tolerances.hpp"
 
@@ -94,6 +98,7 @@ class Checker {
       verdict_.compared = false;
       return verdict_;
     }
+    if (c_.options.precision.mixes()) return run_mixed();
     check_lse();
     if (c_.visible_garbage) {
       check_out_beside_plain();
@@ -133,6 +138,85 @@ class Checker {
                 return c_.in_float ? tolerance::lse<float>(s, at) : tolerance::lse<double>(s, at);
               });
   }
+
+  Verdict run_mixed() {
+    for (std::size_t row = 0; row < plain_.s_row.size(); ++row)
+      score_error_.push_back(score_error(row));
+    check_mixed_lse();
+    check_mixed_rows();
+    run_twins();
+    check_zeros();
+    check_mixed_gradients();
+    return verdict_;
+  }
+  // Of the scores of a row at most.
+  [[nodiscard]] double score_error(std::size_t row) const {
+    constexpr double dot = heed::kMixedDotError;
+    const AnyOp& op = *c_.op;
+    const double drive = dot * (plain_.s_row[row] + op.mixed_per_product * plain_.products[row]);
+    return op.mixed_flow * (drive + std::min(op.mixed_largest, op.mixed_slope * dot));
+  }
+  void check_mixed_lse() {
+    for (std::size_t m = 0; m < plain_.lse.size() && !c_.op->linear_rows; ++m)
+      compare("lse of map " + std::to_string(m), results_.engine.lse[m], plain_.lse[m], kLoops,
+              [&](std::size_t n) {
+                return score_error_[n] +
+                       heed_test::tolerance::lse<float>(plain_.s_row[n], plain_.lse[m][n]);
+              });
+  }
+  void check_mixed_rows() {
+    const bool saved = !results_.engine.mixed.empty();
+    if (!saved && !c_.op->plain_rows) return;
+    const Sizes& s = c_.plain.sizes;
+    const double keys = c_.plain.keep_factor * double(s.len_kv) * seen_value();
+    compare("mixed rows", saved ? results_.engine.mixed : results_.out, plain_.mixed, kLoops,
+            [&](std::size_t n) {
+              const std::size_t row = n / std::size_t(s.dim_v);
+              const double e = score_error_[row], terms = plain_.mixed_terms[n];
+              constexpr double dot = heed::kMixedDotError;
+              // Weights of the Lagrange flow are linear in the drive.
+              const double bound = c_.op->linear_rows ? dot * terms + 2 * e * (1 + dot) * keys
+                                                      : heed::mixed_out_error(e) * terms;
+              const double room = heed_test::tolerance::forward<float>(plain_.s_row[row], terms);
+              return bound + room + (terms > 0 ? 1e-37 : 0);
+            });
+  }
+  // The largest value that is seen.
+  [[nodiscard]] double seen_value() const {
+    const std::vector<char> unseen = unseen_keys(c_.plain);
+    const auto dim = std::size_t(c_.plain.sizes.dim_v);
+    double top = 0;
+    for (std::size_t n = 0; n < c_.plain.value.size(); ++n)
+      if (!unseen[n / dim]) top = std::max(top, std::abs(c_.plain.value[n]));
+    return top;
+  }
+
+  void check_mixed_gradients() {
+    const bool derived = c_.entry->name == std::string("sdpa") && c_.plain.mask.soft_cap == 0;
+    // What is measured is measured for rows of normal numbers and scores of their usual size.
+    if (!derived && (c_.options.scale || largest(score_error_) > kUsualScoreError)) return;
+    const auto bounds = derived ? MixedGradientBounds(c_, score_error_).bounds
+                                : std::array<std::vector<double>, 5>{};
+    for (std::size_t t = 0; t < 5 + names_.size(); ++t) {
+      const bool input = t < 5;
+      const std::vector<double>& got =
+          input ? results_.inputs[t].numbers : results_.engine.params[t - 5];
+      if (input && (!c_.wants[t] || got.empty())) continue;
+      const std::vector<double>& exact = input ? exact_.inputs[t] : exact_.params[t - 5];
+      const std::vector<double>& naive = input ? naive_.inputs[t] : naive_.params[t - 5];
+      const std::vector<char> steep = steep_entries(t);
+      const double in_float = gradient_room(without(exact, steep), without(naive, steep), input);
+      const double size = std::max(largest(without(exact, steep)), gradient_terms(input));
+      compare("the gradient of " + (input ? results_.inputs[t].name : names_[t - 5]), got, exact,
+              kTwin, [&](std::size_t n) {
+                const double level = derived ? bounds[t][n] * 1.001
+                                             : kGradientRoundings * heed::kBfloatRoundoff * size;
+                return (n < steep.size() && steep[n] ? 1e8 : 1.0) * (level + in_float);
+              });
+    }
+  }
+  // Roundings of bfloat16, relative to the size of what a gradient adds up. Not derived but measured, and doubled.
+  static constexpr double kGradientRoundings = 10, kUsualScoreError = 0.1;
 
   // Counts and winners are exact; a residual and a tension have the accuracy of an output.
   void check_reports() {
@@ -234,26 +318,35 @@ class Checker {
     return x;
   }
 
+  // What a cosine multiplies gradients with.
+  [[nodiscard]] double steepness() const {
+    return c_.op->short_rows ? 1 / std::min({plain_.shortest, shortest_row(c_.plain.query),
+                                             shortest_row(c_.plain.key)})
+                             : 1.0;
+  }
+  // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
+  // what score and readout multiply it with.
+  [[nodiscard]] double gradient_terms(bool input) const {
+    const Sizes& s = c_.plain.sizes;
+    const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
+    const double v = longest_row(c_.plain.value, s.dim_v);
+    double terms = longest_row(c_.grad_out, s.dim_v) * (c_.op->reads_query ? std::max(v, q) : v);
+    if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
+    terms *= steepness() * (1 + largest(plain_.s_row) / 4);
+    if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
+    terms *= plain_.gain * plain_.gain;
+    return terms;
+  }
+
   // What each other entry of a gradient is allowed.
   [[nodiscard]] double gradient_room(const std::vector<double>& exact,
                                      const std::vector<double>& naive, bool input) const {
     namespace tolerance = heed_test::tolerance;
     const double top = largest(exact);
-    const double steep = c_.op->short_rows
-                             ? 1 / std::min({plain_.shortest, shortest_row(c_.plain.query),
-                                             shortest_row(c_.plain.key)})
-                             : 1.0;
+    const double steep = steepness();
     const Sizes& s = c_.plain.sizes;
     const double naive_error = largest_error(naive, exact);
-    // The sizes of |dout| |v| that a gradient is a sum of: what is left where they cancel is rounding of these, times
-    // what score and readout multiply it with.
-    const double q = longest_row(c_.plain.query, s.dim_qk), k = longest_row(c_.plain.key, s.dim_qk);
-    const double v = longest_row(c_.plain.value, s.dim_v);
-    double terms = longest_row(c_.grad_out, s.dim_v) * (c_.op->reads_query ? std::max(v, q) : v);
-    if (c_.op->reads_squares) terms *= std::max(1.0, q * k + k * k);
-    terms *= steep * (1 + largest(plain_.s_row) / 4);
-    if (c_.op->reads_positions && !input) terms *= double(std::max(s.len_q, s.len_kv));
-    terms *= plain_.gain * plain_.gain;
+    const double terms = gradient_terms(input);
     if (!c_.in_float)
       return std::max(tolerance::exact_gradient(top) * steep,
                       4 * tolerance::eps<double> * terms * std::sqrt(double(s.rows())));
@@ -348,6 +441,7 @@ class Checker {
   std::vector<std::string> names_;
   Verdict verdict_;
   Results results_;
+  std::vector<double> score_error_;  // of each row, in mixed precision
   PlainResult<double> plain_;
   TwinResult exact_, naive_;
   std::optional<Plain<Dual>> moved_;

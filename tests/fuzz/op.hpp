@@ -29,6 +29,7 @@ struct EngineCall {
 // What it returns beside the tensors; lse [map][row].
 struct EngineResult {
   std::vector<std::vector<double>> lse, reports, params;
+  std::vector<double> mixed;  // rows before the readout, where it saves them
 };
 
 struct TwinResult {
@@ -54,6 +55,11 @@ class AnyOp {
   bool short_rows = false;   // a cosine divides by the length of query and key
   bool steep_zeros = false;  // and the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;
+  // Of Precision::mixed: by how much an error of sum_c |q_c k_c|, relative, moves a score beside its logit, at most; and
+  // by how much weights move with scores. Bounds in the ops' headers.
+  double mixed_per_product = 0;               // times sum_c |q_c k_c|
+  double mixed_slope = 0, mixed_largest = 0;  // of the cosine, and no more than the largest
+  double mixed_flow = 1;
 
   [[nodiscard]] virtual std::vector<std::string> param_names() const = 0;
   [[nodiscard]] virtual std::vector<std::vector<double>> params() const = 0;
@@ -127,6 +133,7 @@ class OpOf final : public AnyOp {
     const Index maps = Any::NormaliserType::maps, rows = Index(lse.size()) / maps;
     for (Index m = 0; m < maps; ++m)
       result.lse.emplace_back(lse.begin() + m * rows, lse.begin() + (m + 1) * rows);
+    result.mixed = widen(run.saved.mixed);
     for (const auto& report : run.saved.diagnostics) result.reports.push_back(widen(report));
     if (!call.backward) return result;
     run.backward();
@@ -165,6 +172,11 @@ template <class Op, class Formula>
   std::vector<double> values;
   for (Index i = 0; i < count; ++i) values.push_back(draw.number(low, high));
   return heed::Param<double>({count}, values);
+}
+[[nodiscard]] inline double largest_of(const heed::Param<double>& p) {
+  double top = 0;
+  for (Index i = 0; i < p.size(); ++i) top = std::max(top, std::abs(p[i]));
+  return top;
 }
 // Normal numbers of standard deviation `spread`.
 [[nodiscard]] inline heed::Param<double> draw_tensor(Draw& draw, const std::vector<Index>& shape,

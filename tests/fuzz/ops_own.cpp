@@ -13,13 +13,17 @@ std::unique_ptr<AnyOp> draw_recency(Draw& draw, Sizes& s) {
   op.score.slope = draw_param(draw, s, -0.1, 0.5);
   op.score.angle = draw_param(draw, s, -1, 1);
   auto made = make_op(op, RecencyFormula{});
+  made->mixed_slope = made->mixed_largest = largest_of(op.score.angle);
   made->short_rows = made->steep_zeros = made->reads_positions = true;
   return made;
 }
 std::unique_ptr<AnyOp> draw_bump(Draw& draw, Sizes& s) {
   heed::OwnAttention<Bump, double> op;
   op.score.height = draw_param(draw, s, -1, 2);
-  return make_op(op, BumpFormula{});
+  auto made = make_op(op, BumpFormula{});
+  // Slopes of height exp(-|q - k|^2 / 20), a little more where rounding takes the distance below 0, and of tanh.
+  made->mixed_per_product = 1.1 * largest_of(op.score.height) / 10 + 1;
+  return made;
 }
 std::unique_ptr<AnyOp> draw_own_parts(Draw& draw, Sizes& s) {
   OwnParts<double> op;

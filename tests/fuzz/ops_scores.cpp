@@ -51,7 +51,16 @@ namespace {
        << (f.safe ? ", safe zero rows" : "");
   auto made = make_op(op, f, text.str());
   made->short_rows = true;
-  made->short_rows = true;
+  if (!op.score.basis.given()) {
+    const double steepness = op.score.resonance_gate().steepness(),
+                 once = largest_of(op.score.sharpness) * steepness,
+                 again = once * largest_of(op.score.feedback);
+    double slope = once;
+    for (int t = 1; t < f.iterations; ++t) slope = once + again * slope;
+    if (converged) slope = once / (1 - again);
+    made->mixed_largest = largest_of(op.score.strength);
+    made->mixed_slope = made->mixed_largest * slope * op.score.resonance_gate().input_slope();
+  }
   made->steep_zeros = !f.safe;
   return made;
 }
@@ -86,6 +95,13 @@ namespace {
   auto made =
       make_op(op, f, "mode " + std::to_string(int(mode)) + ", steps " + std::to_string(f.steps));
   made->reads_squares = true;
+  made->mixed_per_product = 2 * largest_of(op.score.rho);
+  if (mode == OdeFormula::flow || mode == OdeFormula::equilibrium) {
+    double kappa = 0;
+    for (Index h = 0; h < op.normaliser.eta.size(); ++h)
+      kappa = std::max(kappa, std::abs(1 - op.normaliser.eta[h]));
+    made->mixed_flow = largest_of(op.normaliser.eta) / (1 - kappa / 2);
+  }
   made->linear_rows = mode == OdeFormula::lagrange || mode == OdeFormula::lagrange_equilibrium;
   return made;
 }

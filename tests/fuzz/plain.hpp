@@ -163,10 +163,12 @@ struct PlainResult {
   std::vector<std::vector<double>> lse;      // per map, [row]
   std::vector<std::vector<double>> reports;  // [name][row]
   std::vector<double> s_row, terms;  // S and sum p|v| of tests/tolerances.hpp: [row], like out
-  double to_jump = kInf;             // how far the nearest choice (winner, halt) is from tipping
-  double shortest = 1;               // row whose cosine is taken, if it is not zero
-  double gain = 1;                   // by how much the readout multiplies errors of a mixed row
-  double to_kink = kInf;             // the same of a slope that jumps
+  std::vector<double> products;      // largest sum_c |q_c k_c| of a row
+  std::vector<double> mixed, mixed_terms;  // out and terms before the readout
+  double to_jump = kInf;  // how far the nearest choice (winner, halt) is from tipping
+  double shortest = 1;    // row whose cosine is taken, if it is not zero
+  double gain = 1;        // by how much the readout multiplies errors of a mixed row
+  double to_kink = kInf;  // the same of a slope that jumps
 };
 
 template <class S>
@@ -248,6 +250,7 @@ template <class S, class Formula>
   result.out.assign(rows * std::size_t(s.dim_v), S(0));
   result.terms.assign(rows * std::size_t(s.dim_v), 0.0);
   result.s_row.assign(rows, 0.0);
+  result.products.assign(rows, 0.0);
   result.lse.assign(Formula::maps, std::vector<double>(rows, -kInf));
   result.reports.assign(Formula::reports, std::vector<double>(rows, 0.0));
   for (Index b = 0; b < s.batch; ++b)
@@ -277,6 +280,7 @@ template <class S, class Formula>
             double size = std::isfinite(value(score)) ? std::abs(value(score)) : 0.0, sum = 0;
             for (Index c = 0; c < map.width; ++c) sum += std::abs(value(q[c]) * value(k[c]));
             result.s_row[row] = std::max({result.s_row[row], size, std::abs(p.scale) * sum});
+            result.products[row] = std::max(result.products[row], sum);
           }
         }
         Weights<S> w = formula.weigh(p, b, h, i, scores);
@@ -297,6 +301,8 @@ template <class S, class Formula>
           }
         }
       }
+  for (const S& x : result.out) result.mixed.push_back(value(x));
+  result.mixed_terms = result.terms;
   formula.read(p, result);
   return result;
 }

@@ -248,6 +248,17 @@ inline void require_apart(const MemoryView& out, const MemoryView& input, const 
                           const char* input_name, const std::string& where) {
   require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
 }
+inline void require_apart_from_scales(const MemoryView& out, const MemoryView& scales,
+                                      const char* out_name, const char* input_name,
+                                      const std::string& where) {
+  require(!may_overlap(out, scales), where, ": ", out_name, " overlaps the scales of ", input_name);
+}
+template <class Element>
+void require_apart(const MemoryView& out, const StoredView<Element>& input, const char* out_name,
+                   const char* input_name, const std::string& where) {
+  require_apart(out, MemoryView(input), out_name, input_name, where);
+  require_apart_from_scales(out, input.scales(), out_name, input_name, where);
+}
 
 }  // namespace detail
 

@@ -42,10 +42,12 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
   struct Named {
     const char* name;
     bool given;
-    MemoryView view;
+    MemoryView view, scales;
   };
   const auto named = [](const char* name, const auto& view) {
-    return Named{name, view.given(), view};
+    MemoryView scales{};
+    if constexpr (requires { view.scales(); }) scales = view.scales();
+    return Named{name, view.given(), view, scales};
   };
   const Named read[] = {named("query", in.query),      named("key", in.key),
                         named("value", in.value),      named("extra", in.extra),
@@ -59,7 +61,10 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
     const Named& like = read[&a - written];
     require(like.given, where, ": ", a.name, " was given, the call has no such input");
     require_output(a.view, like.view.shape, a.name, where);
-    for (const Named& b : read) require_apart(a.view, b.view, a.name, b.name, where);
+    for (const Named& b : read) {
+      require_apart(a.view, b.view, a.name, b.name, where);
+      require_apart_from_scales(a.view, b.scales, a.name, b.name, where);
+    }
     require_apart(a.view, mask.allowed, a.name, "the boolean mask", where);
     for (const Named& b : written)
       if (&a < &b) require_apart(a.view, b.view, a.name, b.name, where);

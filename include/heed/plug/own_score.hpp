@@ -30,7 +30,8 @@
 //
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, LogVisible, or your own
 //                                      that inherits NoSideValues: numbers of a row, its position, and how many
-//                                      keys a query sees, computed once per row
+//                                      keys a query sees, computed once per row. Those of keys are computed once for
+//                                      each token of a KvCache, if the struct has no members of data
 //   positions, bucket()                pair.position is an entry of a learnt table (plug/score.hpp): buckets of
 //                                      distances as in T5, or of pairs of positions as in Swin
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp

@@ -67,6 +67,13 @@ class StoredView {
     return visit([](const auto& v) { return MemoryView(v); });
   }
 
+  // What checks ask of the scales of its rows; without elements unless scaled(). Valid as long as the view.
+  [[nodiscard]] MemoryView scales() const {
+    if constexpr (std::is_const_v<Element>)
+      if (scaled()) return scaled_.scales();
+    return {};
+  }
+
   // f(view), for the view of what is stored.
   template <class F>
   decltype(auto) visit(F&& f) const {

@@ -16,6 +16,7 @@ inline namespace HEED_ABI {
 template <class Real>
 struct PrototypeCategories : PrototypeMemory<Real> {
   static constexpr int query_features = 1, key_features = 1;
+  static constexpr bool counts_visible = false;
 
   // f = 1 / (|q| + eps)
   template <class Row, class S>
