@@ -6,7 +6,7 @@
 #include "measure.hpp"
 
 #include <heed/check/op_problem.hpp>
-#include <heed/compiled.hpp>
+#include <zoo/zoo.hpp>
 
 namespace heed_bench {
 
@@ -220,7 +220,7 @@ void add_variants(const char* dtype, heed::Precision precision = {}) {
                       });
       }
     };
-    heed::for_each_variant<T>(c.geometry(), add);
+    zoo::for_each_known_variant<T>(c.geometry(), add);
     heed::ResonantOde<T> eight;
     eight.normaliser.steps = 8;
     add(heed::Variant<heed::ResonantOde<T>>{"ode-8", "8 steps", c.geometry(), eight});

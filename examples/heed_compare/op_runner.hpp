@@ -5,7 +5,7 @@
 #include "tensor_pool.hpp"
 
 #include <heed/check/op_call.hpp>
-#include <heed/compiled.hpp>
+#include <zoo/zoo.hpp>
 
 #include <algorithm>
 #include <sstream>
@@ -163,7 +163,7 @@ template <class Stored>
     if (asked == setup.names.end()) return;
     runners.push_back(std::make_unique<OpRunner<Op, Stored>>(variant, setup, pool));
   };
-  heed::for_each_variant<T>(setup.geometry, add, {.seed = setup.seed});
+  zoo::for_each_known_variant<T>(setup.geometry, add, {.seed = setup.seed});
   return runners;
 }
 
