@@ -145,6 +145,7 @@ class OpRunner final : public Runner {
       for (Index i = 0; i < param.size() && param.size() > 1; ++i)
         param[i] += T(float(0.1 * random.normal(std::uint64_t(i))));
     });
+    call_.op.keep_in_range();
   }
 
   std::string name_, variant_settings_;

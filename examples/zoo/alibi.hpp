@@ -16,7 +16,7 @@ template <class T>
 struct Score {
   heed::Param<T> slope = T(0.5);
   static constexpr auto parameters =
-      std::tuple{heed::named("slope", &Score::slope, heed::Range::not_negative)};
+      std::tuple{heed::named("slope", &Score::slope, heed::Range::positive)};
 
   template <class S>
   S score(const auto& pair, const auto& p) const {

@@ -5,6 +5,7 @@
 #include "catch.hpp"
 
 #include <heed/check/op_check.hpp>
+#include <zoo/mla_absorbed.hpp>
 #include <zoo/zoo.hpp>
 
 #include <set>
@@ -119,4 +120,22 @@ TEST_CASE("every variant of the zoo has a name of its own in the zoo's form") {
     CHECK(name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", 4) == std::string::npos);
     CHECK(name.size() > 4);
   }
+}
+
+TEST_CASE("absorbed latent attention reads its values from the memory of its keys") {
+  const auto variant = zoo::mla_absorbed::variant<double>(kSizes);
+  const Geometry& g = variant.geometry;
+  CHECK(g.kv_heads == 1);
+  REQUIRE(g.dim_qk > g.dim_v);
+  OpCall apart(variant.op, g, causal<double>());
+  for (Index row = 0; row < g.batch * g.len_kv; ++row)
+    std::copy_n(apart.key.begin() + row * g.dim_qk, g.dim_v, apart.value.begin() + row * g.dim_v);
+  apart.forward();
+
+  const Strides strides = dense_strides(g.key_shape());
+  const TensorView<const double> shared(apart.key.data(), g.value_shape(), strides);
+  std::vector<double> out(apart.out.size());
+  forward(variant.op, {apart.inputs().query, apart.inputs().key, shared}, causal<double>(),
+          TensorView<double>(out.data(), g.out_shape()));
+  CHECK(out == apart.out);
 }
