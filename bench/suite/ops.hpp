@@ -6,7 +6,7 @@
 #include "measure.hpp"
 
 #include <heed/check/op_problem.hpp>
-#include <zoo/zoo.hpp>
+#include <heed/compiled.hpp>
 
 namespace heed_bench {
 
@@ -205,22 +205,29 @@ template <class Op>
   }
 }
 
+// Both passes of a variant in one case.
+template <class Stored, class Op>
+void add_variant(const heed::Variant<Op>& variant, const Case& c, const char* dtype,
+                 heed::Precision precision = {}) {
+  if (!fits(variant)) return;
+  const auto shared = std::make_shared<heed::Variant<Op>>(variant);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (c.decodes() && pass == Pass::backward) continue;
+    add_benchmark(variant.name, pass, dtype, c,
+                  [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
+                    run<Stored>(state, *shared, c, pass, precision, *compared);
+                  });
+  }
+}
+
 template <class Stored>
 void add_variants(const char* dtype, heed::Precision precision = {}) {
   using T = heed::ArithmeticOf<Stored>;
   for (const Case& c : cases()) {
-    const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
-      if (!fits(variant)) return;
-      const auto shared = std::make_shared<heed::Variant<Op>>(variant);
-      for (const Pass pass : {Pass::forward, Pass::backward}) {
-        if (c.decodes() && pass == Pass::backward) continue;
-        add_benchmark(variant.name, pass, dtype, c,
-                      [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
-                        run<Stored>(state, *shared, c, pass, precision, *compared);
-                      });
-      }
+    const auto add = [&](const auto& variant) {
+      add_variant<Stored>(variant, c, dtype, precision);
     };
-    zoo::for_each_known_variant<T>(c.geometry(), add);
+    heed::for_each_variant<T>(c.geometry(), add);
     heed::ResonantOde<T> eight;
     eight.normaliser.steps = 8;
     add(heed::Variant<heed::ResonantOde<T>>{"ode-8", "8 steps", c.geometry(), eight});

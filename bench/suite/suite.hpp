@@ -6,6 +6,7 @@ namespace heed_bench {
 void add_float();
 void add_double();
 void add_bfloat16();
+void add_zoo();
 void add_layer();
 
 // Prints what --tune is for; takes minutes.

@@ -66,8 +66,9 @@ constexpr const char* kZoo = "zoo";
 [[nodiscard]] std::vector<std::string> read_variants(const std::string& text,
                                                      const std::vector<std::string>& known) {
   std::vector<std::string> asked = split(text);
-  if (std::erase(asked, kZoo) > 0)
-    for (std::string& name : zoo_names()) asked.push_back(std::move(name));
+  const std::vector<std::string> zoo = zoo_names();
+  if (!zoo.empty() && std::erase(asked, kZoo) > 0)
+    asked.insert(asked.end(), zoo.begin(), zoo.end());
   for (const std::string& name : asked)
     if (std::find(known.begin(), known.end(), name) == known.end())
       throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known));
@@ -137,11 +138,12 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.set_help_flag("--help,-h", "Prints this help and ends");
   app.set_version_flag("--version", "heed_compare " HEED_VERSION, "Prints the version and ends");
   app.footer(std::string(heed_program::kExitCodes) + kOutput);
+  const std::string of_zoo =
+      zoo_names().empty() ? "" : "; of the zoo, or zoo for all of these: " + joined(zoo_names());
   app.add_option("--variants", words.variants,
                  "Variants to compare, separated by commas (default: all of heed's): " +
-                     joined(variant_names()) +
-                     "; of the zoo, or zoo for all of these: " + joined(zoo_names()) +
-                     "; with --train also the controls " + joined(training_controls()))
+                     joined(variant_names()) + of_zoo + "; with --train also the controls " +
+                     joined(training_controls()))
       ->type_name("A,B,...");
   app.add_option(
          "--shape", words.shape,

@@ -187,6 +187,7 @@ TEST_CASE("heed_compare writes the documented fields and files, and no others") 
 }
 
 TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it does its own") {
+  if (!HEED_HAS_ZOO) return;
   const Shell shell;
   const std::string zoo =
       "heed_compare --quick --shape 1,2,32,16 --threads 1 --variants zoo:sink,sdpa,zoo:cosine ";
