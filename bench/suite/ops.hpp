@@ -197,6 +197,8 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
 // Variants that read the key at a query's own position need as many keys as queries.
 template <class Op>
 [[nodiscard]] bool fits(const heed::Variant<Op>& variant) {
+  if (Op::ReadoutType::uses_own_rows && variant.geometry.len_q != variant.geometry.len_kv)
+    return false;
   try {
     variant.op.validate(variant.geometry, "heed_bench");
     return true;

@@ -190,7 +190,8 @@ TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it d
   if (!HEED_HAS_ZOO) return;
   const Shell shell;
   const std::string zoo =
-      "heed_compare --quick --shape 1,2,32,16 --threads 1 --variants zoo:sink,sdpa,zoo:cosine ";
+      "heed_compare --quick --shape 1,2,32,16 --threads 1 --variants "
+      "zoo:sink,sdpa,zoo:cosine,zoo:alibi ";
   const Result timed = shell.done(zoo + "--json a.json --report pages");
   CHECK(timed.out.find("\nzoo:cosine") != std::string::npos);
   const Json json = Json::parse(read(shell.path("a.json")));
@@ -200,8 +201,8 @@ TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it d
     CHECK(record.at("ms") > 0);
     CHECK(record.at("gradient_error") < 1e-4);
   }
-  CHECK(names == Names{"sdpa", "zoo:cosine", "zoo:sink"});
-  CHECK(json.at("records").size() == 3 * 2 * 2);
+  CHECK(names == Names{"sdpa", "zoo:alibi", "zoo:cosine", "zoo:sink"});
+  CHECK(json.at("records").size() == 4 * 2 * 2);
   CHECK(json.at("records").at(0).at("variant") == "sdpa");  // the library's list comes first
   CHECK(read(shell.path("pages/report.html")).find("zoo:sink") != std::string::npos);
 
