@@ -118,6 +118,7 @@ void add_all() {
   heed_bench::add_double();
   heed_bench::add_bfloat16();
   heed_bench::add_caches();
+  heed_bench::add_zoo();
   heed_bench::add_layer();
   heed_bench::add_eigen();
 #ifdef HEED_BENCH_BLAS

@@ -8,7 +8,11 @@ include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 heed_forwarded_arguments(arguments)
 set(parts -DHEED_BUILD_EXAMPLES=ON)
 if(NOT EXISTS "${HEED_BUILD}/CMakeCache.txt")
-  list(APPEND parts -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF)
+  list(APPEND parts -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF -DHEED_ZOO=OFF)
+endif()
+# It takes longer to compile than all else.
+if("${arguments}" MATCHES "(^|[,;=])zoo")
+  list(APPEND parts -DHEED_ZOO=ON)
 endif()
 
 heed_configure(${parts})

@@ -203,6 +203,8 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
 // Variants that read the key at a query's own position need as many keys as queries.
 template <class Op>
 [[nodiscard]] bool fits(const heed::Variant<Op>& variant) {
+  if (Op::ReadoutType::uses_own_rows && variant.geometry.len_q != variant.geometry.len_kv)
+    return false;
   try {
     variant.op.validate(variant.geometry, "heed_bench");
     return true;
@@ -211,20 +213,27 @@ template <class Op>
   }
 }
 
+// Both passes of a variant in one case.
+template <class Stored, class Op>
+void add_variant(const heed::Variant<Op>& variant, const Case& c, const char* dtype,
+                 heed::Precision precision = {}) {
+  if (!fits(variant)) return;
+  const auto shared = std::make_shared<heed::Variant<Op>>(variant);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (c.decodes() && pass == Pass::backward) continue;
+    add_benchmark(variant.name, pass, dtype, c,
+                  [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
+                    run<Stored>(state, *shared, c, pass, precision, *compared);
+                  });
+  }
+}
+
 template <class Stored>
 void add_variants(const char* dtype, heed::Precision precision = {}) {
   using T = heed::ArithmeticOf<Stored>;
   for (const Case& c : cases()) {
-    const auto add = [&]<class Op>(const heed::Variant<Op>& variant) {
-      if (!fits(variant)) return;
-      const auto shared = std::make_shared<heed::Variant<Op>>(variant);
-      for (const Pass pass : {Pass::forward, Pass::backward}) {
-        if (c.decodes() && pass == Pass::backward) continue;
-        add_benchmark(variant.name, pass, dtype, c,
-                      [=, compared = std::make_shared<bool>(false)](benchmark::State& state) {
-                        run<Stored>(state, *shared, c, pass, precision, *compared);
-                      });
-      }
+    const auto add = [&](const auto& variant) {
+      add_variant<Stored>(variant, c, dtype, precision);
     };
     heed::for_each_variant<T>(c.geometry(), add);
     heed::ResonantOde<T> eight;

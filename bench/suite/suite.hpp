@@ -7,6 +7,7 @@ void add_float();
 void add_double();
 void add_bfloat16();
 void add_caches();
+void add_zoo();
 void add_layer();
 
 // Prints what --tune is for; takes minutes.

@@ -5,7 +5,7 @@
 #include "tensor_pool.hpp"
 
 #include <heed/check/op_call.hpp>
-#include <heed/compiled.hpp>
+#include <zoo/zoo.hpp>
 
 #include <algorithm>
 #include <sstream>
@@ -145,6 +145,7 @@ class OpRunner final : public Runner {
       for (Index i = 0; i < param.size() && param.size() > 1; ++i)
         param[i] += T(float(0.1 * random.normal(std::uint64_t(i))));
     });
+    call_.op.keep_in_range();
   }
 
   std::string name_, variant_settings_;
@@ -163,7 +164,7 @@ template <class Stored>
     if (asked == setup.names.end()) return;
     runners.push_back(std::make_unique<OpRunner<Op, Stored>>(variant, setup, pool));
   };
-  heed::for_each_variant<T>(setup.geometry, add, {.seed = setup.seed});
+  zoo::for_each_known_variant<T>(setup.geometry, add, {.seed = setup.seed});
   return runners;
 }
 

@@ -62,7 +62,8 @@ using Runners = std::vector<std::unique_ptr<Runner>>;
 [[nodiscard]] Runners make_double_runners(const RunnerSetup& setup, const TextInput& text);
 [[nodiscard]] Runners make_bfloat16_runners(const RunnerSetup& setup, const TextInput& text);
 
-// The names of all variants, in the order of the list.
+// The names of the library's variants and of the zoo's, each in the order of its list.
 [[nodiscard]] std::vector<std::string> variant_names();
+[[nodiscard]] std::vector<std::string> zoo_names();
 
 }  // namespace compare

@@ -8,5 +8,6 @@ Runners make_double_runners(const RunnerSetup& setup, const TextInput& text) {
 }
 
 std::vector<std::string> variant_names() { return heed::variant_names(); }
+std::vector<std::string> zoo_names() { return zoo::variant_names(); }
 
 }  // namespace compare

@@ -60,9 +60,15 @@ using heed_program::detail::read_number;
   return names;
 }
 
+// Stands for all variants of the zoo.
+constexpr const char* kZoo = "zoo";
+
 [[nodiscard]] std::vector<std::string> read_variants(const std::string& text,
                                                      const std::vector<std::string>& known) {
-  const std::vector<std::string> asked = split(text);
+  std::vector<std::string> asked = split(text);
+  const std::vector<std::string> zoo = zoo_names();
+  if (!zoo.empty() && std::erase(asked, kZoo) > 0)
+    asked.insert(asked.end(), zoo.begin(), zoo.end());
   for (const std::string& name : asked)
     if (std::find(known.begin(), known.end(), name) == known.end())
       throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known));
@@ -132,10 +138,12 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.set_help_flag("--help,-h", "Prints this help and ends");
   app.set_version_flag("--version", "heed_compare " HEED_VERSION, "Prints the version and ends");
   app.footer(std::string(heed_program::kExitCodes) + kOutput);
-  app.add_option(
-         "--variants", words.variants,
-         "Variants to compare, separated by commas (default: all): " + joined(variant_names()) +
-             "; with --train also the controls " + joined(training_controls()))
+  const std::string of_zoo =
+      zoo_names().empty() ? "" : "; of the zoo, or zoo for all of these: " + joined(zoo_names());
+  app.add_option("--variants", words.variants,
+                 "Variants to compare, separated by commas (default: all of heed's): " +
+                     joined(variant_names()) + of_zoo + "; with --train also the controls " +
+                     joined(training_controls()))
       ->type_name("A,B,...");
   app.add_option(
          "--shape", words.shape,
@@ -272,8 +280,12 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(heed_program::sentence_of(error));
   }
-  const std::vector<std::string> known = known_names(settings.train_steps > 0);
-  settings.variants = app.count("--variants") > 0 ? read_variants(words.variants, known) : known;
+  std::vector<std::string> known = known_names(settings.train_steps > 0);
+  settings.variants = known;
+  if (app.count("--variants") > 0) {
+    for (std::string& name : zoo_names()) known.push_back(std::move(name));
+    settings.variants = read_variants(words.variants, known);
+  }
   settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
                    : settings.quick         ? kQuickShape
                                             : kShape;

@@ -3,6 +3,7 @@
 
 #include "../heed_lm/text_data.hpp"
 #include "../heed_lm/training.hpp"
+#include "../zoo/layers.hpp"
 #include "progress.hpp"
 #include "text_input.hpp"
 
@@ -34,6 +35,13 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   } catch (const std::invalid_argument&) {
     return std::make_unique<heed_lm::ByteTokenizer>();
   }
+}
+
+// Of a layer around any variant that programs offer.
+[[nodiscard]] std::vector<nn::Measure> layer_measures(const nn::AttentionLayer<float>& layer,
+                                                      Index rows) {
+  const auto of_zoo = zoo::measures_of(layer, rows);
+  return of_zoo ? *of_zoo : nn::measures_of(layer, rows);
 }
 
 class Trainer {
@@ -175,7 +183,7 @@ class Trainer {
     const heed_lm::Batch rows = source_->validation_batch(0, settings_.model.batch);
     (void)model.loss(context, rows.rows, rows.inputs, rows.targets);
     for (auto& block : model.blocks())
-      for (const auto& [name, value] : nn::measures_of(block.attention(), rows.rows))
+      for (const auto& [name, value] : layer_measures(block.attention(), rows.rows))
         note(name, value);
     std::map<std::string, double> means;
     for (const auto& [name, sum] : sums) means[name] = sum.first / sum.second;

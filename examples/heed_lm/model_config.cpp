@@ -2,6 +2,7 @@
 #include "model_config.hpp"
 
 #include "../program/limits.hpp"
+#include "../zoo/layers.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
@@ -64,6 +65,8 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
 
 [[nodiscard]] Model make_gpt(const ModelConfig& c) {
   return nn::make_gpt<float>(c.gpt_options(), [&](Index layer) {
+    auto of_zoo = zoo::attention_by_name(c.variant, c.width, c.heads, layer, c.seed);
+    if (of_zoo) return of_zoo;
     return nn::attention_by_name<float>(c.variant, c.width, c.heads, layer, c.prototypes, c.seed);
   });
 }
@@ -129,6 +132,7 @@ std::vector<std::string> stack_names() {
 
 std::vector<std::string> model_names() {
   std::vector<std::string> names = nn::attention_names();
+  for (const std::string& name : zoo::layer_names()) names.push_back(name);
   for (const std::string& name : nn::extra_attention_names()) names.push_back(name);
   for (const std::string& stack : stack_names()) names.push_back(stack);
   return names;

@@ -186,6 +186,37 @@ TEST_CASE("heed_compare writes the documented fields and files, and no others") 
   CHECK(patterns_of(shell.files("pages"), files) == files);
 }
 
+TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it does its own") {
+  if (!HEED_HAS_ZOO) return;
+  const Shell shell;
+  const std::string zoo =
+      "heed_compare --quick --shape 1,2,32,16 --threads 1 --variants "
+      "zoo:sink,sdpa,zoo:cosine,zoo:alibi ";
+  const Result timed = shell.done(zoo + "--json a.json --report pages");
+  CHECK(timed.out.find("\nzoo:cosine") != std::string::npos);
+  const Json json = Json::parse(read(shell.path("a.json")));
+  Names names;
+  for (const Json& record : json.at("records")) {
+    names.insert(record.at("variant").get<std::string>());
+    CHECK(record.at("ms") > 0);
+    CHECK(record.at("gradient_error") < 1e-4);
+  }
+  CHECK(names == Names{"sdpa", "zoo:alibi", "zoo:cosine", "zoo:sink"});
+  CHECK(json.at("records").size() == 4 * 2 * 2);
+  CHECK(json.at("records").at(0).at("variant") == "sdpa");  // the library's list comes first
+  CHECK(read(shell.path("pages/report.html")).find("zoo:sink") != std::string::npos);
+
+  const Result trained = shell.done(
+      "heed_compare --train 2 --width 16 --heads 2 --depth 1 --len 16 --batch 2 --threads 1 "
+      "--text text.txt --variants sdpa,zoo:cosine,zoo:sink --json b.json");
+  const Json runs = Json::parse(read(shell.path("b.json")));
+  REQUIRE(runs.at("variants").size() == 3);
+  CHECK(runs.at("variants").at(1).at("name") == "zoo:cosine");
+  CHECK(runs.at("variants").at(1).at("measures").contains("temperature"));
+  CHECK(runs.at("variants").at(2).at("measures").contains("height"));
+  shell.refuses("heed_compare --variants zoo:none", "\"zoo:none\", which is not one of sdpa, dar");
+}
+
 TEST_CASE("heed_compare --dtype bf16 compares on tensors of bfloat16") {
   const Shell shell;
   (void)shell.done(kCompare + "--dtype bf16 --json a.json");

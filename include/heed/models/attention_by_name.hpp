@@ -85,6 +85,14 @@ template <class Real>
   return made;
 }
 
+// The causal layer around a variant's op in the frame of all variants, for a model with these even sizes.
+template <class Op>
+[[nodiscard]] std::unique_ptr<AttentionLayer<typename Op::Scalar>> attention_of(
+    const Variant<Op>& variant, AttentionOptions even) {
+  even.heads = variant.geometry;
+  return std::make_unique<ProjectedAttention<Op>>(even, variant.op, causal<typename Op::Scalar>());
+}
+
 // Names of all variants.
 [[nodiscard]] inline std::vector<std::string> attention_names() { return variant_names(); }
 
@@ -105,10 +113,7 @@ template <class Real>
       even.heads,
       [&]<class Op>(const Variant<Op>& variant) {
         known += (known.empty() ? "" : ", ") + std::string(variant.name);
-        if (name != variant.name) return;
-        AttentionOptions options = even;
-        options.heads = variant.geometry;
-        made = std::make_unique<ProjectedAttention<Op>>(options, variant.op, causal<Real>());
+        if (name == variant.name) made = attention_of(variant, even);
       },
       {.prototypes = prototypes, .seed = seed + std::uint64_t(layer), .depth = layer + 1});
   for (const std::string& extra : extra_attention_names()) known += ", " + extra;

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layers.hpp"
+
+#include "zoo.hpp"
+
+#include <heed/models/attention_by_name.hpp>
+
+namespace zoo {
+
+namespace nn = heed::nn;
+
+std::unique_ptr<nn::AttentionLayer<float>> attention_by_name(const std::string& name, Index width,
+                                                             Index heads, Index layer,
+                                                             std::uint64_t seed) {
+  std::unique_ptr<nn::AttentionLayer<float>> made;
+  const nn::AttentionOptions even = nn::AttentionOptions::even(width, heads);
+  for_each_zoo_variant<float>(even.heads,
+                              [&](const auto& variant) {
+                                if (name == variant.name) made = nn::attention_of(variant, even);
+                              },
+                              {.seed = seed + std::uint64_t(layer), .depth = layer + 1});
+  return made;
+}
+
+std::optional<std::vector<nn::Measure>> measures_of(const nn::AttentionLayer<float>& layer,
+                                                    Index batch) {
+  std::optional<std::vector<nn::Measure>> measures;
+  for_each_zoo_variant<float>(heed::kSmallSizes, [&]<class Op>(const heed::Variant<Op>&) {
+    if (measures) return;
+    if (const auto* projected = dynamic_cast<const nn::ProjectedAttention<Op>*>(&layer))
+      measures = nn::measures_of(*projected, batch);
+  });
+  return measures;
+}
+
+std::vector<std::string> layer_names() { return variant_names(); }
+
+}  // namespace zoo

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention layers around the zoo's variants, by name.
+
+#include <heed/models/attention_measures.hpp>
+#include <heed/nn/attention_layer.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace zoo {
+
+// The causal layer `name` in the frame of all variants (heed/models/attention_by_name.hpp) for layer `layer` (from 0) of a
+// model; null for a name that is not of the zoo.
+[[nodiscard]] std::unique_ptr<heed::nn::AttentionLayer<float>> attention_by_name(
+    const std::string& name, heed::Index width, heed::Index heads, heed::Index layer,
+    std::uint64_t seed);
+
+// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp); none for other layers.
+[[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
+    const heed::nn::AttentionLayer<float>& layer, heed::Index batch);
+
+[[nodiscard]] std::vector<std::string> layer_names();
+
+}  // namespace zoo

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention of one query in plain loops over doubles, without any of heed's code: what the variants of the zoo are
+// written in a second time. tests/zoo/zoo_test.cpp makes the rows and compares.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace zoo {
+
+using Numbers = std::vector<double>;
+
+// A query of one head and the keys that it sees, in their order.
+struct PlainRow {
+  std::ptrdiff_t head = 0, position = 0;  // of the query
+  double scale = 0;                       // 1 / sqrt(width of a query)
+  Numbers query;
+  std::vector<Numbers> keys, values;
+  std::vector<std::ptrdiff_t> positions;  // of the keys
+  Numbers own_value;                      // at the query's position; empty where there is none
+  Numbers extra;                          // the op's extra input; empty without one
+  const PlainRow* heads = nullptr;        // the same query position in all heads, from head 0 on
+};
+
+[[nodiscard]] inline double dot(const Numbers& a, const Numbers& b) {
+  double sum = 0;
+  for (std::size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+  return sum;
+}
+[[nodiscard]] inline double sum_of(const Numbers& x) {
+  double sum = 0;
+  for (const double number : x) sum += number;
+  return sum;
+}
+
+// scale q . k of each key
+[[nodiscard]] inline Numbers logits(const PlainRow& row) {
+  Numbers scores;
+  for (const Numbers& key : row.keys) scores.push_back(row.scale * dot(row.query, key));
+  return scores;
+}
+// score(j) of each key
+template <class Score>
+[[nodiscard]] Numbers scores_by(const PlainRow& row, Score&& score) {
+  Numbers scores;
+  for (std::size_t j = 0; j < row.keys.size(); ++j) scores.push_back(score(j));
+  return scores;
+}
+
+[[nodiscard]] inline Numbers softmax(Numbers scores) {
+  if (scores.empty()) return scores;
+  const double top = *std::max_element(scores.begin(), scores.end());
+  for (double& s : scores) s = std::exp(s - top);
+  const double sum = sum_of(scores);
+  for (double& s : scores) s /= sum;
+  return scores;
+}
+
+// sum_j weight_j value_j
+[[nodiscard]] inline Numbers mixed(const PlainRow& row, const Numbers& weights) {
+  Numbers out(row.own_value.size());
+  for (std::size_t j = 0; j < weights.size(); ++j)
+    for (std::size_t c = 0; c < out.size(); ++c) out[c] += weights[j] * row.values[j][c];
+  return out;
+}
+
+}  // namespace zoo

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// ReLU attention: the positive scores, divided by the number of keys.
+//
+//   w_j = max(s_j, 0) / n       n: keys that the row sees
+//   ds_j = G_j / n where s_j > 0, else 0       G = dL/dw
+//
+// Source  M. Wortsman et al., Replacing Softmax with ReLU in Vision Transformers (2023). Here n counts what the mask shows.
+
+#include "kit.hpp"
+
+namespace zoo::relu {
+
+template <class T>
+struct Relu : heed::StreamedRows<T, 1> {
+  using Base = heed::StreamedRows<T, 1>;
+  using typename Base::P, typename Base::State, typename Base::Queries;
+  static constexpr bool counts_visible = true;
+  using PlaceFree = Relu;
+
+  State begin(const Queries& queries) const { return {P(T(0)), {queries.visible}}; }
+  P weight(const State&, P score) const { return heed::math::maximum(P(T(0)), score); }
+  P finish(const State& state) const { return heed::inverse_or_zero(state.own[0]); }  // 1 / n
+  P dscore(const State& state, P score, P, P pull, P) const {
+    return select(score > P(T(0)), finish(state) * pull, P(T(0)));
+  }
+  template <class S>
+  std::vector<S> reference(heed::LongHandRow<S> row) const {
+    const S n = heed::math::constant<S>(double(row.scores[0].size())),
+            zero = heed::math::constant<S>(0);
+    for (S& s : row.scores[0]) s = heed::math::maximum(zero, s) / n;
+    return row.scores[0];
+  }
+};
+
+template <class T>
+using Op = Attention<T, heed::DotScore<T>, Relu<T>>;
+
+template <class T>
+heed::Variant<Op<T>> variant(const heed::Geometry& g) {
+  return {"zoo:relu", "", g, {}, {.lse_of_scores = false}};
+}
+
+// In plain loops.
+inline Numbers plain(const Op<double>&, const PlainRow& row) {
+  Numbers weights = logits(row);
+  for (double& w : weights) w = std::max(0.0, w) / double(row.keys.size());
+  return mixed(row, weights);
+}
+
+}  // namespace zoo::relu
