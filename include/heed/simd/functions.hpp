@@ -18,7 +18,8 @@
 //           normal number: lane by lane by <cmath>, hence right, and slow.
 //           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or
 //           -708.39. Special values are those of <cmath>: NaN, infinities, the sign of 0. No lane has an influence on
-//           another.
+//           another. The width of registers changes no bit, but for erf, softplus and pow of float: the exponential of
+//           exp.hpp adds its terms in another order in registers of 64 bytes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/functions.hpp>
