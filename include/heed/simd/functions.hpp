@@ -12,7 +12,7 @@
 //   pow      2^(y log2(x)), the logarithm in two numbers, of 48 (float) or 106 (double) bits together
 //
 // Accuracy  largest error, where an ulp is that of the exact result:
-//           log1p 1.5 ulp, expm1 4 ulp, softplus 3 ulp, sin and cos 2 ulp, erf 3 ulp, pow 2.5 ulp.
+//           log1p 1.6 ulp, expm1 2.5 ulp, softplus 3 ulp, sin and cos 2 ulp, erf 2 ulp, pow 2.5 ulp.
 //           With or without FMA; tests/simd/functions_test.cpp holds them to it.
 // Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases and where the result is no
 //           normal number: lane by lane by <cmath>, hence right, and slow.
@@ -24,6 +24,12 @@
 
 #include <heed/core/functions.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/pack.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
