@@ -7,6 +7,7 @@
 
 #include <heed/core/scalar.hpp>
 #include <heed/simd/functions.hpp>
+#include <heed/simd/pack.hpp>
 
 #include <concepts>
 #include <type_traits>

@@ -12,17 +12,24 @@
 //   pow      2^(y log2(x)), the logarithm in two numbers, of 48 (float) or 106 (double) bits together
 //
 // Accuracy  largest error, where an ulp is that of the exact result:
-//           log1p 1.5 ulp, expm1 4 ulp, softplus 3 ulp, sin and cos 2 ulp, erf 3 ulp, pow 2.5 ulp.
+//           log1p 1.6 ulp, expm1 2.5 ulp, softplus 3 ulp, sin and cos 2 ulp, erf 2 ulp, pow 2.5 ulp.
 //           With or without FMA; tests/simd/functions_test.cpp holds them to it.
 // Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases and where the result is no
 //           normal number: lane by lane by <cmath>, hence right, and slow.
 //           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or
 //           -708.39. Special values are those of <cmath>: NaN, infinities, the sign of 0. No lane has an influence on
-//           another.
+//           another. The width of registers changes no bit, but for erf, softplus and pow of float: the exponential of
+//           exp.hpp adds its terms in another order in registers of 64 bytes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/functions.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/pack.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
