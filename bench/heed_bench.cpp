@@ -32,8 +32,9 @@ namespace {
 
 constexpr const char* kHelp =
     R"(Times every variant in several cases, forward and backward: in float, in double, and on tensors of bfloat16, with products in
-bfloat16 (bf16) or all in float (bf16-storage); and steps of decoding from a cache (float-cache, bf16-cache, int8-cache). Other libraries, plain attention and the machine's peak are measured in turns with it. Each
-benchmark first compares a small call with its slow twin.
+bfloat16 (bf16) or all in float (bf16-storage); and steps of decoding from a cache (float-cache, bf16-cache, int8-cache). Other
+libraries, plain attention and the machine's peak are measured in turns with it. Each benchmark first compares a small call with its
+slow twin.
 Usage: heed_bench [OPTIONS]
 
 Options:
