@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -162,6 +163,19 @@ TEST_CASE("Gradients of tables have the same bits for any number of threads", "[
     if (first.empty()) first = gradient;
     CHECK(gradient == first);
   }
+}
+
+TEST_CASE("What a hidden key holds does not reach the table", "[plug]") {
+  OwnAttention<Image, float> op;
+  fill(op, 1);
+  OpCall<OwnAttention<Image, float>> call(op, {1, 2, 2, 2, 40, 45, 4, 4}, key_lengths<float>({39}));
+  for (std::size_t h = 0; h < 2; ++h)
+    for (std::size_t n = (h * 45 + 39) * 4; n < (h + 1) * 45 * 4; ++n)
+      call.key[n] = std::numeric_limits<float>::quiet_NaN();
+  call.forward();
+  call.backward();
+  const auto& table = call.grad_op.score.table;
+  for (Index n = 0; n < table.size(); ++n) CHECK(std::isfinite(table[n]));
 }
 
 TEST_CASE("Tables that do not fit are refused", "[plug]") {
