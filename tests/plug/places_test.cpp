@@ -8,6 +8,7 @@
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -168,10 +169,14 @@ TEST_CASE("Gradients of tables have the same bits for any number of threads", "[
 TEST_CASE("What a hidden key holds does not reach the table", "[plug]") {
   OwnAttention<Image, float> op;
   fill(op, 1);
-  OpCall<OwnAttention<Image, float>> call(op, {1, 2, 2, 2, 40, 45, 4, 4}, key_lengths<float>({39}));
-  for (std::size_t h = 0; h < 2; ++h)
-    for (std::size_t n = (h * 45 + 39) * 4; n < (h + 1) * 45 * 4; ++n)
-      call.key[n] = std::numeric_limits<float>::quiet_NaN();
+  const Geometry g{1, 2, 2, 2, 40, 45, 4, 4};
+  std::vector<Index> of_keys(45, 0);
+  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document that no query is of
+  OpCall<OwnAttention<Image, float>> call(op, g,
+                                          documents<float>(std::vector<Index>(40, 0), of_keys));
+  for (std::size_t j = 3; j < 45; j += 7)
+    for (const std::size_t row : {j, 45 + j})
+      std::fill_n(call.key.begin() + Index(row * 4), 4, std::numeric_limits<float>::quiet_NaN());
   call.forward();
   call.backward();
   const auto& table = call.grad_op.score.table;
