@@ -42,7 +42,7 @@ struct Score : heed::ScoreWith<heed::BothRows<MetricNorm>> {
   }
   template <class S>
   S score(const heed::PairOf<Score, S>& pair, const auto& p) const {
-    return -0.5 * p[0] * (pair.query[0] + pair.key[0] - (pair.projected + pair.projected));
+    return S(-0.5) * p[0] * (pair.query[0] + pair.key[0] - (pair.projected + pair.projected));
   }
 };
 

@@ -23,7 +23,7 @@ struct Score {
 
   template <class S>
   S score(const auto& pair, const auto& p) const {
-    return -0.5 * p[0] * heed::squared_distance(pair);
+    return S(-0.5) * p[0] * heed::squared_distance(pair);
   }
 };
 

@@ -165,7 +165,7 @@ class BackwardWorker {
     my.extra = readout.extra;
     my.query = readout.query;
     c_.op.read_out_vjp(readout, own_);
-    for (int v = 0; v < c_.plan.vectors; ++v)
+    for (int v = 0; v < c_.plan.vectors && loss_reads_lse(); ++v)
       (Pack<Real>::load(my.delta + v * kLanes<Real>) - my.dlse.load(0, v))
           .store(my.delta + v * kLanes<Real>);
     my.gradients.take_output_gradient(my.dmixed);
@@ -174,6 +174,9 @@ class BackwardWorker {
         c_.pair_products->by_rows(my.dmixed.data, lanes, dim, lanes, my.paired, lanes);
   }
 
+  [[nodiscard]] bool loss_reads_lse() const {
+    return Readout::uses_lse || s_.output.grad_lse.given();
+  }
   void restore_lse(My& my) const {
     const Real* from = s_.saved.lse.data() + my.panel.first_row();
     for (int m = 0; m < kMaps; ++m, from += c_.geometry.query_rows())
@@ -352,7 +355,7 @@ class BackwardWorker {
     block.dextra = my.gradients.extra().data;
     block.query = my.query;
     block.dquery = my.gradients.query();
-    if (s_.output.grad_lse.given() || Readout::uses_lse)
+    if (loss_reads_lse())
       for (int m = 0; m < kMaps; ++m) block.dlse[std::size_t(m)] = my.dlse.row(m);
     const auto weigh = [&](const KeyRange& keys) {
       const PanelTile tile = panel.tile(keys);

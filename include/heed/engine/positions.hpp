@@ -34,8 +34,10 @@ class PositionTable {
             "heed: the score's table of positions has ", table.shape().size(), " extents and ",
             table.size(), " entries, it must be (1 or ", g.heads, " heads, buckets)");
     if constexpr (kByDistance) {
-      for (Index n = 0; n < line(); ++n)
-        buckets_.push_back(std::int32_t(bucket_of(score, distance(n), Index(0))));
+      for (Index n = 0; n < line(); ++n) {
+        const Index i_minus_j = distance(n), i = std::max<Index>(i_minus_j, 0);
+        buckets_.push_back(std::int32_t(bucket_of(score, i, i - i_minus_j)));
+      }
       for (Index h = 0; h < g.heads; ++h)
         for (const std::int32_t bucket : buckets_)
           values_.push_back(table[position_row(table, h) + bucket]);
