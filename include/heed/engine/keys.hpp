@@ -13,6 +13,7 @@
 #include <heed/engine/positions.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/engine/tile/products.hpp>
+#include <heed/engine/token_inputs.hpp>
 #include <heed/engine/widened.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/transpose.hpp>
@@ -36,17 +37,17 @@ struct SideNeeds {
 
   SideNeeds(const Op& op, const Geometry& g)
       : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
-        per_query_head(maps > 1 || Score::has_table || !keys_by_group) {
+        per_query_head(maps > 1 || Score::has_table || key_inputs_of<Score> > 0 || !keys_by_group) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
     if constexpr (Score::has_table) table_rows = op.score.table_size();
   }
 };
 
-// Lane tiles of a set of rows: the rows themselves, projected rows and table entries.
+// Lane tiles of a set of rows: the rows themselves, projected rows, table entries and inputs of their tokens.
 template <class Real>
 struct SideTiles {
-  LaneTile<Real> x, projected, table;
+  LaneTile<Real> x, projected, table, input;
 
   // Vector v of the rows, whose first is row `first` of its head; queries see so many keys.
   [[nodiscard]] LaneRow<Real> row(int v, Index first, Pack<Real> visible = Real(0)) const {
@@ -55,15 +56,17 @@ struct SideTiles {
             table.constant(),
             v,
             Pack<Real>::iota() + Real(first + v * kLanes<Real>),
-            visible};
+            visible,
+            input.constant()};
   }
-  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v}; }
+  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v, input}; }
 
   [[nodiscard]] static SideTiles take(Scratch<Real>& scratch, Index width, Index rank,
-                                      Index table_rows, Index lanes) {
+                                      Index table_rows, Index inputs, Index lanes) {
     return {{scratch.take(width * lanes), width, lanes},
             {scratch.take(rank * lanes), rank, lanes},
-            {scratch.take(table_rows * lanes), table_rows, lanes}};
+            {scratch.take(table_rows * lanes), table_rows, lanes},
+            {scratch.take(inputs * lanes), inputs, lanes}};
   }
 
   // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
@@ -79,7 +82,7 @@ struct SideTiles {
   // Afterwards: no gradient for them.
   template <class Lanes>
   void clear_lanes(Lanes idle, int v) const {
-    for (const auto& tile : {x, projected, table})
+    for (const auto& tile : {x, projected, table, input})
       for (Index r = 0; r < tile.rows; ++r) tile.store(r, v, zero_where(idle, tile.load(r, v)));
   }
 
@@ -118,14 +121,24 @@ class KeySide {
   using Score = typename Op::ScoreType;
   using Needs = SideNeeds<Op>;
   static constexpr int kFeatures = Score::key_features;
+  static constexpr int kInputs = key_inputs_of<Score>;
+  // Inputs of tokens come anew with each call.
   static constexpr bool kMayBeKept =
-      kept_features<Score> && (kFeatures > 0 || Score::has_projection);
+      kept_features<Score> && (kFeatures > 0 || Score::has_projection) && kInputs == 0;
 
+  // inputs: of the keys' tokens, where the score reads them.
   // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
   // starting with `where`, if those that it has are not of such a call.
   KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key,
-          KeyFeatures<Real>* kept = nullptr, const std::string& where = {})
-      : op_(op), g_(g), key_(key), needs_(op, g), positions_(op.score, g), stride_(g.len_kv) {
+          KeyFeatures<Real>* kept = nullptr, const std::string& where = {},
+          const TensorView<const Real>& inputs = {})
+      : op_(op),
+        g_(g),
+        key_(key),
+        inputs_(inputs),
+        needs_(op, g),
+        positions_(op.score, g),
+        stride_(g.len_kv) {
     if constexpr (Needs::any) {
       tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
       if constexpr (Score::has_table)
@@ -212,17 +225,17 @@ class KeySide {
   }
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
-  // Adds to grad_key what the gradients of the features (`dfeatures`) and of the projected keys
-  // (`dprojected`), laid out by row(), contribute.
+  // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of the projected keys
+  // (`dprojected`), laid out by row(), contribute; likewise to `dinputs`, [row][inputs].
   void chain(const Real* dfeatures, const Real* dprojected, const TensorView<Real>& grad_key,
-             int threads) {
+             Real* dinputs, int threads) {
     if constexpr (kFeatures > 0 || Score::has_projection)
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
         for (Index side = 0; side < heads(); ++side)
           for (int map = 0; map < Needs::maps; ++map)
             if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
-              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key);
+              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key, dinputs);
       });
   }
 
@@ -287,7 +300,7 @@ class KeySide {
     return needs_.per_query_head ? hf : hf * g_.group();
   }
   [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
-    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);
+    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kInputs, kWidth);
   }
   [[nodiscard]] Index tile_elements(Index width) const {
     return scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s, width); });
@@ -298,6 +311,9 @@ class KeySide {
             const Source& source, Index j, Index count) const {
     pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
                source.width, tiles.x.data, kWidth);
+    if constexpr (kInputs > 0)
+      pack_lanes(detail::input_row(inputs_, g_, b, h, j), inputs_.strides().row, count, kInputs,
+                 tiles.input.data, kWidth);
     tiles.derive(op_.score, table(h), kVectors);
   }
 
@@ -322,7 +338,7 @@ class KeySide {
   }
 
   void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
-                  const TensorView<Real>& grad_key) const {
+                  const TensorView<Real>& grad_key, Real* dinputs) const {
     const Source source = op_.normaliser.source(g_, h, map);
     Scratch<Real> scratch(2 * tile_elements(source.width));
     const SideTiles<Real> tiles = take_tiles(scratch, source.width);
@@ -332,15 +348,20 @@ class KeySide {
       load(tiles, key_.plain(), b, h, source, j, count);
       grads.x.fill(Real(0));
       grads.table.fill(Real(0));
+      grads.input.fill(Real(0));
       if (needs_.rank > 0)
         pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v)
         chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count);
       SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
-      add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
-                         grad_key.row(b, source.kv_head, j) + source.key_column,
-                         grad_key.strides().row);
+      if (grad_key.given())
+        add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
+                           grad_key.row(b, source.kv_head, j) + source.key_column,
+                           grad_key.strides().row);
+      if constexpr (kInputs > 0)
+        add_unpacked_lanes(grads.input.data, kWidth, count, kInputs, dinputs + at * kInputs,
+                           kInputs);
     }
   }
 
@@ -365,6 +386,7 @@ class KeySide {
   const Op& op_;
   Geometry g_;
   StoredView<const Real> key_;
+  TensorView<const Real> inputs_;
   Needs needs_;
   PositionTableOf<Score, Real> positions_;
   KeyFeatures<Real>* kept_ = nullptr;

@@ -32,6 +32,8 @@
 //                                      that inherits NoSideValues: numbers of a row, its position, and how many
 //                                      keys a query sees, computed once per row. Those of keys are computed once for
 //                                      each token of a KvCache, if the struct has no members of data
+//                                      TokenInputs, CumulativeInputs: numbers of tokens that the call brings with it
+//                                      (plug/token_inputs.hpp)
 //   positions, bucket()                pair.position is an entry of a learnt table (plug/score.hpp): buckets of
 //                                      distances as in T5, or of pairs of positions as in Swin
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
@@ -52,6 +54,7 @@
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/features.hpp>
 #include <heed/plug/formula_probe.hpp>
+#include <heed/plug/token_inputs.hpp>
 #include <heed/simd/functions.hpp>
 
 #include <concepts>

@@ -22,6 +22,7 @@
 //   counts_visible               false     row.visible() of query rows is the number of keys that the query sees; a bias
 //                                          of -infinity hides its key. O(keys) per query under a boolean mask, documents
 //                                          or a bias
+//   query_inputs, key_inputs         0     numbers of tokens that features read (plug/token_inputs.hpp)
 //   has_projection               false     pair.projected is (q P).(k P) where projection() is given
 //   projection() -> const Param&           (dim, rank), fixed; empty for none
 //   has_table                    false     pair.table is q . table_row(category of the key)
