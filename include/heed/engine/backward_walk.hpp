@@ -490,10 +490,11 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
       shared.tiles.abandon();
       sums.abandon();
     });
-    if (grads.key.given())
-      keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);
   }
   if (grad_op) *grad_op = shared.parameter_gradients(c, sums.total());
+  if (units > 0)
+    keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key,
+               grad_op ? &grad_op->score : nullptr, workers);
 }
 
 }  // namespace detail

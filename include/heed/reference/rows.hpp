@@ -11,6 +11,7 @@
 #include <heed/core/scalar.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/feature_calls.hpp>
 
 #include <algorithm>
 #include <array>
@@ -187,7 +188,8 @@ class MapScores {
     i_ = i;
     query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column, i);
     if constexpr (Score::counts_visible) query_.row.seen = count_visible(i);
-    score_.query_features_of(query_.row, query_.features.data());
+    heed::detail::features_of<heed::detail::OfQueries>(score_, query_.row, scalars_,
+                                                       query_.features.data());
   }
 
   // The score that is normalised, for the query at hand and a key that it sees.
@@ -279,7 +281,8 @@ class MapScores {
       const Index row = (b_ * g.kv_heads + source_.kv_head) * g.len_kv + j;
       side.emplace();
       side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column, j);
-      score_.key_features_of(side->row, side->features.data());
+      heed::detail::features_of<heed::detail::OfKeys>(score_, side->row, scalars_,
+                                                      side->features.data());
     }
     return *side;
   }
