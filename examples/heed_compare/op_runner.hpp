@@ -75,6 +75,8 @@ class OpRunner final : public Runner {
     take(numbers.key);
     take(numbers.value);
     if (call_.inputs().extra.given()) take(numbers.extra);
+    if (heed::query_inputs_of < Score >> 0) take(numbers.query_inputs);
+    if (heed::key_inputs_of < Score >> 0) take(numbers.key_inputs);
     Op op = call_.op;
     op.visit([&](const char*, auto& param) {
       if (!param.given()) return;
@@ -92,6 +94,8 @@ class OpRunner final : public Runner {
   }
 
  private:
+  using Score = typename Op::ScoreType;
+
   [[nodiscard]] static heed::CallViews<T> tensors_of(const heed::Variant<Op>& variant,
                                                      TensorPool<Stored>& pool) {
     const heed::Geometry& g = variant.geometry;
@@ -109,6 +113,14 @@ class OpRunner final : public Runner {
     if (const Index extra = variant.op.extra_dim(g); extra > 0) {
       tensors.inputs.extra = pool.view(Role::extra, g.heads, extra);
       tensors.grads.extra = pool.view(Role::grad_extra, g.heads, extra);
+    }
+    if (constexpr Index count = heed::query_inputs_of<Score>; count > 0) {
+      tensors.inputs.query_inputs = pool.view(Role::query_inputs, g.heads, count);
+      tensors.grads.query_inputs = pool.view(Role::grad_query_inputs, g.heads, count);
+    }
+    if (constexpr Index count = heed::key_inputs_of<Score>; count > 0) {
+      tensors.inputs.key_inputs = pool.view(Role::key_inputs, g.heads, count);
+      tensors.grads.key_inputs = pool.view(Role::grad_key_inputs, g.heads, count);
     }
     return tensors;
   }
@@ -131,6 +143,10 @@ class OpRunner final : public Runner {
          << in.value.shape().text();
     if (in.extra.given())
       text << ", " << Op::ReadoutType::extra_name() << " " << in.extra.shape().text();
+    if (in.query_inputs.given())
+      text << ", " << heed::query_inputs_name<Score>() << " " << in.query_inputs.shape().text();
+    if (in.key_inputs.given())
+      text << ", " << heed::key_inputs_name<Score>() << " " << in.key_inputs.shape().text();
     if (maps > 1)
       text << ", " << maps << " maps of width "
            << call_.op.normaliser.source(call_.geometry(), 0, 0).width;
