@@ -373,7 +373,7 @@ class BackwardWorker {
     };
     for (Index t = 0; t < c_.plan.tiles; ++t)
       for_parts(c_.plan, t, c_.geometry.len_kv, panel.seen_by_all, weigh);
-    c_.op.normaliser.vjp(block, own_.normaliser);
+    normalise_rows_vjp(c_.op.normaliser, block, own_.normaliser);
     panel.dropout.drop(block.weights, panel.whole_rows());
     for (Index i = 0; i < panel.place.rows; ++i)
       if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
