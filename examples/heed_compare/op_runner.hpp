@@ -5,6 +5,7 @@
 #include "tensor_pool.hpp"
 
 #include <heed/check/op_call.hpp>
+#include <heed/mask/block_mask.hpp>
 #include <zoo/zoo.hpp>
 
 #include <algorithm>
@@ -24,8 +25,8 @@ class OpRunner final : public Runner {
         variant_settings_(variant.settings),
         seed_(setup.seed),
         pool_(std::move(pool)),
-        call_(variant.op, tensors_of(variant, *pool_),
-              setup.causal ? heed::causal<T>() : heed::Mask<T>(), {.threads = setup.threads}) {
+        call_(variant.op, tensors_of(variant, *pool_), mask_of(variant, setup),
+              {.threads = setup.threads}) {
     call_.options.name = name_.c_str();
     call_.options.precision = setup.precision;
   }
@@ -51,6 +52,16 @@ class OpRunner final : public Runner {
     });
     describe_inputs(item());
     return text.str();
+  }
+
+  [[nodiscard]] double visible_pairs() const override {
+    const heed::Geometry& g = call_.geometry();
+    const heed::BoundMask<T> mask(call_.mask, g, "heed_compare");
+    double pairs = 0;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i) pairs += double(mask.count_visible(b, h, i));
+    return pairs;
   }
 
   void forward() override { call_.forward(); }
@@ -95,6 +106,13 @@ class OpRunner final : public Runner {
 
  private:
   using Score = typename Op::ScoreType;
+  // The blocks of a variant's own mask are kept: all calls have the same sizes.
+  [[nodiscard]] static heed::Mask<T> mask_of(const heed::Variant<Op>& variant,
+                                             const RunnerSetup& setup) {
+    const heed::Mask<T> callers = setup.causal ? heed::causal<T>() : heed::Mask<T>();
+    const heed::Geometry& g = variant.geometry;
+    return heed::BlockMask<T>(variant.mask_with(callers, g), g, setup.threads).mask();
+  }
 
   [[nodiscard]] static heed::CallViews<T> tensors_of(const heed::Variant<Op>& variant,
                                                      TensorPool<Stored>& pool) {
