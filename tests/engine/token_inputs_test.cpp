@@ -6,6 +6,7 @@
 
 #include <heed/check/op_check.hpp>
 #include <heed/engine/explain.hpp>
+#include <heed/engine/jvp.hpp>
 #include <heed/engine/partial.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/differential.hpp>
@@ -289,6 +290,44 @@ TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
   // The last query's own token is the one of the NaN.
   for (std::size_t n = 0; n < 29 * 4; ++n) CHECK(std::abs(sums.out[n] - plain[n]) < 1e-12);
   CHECK(std::isnan(sums.out[29 * 4]));
+}
+
+TEST_CASE("Forward mode is the transpose of backward in numbers of tokens", "[token_inputs]") {
+  // <u, J x.> = <J^T u, x.>, x. a direction in the numbers of tokens alone.
+  const auto check_transpose = [](auto op, Index heads) {
+    auto numbers = normal_numbers(op, {2, 4, 4, 2, 21, 35, 6, 5});
+    for (auto* inputs : {&numbers.query_inputs, &numbers.key_inputs})
+      inputs->resize(inputs->size() / 4 * std::size_t(heads));
+    OpCall call(op, {2, 4, 4, 2, 21, 35, 6, 5}, causal<double>(Align::bottom_right), {}, numbers);
+    call.forward();
+    call.backward();
+    Inputs<double> in = call.inputs();
+    Tangents<double> d;
+    double back = 0;
+    const auto move = [&](std::vector<double>& direction, const std::vector<double>& grad) {
+      for (std::size_t n = 0; n < direction.size(); ++n) {
+        direction[n] = std::sin(double(3 * n + 1));
+        back += direction[n] * grad[n];
+      }
+    };
+    auto of_query = numbers.query_inputs, of_key = numbers.key_inputs;
+    move(of_query, call.grad_query_inputs);
+    move(of_key, call.grad_key_inputs);
+    if (in.query_inputs.given()) d.query_inputs = {of_query.data(), in.query_inputs.shape()};
+    if (in.key_inputs.given()) d.key_inputs = {of_key.data(), in.key_inputs.shape()};
+    std::vector<double> tangent(call.out.size());
+    jvp(op, in, call.mask, call.saved, call.out_view(), d,
+        TensorView<double>(tangent.data(), call.geometry().out_shape()));
+    double along = 0;
+    for (std::size_t n = 0; n < tangent.size(); ++n) along += tangent[n] * call.grad_out[n];
+    CHECK(along == Approx(back).epsilon(1e-12));
+    CHECK(std::abs(along) > 1e-3);
+  };
+  for (const Index heads : {1, 4}) {
+    check_transpose(Own<Tempered, double>{}, heads);
+    check_transpose(Own<Damped, double>{}, heads);
+  }
+  check_transpose(Own<Forgetting, double>{}, 2);
 }
 
 TEST_CASE("Sums of many tokens are added in double", "[token_inputs]") {

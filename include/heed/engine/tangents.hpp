@@ -23,7 +23,8 @@ inline namespace HEED_ABI {
 // not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
 template <class Real>
 struct Tangents {
-  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
+                         key_inputs = {};
 };
 
 namespace detail {
@@ -31,7 +32,8 @@ namespace detail {
 // The same as the engine reads it.
 template <class Real>
 struct TangentOperands {
-  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
+                         key_inputs = {};
 };
 
 // A number and its tangent.
@@ -87,7 +89,21 @@ struct AlongRow {
   void add_x(Index c, Pack<Real> g) const { sum += g * tangent.x.load(c, vector); }
   void add_projected(Index c, Pack<Real> g) const { sum += g * tangent.projected.load(c, vector); }
   void add_table(Index m, Pack<Real> g) const { sum += g * tangent.table.load(m, vector); }
+  void add_input(Index c, Pack<Real> g) const { sum += g * tangent.input.load(c, vector); }
 };
+
+// Numbers of tokens as head h of batch b reads them, or their tangents; zeros where none are given.
+struct TokenRange {
+  Index batch, head, first, count;
+};
+template <class Real>
+void load_inputs(const TensorView<const Real>& from, const Geometry& g, const TokenRange& tokens,
+                 const LaneTile<Real>& to) {
+  if (to.rows == 0) return;
+  if (!from.given()) return to.fill(Real(0));
+  pack_lanes(input_row(from, g, tokens.batch, tokens.head, tokens.first), from.strides().row,
+             tokens.count, to.rows, to.data, to.lanes);
+}
 
 // Tangents of what is derived of rows whose tangent is d.x.
 template <class Score, class Real>
@@ -147,7 +163,8 @@ class KeyTangents {
     constexpr Index width = kPanelLanes<Real>;
     const auto take = [&](Scratch<Real>& s) {
       const auto& needs = c_.keys.needs();
-      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.table_rows, width);
+      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.table_rows, key_inputs_of<Score>,
+                                   width);
     };
     const Index elements = 2 * scratch_elements<Real>(take);
     parallel_for(g.batch * g.heads, threads, [&](Index unit) {
@@ -195,6 +212,8 @@ class KeyTangents {
     };
     load(c_.key, rows.x);
     load(d_.key, d.x);
+    load_inputs(c_.in.key_inputs, c_.geometry, {b, h, j, count}, rows.input);
+    load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
     rows.derive(c_.op.score, c_.keys.table(h), vectors);
     derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {

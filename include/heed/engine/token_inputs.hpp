@@ -7,6 +7,8 @@
 //   y_t  = sum over s <= t of term(x_s)
 //   dx_t = term'(x_t) sum over s >= t of (dL/dy_s of keys + dL/dy_s of queries)
 //
+//   y._t = sum over s <= t of term'(x_s) x._s             of tangents (engine/tangents.hpp)
+//
 // Memory  forward: a number per token, head and input where they are summed; backward: one per map, and three more where
 //         they are summed.
 
@@ -103,6 +105,22 @@ class SummedInputs {
       grad_query = of_queries(of_queries_.data());
     }
   }
+  // From tangents of the call's numbers to those of what rows read.
+  void take_tangents(TensorView<const Real>& query, TensorView<const Real>& key) {
+    if constexpr (sums_inputs<Score>) {
+      if (!key.given()) return;
+      of_keys_.resize(numbers());
+      for_each_column([&](Index b, Index h, Index c) {
+        double sum = 0;
+        for (Index t = 0; t < g_.len_kv; ++t) {
+          sum += slope(b, h, t, c) * double(key.row(b, h, t)[c]);
+          of_keys_[at(b, h, t, c)] = Real(sum);
+        }
+      });
+      key = {of_keys_.data(), shape()};
+      query = of_queries(std::as_const(of_keys_).data());
+    }
+  }
   // After backward.
   void chain() const {
     if constexpr (sums_inputs<Score>)
@@ -111,9 +129,8 @@ class SummedInputs {
           double sum = 0;
           for (Index t = g_.len_kv - 1; t >= 0; --t) {
             sum += double(of_keys_[at(b, h, t, c)]) + double(of_queries_[at(b, h, t, c)]);
-            const auto x = Dual<double, 1>::variable(double(x_.row(b, h, t)[c]));
             // Of what nobody has read nothing flows back, be it NaN.
-            grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(score_.summand(x).grad[0] * sum);
+            grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(slope(b, h, t, c) * sum);
           }
         });
   }
@@ -127,6 +144,10 @@ class SummedInputs {
     return std::size_t(((b * shape().heads + h) * shape().len + t) * kCount + c);
   }
   // Rows of the queries' own tokens, the last ones.
+  // Of what is summed, in x.
+  [[nodiscard]] double slope(Index b, Index h, Index t, Index c) const {
+    return score_.summand(Dual<double, 1>::variable(double(x_.row(b, h, t)[c]))).grad[0];
+  }
   template <class U>
   [[nodiscard]] TensorView<U> of_queries(U* rows) const {
     return {rows + (g_.len_kv - g_.len_q) * kCount,

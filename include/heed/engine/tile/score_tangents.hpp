@@ -72,7 +72,8 @@ class ScoreTangents {
     features_ = take(kQueryFeatures);
     if constexpr (SideNeeds<Op>::any) {
       const auto& needs = c.keys.needs();
-      side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+      side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
+                                             query_row_inputs<Score>, lanes);
     }
   }
 
@@ -95,6 +96,8 @@ class ScoreTangents {
     if constexpr (SideNeeds<Op>::any) {
       side_tangents_.x.rows = source.width;
       pack(d_.query, side_tangents_.x, Real(1));
+      load_inputs(d_.query_inputs, c_.geometry, {place.batch, place.head, place.query, place.rows},
+                  side_tangents_.input);
       derive_tangents(c_.op.score, c_.keys.table(place.head), keys_.table(place.head),
                       side_.side_tiles(), side_tangents_, c_.plan.vectors);
       for (int v = 0; v < c_.plan.vectors; ++v) {
