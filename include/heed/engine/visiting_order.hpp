@@ -151,7 +151,7 @@ struct BackwardShared {
   bool sums_queries;            // is the gradient of query a sum over heads or maps?
   Turnstiles tiles;             // [family][tile]
   std::vector<Real> dfeatures;  // laid out by KeySide::row()
-  std::vector<Real> dprojected;
+  std::vector<Real> drows;      // of transformed and projected keys
 
   BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& of_forward,
                  const OutputGradientOperands<Real>& of_output, const GradientOperands<Real>& to)
@@ -164,7 +164,7 @@ struct BackwardShared {
     const SideNeeds<Op>& needs = c.keys.needs();
     const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
     zeros(dfeatures, c.keys.row_count() * Op::ScoreType::key_features);
-    zeros(dprojected, c.keys.row_count() * needs.rank);
+    zeros(drows, c.keys.row_count() * needs.row_numbers());
     for_each_param(c.op, [&](const char*, const auto& param) { parameters_ += param.size(); });
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
@@ -181,8 +181,25 @@ struct BackwardShared {
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
-    return Index((dfeatures.size() + dprojected.size()) * sizeof(Real)) +
+    return Index((dfeatures.size() + drows.size()) * sizeof(Real)) +
            (1 + places(workers)) * numbers() * Index(sizeof(double));
+  }
+
+  // Where the gradients of keys are added up that map `map` of the head of `at` reads, from the first key of `at` on: rows of
+  // `stride` numbers. Not given where nobody asks for them.
+  struct KeyRows {
+    Real* data = nullptr;
+    Index stride = 0;
+  };
+  [[nodiscard]] KeyRows key_rows(const CallContext<Op, Real>& c, const TilePlace& at, int map,
+                                 const Source& source) {
+    if constexpr (Op::ScoreType::has_transform) {
+      const Index numbers = c.keys.needs().row_numbers();
+      return {drows.data() + c.keys.row(at.batch, at.head, map, at.key) * numbers, numbers};
+    }
+    if (!grads.key.given()) return {};
+    return {grads.key.row(at.batch, source.kv_head, at.key) + source.key_column,
+            grads.key.strides().row};
   }
 
   // The parameter gradients as an op, from the sums of all visits.

@@ -12,6 +12,7 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/feature_calls.hpp>
+#include <heed/plug/transform.hpp>
 
 #include <algorithm>
 #include <array>
@@ -138,16 +139,32 @@ struct Row {
   const S* first = nullptr;
   Index width = 0;
   std::vector<S> by_projection, by_table;
+  std::vector<S> transformed;  // in place of `first`, where the score has a transform
   Index position = 0, seen = 0;
 
   [[nodiscard]] Index dim() const { return width; }
   [[nodiscard]] Index rank() const { return Index(by_projection.size()); }
   [[nodiscard]] Index table_rows() const { return Index(by_table.size()); }
-  [[nodiscard]] S x(Index c) const { return first[c]; }
+  [[nodiscard]] S x(Index c) const {
+    return transformed.empty() ? first[c] : transformed[std::size_t(c)];
+  }
   [[nodiscard]] S projected(Index c) const { return by_projection[std::size_t(c)]; }
   [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
   [[nodiscard]] S visible() const { return math::constant<S>(double(seen)); }
+};
+
+// A row that a score's transform overwrites.
+template <class S>
+struct RowInPlace {
+  using Scalar = S;
+  std::vector<S>& numbers;
+  Index position;
+
+  [[nodiscard]] Index dim() const { return Index(numbers.size()); }
+  [[nodiscard]] const S& operator()(Index c) const { return numbers[std::size_t(c)]; }
+  void set(Index c, const S& x) const { numbers[std::size_t(c)] = x; }
+  [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
 };
 
 // The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
@@ -186,7 +203,8 @@ class MapScores {
     const Geometry& g = problem_.geometry;
     const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
     i_ = i;
-    query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column, i);
+    query_.row =
+        row_at(RowSide::query, problem_.query.data() + row * g.dim_qk + source_.query_column, i);
     if constexpr (Score::counts_visible) query_.row.seen = count_visible(i);
     heed::detail::features_of<heed::detail::OfQueries>(score_, query_.row, scalars_,
                                                        query_.features.data());
@@ -209,7 +227,10 @@ class MapScores {
         [&](Index c) { return key.row.projected(c); });
     pair.query = query_.features;
     pair.key = key.features;
-    if constexpr (Score::has_table) pair.table = query_.row.table(category(key));
+    if constexpr (table_by_distance<Score>)
+      pair.table = query_.row.table(table_row(score_, i_, j));
+    else if constexpr (Score::has_table)
+      pair.table = query_.row.table(category(key));
     if constexpr (Score::has_positions) {
       const Param<S>& table = score_.*Score::positions;
       pair.position = table[position_row(table, h_) + bucket_of(score_, i_, j)];
@@ -260,16 +281,21 @@ class MapScores {
     }
   }
 
-  [[nodiscard]] Row<S> row_at(const S* first, Index position) const {
-    Row<S> row{first, source_.width, {}, {}, position};
+  [[nodiscard]] Row<S> row_at([[maybe_unused]] RowSide side, const S* first, Index position) const {
+    Row<S> row{first, source_.width, {}, {}, {}, position};
+    if constexpr (Score::has_transform) {
+      row.transformed.assign(first, first + source_.width);
+      score_.transform(side, h_, RowInPlace<S>{row.transformed, position});
+    }
     const auto times = [&](const S* column, Index stride) {
       return math::dot_product(
-          source_.width, [=](Index x) { return first[x]; },
+          source_.width, [&](Index x) { return row.x(x); },
           [=](Index x) { return column[x * stride]; });
     };
     for (Index c = 0; c < rank_; ++c)
       row.by_projection.push_back(times(projection_->data() + c, rank_));
-    for (Index m = 0; m < table_rows_; ++m)
+    const bool reads_table = side == RowSide::query || !table_by_distance<Score>;
+    for (Index m = 0; reads_table && m < table_rows_; ++m)
       row.by_table.push_back(times(table_.data() + m * source_.width, 1));
     return row;
   }
@@ -280,7 +306,8 @@ class MapScores {
       const Geometry& g = problem_.geometry;
       const Index row = (b_ * g.kv_heads + source_.kv_head) * g.len_kv + j;
       side.emplace();
-      side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column, j);
+      side->row =
+          row_at(RowSide::key, problem_.key.data() + row * g.dim_qk + source_.key_column, j);
       heed::detail::features_of<heed::detail::OfKeys>(score_, side->row, scalars_,
                                                       side->features.data());
     }
