@@ -13,6 +13,7 @@
 #include <heed/engine/positions.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/engine/tile/products.hpp>
+#include <heed/engine/token_inputs.hpp>
 #include <heed/engine/widened.hpp>
 #include <heed/plug/feature_calls.hpp>
 #include <heed/plug/transform.hpp>
@@ -46,7 +47,7 @@ struct SideNeeds {
 
   SideNeeds(const Op& op, const Geometry& g)
       : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
-        per_query_head(maps > 1 || has_categories || !keys_by_group ||
+        per_query_head(maps > 1 || has_categories || key_inputs_of<Score> > 0 || !keys_by_group ||
                        (key_parameters && detail::scalars_differ_by_head(op.score))) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
@@ -62,10 +63,10 @@ struct SideNeeds {
   [[nodiscard]] Index key_table_rows() const { return has_categories ? table_rows : 0; }
 };
 
-// Lane tiles of a set of rows: the rows themselves, projected rows and table entries.
+// Lane tiles of a set of rows: the rows themselves, projected rows, table entries and inputs of their tokens.
 template <class Real>
 struct SideTiles {
-  LaneTile<Real> x, projected, table;
+  LaneTile<Real> x, projected, table, input;
 
   // Vector v of the rows, whose first is row `first` of its head; queries see so many keys.
   [[nodiscard]] LaneRow<Real> row(int v, Index first, Pack<Real> visible = Real(0)) const {
@@ -74,15 +75,17 @@ struct SideTiles {
             table.constant(),
             v,
             Pack<Real>::iota() + Real(first + v * kLanes<Real>),
-            visible};
+            visible,
+            input.constant()};
   }
-  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v}; }
+  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v, input}; }
 
   [[nodiscard]] static SideTiles take(Scratch<Real>& scratch, Index width, Index rank,
-                                      Index table_rows, Index lanes) {
+                                      Index table_rows, Index inputs, Index lanes) {
     return {{scratch.take(width * lanes), width, lanes},
             {scratch.take(rank * lanes), rank, lanes},
-            {scratch.take(table_rows * lanes), table_rows, lanes}};
+            {scratch.take(table_rows * lanes), table_rows, lanes},
+            {scratch.take(inputs * lanes), inputs, lanes}};
   }
 
   // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
@@ -98,7 +101,7 @@ struct SideTiles {
   // Afterwards: no gradient for them.
   template <class Lanes>
   void clear_lanes(Lanes idle, int v) const {
-    for (const auto& tile : {x, projected, table})
+    for (const auto& tile : {x, projected, table, input})
       for (Index r = 0; r < tile.rows; ++r) tile.store(r, v, zero_where(idle, tile.load(r, v)));
   }
 
@@ -172,14 +175,25 @@ class KeySide {
   using Score = typename Op::ScoreType;
   using Needs = SideNeeds<Op>;
   static constexpr int kFeatures = Score::key_features;
+  static constexpr int kInputs = key_inputs_of<Score>;
+  // Inputs of tokens come anew with each call.
   static constexpr bool kMayBeKept =
-      kept_features<Score> && (kFeatures > 0 || Score::has_projection || Score::has_transform);
+      kept_features<Score> && kInputs == 0 &&
+      (kFeatures > 0 || Score::has_projection || Score::has_transform);
 
+  // inputs: of the keys' tokens, where the score reads them.
   // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
   // starting with `where`, if those that it has are not of such a call.
   KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key,
-          KeyFeatures<Real>* kept = nullptr, const std::string& where = {})
-      : op_(op), g_(g), key_(key), needs_(op, g), positions_(op.score, g), stride_(g.len_kv) {
+          KeyFeatures<Real>* kept = nullptr, const std::string& where = {},
+          const TensorView<const Real>& inputs = {})
+      : op_(op),
+        g_(g),
+        key_(key),
+        inputs_(inputs),
+        needs_(op, g),
+        positions_(op.score, g),
+        stride_(g.len_kv) {
     if constexpr (Needs::any) {
       tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
       if constexpr (Score::has_table)
@@ -273,12 +287,13 @@ class KeySide {
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
   // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of transformed and projected keys
-  // (`drows`), laid out by row(), contribute; and to `parameters`, if they are, what those of features and transforms do.
+  // (`drows`), laid out by row(), contribute. What those of features and transforms do is added to `parameters`, and what
+  // those of features do to `dinputs`, [row][inputs], where they are given, too.
   void chain(const Real* dfeatures, const Real* drows, const TensorView<Real>& grad_key,
-             Score* parameters, int threads) {
+             Score* parameters, Real* dinputs, int threads) {
     if constexpr (kFeatures > 0 || Score::has_projection || Score::has_transform) {
       constexpr bool reaches_parameters = Needs::key_parameters || Score::has_transform;
-      if (!grad_key.given() && !(reaches_parameters && parameters)) return;
+      if (!grad_key.given() && !dinputs && !(reaches_parameters && parameters)) return;
       // Of each batch, side head and map, so that they are added up in one order.
       constexpr Index scalars = Needs::key_parameters ? scalars_of<Score> : 0;
       std::vector<double> dscalars(std::size_t(g_.batch * heads() * Needs::maps * scalars));
@@ -300,7 +315,7 @@ class KeySide {
           for (int map = 0; map < Needs::maps; ++map)
             if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
               chain_head(b, reader(side), map, dfeatures, drows, grad_key, scalars_at(b, side, map),
-                         transform_at(b, side, map));
+                         dinputs, transform_at(b, side, map));
       });
       if (parameters) add_in_order(dtransform, *parameters);
       if constexpr (Needs::key_parameters)
@@ -383,7 +398,8 @@ class KeySide {
     return needs_.per_query_head ? hf : hf * g_.group();
   }
   [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
-    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.key_table_rows(), kWidth);
+    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.key_table_rows(), kInputs,
+                                 kWidth);
   }
   [[nodiscard]] Index tile_elements(Index width) const {
     return scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s, width); });
@@ -417,6 +433,9 @@ class KeySide {
     pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
                source.width, tiles.x.data, kWidth);
     tiles.transform(op_.score, RowSide::key, h, j, kVectors);
+    if constexpr (kInputs > 0)
+      pack_lanes(detail::input_row(inputs_, g_, b, h, j), inputs_.strides().row, count, kInputs,
+                 tiles.input.data, kWidth);
     tiles.derive(op_.score, table(h), kVectors);
   }
 
@@ -450,9 +469,11 @@ class KeySide {
     return detail::lanes_of_scalars<Real>(op_.score, h);
   }
 
-  // dscalars, dtransform: where gradients of the parameters are added, for features that read them and of transforms.
+  // Where gradients of the parameters that features and the transform read, and of the tokens' numbers, are added: dscalars,
+  // dtransform, dinputs.
   void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* drows,
-                  const TensorView<Real>& grad_key, double* dscalars, Score* dtransform) const {
+                  const TensorView<Real>& grad_key, double* dscalars, Real* dinputs,
+                  Score* dtransform) const {
     const Source source = op_.normaliser.source(g_, h, map);
     Scratch<Real> scratch(2 * tile_elements(source.width) + 2 * kWidth * needs_.transformed);
     const SideTiles<Real> tiles = take_tiles(scratch, source.width);
@@ -469,13 +490,14 @@ class KeySide {
       load(tiles, keys, b, h, source, j, count);
       grads.x.fill(Real(0));
       grads.table.fill(Real(0));
+      grads.input.fill(Real(0));
       if (needs_.rank > 0)
         pack_lanes(drows + at * numbers + needs_.transformed, numbers, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v)
         chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count, p, dscalars);
-      if (!grad_key.given() && !Score::has_transform) continue;
-      SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
+      if (grad_key.given() || Score::has_transform)
+        SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
       if constexpr (Score::has_transform) {
         pack_lanes(drows + at * numbers, numbers, count, source.width, work.data, kWidth);
         for (int v = 0; v < kVectors; ++v)
@@ -484,11 +506,14 @@ class KeySide {
                    source.width, before.data, kWidth);
         SideTiles<Real>::transform_vjp(op_.score, RowSide::key, h, j, count, before, work, grads.x,
                                        *dtransform);
-        if (!grad_key.given()) continue;
       }
-      add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
-                         grad_key.row(b, source.kv_head, j) + source.key_column,
-                         grad_key.strides().row);
+      if (grad_key.given())
+        add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
+                           grad_key.row(b, source.kv_head, j) + source.key_column,
+                           grad_key.strides().row);
+      if (dinputs)
+        add_unpacked_lanes(grads.input.data, kWidth, count, kInputs, dinputs + at * kInputs,
+                           kInputs);
     }
   }
 
@@ -519,6 +544,7 @@ class KeySide {
   const Op& op_;
   Geometry g_;
   StoredView<const Real> key_;
+  TensorView<const Real> inputs_;
   Needs needs_;
   PositionTableOf<Score, Real> positions_;
   KeyFeatures<Real>* kept_ = nullptr;

@@ -479,6 +479,10 @@ class PanelGradients {
     }
     SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors,
                            grad.side);
+    constexpr Index inputs = query_row_inputs<Score>;
+    if constexpr (inputs > 0)
+      add_unpacked_lanes(grad.side.input.data, grad.side.input.lanes, panel_.place.rows, inputs,
+                         s_.dquery_inputs.data() + panel_.first_row() * inputs, inputs);
   }
 
   void add_table(Real* table) {

@@ -148,10 +148,12 @@ struct BackwardShared {
   OutputGradientOperands<Real> output;
   GradientOperands<Real> grads;
   VisitingOrder order;
-  bool sums_queries;            // is the gradient of query a sum over heads or maps?
-  Turnstiles tiles;             // [family][tile]
-  std::vector<Real> dfeatures;  // laid out by KeySide::row()
-  std::vector<Real> drows;      // of transformed and projected keys
+  bool sums_queries;                // is the gradient of query a sum over heads or maps?
+  Turnstiles tiles;                 // [family][tile]
+  std::vector<Real> dfeatures;      // laid out by KeySide::row()
+  std::vector<Real> drows;          // of transformed and projected keys
+  std::vector<Real> dquery_inputs;  // [batch][head][query][inputs]
+  std::vector<Real> dkey_inputs;    // laid out by KeySide::row()
 
   BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& of_forward,
                  const OutputGradientOperands<Real>& of_output, const GradientOperands<Real>& to)
@@ -165,6 +167,8 @@ struct BackwardShared {
     const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
     zeros(dfeatures, c.keys.row_count() * Op::ScoreType::key_features);
     zeros(drows, c.keys.row_count() * needs.row_numbers());
+    zeros(dquery_inputs, c.geometry.query_rows() * query_row_inputs<typename Op::ScoreType>);
+    zeros(dkey_inputs, c.keys.row_count() * key_inputs_of<typename Op::ScoreType>);
     for_each_param(c.op, [&](const char*, const auto& param) { parameters_ += param.size(); });
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
@@ -181,7 +185,8 @@ struct BackwardShared {
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
-    return Index((dfeatures.size() + drows.size()) * sizeof(Real)) +
+    return Index((dfeatures.size() + drows.size() + dquery_inputs.size() + dkey_inputs.size()) *
+                 sizeof(Real)) +
            (1 + places(workers)) * numbers() * Index(sizeof(double));
   }
 

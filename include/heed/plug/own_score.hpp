@@ -35,6 +35,8 @@
 //                                      for each token of a KvCache, if the struct has no members of data
 //   using Transform = Rotation<T>;     what becomes of query and key rows before all else; or RmsNorm<T>, or your own
 //                                      (plug/transform.hpp)
+//                                      TokenInputs, CumulativeInputs: numbers of tokens that the call brings with it
+//                                      (plug/token_inputs.hpp)
 //   positions, bucket()                pair.position is an entry of a learnt table (plug/score.hpp): buckets of
 //                                      distances as in T5, or of pairs of positions as in Swin
 //   relative_rows                      pointer to a Param (1 or heads, 2 clip + 1, dim_qk) that `parameters` names as a
@@ -58,6 +60,7 @@
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/features.hpp>
 #include <heed/plug/formula_probe.hpp>
+#include <heed/plug/token_inputs.hpp>
 #include <heed/plug/transform.hpp>
 #include <heed/simd/functions.hpp>
 

@@ -25,6 +25,7 @@
 //                                          or a bias
 //   has_transform                false     rows are transformed before all else (plug/transform.hpp); the score is its own
 //                                          transform
+//   query_inputs, key_inputs         0     numbers of tokens that features read (plug/token_inputs.hpp)
 //   has_projection               false     pair.projected is (q P).(k P) where projection() is given
 //   projection() -> const Param&           (dim, rank), fixed; empty for none
 //   has_table                    false     pair.table is q . table_row(category of the key)

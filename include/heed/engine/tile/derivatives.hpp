@@ -36,13 +36,14 @@ struct QueryGrad {
     if constexpr (table_by_distance<Score>)
       grad.by_lane = take_relative(scratch, needs.table_rows, lanes);
     grad.side = SideTiles<Real>::take(scratch, SideNeeds<Op>::any ? width : 0, needs.rank,
-                                      needs.table_rows, lanes);
+                                      needs.table_rows, query_row_inputs<Score>, lanes);
     return grad;
   }
   void clear(Index width) {
     dq.rows = width;
     if (SideNeeds<Op>::any) side.x.rows = width;
-    for (const auto& tile : {dq, features, scalars, by_lane, side.x, side.projected, side.table})
+    for (const auto& tile :
+         {dq, features, scalars, by_lane, side.x, side.projected, side.table, side.input})
       tile.fill(Real(0));
   }
 };

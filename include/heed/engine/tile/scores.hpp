@@ -30,7 +30,8 @@ class QuerySide {
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
-      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
+                                    query_row_inputs<Score>, lanes);
     projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
     visible_ = scratch.take(Score::counts_visible ? lanes : 0);
     if constexpr (table_by_distance<Score>)
@@ -70,6 +71,11 @@ class QuerySide {
     if constexpr (Needs::any) {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
+      if constexpr (query_row_inputs < Score >> 0) {
+        const TensorView<const Real>& inputs = c_.in.query_inputs;
+        pack_lanes(detail::input_row(inputs, c_.geometry, b, h, first), inputs.strides().row, rows,
+                   query_row_inputs<Score>, side_.input.data, lanes);
+      }
       side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
       if constexpr (table_by_distance<Score>)
         lay_out_by_lane(side_.table, c_.plan.vectors, by_lane_);
