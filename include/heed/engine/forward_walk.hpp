@@ -531,7 +531,8 @@ void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
                  const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
                  const Options& options, KeyFeatures<Real>* kept) {
   using Worker = ForwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name));
+  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name),
+                         in.key_inputs);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
   const CallContext<Op, Real> c{op,
                                 g,

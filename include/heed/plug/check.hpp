@@ -7,6 +7,7 @@
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/row_formula.hpp>
+#include <heed/plug/token_inputs.hpp>
 
 #include <type_traits>
 
@@ -79,6 +80,12 @@ consteval bool check_score() {
   static_assert(
       !detail::names_score_vjp<Score> || HasScoreVjp<Score, Pack<Real>>,
       "heed: score_vjp must be callable as score_vjp(pair, p, g, d, dp) (plug/score.hpp)");
+  if constexpr (sums_inputs<Score>)
+    static_assert(
+        requires(const Score s) { s.summand(1.0); } && key_inputs_of<Score> > 0 &&
+            query_inputs_of<Score> == 0,
+        "heed: a score with sums_inputs needs key_inputs, no query_inputs, and summand(x) const "
+        "(plug/token_inputs.hpp)");
   if constexpr (Score::has_projection)
     static_assert(
         requires(const Score s) { s.projection().data(); },

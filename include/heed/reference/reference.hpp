@@ -277,6 +277,7 @@ struct Gradients {
   std::vector<Real> dquery, dkey, dvalue, dextra;
   std::vector<Real> dbias;  // of problem.bias; empty when the bias is the mask's or not given
   Op op;                    // of the parameters
+  std::vector<Real> dquery_inputs = {}, dkey_inputs = {};
 };
 
 namespace detail {
@@ -326,7 +327,8 @@ template <class Op>
 
   Tape<Real> tape;
   Problem<Var<Real>> taped = cast_problem<Var<Real>>(problem);
-  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias})
+  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias,
+                       &taped.query_inputs, &taped.key_inputs})
     detail::record(tape, tensor->data(), Index(tensor->size()));
   auto taped_op = cast_whole_op<Var<Real>>(op);
   taped_op.visit(
@@ -348,8 +350,10 @@ template <class Op>
   const auto read = [&](const std::vector<Var<Real>>& tensor) {
     return detail::read(adjoint, tensor.data(), Index(tensor.size()));
   };
-  return {read(taped.query), read(taped.key),  read(taped.value),
-          read(taped.extra), read(taped.bias), detail::read_params(adjoint, op, taped_op)};
+  return {read(taped.query),        read(taped.key),
+          read(taped.value),        read(taped.extra),
+          read(taped.bias),         detail::read_params(adjoint, op, taped_op),
+          read(taped.query_inputs), read(taped.key_inputs)};
 }
 
 }  // namespace reference
