@@ -188,9 +188,9 @@ consteval bool check_normaliser() {
           requires(const Normaliser n, const Row& row) {
             requires detail::is_row_term<std::remove_cvref_t<decltype(n.forward(row))>>;
           },
-          "heed: forward(row) of a normaliser returns the weights: a number per pair, made of "
-          "row.score() "
-          "(plug/row_formula.hpp)");
+          "heed: forward(row) of a normaliser without vjp() cannot be differentiated: it returns "
+          "no number per pair that is made of row.score() by + - * / and the words of heed::math; "
+          "std::exp and its like lose the derivative (plug/row_formula.hpp)");
     }
   }
   return true;
