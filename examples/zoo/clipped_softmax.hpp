@@ -24,26 +24,21 @@ struct Clipped : heed::PlainRows {
 
   void forward(const heed::RowBlock<T>& block) const {
     for (int v = 0; v < block.vectors; ++v) {
-      softmax(block, v, block.scores[0]);
-      for (Index j = 0; j < block.keys(); ++j)
-        block.scores[0].store(j, v, weight(block, block.scores[0].load(j, v)));
+      const Shares<T> p = softmax_of(block, v);
+      weigh_keys(block, v, [&](P s) { return weight(block, p.of(s)); });
     }
   }
   void vjp(const heed::RowBlock<T>& block, Clipped& grad) const {
     const P zero = T(0), stretch = T(1) + reach.head(block.head);
     for (int v = 0; v < block.vectors; ++v) {
-      const auto p = heed::column_of(block.dscores[0], v);
-      softmax(block, v, block.dscores[0]);
-      const auto sums = heed::sum_over_keys<T, heed::PackPair<T>>(block.keys(), [&](Index j) {
-        const P g = zero_where(weight(block, p.load(j)) == zero, block.dweights.load(j, v));
-        return heed::PackPair<T>(p.load(j) * g, g);
+      const Shares<T> p = softmax_of(block, v);
+      const auto kept = [&](P s, P g) { return zero_where(weight(block, p.of(s)) == zero, g); };
+      const auto sums = sum_over_pulls(
+          block, v, [&](P s, P g) { return heed::PackPair<T>(p.of(s) * kept(s, g), kept(s, g)); });
+      pull_keys(block, v, [&](P s, P g) {
+        return heed::PackPair<T>(weight(block, p.of(s)),
+                                 p.of(s) * stretch * (kept(s, g) - sums.first));
       });
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P w = weight(block, p.load(j));
-        const P g = zero_where(w == zero, block.dweights.load(j, v));
-        block.weights.store(j, v, w);
-        p.store(j, p.load(j) * stretch * (g - sums.first));
-      }
       grad.reach.head(block.head) +=
           T(heed::sum_valid_lanes(sums.first - sums.second, v, block.valid_lanes));
     }
@@ -57,12 +52,9 @@ struct Clipped : heed::PlainRows {
   }
 
  private:
-  static void softmax(const heed::RowBlock<T>& block, int v, const heed::LaneTile<T>& to) {
-    heed::scale_row(to, v, inverse_or_zero(heed::exponentiate_row(block, v, to).sum));
-  }
   P weight(const heed::RowBlock<T>& block, P p) const {
     const P r = reach.head(block.head);
-    return zero_where(p == P(T(0)), max(P(T(0)), p + r * p - r));
+    return max(P(T(0)), p + r * p - r);
   }
 };
 

@@ -4,7 +4,7 @@
 // Cog attention: weights have the signs of their scores.
 //
 //   w_j = sign(s_j) p_j       p = softmax(|s|)
-//   ds_j = p_j (G_j - sign(s_j) r)       r = sum_k w_k G_k       G = dL/dw
+//   ds_j = w_j (sign(s_j) G_j - r)       r = sum_k w_k G_k       G = dL/dw
 //
 // Source  A. Lv et al., More Expressive Attention with Negative Weights (2024).
 
@@ -18,27 +18,15 @@ struct Signed : heed::PlainRows {
   using PlaceFree = Signed;
 
   void forward(const heed::RowBlock<T>& block) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      const auto [top, factor] = row_of(block, v);
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P s = block.scores[0].load(j, v);
-        block.scores[0].store(j, v, with_sign(s, share(s, top) * factor));
-      }
-    }
+    for (int v = 0; v < block.vectors; ++v) weigh_keys(block, v, weight_of(block, v));
   }
   void vjp(const heed::RowBlock<T>& block, Signed&) const {
     for (int v = 0; v < block.vectors; ++v) {
-      const auto [top, factor] = row_of(block, v);
-      const P r = heed::sum_over_keys<T>(block.keys(), [&, top = top, factor = factor](Index j) {
-        const P s = block.scores[0].load(j, v), w = with_sign(s, share(s, top) * factor);
-        return zero_where(heed::is_hidden(s), w * block.dweights.load(j, v));
+      const auto weight = weight_of(block, v);
+      const P r = sum_over_pulls(block, v, [&](P s, P g) { return weight(s) * g; });
+      pull_keys(block, v, [&](P s, P g) {
+        return heed::PackPair<T>(weight(s), weight(s) * (with_sign(s, g) - r));
       });
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P s = block.scores[0].load(j, v), p = share(s, top) * factor;
-        const P ds = p * (block.dweights.load(j, v) - with_sign(s, r));
-        block.weights.store(j, v, with_sign(s, p));
-        block.dscores[0].store(j, v, zero_where(heed::is_hidden(s), ds));
-      }
     }
   }
   template <class S>
@@ -52,24 +40,12 @@ struct Signed : heed::PlainRows {
   }
 
  private:
-  struct Row {
-    P top, factor;
-  };
   static P with_sign(P s, P x) { return select(s < P(T(0)), -x, x); }
-  static P share(P s, P top) {
-    return zero_where(heed::is_hidden(s), heed::math::exp(P(heed::math::absolute(s) - top)));
-  }
-  // The largest size of a score, and 1 / sum of the exponentials about it.
-  static Row row_of(const heed::RowBlock<T>& block, int v) {
+  // The function from a score of row v to its weight.
+  static auto weight_of(const heed::RowBlock<T>& block, int v) {
     report_no_lse(block, v);
-    P top = T(0);
-    for (Index j = 0; j < block.keys(); ++j) {
-      const P s = block.scores[0].load(j, v);
-      top = max(top, zero_where(heed::is_hidden(s), heed::math::absolute(s)));
-    }
-    return {top, inverse_or_zero(heed::sum_over_keys<T>(block.keys(), [&](Index j) {
-              return share(block.scores[0].load(j, v), top);
-            }))};
+    const auto p = shares_of(block, v, [](P s) { return heed::math::absolute(s); });
+    return [p](P s) { return with_sign(s, p.of(heed::math::absolute(s))); };
   }
 };
 

@@ -27,33 +27,15 @@ struct Score {
 };
 
 template <class T>
-struct Fading : heed::PlainRows {
-  using P = heed::Pack<T>;
+struct Fading : heed::StreamedRows<T> {
+  using typename heed::StreamedRows<T>::P, typename heed::StreamedRows<T>::State;
   using PlaceFree = Fading;
 
-  void forward(const heed::RowBlock<T>& block) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      report_no_lse(block, v);
-      const P factor = T(1) / max(P(T(1)), heed::math::absolute(sum(block, v)));
-      for (Index j = 0; j < block.keys(); ++j) block.scores[0].store(j, v, x(block, j, v) * factor);
-    }
-  }
-  void vjp(const heed::RowBlock<T>& block, Fading&) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      const P total = sum(block, v), size = heed::math::absolute(total), zero = T(0);
-      const P factor = T(1) / max(P(T(1)), size);
-      const P r = heed::sum_over_keys<T>(block.keys(), [&](Index j) {
-        const P w = x(block, j, v) * factor;
-        return zero_where(w == zero, w * block.dweights.load(j, v));
-      });
-      const P shift = zero_where(size <= P(T(1)), select(total < zero, -r, r));
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P w = x(block, j, v) * factor, dx = (block.dweights.load(j, v) - shift) * factor;
-        const auto hidden = heed::is_hidden(block.scores[0].load(j, v));
-        block.weights.store(j, v, w);
-        block.dscores[0].store(j, v, zero_where(hidden, dx));
-      }
-    }
+  P weight(const State&, P x) const { return of_seen<T>(x, x); }
+  P finish(const State& row) const { return T(1) / max(P(T(1)), heed::math::absolute(row.sum)); }
+  P dscore(const State& row, P x, P, P pull, P r) const {
+    const P shift = select(row.sum < P(T(-1)), -r, zero_where(row.sum <= P(T(1)), r));
+    return of_seen<T>(x, (pull - shift) * finish(row));
   }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {
@@ -62,15 +44,6 @@ struct Fading : heed::PlainRows {
     const S size = heed::math::maximum(heed::math::constant<S>(1), heed::math::absolute(sum));
     for (S& s : row.scores[0]) s = s / size;
     return row.scores[0];
-  }
-
- private:
-  static P x(const heed::RowBlock<T>& block, Index j, int v) {
-    const P s = block.scores[0].load(j, v);
-    return zero_where(heed::is_hidden(s), s);
-  }
-  static P sum(const heed::RowBlock<T>& block, int v) {
-    return heed::sum_over_keys<T>(block.keys(), [&](Index j) { return x(block, j, v); });
   }
 };
 

@@ -22,11 +22,27 @@ struct Centred : heed::PlainRows {
   heed::Param<T> sharp = T(1), centre = T(1);
   static constexpr auto parameters =
       std::tuple{heed::named("sharp", &Centred::sharp), heed::named("centre", &Centred::centre)};
-  [[nodiscard]] Index work_tiles(bool) const { return 1; }
 
-  void forward(const heed::RowBlock<T>& block) const { weigh(block, block.scores[0], nullptr); }
+  void forward(const heed::RowBlock<T>& block) const {
+    for (int v = 0; v < block.vectors; ++v) {
+      const Shares<T> p = softmax_of(block, v);
+      const P share = share_of(block, v);
+      weigh_keys(block, v, [&](P s) { return weight(block, p.of(s), share); });
+    }
+  }
   void vjp(const heed::RowBlock<T>& block, Centred& grad) const {
-    weigh(block, block.weights, &grad);
+    const Index h = block.head;
+    for (int v = 0; v < block.vectors; ++v) {
+      const Shares<T> p = softmax_of(block, v);
+      const P share = share_of(block, v), b = sharp.head(h);
+      const auto [r, all] =
+          sum_over_pulls(block, v, [&](P s, P g) { return heed::PackPair<T>(p.of(s) * g, g); });
+      pull_keys(block, v, [&, r = r](P s, P g) {
+        return heed::PackPair<T>(weight(block, p.of(s), share), b * p.of(s) * (g - r));
+      });
+      grad.sharp.head(h) += T(heed::sum_valid_lanes(r, v, block.valid_lanes));
+      grad.centre.head(h) -= T(heed::sum_valid_lanes(all * share, v, block.valid_lanes));
+    }
   }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {
@@ -37,34 +53,12 @@ struct Centred : heed::PlainRows {
   }
 
  private:
-  void weigh(const heed::RowBlock<T>& block, const heed::LaneTile<T>& weights,
-             Centred* grad) const {
-    const heed::LaneTile<T> work = block.work.part(0, block.keys());
-    const P b = sharp.head(block.head), c = centre.head(block.head);
-    for (int v = 0; v < block.vectors; ++v) {
-      const P n = heed::count_visible(heed::column_of(block.scores[0], v), block.keys());
-      const P factor = inverse_or_zero(heed::exponentiate_row(block, v, work).sum),
-              share = inverse_or_zero(n);
-      const auto hidden = [&](Index j) { return heed::is_hidden(block.scores[0].load(j, v)); };
-      heed::PackPair<T> sums(T(0));  // of p G and of G
-      if (grad)
-        sums = heed::sum_over_keys<T, heed::PackPair<T>>(block.keys(), [&](Index j) {
-          const P g = zero_where(hidden(j), block.dweights.load(j, v));
-          return heed::PackPair<T>(work.load(j, v) * factor * g, g);
-        });
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P p = work.load(j, v) * factor, w = zero_where(hidden(j), b * p - c * share);
-        if (grad) {
-          const P ds = zero_where(hidden(j), b * p * (block.dweights.load(j, v) - sums.first));
-          block.dscores[0].store(j, v, ds);
-        }
-        weights.store(j, v, w);
-      }
-      if (!grad) continue;
-      grad->sharp.head(block.head) += T(heed::sum_valid_lanes(sums.first, v, block.valid_lanes));
-      grad->centre.head(block.head) -=
-          T(heed::sum_valid_lanes(sums.second * share, v, block.valid_lanes));
-    }
+  // 1 / n
+  static P share_of(const heed::RowBlock<T>& block, int v) {
+    return inverse_or_zero(sum_over_scores(block, v, [](P) { return P(T(1)); }));
+  }
+  P weight(const heed::RowBlock<T>& block, P p, P share) const {
+    return sharp.head(block.head) * p - centre.head(block.head) * share;
   }
 };
 
@@ -75,13 +69,12 @@ struct OwnValue : heed::PlainReadout {
   static constexpr auto parameters = std::tuple{heed::named("own", &OwnValue::own)};
 
   void forward(const heed::ReadoutPanel<T>& panel) const {
-    for (Index c = 0; c < panel.tile.rows; ++c)
-      for (int v = 0; v < panel.vectors; ++v)
-        panel.tile.add(c, v, panel.own_value.load(c, v) * own.head(panel.head));
+    for_each_cell(panel, panel.tile, [&](Index c, int v) {
+      return panel.tile.load(c, v) + panel.own_value.load(c, v) * own.head(panel.head);
+    });
   }
   void vjp(const heed::ReadoutPanel<T>& panel, OwnValue& grad) const {
-    heed::lane_dot<T>(panel.tile, panel.own_value, panel.vectors, panel.delta);
-    grad.own.head(panel.head) += T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
+    add_dot(panel, panel.own_value, grad.own);
     for (Index c = 0; c < panel.tile.rows; ++c)
       for (int v = 0; v < panel.vectors; ++v)
         panel.down_value.add(c, v, panel.tile.load(c, v) * own.head(panel.head));
@@ -90,13 +83,10 @@ struct OwnValue : heed::PlainReadout {
   template <class S>
   void reference(heed::ReadoutContext<S>& all) const {
     const heed::Geometry& g = all.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i)
-          for (Index c = 0; c < g.dim_v; ++c) {
-            S& out = all.out_row(b, h, i)[c];
-            out = out + own.head(h) * all.value_row(b, g.kv_head(h), i)[c];
-          }
+    for_each_out(all, [&](Index h, Index row, Index c, S& out) {
+      const Index b = row / (g.heads * g.len_q), i = row % g.len_q;
+      out = out + own.head(h) * all.value_row(b, g.kv_head(h), i)[c];
+    });
   }
 };
 

@@ -15,31 +15,16 @@
 namespace zoo::taylor {
 
 template <class T>
-struct Taylor : heed::PlainRows {
-  using P = heed::Pack<T>;
+struct Taylor : heed::StreamedRows<T> {
+  using typename heed::StreamedRows<T>::P, typename heed::StreamedRows<T>::State;
   using PlaceFree = Taylor;
 
-  void forward(const heed::RowBlock<T>& block) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      report_no_lse(block, v);
-      const P factor = factor_of(block, v);
-      for (Index j = 0; j < block.keys(); ++j)
-        block.scores[0].store(j, v, f(block.scores[0].load(j, v)) * factor);
-    }
+  P weight(const State&, P s) const {
+    return of_seen<T>(s, T(0.5) * ((T(1) + s) * (T(1) + s) + T(1)));
   }
-  void vjp(const heed::RowBlock<T>& block, Taylor&) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      const P factor = factor_of(block, v), zero = T(0);
-      const P r = heed::sum_over_keys<T>(block.keys(), [&](Index j) {
-        const P w = f(block.scores[0].load(j, v)) * factor;
-        return zero_where(w == zero, w * block.dweights.load(j, v));
-      });
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P s = block.scores[0].load(j, v), g = block.dweights.load(j, v);
-        block.weights.store(j, v, f(s) * factor);
-        block.dscores[0].store(j, v, zero_where(heed::is_hidden(s), (T(1) + s) * factor * (g - r)));
-      }
-    }
+  P finish(const State& state) const { return inverse_or_zero(state.sum); }
+  P dscore(const State& state, P s, P, P pull, P r) const {
+    return of_seen<T>(s, (T(1) + s) * finish(state) * (pull - r));
   }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {
@@ -48,15 +33,6 @@ struct Taylor : heed::PlainRows {
     for (S& s : row.scores[0]) s = one + s + half * s * s, sum += s;
     for (S& s : row.scores[0]) s = s / sum;
     return row.scores[0];
-  }
-
- private:
-  static P f(P s) {
-    return zero_where(heed::is_hidden(s), T(0.5) * ((T(1) + s) * (T(1) + s) + T(1)));
-  }
-  static P factor_of(const heed::RowBlock<T>& block, int v) {
-    return inverse_or_zero(heed::sum_over_keys<T>(
-        block.keys(), [&](Index j) { return f(block.scores[0].load(j, v)); }));
   }
 };
 
