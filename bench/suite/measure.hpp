@@ -7,7 +7,7 @@
 #include "case.hpp"
 #include "machine.hpp"
 
-#include <heed/check/machine_peak.hpp>
+#include <benchmark/benchmark.h>
 
 #include <functional>
 #include <memory>

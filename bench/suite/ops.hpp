@@ -57,7 +57,8 @@ template <class Op, class Stored>
 struct StoredTensors {
   heed::Geometry geometry;
   Index extra_dim;
-  std::vector<Stored> query, key, value, extra, grad_out, out, grad_query, grad_key, grad_value;
+  std::vector<Stored> query, key, value, extra, grad_out, query_inputs, key_inputs;
+  std::vector<Stored> out, grad_query, grad_key, grad_value;
 
   StoredTensors(const Op& op, const heed::Geometry& g) : geometry(g), extra_dim(op.extra_dim(g)) {
     const auto numbers = heed::normal_numbers(op, g);
@@ -70,6 +71,8 @@ struct StoredTensors {
     store(numbers.value, value);
     store(numbers.extra, extra);
     store(numbers.grad_out, grad_out);
+    store(numbers.query_inputs, query_inputs);
+    store(numbers.key_inputs, key_inputs);
     out = grad_out;
     grad_query = query;
     grad_key = key;
@@ -87,6 +90,11 @@ struct StoredTensors {
         {view(grad_query, g.query_shape()), view(grad_key, g.key_shape()),
          view(grad_value, g.value_shape())}};
     if (extra_dim > 0) views.inputs.extra = view(extra, g.extra_shape(extra_dim));
+    using Score = typename Op::ScoreType;
+    if (constexpr Index count = heed::query_inputs_of<Score>; count > 0)
+      views.inputs.query_inputs = view(query_inputs, {g.batch, g.heads, g.len_q, count});
+    if (constexpr Index count = heed::key_inputs_of<Score>; count > 0)
+      views.inputs.key_inputs = view(key_inputs, {g.batch, g.heads, g.len_kv, count});
     return views;
   }
 };

@@ -23,7 +23,9 @@ struct PlainRow {
   std::ptrdiff_t all_keys = 0;            // those that it does not see, too
   Numbers own_value;                      // at the query's position; empty where there is none
   Numbers extra;                          // the op's extra input; empty without one
-  const PlainRow* heads = nullptr;        // the same query position in all heads, from head 0 on
+  Numbers query_inputs;             // numbers of the query's token; empty where the op reads none
+  std::vector<Numbers> key_inputs;  // those of all tokens of the keys, seen or not
+  const PlainRow* heads = nullptr;  // the same query position in all heads, from head 0 on
 
   // The row with those of its keys whose position is `visible`.
   template <class Visible>

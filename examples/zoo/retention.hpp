@@ -4,7 +4,6 @@
 // Retention: scores that fade with the distance are weights by themselves, without a softmax.
 //
 //   w_j = x_j / D       x_j = s q_i.k_j exp(-exp(decay_h) |i - j|)       D = max(1, |sum_k x_k|)
-//   dx_j = (G_j - sign(sum_k x_k) r) / D where the sum is above 1 in size, else G_j       r = sum_k w_k G_k       G = dL/dw
 //
 // exp(decay_h) starts at -log(1 - 2^(-5-h)).
 //
@@ -27,23 +26,12 @@ struct Score {
 };
 
 template <class T>
-struct Fading : heed::StreamedRows<T> {
-  using typename heed::StreamedRows<T>::P, typename heed::StreamedRows<T>::State;
+struct Fading : heed::PlainRows {
   using PlaceFree = Fading;
 
-  P weight(const State&, P x) const { return of_seen<T>(x, x); }
-  P finish(const State& row) const { return T(1) / max(P(T(1)), heed::math::absolute(row.sum)); }
-  P dscore(const State& row, P x, P, P pull, P r) const {
-    const P shift = select(row.sum < P(T(-1)), -r, zero_where(row.sum <= P(T(1)), r));
-    return of_seen<T>(x, (pull - shift) * finish(row));
-  }
-  template <class S>
-  std::vector<S> reference(heed::LongHandRow<S> row) const {
-    S sum = heed::math::constant<S>(0);
-    for (const S& s : row.scores[0]) sum += s;
-    const S size = heed::math::maximum(heed::math::constant<S>(1), heed::math::absolute(sum));
-    for (S& s : row.scores[0]) s = s / size;
-    return row.scores[0];
+  auto forward(const auto& row) const {
+    const auto x = row.score();
+    return x * (1 / heed::math::maximum(heed::math::absolute(row.sum(x)), 1));
   }
 };
 

@@ -36,10 +36,10 @@ struct Sigmoid : heed::StreamedRows<T, 1> {
     return {P(T(0)), {heed::math::log(max(P(T(1)), queries.visible))}};  // log n
   }
   P weight(const State& state, P s) const {
-    return of_seen<T>(s, heed::math::sigmoid(P(s - state.own[0])));
+    return zero_where(heed::is_hidden(s), heed::math::sigmoid(P(s - state.own[0])));
   }
   P dscore(const State& state, P s, P weight, P pull, P) const {
-    return of_seen<T>(s, weight * heed::math::sigmoid(P(state.own[0] - s)) * pull);
+    return zero_where(heed::is_hidden(s), weight * heed::math::sigmoid(P(state.own[0] - s)) * pull);
   }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {
