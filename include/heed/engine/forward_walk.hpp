@@ -375,7 +375,7 @@ class ForwardWorker {
         my.block.extra = own.extra.data;
         my.block.query = own.query;
       }
-      c_.op.normaliser.forward(my.block);
+      normalise_rows(c_.op.normaliser, my.block);
     }
     for_tiles([&](Index t) { load_tile(values_, t); },
               [&](My& my, const PanelTile& tile) {

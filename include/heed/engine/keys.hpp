@@ -15,8 +15,12 @@
 #include <heed/engine/tile/products.hpp>
 #include <heed/engine/token_inputs.hpp>
 #include <heed/engine/widened.hpp>
+#include <heed/plug/feature_calls.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/transpose.hpp>
+
+#include <array>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -34,10 +38,13 @@ struct SideNeeds {
   bool keys_by_group;
   // Do the keys' side values depend on the query head that reads them?
   bool per_query_head;
+  // Do they read the parameters of that head?
+  static constexpr bool key_parameters = features_read_parameters<detail::OfKeys, Score>;
 
   SideNeeds(const Op& op, const Geometry& g)
       : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
-        per_query_head(maps > 1 || Score::has_table || key_inputs_of<Score> > 0 || !keys_by_group) {
+        per_query_head(maps > 1 || Score::has_table || key_inputs_of<Score> > 0 || !keys_by_group ||
+                       (key_parameters && detail::scalars_differ_by_head(op.score))) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
     if constexpr (Score::has_table) table_rows = op.score.table_size();
@@ -226,17 +233,35 @@ class KeySide {
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
   // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of the projected keys
-  // (`dprojected`), laid out by row(), contribute; likewise to `dinputs`, [row][inputs].
+  // (`dprojected`), laid out by row(), contribute. What the gradients of the features do is added to `parameters` and to
+  // `dinputs`, [row][inputs], where they are given, too.
   void chain(const Real* dfeatures, const Real* dprojected, const TensorView<Real>& grad_key,
-             Real* dinputs, int threads) {
-    if constexpr (kFeatures > 0 || Score::has_projection)
+             Score* parameters, Real* dinputs, int threads) {
+    if constexpr (kFeatures > 0 || Score::has_projection) {
+      if (!grad_key.given() && !dinputs && !(Needs::key_parameters && parameters)) return;
+      // Of each batch, side head and map, so that they are added up in one order.
+      constexpr Index scalars = Needs::key_parameters ? scalars_of<Score> : 0;
+      std::vector<double> dscalars(std::size_t(g_.batch * heads() * Needs::maps * scalars));
+      const auto scalars_at = [&](Index b, Index side, Index map) {
+        return dscalars.data() + ((b * heads() + side) * Needs::maps + map) * scalars;
+      };
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
         for (Index side = 0; side < heads(); ++side)
           for (int map = 0; map < Needs::maps; ++map)
             if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
-              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key, dinputs);
+              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key,
+                         scalars_at(b, side, map), dinputs);
       });
+      if constexpr (Needs::key_parameters)
+        for (Index side = 0; side < heads() && parameters; ++side) {
+          std::array<double, std::size_t(scalars)> sums{};
+          for (Index b = 0; b < g_.batch; ++b)
+            for (Index map = 0; map < Needs::maps; ++map)
+              for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += scalars_at(b, side, map)[i];
+          chain_scalars(*parameters, reader(side), sums.data());
+        }
+    }
   }
 
  private:
@@ -281,6 +306,11 @@ class KeySide {
     }
     if constexpr (requires { op_.score.feature_numbers(); })
       stamp.numbers = op_.score.feature_numbers();
+    if constexpr (Needs::key_parameters)
+      detail::for_each_scalar<Score>([&](const auto& entry, int) {
+        const auto& param = op_.score.*entry.member;
+        stamp.numbers.insert(stamp.numbers.end(), param.data(), param.data() + param.size());
+      });
     return stamp;
   }
 
@@ -322,9 +352,10 @@ class KeySide {
     const Source source = op_.normaliser.source(g_, h, map);
     tiles.x.rows = source.width;
     load(tiles, keys, b, h, source, j, count);
+    const auto p = scalars_of_head(h);
     for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
       Pack<Real> f[kFeatures + 1];
-      op_.score.key_features_of(tiles.row(v, j), f);
+      detail::features_of<detail::OfKeys>(op_.score, tiles.row(v, j), p, f);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -337,12 +368,20 @@ class KeySide {
                    projected_ + row(b, h, map, j) * needs_.rank, needs_.rank);
   }
 
+  // What key features read of the parameters of head h, in every lane.
+  [[nodiscard]] ScalarsOf<Score, Pack<Real>> scalars_of_head(Index h) const {
+    if constexpr (!Needs::key_parameters) return {};
+    return detail::lanes_of_scalars<Real>(op_.score, h);
+  }
+
+  // Where gradients of the parameters that features read, and of the tokens' numbers, are added: dscalars, dinputs.
   void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
-                  const TensorView<Real>& grad_key, Real* dinputs) const {
+                  const TensorView<Real>& grad_key, double* dscalars, Real* dinputs) const {
     const Source source = op_.normaliser.source(g_, h, map);
     Scratch<Real> scratch(2 * tile_elements(source.width));
     const SideTiles<Real> tiles = take_tiles(scratch, source.width);
     const SideTiles<Real> grads = take_tiles(scratch, source.width);
+    const auto p = scalars_of_head(h);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
       load(tiles, key_.plain(), b, h, source, j, count);
@@ -353,20 +392,22 @@ class KeySide {
         pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v)
-        chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count);
-      SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
-      if (grad_key.given())
+        chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count, p, dscalars);
+      if (grad_key.given()) {
+        SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
         add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
                            grad_key.row(b, source.kv_head, j) + source.key_column,
                            grad_key.strides().row);
-      if constexpr (kInputs > 0)
+      }
+      if (dinputs)
         add_unpacked_lanes(grads.input.data, kWidth, count, kInputs, dinputs + at * kInputs,
                            kInputs);
     }
   }
 
   void chain_features(const SideTiles<Real>& tiles, const SideTiles<Real>& grads, int v,
-                      const Real* dfeatures, Index key, Index count) const {
+                      const Real* dfeatures, Index key, Index count,
+                      const ScalarsOf<Score, Pack<Real>>& p, double* dscalars) const {
     if constexpr (kFeatures > 0) {
       Pack<Real> f[kFeatures], df[kFeatures];
       const Index first = v * kLanes<Real>;
@@ -376,10 +417,15 @@ class KeySide {
           lanes[lane - first] = dfeatures[lane * kFeatures + i];
         df[i] = Pack<Real>::load(lanes);
       }
-      op_.score.key_features_of(tiles.row(v, key), f);
+      detail::features_of<detail::OfKeys>(op_.score, tiles.row(v, key), p, f);
       const auto idle = grads.idle_lanes(df, kFeatures, v);
-      op_.score.key_features_vjp(tiles.row(v, key), f, df, grads.grad(v));
+      ScalarsOf<Score, Pack<Real>> dp{};
+      detail::features_vjp<detail::OfKeys>(op_.score, tiles.row(v, key), p, f, df, grads.grad(v),
+                                           dp);
       grads.clear_lanes(idle, v);
+      if constexpr (Needs::key_parameters)
+        for (std::size_t i = 0; i < dp.size(); ++i)
+          dscalars[i] += sum_valid_lanes(zero_where(idle, dp[i]), v, count);
     }
   }
 

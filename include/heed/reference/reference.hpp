@@ -19,6 +19,7 @@
 // Cost    O(batch heads len_q len_kv dim), one thread; gradients keep every operation in memory.
 
 #include <heed/autodiff/tape.hpp>
+#include <heed/plug/row_formula.hpp>
 #include <heed/reference/rows.hpp>
 #include <heed/simd/keep_bits.hpp>
 
@@ -146,7 +147,7 @@ class Forward {
               const std::vector<std::vector<S>>& rows) {
     const Index row = g_.row_index(b, h, i);
     const LongHandRow<S> of = long_hand_row(b, h, i, keys, rows);
-    std::vector<S> weights = op_.normaliser.reference(of);
+    std::vector<S> weights = long_hand_weights(op_.normaliser, of);
     require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
             weights.size(), " weights for ", keys.size(), " keys");
     std::vector<double> terms;

@@ -11,6 +11,7 @@
 #include <heed/core/scalar.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/feature_calls.hpp>
 #include <heed/plug/token_inputs.hpp>
 
 #include <algorithm>
@@ -222,7 +223,8 @@ class MapScores {
     else if constexpr (query_inputs_of<Score> > 0)
       query_.row.inputs = inputs_of(problem_.query_inputs, problem_.query_inputs_shape, i);
     if constexpr (Score::counts_visible) query_.row.seen = count_visible(i);
-    score_.query_features_of(query_.row, query_.features.data());
+    heed::detail::features_of<heed::detail::OfQueries>(score_, query_.row, scalars_,
+                                                       query_.features.data());
   }
 
   // The score that is normalised, for the query at hand and a key that it sees.
@@ -334,7 +336,8 @@ class MapScores {
         side->row.inputs = sum_up_to(j);
       else if constexpr (key_inputs_of<Score> > 0)
         side->row.inputs = inputs_of(problem_.key_inputs, problem_.key_inputs_shape, j);
-      score_.key_features_of(side->row, side->features.data());
+      heed::detail::features_of<heed::detail::OfKeys>(score_, side->row, scalars_,
+                                                      side->features.data());
     }
     return *side;
   }

@@ -6,6 +6,7 @@
 #include <heed/engine/tile/hidden_pairs.hpp>
 #include <heed/engine/tile/pairs.hpp>
 #include <heed/plug/derivative.hpp>
+#include <heed/plug/feature_calls.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -77,7 +78,7 @@ class QuerySide {
                      projected_.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         Pack<Real> f[kQueryFeatures + 1];
-        c_.op.score.query_features_of(lane_row(v), f);
+        detail::features_of<detail::OfQueries>(c_.op.score, lane_row(v), scalars(), f);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, f[i]);
       }
     }

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Forward mode: how out moves when inputs and parameters move in one direction, out. = J x., without a row of J.
+//
+//   jvp(op, in, mask, {query_tangent, key_tangent, value_tangent}, out, out_tangent);
+//   forward(op, in, mask, out, &saved);
+//   jvp(op, in, mask, saved, out, {query_tangent}, out_tangent, &op_tangent);      // with what forward has found
+//
+// It is the transpose of backward: for every u, <u, J x.> = <J^T u, x.>.
+//
+// Ops     all. Scores by their score_vjp, or by dual numbers through the formula, fused, in vectors; streaming
+//         normalisers by their dscore and vjp. Row normalisers and readouts by dual numbers through reference(), a number
+//         at a time and in double: exact, and slower than the rest of the pass.
+// Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
+// Memory  O(len).
+
+#include <heed/engine/doors.hpp>
+#include <heed/engine/jvp_walk.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+namespace detail {
+
+// Fails to compile, with one sentence, where a part of the op has no form over dual numbers.
+template <class Op>
+consteval bool check_moving_op() {
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  if constexpr (!Normaliser::streams)
+    static_assert(
+        requires { typename Rebound<Normaliser, Moving>; } &&
+            requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
+              { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
+            },
+        "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
+        "that "
+        "takes them (plug/normaliser.hpp)");
+  if constexpr (!Readout::identity)
+    static_assert(
+        requires { typename Op::template rebind<Moving>; } &&
+            requires(const typename Op::template rebind<Moving> op,
+                     ReadoutContext<Moving>& context) { op.read_out_reference(context); },
+        "heed: jvp() runs reference() of a readout over dual numbers; this one has none that takes "
+        "them (plug/readout.hpp)");
+  return true;
+}
+
+// Throws unless each tangent that is given has the shape of its input.
+template <class Real>
+void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<Real>& mask,
+                    const std::string& where) {
+  const auto check = [&](const StoredView<const Real>& tangent, const auto& like, const char* name,
+                         const char* input) {
+    if (!tangent.given()) return;
+    require(like.given(), where, ": ", name, " was given, the call has no ", input);
+    require_shape(tangent, like.shape(), name, where);
+  };
+  check(d.query, in.query, "the tangent of query", "query");
+  check(d.key, in.key, "the tangent of key", "key");
+  check(d.value, in.value, "the tangent of value", "value");
+  check(d.extra, in.extra, "the tangent of extra", "extra input");
+  check(d.bias, mask.bias, "the tangent of bias", "bias");
+}
+// Throws where what is written overlaps a tangent.
+template <class Real>
+void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
+                                 const Tangents<Real>& d, const std::string& where) {
+  require_apart(out, d.query, name, "the tangent of query", where);
+  require_apart(out, d.key, name, "the tangent of key", where);
+  require_apart(out, d.value, name, "the tangent of value", where);
+  require_apart(out, d.extra, name, "the tangent of extra", where);
+  require_apart(out, d.bias, name, "the tangent of bias", where);
+}
+
+// Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
+template <class Op, class Real>
+void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+              const Saved<Real>* saved, const StoredView<const Real>& known_out,
+              const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
+              const Op* op_tangent, const Options& options) {
+  static_assert(check_moving_op<Op>());
+  const std::string where = door_name("heed::jvp", options.name);
+  require_options<Real>(options);
+  require(!options.precision.mixes(), where,
+          ": precision is mixed, it must be storage; tangents are computed as they are stored");
+  const Geometry g = geometry_of(op, in, where);
+  require_one_piece(in.key, "key", where);
+  require_one_piece(in.value, "value", where);
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
+  check_tangents(d, in, mask, where);
+  check_outputs<Op>(tangent, g, in, mask, where);
+  require_apart_from_tangents(tangent.out, "the tangent of out", d, where);
+  require_apart_from_tangents(tangent.lse, "the tangent of lse", d, where);
+  if (tangent.lse.given())
+    require(Op::NormaliserType::differentiates_lse, where,
+            ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
+            "(plug/normaliser.hpp)");
+  if (written) {
+    check_outputs<Op>(*written, g, in, mask, where);
+    for (const auto& [view, name] : {std::pair{&written->out, "out"}, {&written->lse, "lse"}}) {
+      require_apart_from_tangents(*view, name, d, where);
+      require_apart(*view, tangent.out, name, "the tangent of out", where);
+      require_apart(*view, tangent.lse, name, "the tangent of lse", where);
+    }
+  } else {
+    require_shape(known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+    require_apart(tangent.out, known_out, "the tangent of out", "out", where);
+    check_saved<Op>(*saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
+  }
+  const Op direction = op_tangent ? *op_tangent : zeros_like(op);
+  require_direction(op, direction, where);
+
+  WidenedTensors<Real> copies(options.threads);
+  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
+                                copies.read(in.extra)};
+  const TangentOperands<Real> moving{copies.read(d.query), copies.read(d.key), copies.read(d.value),
+                                     copies.read(d.extra), copies.read(d.bias)};
+  JvpOutputs<Real> to;
+  to.saved = saved;
+  to.out_tangent = copies.write(tangent.out);
+  to.lse_tangent = copies.write(tangent.lse);
+  if (written) {
+    to.out = copies.write(written->out);
+    to.lse = copies.write(written->lse);
+  } else {
+    to.known_out = copies.read(known_out);
+  }
+  run_jvp(op, g, operands, bound, moving, direction, to, options);
+  copies.round();
+}
+
+}  // namespace detail
+
+// out_tangent = the derivative of forward()'s out along `tangents` and, if given, along `op_tangent`, an object of the
+// op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent}, where
+// lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone. `saved` and `out` are
+// those of forward() with the same op, inputs, mask, scale and dropout.
+//
+// What a mask hides leaves no trace, neither the input nor its tangent. A row that sees no key has tangent 0; a row that
+// is NaN has tangent NaN. A bias of -infinity does not move. Choices that a formula makes (the branch of a select, the
+// category of a key, the step at which a recursion stops) are kept.
+// Throws std::invalid_argument on arguments that do not fit, std::bad_alloc.
+template <AttentionOp Op>
+void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+         const Saved<typename Op::Scalar>& saved, const StoredView<const typename Op::Scalar>& out,
+         const Tangents<typename Op::Scalar>& tangents,
+         const Outputs<typename Op::Scalar>& out_tangent,
+         const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  using Real = typename Op::Scalar;
+  detail::open_jvp<Op, Real>(op, in, mask, &saved, out, nullptr, tangents, out_tangent, op_tangent,
+                             options);
+}
+
+// The same without an earlier forward(): `out`, or {out, lse}, is written as forward() does, up to rounding.
+template <AttentionOp Op>
+void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+         const Tangents<typename Op::Scalar>& tangents, const Outputs<typename Op::Scalar>& out,
+         const Outputs<typename Op::Scalar>& out_tangent,
+         const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  using Real = typename Op::Scalar;
+  using Normaliser = typename Op::NormaliserType;
+  if constexpr (Normaliser::streams && !mergeable<Normaliser>) {
+    // Its state is known behind the last key alone.
+    Saved<Real> saved;
+    forward(op, in, mask, out, &saved, options);
+    jvp(op, in, mask, saved, StoredView<const Real>(out.out), tangents, out_tangent, op_tangent,
+        options);
+  } else {
+    detail::open_jvp<Op, Real>(op, in, mask, nullptr, {}, &out, tangents, out_tangent, op_tangent,
+                               options);
+  }
+}
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tangents: the direction of a derivative in forward mode. A dot over a number is its derivative along that direction.
+// Here stand the tangents of what a score reads of rows, once per call for keys and once per panel for queries:
+//
+//   feature f(x)     f. = sum_c df/dx_c x._c        by the vjp of the feature, seeded with 1
+//   projected row    (P^T x). = P^T x.              the projection is fixed
+//   table entry      (W x). = W. x + W x.           W. by dual numbers through prepare_table()
+//
+// Memory  as many numbers per key, map and head as KeySide keeps.
+
+#include <heed/autodiff/dual.hpp>
+#include <heed/engine/context.hpp>
+
+#include <string>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// A direction in the inputs of a call, each tensor of the shape of the input (bias: of the mask's bias). One that is
+// not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
+template <class Real>
+struct Tangents {
+  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+};
+
+namespace detail {
+
+// The same as the engine reads it.
+template <class Real>
+struct TangentOperands {
+  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+};
+
+// A number and its tangent.
+using Moving = Dual<double, 1>;
+
+[[nodiscard]] inline Moving moving(double value, double tangent) { return {value, {tangent}}; }
+
+// `part` over moving numbers, whose tangents are the learnt parameters of `direction`.
+template <class Part>
+[[nodiscard]] Rebound<Part, Moving> moving_part(const Part& part, const Part& direction) {
+  Rebound<Part, Moving> lifted = cast_part<Moving>(part);
+  std::vector<double> tangents;
+  visit_parameters(direction, [&](const char*, const auto& param) {
+    for (Index i = 0; i < param.size(); ++i) tangents.push_back(double(param[i]));
+  });
+  std::size_t next = 0;
+  visit_parameters(lifted, [&](const char*, auto& param) {
+    for (Index i = 0; i < param.size(); ++i) param[i].grad[0] = tangents[next++];
+  });
+  return lifted;
+}
+
+// Does a part have parameters that move?
+template <class Part>
+[[nodiscard]] bool moves(const Part& direction) {
+  bool any = false;
+  visit_parameters(direction, [&](const char*, const auto& param) {
+    for (Index i = 0; i < param.size(); ++i) any = any || param[i] != 0;
+  });
+  return any;
+}
+
+// Throws unless the parameters of `direction` have the shapes of the op's.
+template <class Op>
+void require_direction(const Op& op, const Op& direction, const std::string& where) {
+  std::vector<std::vector<Index>> shapes;
+  op.visit([&](const char*, const auto& param) { shapes.push_back(param.shape()); });
+  std::size_t next = 0;
+  direction.visit([&](const char* name, const auto& param) {
+    const std::vector<Index>& wanted = shapes[next++];
+    require(param.shape() == wanted, where, ": ", name, " of the op's tangent has shape ",
+            extents_text(param.shape()), ", that of the op has ", extents_text(wanted));
+  });
+}
+
+// Takes what a feature's vjp adds to the gradient of its row times the row's tangent.
+template <class Real>
+struct AlongRow {
+  const SideTiles<Real>& tangent;
+  int vector;
+  Pack<Real>& sum;
+
+  void add_x(Index c, Pack<Real> g) const { sum += g * tangent.x.load(c, vector); }
+  void add_projected(Index c, Pack<Real> g) const { sum += g * tangent.projected.load(c, vector); }
+  void add_table(Index m, Pack<Real> g) const { sum += g * tangent.table.load(m, vector); }
+};
+
+// Tangents of what is derived of rows whose tangent is d.x.
+template <class Score, class Real>
+void derive_tangents(const Score& score, const Real* table, const Real* table_tangent,
+                     const SideTiles<Real>& rows, const SideTiles<Real>& d, int vectors) {
+  d.derive(score, table, vectors);
+  if constexpr (Score::has_table)
+    panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
+                           Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
+                           d.table.data, d.table.lanes);
+}
+
+// Tangents of `count` features of the rows in vector v; vjp(df, add) is that of the features.
+template <int count, class Real, class Vjp>
+void feature_tangents(const SideTiles<Real>& d, int v, Pack<Real>* tangents, Vjp&& vjp) {
+  for (int i = 0; i < count; ++i) {
+    Pack<Real> seed[count + 1];
+    for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
+    tangents[i] = Real(0);
+    vjp(seed, AlongRow<Real>{d, v, tangents[i]});
+  }
+}
+
+// Of keys, their tables, and the table of positions.
+template <class Op, class Real>
+class KeyTangents {
+ public:
+  using Score = typename Op::ScoreType;
+  static constexpr int kFeatures = Score::key_features;
+
+  KeyTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d, const Op& direction)
+      : c_(c),
+        d_(d),
+        moved_(positions_of(c.op.score, direction.score)),
+        positions_(moved_, c.geometry) {
+    if constexpr (!SideNeeds<Op>::any) return;
+    const SideNeeds<Op>& needs = c.keys.needs();
+    const Index rows = c.keys.row_count();
+    features_.resize(std::size_t(rows * kFeatures));
+    projected_.resize(std::size_t(rows * needs.rank));
+    if constexpr (Score::has_table) {
+      const auto score = moving_part(c.op.score, direction.score);
+      const Index size = table_elements();
+      std::vector<Moving> table(std::size_t(size), Moving(0));
+      for (Index h = 0; h < c.geometry.heads; ++h) {
+        score.prepare_table(h, c.geometry.dim_qk, table.data());
+        for (const Moving& entry : table) tables_.push_back(Real(entry.grad[0]));
+      }
+    }
+  }
+  KeyTangents(const KeyTangents&) = delete;  // positions_ refers to moved_
+
+  // Fills all of them. The keys' side values must be built.
+  void build(int threads) {
+    if constexpr (!SideNeeds<Op>::any) return;
+    const Geometry& g = c_.geometry;
+    constexpr Index width = kPanelLanes<Real>;
+    const auto take = [&](Scratch<Real>& s) {
+      const auto& needs = c_.keys.needs();
+      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.table_rows, width);
+    };
+    const Index elements = 2 * scratch_elements<Real>(take);
+    parallel_for(g.batch * g.heads, threads, [&](Index unit) {
+      const Index b = unit / g.heads, h = unit % g.heads;
+      if (h > 0 && c_.keys.shares(h, h - 1)) return;
+      Scratch<Real> scratch(elements);
+      const SideTiles<Real> rows = take(scratch), d = take(scratch);
+      for (int map = 0; map < SideNeeds<Op>::maps; ++map)
+        for (Index j = 0; j < g.len_kv; j += width)
+          build_block(rows, d, b, h, map, j, std::min(width, g.len_kv - j));
+    });
+  }
+
+  // Tangents of feature i of keys j, j + 1, ... as query head h reads them.
+  [[nodiscard]] const Real* feature(Index b, Index h, int map, int i, Index j) const {
+    return features_.data() + c_.keys.row(b, h, map, 0) * kFeatures + i * c_.geometry.len_kv + j;
+  }
+  [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count) const {
+    const Index rank = c_.keys.needs().rank;
+    return {projected_.data() + c_.keys.row(b, h, map, j) * rank, count, rank, rank};
+  }
+  [[nodiscard]] const Real* table(Index h) const { return tables_.data() + h * table_elements(); }
+  [[nodiscard]] const PositionTableOf<Score, Real>& positions() const { return positions_; }
+
+ private:
+  [[nodiscard]] Index table_elements() const {
+    return c_.keys.needs().table_rows * c_.geometry.dim_qk;
+  }
+  // The score with the tangent of its table of positions in the table's place.
+  [[nodiscard]] static Score positions_of(const Score& score, const Score& direction) {
+    Score moved = score;
+    if constexpr (Score::has_positions) moved.*Score::positions = direction.*Score::positions;
+    return moved;
+  }
+
+  void build_block(SideTiles<Real> rows, SideTiles<Real> d, Index b, Index h, int map, Index j,
+                   Index count) {
+    const Source source = c_.op.normaliser.source(c_.geometry, h, map);
+    constexpr int vectors = kPanelVectors;
+    rows.x.rows = d.x.rows = source.width;
+    const auto load = [&](const TensorView<const Real>& from, const LaneTile<Real>& to) {
+      if (!from.given()) return to.fill(Real(0));
+      pack_lanes(from.row(b, source.kv_head, j) + source.key_column, from.strides().row, count,
+                 source.width, to.data, to.lanes);
+    };
+    load(c_.key, rows.x);
+    load(d_.key, d.x);
+    rows.derive(c_.op.score, c_.keys.table(h), vectors);
+    derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
+    for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
+      const LaneRow<Real> row = rows.row(v, j);
+      Pack<Real> f[kFeatures + 1], tangents[kFeatures + 1];
+      c_.op.score.key_features_of(row, f);
+      feature_tangents<kFeatures>(d, v, tangents, [&](const Pack<Real>* df, const auto& add) {
+        c_.op.score.key_features_vjp(row, f, df, add);
+      });
+      const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
+      for (int i = 0; i < kFeatures; ++i) {
+        Real values[kLanes<Real>];
+        tangents[i].store(values);
+        std::copy(values, values + lanes,
+                  features_.data() + c_.keys.row(b, h, map, 0) * kFeatures +
+                      i * c_.geometry.len_kv + j + first);
+      }
+    }
+    const Index rank = c_.keys.needs().rank;
+    if (rank > 0)
+      unpack_lanes(d.projected.data, d.projected.lanes, count, rank,
+                   projected_.data() + c_.keys.row(b, h, map, j) * rank, rank);
+  }
+
+  const CallContext<Op, Real>& c_;
+  TangentOperands<Real> d_;
+  std::vector<Real> features_, projected_, tables_;
+  Score moved_;
+  PositionTableOf<Score, Real> positions_;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

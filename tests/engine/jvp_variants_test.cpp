@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward mode of every variant, against backward and central differences.
+
+#include "direction.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/plug/features.hpp>
+#include <heed/plug/own_score.hpp>
+
+using namespace heed;
+using namespace heed_test;
+
+namespace {
+
+// Sigmoid of the score less a learnt height.
+template <class T>
+struct Sigmoids : StreamedRows<T, 1> {
+  using P = Pack<T>;
+  using State = typename StreamedRows<T, 1>::State;
+  using Queries = typename StreamedRows<T, 1>::Queries;
+  Param<T> height = T(0.4);
+  static constexpr auto parameters = std::tuple{named("height", &Sigmoids::height)};
+
+  // The state holds e^-height, which all weights of the row carry.
+  [[nodiscard]] State begin(const Queries& queries) const {
+    return {P(T(0)), {P(T(std::exp(-height.head(queries.head))))}};
+  }
+  [[nodiscard]] P weight(const State& state, P score) const {
+    return state.own[0] * math::sigmoid(score);
+  }
+  [[nodiscard]] P dscore(const State&, P score, P weight, P pull, P) const {
+    return weight * math::sigmoid(P(-score)) * pull;
+  }
+  void vjp(const Queries& queries, const State&, P delta, auto& grad) const {
+    grad.height.head(queries.head) -= T(sum_valid_lanes(delta, 0, queries.valid));
+  }
+  template <class S>
+  [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
+    std::vector<S> weights;
+    for (const S& score : row.scores[0])
+      weights.push_back(math::exp(S(-height.head(row.head))) * math::sigmoid(score));
+    return weights;
+  }
+};
+
+template <class Op>
+void check(const char* name, const Op& op, const Geometry& g, const Mask<double>& mask,
+           const Options& options) {
+  OpCall<Op> call(op, g, mask, options);
+  const Direction<Op> direction(call, 7);
+  const auto saved = run_jvp(call, direction, true), found = run_jvp(call, direction, false);
+  INFO(name);
+  CHECK(distance(found.out, saved.out) < 1e-12);
+  CHECK(distance(found.out_tangent, saved.out_tangent) < 1e-11);
+  CHECK(transpose_gap(call, direction, saved) < 1e-12);
+  CHECK(distance(saved.out_tangent, difference_quotient(call, direction, 1e-6)) < 1e-7);
+}
+
+}  // namespace
+
+TEST_CASE("Forward mode of every variant is the transpose of backward", "[jvp]") {
+  const Geometry g{2, 4, 4, 2, 13, 13, 6, 6};
+  for_each_variant<double>(g, [&]<class Op>(const Variant<Op>& variant) {
+    check(variant.name, variant.op, variant.geometry, causal<double>(), {});
+    check(variant.name, variant.op, variant.geometry, window<double>(4, 2),
+          {.threads = 3, .key_tile = 1, .panel_vectors = 1, .dropout = {.rate = 0.2, .seed = 3}});
+  });
+}
+
+TEST_CASE("Forward mode of a streaming normaliser of one's own is the transpose of backward",
+          "[jvp]") {
+  using Op = Attention<double, DotScore<double>, Sigmoids<double>, Identity<double>>;
+  Op op;
+  op.normaliser.height = {0.3, -0.2, 0.1, 0.5};
+  check("sigmoids", op, {2, 4, 4, 2, 19, 23, 6, 5}, causal<double>(), {});
+}
