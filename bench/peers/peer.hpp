@@ -33,7 +33,8 @@ struct Heads {
 // Largest difference from heed, relative to the largest number.
 template <class T>
 [[nodiscard]] double deviation_from_heed(const Heads<T>& peer, Pass pass) {
-  CaseCall<heed::ScaledDot<T>> at({}, peer.shape.geometry(), peer.shape.mask, {.threads = 1});
+  CaseCall<heed::ScaledDot<T>> at(heed::ScaledDot<T>{}, peer.shape.geometry(), peer.shape.mask,
+                                  {.threads = 1});
   heed::OpCall<heed::ScaledDot<T>>& ours = at.call;
   ours.forward();
   if (pass == Pass::forward) return deviation(peer.out, ours.out);

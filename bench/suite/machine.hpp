@@ -2,29 +2,23 @@
 #pragma once
 
 // Bytes that the machine reads per second at this moment, by as many threads as a case uses, all at work. Measured
-// between the samples of each benchmark, as the peak is (heed/check/machine_peak.hpp): shared machines drift.
+// between the samples of each benchmark, as the peak is (heed/check/machine_peak.hpp): shared machines drift. The loops of
+// both are compiled in machine.cpp, at -O3; the files that call them need not be.
 
+#include <heed/check/machine_peak.hpp>
 #include <heed/check/stopwatch.hpp>
 #include <heed/core/parallel.hpp>
-#include <heed/simd/instructions.hpp>
-#include <heed/simd/narrow_product.hpp>
-
-#include <benchmark/benchmark.h>
+#include <heed/simd/pack.hpp>
 
 #include <algorithm>
 #include <vector>
 
+extern template double heed::peak_flops<float>(int);
+extern template double heed::peak_flops<double>(int);
+
 namespace heed_bench {
 
 using heed::Index;
-
-// Makes the compiler compute all of `sums`, yet leaves them in registers until then.
-template <class P, std::size_t N>
-void keep(const P (&sums)[N]) {
-  P total = sums[0];
-  for (std::size_t i = 1; i < N; ++i) total += sums[i];
-  benchmark::DoNotOptimize(total);
-}
 
 // Bytes per second read from memory that holds `bytes` in all, read over and over.
 class ReadProbe {
@@ -51,19 +45,7 @@ class ReadProbe {
   using P = heed::Pack<float>;
   static constexpr Index kChains = 8, kStep = kChains * P::width;
 
-  void read(int worker) const {
-    const Index steps = Index(numbers_.size()) / kStep;
-    const float* from = numbers_.data() + steps * worker / threads_ * kStep;
-    const float* to = numbers_.data() + steps * (worker + 1) / threads_ * kStep;
-    P sums[kChains];
-    for (P& sum : sums) sum = 0.0F;
-    for (; from < to; from += kStep) {
-      for (Index i = 0; i < kStep; i += heed::detail::kLine<float, float>)
-        heed::detail::prefetch_behind(from + i);
-      for (Index i = 0; i < kChains; ++i) sums[i] += P::load(from + i * P::width);
-    }
-    keep(sums);
-  }
+  void read(int worker) const;
 
   std::vector<float> numbers_;
   int threads_;

@@ -7,7 +7,7 @@
 #include "case.hpp"
 #include "machine.hpp"
 
-#include <heed/check/machine_peak.hpp>
+#include <benchmark/benchmark.h>
 
 #include <functional>
 #include <memory>
@@ -20,6 +20,7 @@ using Action = std::function<void()>;
 // What a benchmark runs; the data live as long as the actions.
 struct Contender {
   Action forward, backward;  // backward relies on a forward call before; may be empty
+  double share = 1;          // of the case's products that it computes
   [[nodiscard]] const Action& of(Pass pass) const {
     return pass == Pass::forward ? forward : backward;
   }
@@ -65,7 +66,7 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   if (baseline) other.emplace(prepare(*baseline));
   std::optional<ReadProbe> reads;
   if (c.decodes()) reads.emplace(c.bytes<Stored>(), c.threads);
-  const double amount = c.decodes() ? c.bytes<Stored>() : c.flops(pass);
+  const double amount = contender.share * (c.decodes() ? c.bytes<Stored>() : c.flops(pass));
 
   // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
   // samples, and a probe of a millisecond beside each.

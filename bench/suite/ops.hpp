@@ -57,7 +57,8 @@ template <class Op, class Stored>
 struct StoredTensors {
   heed::Geometry geometry;
   Index extra_dim;
-  std::vector<Stored> query, key, value, extra, grad_out, out, grad_query, grad_key, grad_value;
+  std::vector<Stored> query, key, value, extra, grad_out, query_inputs, key_inputs;
+  std::vector<Stored> out, grad_query, grad_key, grad_value;
 
   StoredTensors(const Op& op, const heed::Geometry& g) : geometry(g), extra_dim(op.extra_dim(g)) {
     const auto numbers = heed::normal_numbers(op, g);
@@ -70,6 +71,8 @@ struct StoredTensors {
     store(numbers.value, value);
     store(numbers.extra, extra);
     store(numbers.grad_out, grad_out);
+    store(numbers.query_inputs, query_inputs);
+    store(numbers.key_inputs, key_inputs);
     out = grad_out;
     grad_query = query;
     grad_key = key;
@@ -87,6 +90,11 @@ struct StoredTensors {
         {view(grad_query, g.query_shape()), view(grad_key, g.key_shape()),
          view(grad_value, g.value_shape())}};
     if (extra_dim > 0) views.inputs.extra = view(extra, g.extra_shape(extra_dim));
+    using Score = typename Op::ScoreType;
+    if (constexpr Index count = heed::query_inputs_of<Score>; count > 0)
+      views.inputs.query_inputs = view(query_inputs, {g.batch, g.heads, g.len_q, count});
+    if (constexpr Index count = heed::key_inputs_of<Score>; count > 0)
+      views.inputs.key_inputs = view(key_inputs, {g.batch, g.heads, g.len_kv, count});
     return views;
   }
 };
@@ -94,18 +102,36 @@ struct StoredTensors {
 template <class Op>
 struct StoredTensors<Op, typename Op::Scalar> {};
 
-// A call of a case.
+// A call of a case, and the share of the case's pairs that a variant's own mask leaves to it.
 template <class Op, class Stored = typename Op::Scalar>
 struct CaseCall {
   CaseMask<typename Op::Scalar> mask;
   StoredTensors<Op, Stored> tensors;
   heed::OpCall<Op> call;
+  double share = 1;
 
   CaseCall(const Op& op, const heed::Geometry& g, MaskKind kind, const heed::Options& options)
       : mask(kind, g), tensors(tensors_of(op, g)), call(call_of(op, g, options)) {}
+  CaseCall(const heed::Variant<Op>& variant, const heed::Geometry& g, MaskKind kind,
+           const heed::Options& options)
+      : CaseCall(variant.op, g, kind, options) {
+    if (variant.mask == nullptr) return;
+    const double before = visible_pairs(call.mask, g);
+    call.mask = heed::BlockMask(variant.mask_with(call.mask, g), g).mask();
+    share = visible_pairs(call.mask, g) / before;
+  }
   CaseCall(const CaseCall&) = delete;  // the call refers to the rest
 
  private:
+  [[nodiscard]] static double visible_pairs(const heed::Mask<typename Op::Scalar>& mask,
+                                            const heed::Geometry& g) {
+    const heed::BoundMask<typename Op::Scalar> bound(mask, g, "heed_bench");
+    double pairs = 0;
+    for (Index h = 0; h < g.heads; ++h)
+      for (Index i = 0; i < g.len_q; ++i) pairs += double(bound.count_visible(0, h, i));
+    return pairs;
+  }
+
   static constexpr bool own = std::is_same_v<Stored, typename Op::Scalar>;
   [[nodiscard]] static StoredTensors<Op, Stored> tensors_of(const Op& op, const heed::Geometry& g) {
     if constexpr (own)
@@ -145,17 +171,18 @@ template <class Op>
 }
 
 template <class Stored, class Op>
-[[nodiscard]] Contender contender(const Op& op, const heed::Geometry& g, MaskKind mask,
+[[nodiscard]] Contender contender(const heed::Variant<Op>& variant, MaskKind mask,
                                   const heed::Options& options) {
-  const auto at = std::make_shared<CaseCall<Op, Stored>>(op, g, mask, options);
-  return {[at] { at->call.forward(); }, [at] { at->call.backward(); }};
+  const auto at = std::make_shared<CaseCall<Op, Stored>>(variant, variant.geometry, mask, options);
+  return {[at] { at->call.forward(); }, [at] { at->call.backward(); }, at->share};
 }
 
 // What the others are compared with: plain attention, and for masks other than a causal one no mask.
 template <class Stored>
 [[nodiscard]] Contender baseline(const Case& c, const heed::Options& options) {
-  return contender<Stored>(heed::ScaledDot<heed::ArithmeticOf<Stored>>{}, c.geometry(),
-                           c.mask == MaskKind::causal ? c.mask : MaskKind::full, options);
+  const heed::Variant<heed::ScaledDot<heed::ArithmeticOf<Stored>>> plain{
+      heed::kBaseline, "", c.geometry(), {}};
+  return contender<Stored>(plain, c.mask == MaskKind::causal ? c.mask : MaskKind::full, options);
 }
 
 // The op on a few rows and one key-value head, against the slow twin.
@@ -165,7 +192,7 @@ template <class Stored, class Op>
   heed::Geometry small = variant.geometry;
   small.len_q = std::min<Index>(small.len_q, 70);
   small.len_kv = 70;
-  CaseCall<Op, Stored> at(variant.op, small, c.mask, options);
+  CaseCall<Op, Stored> at(variant, small, c.mask, options);
   return deviation_from_twin(at.call, pass);
 }
 
@@ -192,7 +219,7 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
     }
     compared = true;
   }
-  const Contender mine = contender<Stored>(variant.op, variant.geometry, c.mask, options);
+  const Contender mine = contender<Stored>(variant, c.mask, options);
   const bool is_baseline = variant.name == std::string(heed::kBaseline) &&
                            c.mask != MaskKind::boolean && c.mask != MaskKind::bias;
   std::optional<Contender> other;
@@ -200,13 +227,16 @@ void run(benchmark::State& state, const heed::Variant<Op>& variant, const Case& 
   measure<Stored>(state, c, pass, mine, other ? &*other : nullptr);
 }
 
-// Variants that read the key at a query's own position need as many keys as queries.
+// Variants that read the key at a query's own position need as many keys as queries; those that read later keys, a mask that
+// shows them.
 template <class Op>
-[[nodiscard]] bool fits(const heed::Variant<Op>& variant) {
+[[nodiscard]] bool fits(const heed::Variant<Op>& variant, const Case& c) {
+  if (variant.traits.reads_later_keys && c.mask == MaskKind::causal) return false;
   if (Op::ReadoutType::uses_own_rows && variant.geometry.len_q != variant.geometry.len_kv)
     return false;
   try {
     variant.op.validate(variant.geometry, "heed_bench");
+    (void)variant.mask_with({}, variant.geometry);
     return true;
   } catch (const std::invalid_argument&) {
     return false;
@@ -217,7 +247,7 @@ template <class Op>
 template <class Stored, class Op>
 void add_variant(const heed::Variant<Op>& variant, const Case& c, const char* dtype,
                  heed::Precision precision = {}) {
-  if (!fits(variant)) return;
+  if (!fits(variant, c)) return;
   const auto shared = std::make_shared<heed::Variant<Op>>(variant);
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (c.decodes() && pass == Pass::backward) continue;

@@ -26,7 +26,9 @@ template <class T>
 class Trial {
  public:
   Trial(const Case& c, Pass pass)
-      : pass_(pass), call_({}, c.geometry(), c.mask, {.threads = c.threads}), threads_(c.threads) {
+      : pass_(pass),
+        call_(heed::ScaledDot<T>{}, c.geometry(), c.mask, {.threads = c.threads}),
+        threads_(c.threads) {
     const auto plan =
         heed::explain(call_.call.op, c.geometry(), call_.call.mask, pass, call_.call.options);
     planned_ = {plan.key_tile, int(plan.lanes / heed::kLanes<T>)};

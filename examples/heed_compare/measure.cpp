@@ -131,13 +131,6 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
   return errors;
 }
 
-// Pairs of a query and a key that it sees, over all batches and heads.
-[[nodiscard]] double visible_pairs(const Settings& settings) {
-  const heed::Shape& s = settings.shape;
-  const double len = double(s.len);
-  return double(s.batch) * double(s.heads) * (settings.causal ? len * (len + 1) / 2 : len * len);
-}
-
 [[nodiscard]] Record record_of(const Timed& one, const Pass& pass, const Pass& baseline,
                                const char* pass_name, double flops) {
   Record record;
@@ -156,10 +149,10 @@ void add_records(const std::vector<Timed>& all, const Settings& settings, Dtype 
   const auto baseline = std::find_if(all.begin(), all.end(), [](const Timed& one) {
     return one.runner->name() == heed::kBaseline;
   });
-  const double product = 2 * visible_pairs(settings) * double(settings.shape.dim);
   for (const Timed& one : all) {
     const auto error = errors.find(one.runner->name());
     if (error == errors.end()) continue;  // a baseline that was not asked for
+    const double product = 2 * one.runner->visible_pairs() * double(settings.shape.dim);
     for (Record record :
          {record_of(one, one.forward, baseline->forward, "forward", 2 * product),
           record_of(one, one.backward, baseline->backward, "backward", 5 * product)}) {

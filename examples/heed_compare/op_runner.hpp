@@ -5,6 +5,7 @@
 #include "tensor_pool.hpp"
 
 #include <heed/check/op_call.hpp>
+#include <heed/mask/block_mask.hpp>
 #include <zoo/zoo.hpp>
 
 #include <algorithm>
@@ -24,8 +25,8 @@ class OpRunner final : public Runner {
         variant_settings_(variant.settings),
         seed_(setup.seed),
         pool_(std::move(pool)),
-        call_(variant.op, tensors_of(variant, *pool_),
-              setup.causal ? heed::causal<T>() : heed::Mask<T>(), {.threads = setup.threads}) {
+        call_(variant.op, tensors_of(variant, *pool_), mask_of(variant, setup),
+              {.threads = setup.threads}) {
     call_.options.name = name_.c_str();
     call_.options.precision = setup.precision;
   }
@@ -53,6 +54,16 @@ class OpRunner final : public Runner {
     return text.str();
   }
 
+  [[nodiscard]] double visible_pairs() const override {
+    const heed::Geometry& g = call_.geometry();
+    const heed::BoundMask<T> mask(call_.mask, g, "heed_compare");
+    double pairs = 0;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i) pairs += double(mask.count_visible(b, h, i));
+    return pairs;
+  }
+
   void forward() override { call_.forward(); }
   void backward() override { call_.backward(); }
 
@@ -75,6 +86,8 @@ class OpRunner final : public Runner {
     take(numbers.key);
     take(numbers.value);
     if (call_.inputs().extra.given()) take(numbers.extra);
+    if (heed::query_inputs_of < Score >> 0) take(numbers.query_inputs);
+    if (heed::key_inputs_of < Score >> 0) take(numbers.key_inputs);
     Op op = call_.op;
     op.visit([&](const char*, auto& param) {
       if (!param.given()) return;
@@ -92,6 +105,15 @@ class OpRunner final : public Runner {
   }
 
  private:
+  using Score = typename Op::ScoreType;
+  // The blocks of a variant's own mask are kept: all calls have the same sizes.
+  [[nodiscard]] static heed::Mask<T> mask_of(const heed::Variant<Op>& variant,
+                                             const RunnerSetup& setup) {
+    const heed::Mask<T> callers = setup.causal ? heed::causal<T>() : heed::Mask<T>();
+    const heed::Geometry& g = variant.geometry;
+    return heed::BlockMask<T>(variant.mask_with(callers, g), g, setup.threads).mask();
+  }
+
   [[nodiscard]] static heed::CallViews<T> tensors_of(const heed::Variant<Op>& variant,
                                                      TensorPool<Stored>& pool) {
     const heed::Geometry& g = variant.geometry;
@@ -109,6 +131,14 @@ class OpRunner final : public Runner {
     if (const Index extra = variant.op.extra_dim(g); extra > 0) {
       tensors.inputs.extra = pool.view(Role::extra, g.heads, extra);
       tensors.grads.extra = pool.view(Role::grad_extra, g.heads, extra);
+    }
+    if (constexpr Index count = heed::query_inputs_of<Score>; count > 0) {
+      tensors.inputs.query_inputs = pool.view(Role::query_inputs, g.heads, count);
+      tensors.grads.query_inputs = pool.view(Role::grad_query_inputs, g.heads, count);
+    }
+    if (constexpr Index count = heed::key_inputs_of<Score>; count > 0) {
+      tensors.inputs.key_inputs = pool.view(Role::key_inputs, g.heads, count);
+      tensors.grads.key_inputs = pool.view(Role::grad_key_inputs, g.heads, count);
     }
     return tensors;
   }
@@ -131,6 +161,10 @@ class OpRunner final : public Runner {
          << in.value.shape().text();
     if (in.extra.given())
       text << ", " << Op::ReadoutType::extra_name() << " " << in.extra.shape().text();
+    if (in.query_inputs.given())
+      text << ", " << heed::query_inputs_name<Score>() << " " << in.query_inputs.shape().text();
+    if (in.key_inputs.given())
+      text << ", " << heed::key_inputs_name<Score>() << " " << in.key_inputs.shape().text();
     if (maps > 1)
       text << ", " << maps << " maps of width "
            << call_.op.normaliser.source(call_.geometry(), 0, 0).width;

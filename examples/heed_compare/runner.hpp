@@ -31,6 +31,9 @@ class Runner {
   // The variant's options, hyper-parameters (scalars by value, tensors by shape) and the shapes of its inputs, as text.
   [[nodiscard]] virtual std::string settings() const = 0;
 
+  // Pairs of a query and a key that it sees, over all batches and heads.
+  [[nodiscard]] virtual double visible_pairs() const = 0;
+
   // Run one pass on the text; backward() must follow a forward() of the same runner.
   virtual void forward() = 0;
   virtual void backward() = 0;

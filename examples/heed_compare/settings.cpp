@@ -6,6 +6,7 @@
 
 #include "../program/options.hpp"
 #include "../report/page.hpp"
+#include "../zoo/layers.hpp"
 
 #include <heed/core/parallel.hpp>
 
@@ -63,15 +64,21 @@ using heed_program::detail::read_number;
 // Stands for all variants of the zoo.
 constexpr const char* kZoo = "zoo";
 
+// `hiding` is the option that hides later keys, or null: what reads them by design is refused then, and is no part of kZoo.
 [[nodiscard]] std::vector<std::string> read_variants(const std::string& text,
-                                                     const std::vector<std::string>& known) {
-  std::vector<std::string> asked = split(text);
-  const std::vector<std::string> zoo = zoo_names();
-  if (!zoo.empty() && std::erase(asked, kZoo) > 0)
-    asked.insert(asked.end(), zoo.begin(), zoo.end());
-  for (const std::string& name : asked)
+                                                     const std::vector<std::string>& known,
+                                                     const char* hiding) {
+  std::vector<std::string> asked = split(text), all = zoo_names();
+  if (hiding != nullptr) std::erase_if(all, zoo::reads_later_keys);
+  if (!all.empty() && std::erase(asked, kZoo) > 0)
+    asked.insert(asked.end(), all.begin(), all.end());
+  for (const std::string& name : asked) {
     if (std::find(known.begin(), known.end(), name) == known.end())
       throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known));
+    if (hiding != nullptr && zoo::reads_later_keys(name))
+      throw UsageError("--variants names \"" + name + "\", which reads later keys by design; " +
+                       hiding + " hides them");
+  }
   std::vector<std::string> chosen;
   for (const std::string& name : known)
     if (std::find(asked.begin(), asked.end(), name) != asked.end()) chosen.push_back(name);
@@ -284,7 +291,10 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   settings.variants = known;
   if (app.count("--variants") > 0) {
     for (std::string& name : zoo_names()) known.push_back(std::move(name));
-    settings.variants = read_variants(words.variants, known);
+    const char* hiding = settings.train_steps > 0 ? "--train"
+                         : settings.causal        ? "--causal"
+                                                  : nullptr;
+    settings.variants = read_variants(words.variants, known, hiding);
   }
   settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
                    : settings.quick         ? kQuickShape

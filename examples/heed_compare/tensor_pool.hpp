@@ -14,12 +14,16 @@ enum class Role : std::uint64_t {
   key,
   value,
   extra,
-  grad_out,  // from the text
+  grad_out,
+  query_inputs,
+  key_inputs,  // from the text
   out,
   grad_query,
   grad_key,
   grad_value,
-  grad_extra  // written by the passes
+  grad_extra,
+  grad_query_inputs,
+  grad_key_inputs  // written by the passes
 };
 
 // Inputs, outputs and gradients, shared by all variants that read them in the same shape.
@@ -34,7 +38,7 @@ class TensorPool {
     const heed::Shape shape{text_.batch(), heads, text_.len(), dim};
     const auto [place, is_new] = memory_.try_emplace({role, heads, dim});
     std::vector<T>& numbers = place->second;
-    if (is_new && role <= Role::grad_out) {
+    if (is_new && role <= Role::key_inputs) {
       const std::vector<double> wide = text_.project(std::uint64_t(role), heads, dim);
       numbers.reserve(wide.size());
       for (const double x : wide) numbers.push_back(T(heed::ArithmeticOf<T>(x)));

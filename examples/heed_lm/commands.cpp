@@ -235,9 +235,7 @@ void print_reports(Model& model) {
 }  // namespace
 
 int run_train(TrainCommand command) {
-  const std::vector<std::string> names = model_names();
-  heed::require(std::ranges::count(names, command.model.variant) > 0, "--variant is ",
-                command.model.variant, ", it must be one of ", list_of(names));
+  require_variant(command.model.variant, Naming::options);
   heed::require(precision_of(command.train.precision).has_value(), "--precision is ",
                 heed::io::in_quotes(command.train.precision), ", it must be ", kFloat, " or ",
                 kMixed);

@@ -144,6 +144,16 @@ std::string list_of(const std::vector<std::string>& names) {
   return text;
 }
 
+void require_variant(const std::string& variant, Naming naming) {
+  const std::string called = name_of("variant", naming);
+  heed::require(!zoo::reads_later_keys(variant), called, " is ", variant,
+                ", which reads later keys by design; a language model must not");
+  const std::vector<std::string> names = model_names();
+  heed::require(std::ranges::count(names, variant) > 0, called, " is ",
+                variant.size() > 80 ? variant.substr(0, 80) + "..." : variant,
+                ", it must be one of ", list_of(names));
+}
+
 bool has_own_frame(const std::string& variant) { return find_stack(variant) != nullptr; }
 
 void require_usable(const ModelConfig& c, Naming naming) {
@@ -166,10 +176,7 @@ void require_usable(const ModelConfig& c, Naming naming) {
                                     {"prototypes", c.prototypes}})
     heed::require(value <= heed_program::kMaxSize, called(name), " is ", value,
                   ", it must be at most ", heed_program::kMaxSize);
-  const std::vector<std::string> names = model_names();
-  heed::require(std::ranges::count(names, c.variant) > 0, called("variant"), " is ",
-                c.variant.size() > 80 ? c.variant.substr(0, 80) + "..." : c.variant,
-                ", it must be one of ", list_of(names));
+  require_variant(c.variant, naming);
   heed::require(c.width % c.heads == 0, called("width"), " is ", c.width,
                 ", it must be a multiple of ", called("heads"), ", ", c.heads);
   for (const auto& [name, part] :

@@ -60,6 +60,9 @@ struct ModelConfig {
 // How messages call a setting: attention_dropout as checkpoints do, or --attention-dropout as command lines do.
 enum class Naming { fields, options };
 
+// Throws std::invalid_argument for a variant that a language model cannot have.
+void require_variant(const std::string& variant, Naming naming);
+
 // Throws std::invalid_argument unless each setting can be used; makes nothing.
 void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
 // Lower bound on the numbers that a model of usable settings holds, weights and what layers keep beside them. The

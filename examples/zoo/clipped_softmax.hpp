@@ -4,8 +4,6 @@
 // Clipped softmax: stretched below 0 and cut there, so that a head can give a key no weight at all.
 //
 //   w_j = max(0, (1 + reach_h) p_j - reach_h)       p = softmax(s)
-//   H_j = (1 + reach_h) G_j where w_j > 0, else 0       G = dL/dw
-//   ds_j = p_j (H_j - sum_k p_k H_k)       dreach_h = sum over w_j > 0 of (p_j - 1) G_j
 //
 // Source  Y. Bondarenko, M. Nagel, T. Blankevoort, Quantizable Transformers: Removing Outliers by Helping Attention Heads Do
 //         Nothing (2023). There the reach is a constant and the top may be stretched, too; here it is learnt per head.
@@ -16,53 +14,14 @@ namespace zoo::clipped_softmax {
 
 template <class T>
 struct Clipped : heed::PlainRows {
-  using P = heed::Pack<T>;
   heed::Param<T> reach = T(0.03);
   static constexpr auto parameters =
       std::tuple{heed::named("reach", &Clipped::reach, heed::Range::not_negative)};
   using PlaceFree = Clipped;
 
-  void forward(const heed::RowBlock<T>& block) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      softmax(block, v, block.scores[0]);
-      for (Index j = 0; j < block.keys(); ++j)
-        block.scores[0].store(j, v, weight(block, block.scores[0].load(j, v)));
-    }
-  }
-  void vjp(const heed::RowBlock<T>& block, Clipped& grad) const {
-    const P zero = T(0), stretch = T(1) + reach.head(block.head);
-    for (int v = 0; v < block.vectors; ++v) {
-      const auto p = heed::column_of(block.dscores[0], v);
-      softmax(block, v, block.dscores[0]);
-      const auto sums = heed::sum_over_keys<T, heed::PackPair<T>>(block.keys(), [&](Index j) {
-        const P g = zero_where(weight(block, p.load(j)) == zero, block.dweights.load(j, v));
-        return heed::PackPair<T>(p.load(j) * g, g);
-      });
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P w = weight(block, p.load(j));
-        const P g = zero_where(w == zero, block.dweights.load(j, v));
-        block.weights.store(j, v, w);
-        p.store(j, p.load(j) * stretch * (g - sums.first));
-      }
-      grad.reach.head(block.head) +=
-          T(heed::sum_valid_lanes(sums.first - sums.second, v, block.valid_lanes));
-    }
-  }
-  template <class S>
-  std::vector<S> reference(const heed::LongHandRow<S>& row) const {
-    std::vector<S> weights = heed::long_hand_softmax(row.scores[0]);
-    const S zero = heed::math::constant<S>(0), r = reach.head(row.head);
-    for (S& w : weights) w = heed::math::maximum(zero, S(w + r * w - r));
-    return weights;
-  }
-
- private:
-  static void softmax(const heed::RowBlock<T>& block, int v, const heed::LaneTile<T>& to) {
-    heed::scale_row(to, v, inverse_or_zero(heed::exponentiate_row(block, v, to).sum));
-  }
-  P weight(const heed::RowBlock<T>& block, P p) const {
-    const P r = reach.head(block.head);
-    return zero_where(p == P(T(0)), max(P(T(0)), p + r * p - r));
+  auto forward(const auto& row) const {
+    const auto r = row.learnt(reach);
+    return heed::math::maximum((1 + r) * row.softmax(row.score()) - r, 0);
   }
 };
 
@@ -71,7 +30,7 @@ using Op = Attention<T, heed::DotScore<T>, Clipped<T>>;
 
 template <class T>
 heed::Variant<Op<T>> variant(const heed::Geometry& g) {
-  return {"zoo:clipped-softmax", "learnt reach", g, {}};
+  return {"zoo:clipped-softmax", "learnt reach", g, {}, {.lse_of_scores = false}};
 }
 
 // In plain loops.

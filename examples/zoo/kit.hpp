@@ -5,11 +5,14 @@
 // namespace of its own with
 //
 //   Op<T>                  the op
-//   variant<T>(geometry)   its line in programs: name, settings, sizes, op with starting values, traits (heed/variants.hpp)
-//   plain(op, row)         the same row by row in plain loops
+//   variant<T>(geometry)   its line in programs: name, settings, sizes, op with starting values, traits, mask where it has one
+//                          of its own (heed/variants.hpp)
+//   plain(op, row)         the same row by row in plain loops; rows see what the caller's mask shows them, and the variant's own
+//                          mask is a part of what plain() does
 
 #include "plain.hpp"
 
+#include <heed/mask/patterns.hpp>
 #include <heed/plug/own_score.hpp>
 #include <heed/variants.hpp>
 

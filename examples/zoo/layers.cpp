@@ -33,6 +33,18 @@ std::optional<std::vector<nn::Measure>> measures_of(const nn::AttentionLayer<flo
   return measures;
 }
 
-std::vector<std::string> layer_names() { return variant_names(); }
+bool reads_later_keys(const std::string& name) {
+  bool reads = false;
+  for_each_zoo_variant<float>(heed::kSmallSizes, [&](const auto& variant) {
+    if (name == variant.name) reads = variant.traits.reads_later_keys;
+  });
+  return reads;
+}
+
+std::vector<std::string> layer_names() {
+  std::vector<std::string> names = variant_names();
+  std::erase_if(names, reads_later_keys);
+  return names;
+}
 
 }  // namespace zoo

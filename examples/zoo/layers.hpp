@@ -22,6 +22,10 @@ namespace zoo {
 [[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
     const heed::nn::AttentionLayer<float>& layer, heed::Index batch);
 
+// Is it a variant of the zoo whose mask is made to show later keys? There is no causal layer of it.
+[[nodiscard]] bool reads_later_keys(const std::string& name);
+
+// The variants that there is a layer of.
 [[nodiscard]] std::vector<std::string> layer_names();
 
 }  // namespace zoo

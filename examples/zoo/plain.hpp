@@ -20,9 +20,28 @@ struct PlainRow {
   Numbers query;
   std::vector<Numbers> keys, values;
   std::vector<std::ptrdiff_t> positions;  // of the keys
+  std::ptrdiff_t all_keys = 0;            // those that it does not see, too
   Numbers own_value;                      // at the query's position; empty where there is none
   Numbers extra;                          // the op's extra input; empty without one
-  const PlainRow* heads = nullptr;        // the same query position in all heads, from head 0 on
+  Numbers query_inputs;             // numbers of the query's token; empty where the op reads none
+  std::vector<Numbers> key_inputs;  // those of all tokens of the keys, seen or not
+  const PlainRow* heads = nullptr;  // the same query position in all heads, from head 0 on
+
+  // The row with those of its keys whose position is `visible`.
+  template <class Visible>
+  [[nodiscard]] PlainRow seeing(Visible&& visible) const {
+    PlainRow row = *this;
+    row.keys.clear();
+    row.values.clear();
+    row.positions.clear();
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      if (!visible(positions[j])) continue;
+      row.keys.push_back(keys[j]);
+      row.values.push_back(values[j]);
+      row.positions.push_back(positions[j]);
+    }
+    return row;
+  }
 };
 
 [[nodiscard]] inline double dot(const Numbers& a, const Numbers& b) {

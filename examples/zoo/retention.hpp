@@ -4,7 +4,6 @@
 // Retention: scores that fade with the distance are weights by themselves, without a softmax.
 //
 //   w_j = x_j / D       x_j = s q_i.k_j exp(-exp(decay_h) |i - j|)       D = max(1, |sum_k x_k|)
-//   dx_j = (G_j - sign(sum_k x_k) r) / D where the sum is above 1 in size, else G_j       r = sum_k w_k G_k       G = dL/dw
 //
 // exp(decay_h) starts at -log(1 - 2^(-5-h)).
 //
@@ -28,49 +27,11 @@ struct Score {
 
 template <class T>
 struct Fading : heed::PlainRows {
-  using P = heed::Pack<T>;
   using PlaceFree = Fading;
 
-  void forward(const heed::RowBlock<T>& block) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      report_no_lse(block, v);
-      const P factor = T(1) / max(P(T(1)), heed::math::absolute(sum(block, v)));
-      for (Index j = 0; j < block.keys(); ++j) block.scores[0].store(j, v, x(block, j, v) * factor);
-    }
-  }
-  void vjp(const heed::RowBlock<T>& block, Fading&) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      const P total = sum(block, v), size = heed::math::absolute(total), zero = T(0);
-      const P factor = T(1) / max(P(T(1)), size);
-      const P r = heed::sum_over_keys<T>(block.keys(), [&](Index j) {
-        const P w = x(block, j, v) * factor;
-        return zero_where(w == zero, w * block.dweights.load(j, v));
-      });
-      const P shift = zero_where(size <= P(T(1)), select(total < zero, -r, r));
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P w = x(block, j, v) * factor, dx = (block.dweights.load(j, v) - shift) * factor;
-        const auto hidden = heed::is_hidden(block.scores[0].load(j, v));
-        block.weights.store(j, v, w);
-        block.dscores[0].store(j, v, zero_where(hidden, dx));
-      }
-    }
-  }
-  template <class S>
-  std::vector<S> reference(heed::LongHandRow<S> row) const {
-    S sum = heed::math::constant<S>(0);
-    for (const S& s : row.scores[0]) sum += s;
-    const S size = heed::math::maximum(heed::math::constant<S>(1), heed::math::absolute(sum));
-    for (S& s : row.scores[0]) s = s / size;
-    return row.scores[0];
-  }
-
- private:
-  static P x(const heed::RowBlock<T>& block, Index j, int v) {
-    const P s = block.scores[0].load(j, v);
-    return zero_where(heed::is_hidden(s), s);
-  }
-  static P sum(const heed::RowBlock<T>& block, int v) {
-    return heed::sum_over_keys<T>(block.keys(), [&](Index j) { return x(block, j, v); });
+  auto forward(const auto& row) const {
+    const auto x = row.score();
+    return x * (1 / heed::math::maximum(heed::math::absolute(row.sum(x)), 1));
   }
 };
 

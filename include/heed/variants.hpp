@@ -5,6 +5,7 @@
 // comparison and heed_lm; an op of a type of its own stands in BuiltIn, too, from which heed::compiled follows.
 
 #include <heed/core/random.hpp>
+#include <heed/mask/mask.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/dialectical.hpp>
 #include <heed/ops/differential.hpp>
@@ -38,11 +39,13 @@ using BuiltIn = OpList<ScaledDot<Real>, Dar<Real>, Differential<Real>, Different
 inline constexpr const char* kBaseline = "sdpa";
 
 // What a variant asks of the sizes of a call, beside what its readout says (uses_own_rows): forward() throws at
-// others. And what Saved::lse holds.
+// others. What Saved::lse holds, and whom its mask suits.
 struct VariantTraits {
   bool even_dim_qk = false;   // it reads halves of a head
   bool equal_widths = false;  // dim_v is dim_qk
   bool lse_of_scores = true;  // false: of what the normaliser's last softmax saw
+  bool reads_later_keys =
+      false;  // its mask is made to show some; under a causal one it is another variant
 };
 
 // One entry of the list: an op ready to run on `geometry`.
@@ -53,6 +56,15 @@ struct Variant {
   Geometry geometry;     // as the variant reads it: V2 has twice the query heads at half the width
   Op op;
   VariantTraits traits = {};
+  // The mask that is a part of the variant, for calls of these sizes; null: none. Throws std::invalid_argument for sizes
+  // that it has none for. Of a variant that does not read later keys it depends on no length, so that a layer may have it.
+  Mask<typename Op::Scalar> (*mask)(const Geometry&) = nullptr;
+
+  // A caller's mask, and the variant's own where it has one.
+  [[nodiscard]] Mask<typename Op::Scalar> mask_with(Mask<typename Op::Scalar> callers,
+                                                    const Geometry& sizes) const {
+    return mask == nullptr ? callers : std::move(callers) & mask(sizes);
+  }
 };
 
 // How the ops of the list are made.
@@ -107,7 +119,7 @@ void for_each_variant(const Geometry& g, F&& f, const VariantOptions& options = 
     static_assert(BuiltIn<Real>::template contains<Op>,
                   "heed: the op of a variant of the list must stand in BuiltIn");
     detail::fill_tensors(op, options.seed);
-    f(Variant<Op>{name, settings, geometry, std::move(op), traits});
+    f(Variant<Op>{name, settings, geometry, std::move(op), traits, nullptr});
   };
   Geometry pairs = g;  // differential V2: as many q.k products as the baseline
   pairs.query_heads = 2 * g.heads;

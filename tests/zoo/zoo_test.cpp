@@ -3,8 +3,12 @@
 // Every variant of the zoo's list: its name, its plain loops, its gradients.
 
 #include "catch.hpp"
+#include "message_of.hpp"
+#include "nn_case.hpp"
 
 #include <heed/check/op_check.hpp>
+#include <heed/models/attention_by_name.hpp>
+#include <zoo/layers.hpp>
 #include <zoo/mla_absorbed.hpp>
 #include <zoo/zoo.hpp>
 
@@ -31,7 +35,7 @@ void spread_over_heads(Op& op, Index heads) {
   return {begin, begin + width};
 }
 
-// The rows of one token in all heads, under a mask that tells what they see.
+// The rows of one token in all heads, under the caller's mask, which tells what they see.
 template <class Op>
 [[nodiscard]] std::vector<zoo::PlainRow> plain_rows(const OpCall<Op>& call,
                                                     const BoundMask<double>& mask, Index b,
@@ -51,20 +55,31 @@ template <class Op>
       row.values.push_back(row_of(call.value, first + j, g.dim_v));
       row.positions.push_back(j);
     }
+    row.all_keys = g.len_kv;
     row.own_value = row_of(call.value, first + i, g.dim_v);
     const Index width = call.op.extra_dim(g);
     if (width > 0) row.extra = row_of(call.extra, g.row_index(b, h, i), width);
+    using Score = typename Op::ScoreType;
+    if (h < g.heads) {
+      if (query_inputs_of < Score >> 0)
+        row.query_inputs = row_of(call.query_inputs, g.row_index(b, h, i), query_inputs_of<Score>);
+      for (Index t = 0; t < g.len_kv && key_inputs_of < Score >> 0; ++t)
+        row.key_inputs.push_back(
+            row_of(call.key_inputs, (b * g.heads + h) * g.len_kv + t, key_inputs_of<Score>));
+    }
     rows.push_back(std::move(row));
   }
   for (zoo::PlainRow& row : rows) row.heads = rows.data();
   return rows;
 }
 
-// The largest difference of an output from the variant's plain loops.
+// The largest difference of an output from the variant's plain loops, under a caller's mask.
 template <class Op, class Plain>
-[[nodiscard]] double largest_difference(OpCall<Op>& call, const Plain& plain) {
-  const Geometry& g = call.geometry();
-  const BoundMask<double> mask(call.mask, g, "zoo_test");
+[[nodiscard]] double largest_difference(const heed::Variant<Op>& variant,
+                                        const Mask<double>& callers, const Plain& plain) {
+  const Geometry& g = variant.geometry;
+  OpCall call(variant.op, g, variant.mask_with(callers, g));
+  const BoundMask<double> mask(callers, g, "zoo_test");
   call.forward();
   double largest = 0;
   for (Index b = 0; b < g.batch; ++b)
@@ -84,6 +99,8 @@ template <class Op, class Plain>
 }
 
 constexpr Geometry kSizes{2, 4, 4, 2, 11, 11, 6, 6};
+// Sizes at which every mask of a variant hides and shows.
+constexpr Geometry kLong{1, 2, 2, 1, 600, 600, 4, 4};
 
 }  // namespace
 
@@ -94,11 +111,67 @@ TEST_CASE("every variant of the zoo is what its plain loops say") {
     heed::detail::fill_tensors(variant.op, 3);
     spread_over_heads(variant.op, g.heads);
     for (const Mask<double>& mask :
-         {Mask<double>(), causal<double>(), window<double>(3, 1) & key_lengths<double>({11, 5})}) {
-      OpCall call(variant.op, g, mask);
-      CHECK(largest_difference(call, plain) < 1e-12);
-    }
+         {Mask<double>(), causal<double>(), window<double>(3, 1) & key_lengths<double>({11, 5})})
+      CHECK(largest_difference(variant, mask, plain) < 1e-12);
   });
+}
+
+TEST_CASE("variants of the zoo that have a mask hide what their plain loops leave out") {
+  Index masked = 0;
+  zoo::for_each_entry<double>(kLong, [&](const auto& variant, const auto& plain) {
+    if (variant.mask == nullptr) return;
+    INFO(variant.name);
+    ++masked;
+    const Geometry& g = variant.geometry;
+    for (const Mask<double>& callers : {Mask<double>(), causal<double>()})
+      CHECK(largest_difference(variant, callers, plain) < 1e-12);
+    const BlockMask<double> blocks(variant.mask(g), g);
+    CHECK(blocks.count(TileKind::empty) > 0);
+  });
+  CHECK((masked >= 3 || zoo::variant_names().empty()));
+}
+
+TEST_CASE("of variants that read later keys there is no layer, layers of others do not see them") {
+  if (zoo::variant_names().empty()) return;
+  CHECK(zoo::reads_later_keys("zoo:prefix-lm"));
+  CHECK(zoo::reads_later_keys("zoo:natten-2d"));
+  CHECK_FALSE(zoo::reads_later_keys("zoo:block-sparse"));
+  const std::vector<std::string> names = zoo::layer_names();
+  CHECK(std::count(names.begin(), names.end(), "zoo:prefix-lm") == 0);
+  CHECK(std::count(names.begin(), names.end(), "zoo:block-sparse") == 1);
+  const auto layer_of = [](const char* name) { return zoo::attention_by_name(name, 8, 2, 0, 1); };
+  CHECK(heed_test::message_of([&] { (void)layer_of("zoo:prefix-lm"); }) ==
+        "attention_of: zoo:prefix-lm reads later keys, there is no causal layer of it");
+
+  // Behind a span of 256 keys other rows than those of plain attention, in steps, too.
+  constexpr Index len = 300, width = 8, span = 256;
+  nn::Context<float> c;
+  c.threads = 1;
+  const auto x = heed_test::normals<float>(len, width, 1);
+  const auto rows_of = [&](nn::AttentionLayer<float>& layer) {
+    nn::Matrix<float> y(len, width);
+    layer.forward(c, 1, x.view(), y.view());
+    return heed_test::numbers(y.view());
+  };
+  const auto sparse = layer_of("zoo:block-sparse"),
+             plain = nn::attention_by_name<float>(kBaseline, 8, 2, 0);
+  heed_test::shake<float>(*sparse);
+  heed_test::shake<float>(*plain);
+  const std::vector<float> whole = rows_of(*sparse), others = rows_of(*plain);
+  const auto differ_in = [&](Index first, Index end) {
+    const auto part = [&](const std::vector<float>& rows) {
+      return std::vector<float>(rows.begin() + first * width, rows.begin() + end * width);
+    };
+    return heed_test::largest_difference(part(whole), part(others));
+  };
+  CHECK(differ_in(0, span) < 1e-5);
+  CHECK(differ_in(span, len) > 1e-3);
+  REQUIRE(sparse->can_step());
+  KvCache<float> cache = sparse->new_cache(1);
+  nn::Matrix<float> y(len, width);
+  for (Index t = 0; t < len; ++t)
+    sparse->step(c, 1, x.view().row_range(t, 1), y.view().row_range(t, 1), cache);
+  CHECK(heed_test::largest_difference(heed_test::numbers(y.view()), whole) < 1e-5);
 }
 
 TEST_CASE("every variant of the zoo passes check_op") {

@@ -33,10 +33,10 @@ struct CallViews {
   Gradients<Real> grads = {};
 };
 
-// What a call reads, dense (batch, heads, len, dim); `extra` is empty where the op reads none.
+// What a call reads, dense (batch, heads, len, dim); `extra` and the numbers of tokens are empty where the op reads none.
 template <class Real>
 struct CallNumbers {
-  std::vector<Real> query, key, value, extra, grad_out;
+  std::vector<Real> query, key, value, extra, grad_out, query_inputs, key_inputs;
 };
 
 // Normal numbers, the same for the same geometry; beyond a million they repeat.
@@ -58,6 +58,9 @@ template <class Op>
   numbers.value = draw(g.value_shape());
   numbers.extra = draw(g.extra_shape(op.extra_dim(g)));
   numbers.grad_out = draw(g.out_shape());
+  using Score = typename Op::ScoreType;
+  numbers.query_inputs = draw({g.batch, g.heads, g.len_q, query_inputs_of<Score>});
+  numbers.key_inputs = draw({g.batch, g.heads, g.len_kv, key_inputs_of<Score>});
   return numbers;
 }
 
@@ -76,8 +79,9 @@ class OpCall {
   Saved<Real> saved;
   // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's tensors. What
   // forward() and backward() write holds NaN before: nothing else passes for a result.
-  std::vector<Real> query, key, value, extra, grad_out;
-  std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra;
+  std::vector<Real> query, key, value, extra, grad_out, query_inputs, key_inputs;
+  std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra, grad_query_inputs,
+      grad_key_inputs;
   std::vector<Real> grad_bias;  // of the shape of the mask's bias
   // (batch, heads, len_q, maps). Neither is asked for while it is empty: lse_shape() says how many numbers they have.
   std::vector<Real> lse, grad_lse;
@@ -86,8 +90,8 @@ class OpCall {
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
       : OpCall(of, g, std::move(under), with, normal_numbers(of, g)) {}
 
-  // On `numbers`. Throws std::invalid_argument where they do not fit the geometry; whether the extra input fits the
-  // op is for forward() to say.
+  // On `numbers`. Throws std::invalid_argument where they do not fit the geometry; whether the extra input and the
+  // numbers of tokens, of as many heads as there are numbers for, fit the op is for forward() to say.
   OpCall(Op of, const Geometry& g, Mask<Real> under, const Options& with, CallNumbers<Real> numbers)
       : op(of),
         mask(std::move(under)),
@@ -98,6 +102,8 @@ class OpCall {
         value(std::move(numbers.value)),
         extra(std::move(numbers.extra)),
         grad_out(std::move(numbers.grad_out)),
+        query_inputs(std::move(numbers.query_inputs)),
+        key_inputs(std::move(numbers.key_inputs)),
         geometry_(g),
         extra_dim_(g.query_rows() > 0 ? Index(extra.size()) / g.query_rows() : op.extra_dim(g)) {
     require_count(query, g.query_shape(), "query");
@@ -105,6 +111,8 @@ class OpCall {
     require_count(value, g.value_shape(), "value");
     require_count(extra, extra_shape(), "extra");
     require_count(grad_out, g.out_shape(), "grad_out");
+    require_count(query_inputs, query_inputs_shape(), "query_inputs");
+    require_count(key_inputs, key_inputs_shape(), "key_inputs");
     allocate(out, g.out_shape());
   }
 
@@ -147,6 +155,8 @@ class OpCall {
                     {value.data(), geometry_.value_shape()},
                     {}};
     if (extra_dim_ > 0) in.extra = {extra.data(), extra_shape()};
+    if (query_inputs_of < Score >> 0) in.query_inputs = {query_inputs.data(), query_inputs_shape()};
+    if (key_inputs_of < Score >> 0) in.key_inputs = {key_inputs.data(), key_inputs_shape()};
     return in;
   }
   [[nodiscard]] StoredView<Real> out_view() {
@@ -158,7 +168,7 @@ class OpCall {
     return {grad_out.data(), geometry_.out_shape()};
   }
 
-  // By name and as double: query, key, value, extra and bias where the call has them, then the parameters under
+  // By name and as double: query, key, value, extra, query_inputs, key_inputs and bias where the call has them, then the parameters under
   // their parts (named_params). A gradient stands under the name of what it belongs to.
   [[nodiscard]] std::vector<NamedTensor> tensors() const {
     const Inputs<Real> in = inputs();
@@ -167,6 +177,8 @@ class OpCall {
                 {"key", in.key},
                 {"value", in.value},
                 {"extra", in.extra},
+                {"query_inputs", in.query_inputs},
+                {"key_inputs", in.key_inputs},
                 {"bias", mask.bias}});
     append(named, named_params(op));
     return named;
@@ -179,6 +191,8 @@ class OpCall {
                 {"key", grads.key},
                 {"value", grads.value},
                 {"extra", grads.extra},
+                {"query_inputs", grads.query_inputs},
+                {"key_inputs", grads.key_inputs},
                 {"bias", grads.bias}});
     append(named, named_params(grad_op));
     return named;
@@ -202,7 +216,19 @@ class OpCall {
     for (NamedTensor& one : more) named.push_back(std::move(one));
   }
 
+  using Score = typename Op::ScoreType;
   [[nodiscard]] Shape extra_shape() const { return geometry_.extra_shape(extra_dim_); }
+  [[nodiscard]] Shape query_inputs_shape() const {
+    return inputs_shape(query_inputs, geometry_.len_q, query_inputs_of<Score>);
+  }
+  [[nodiscard]] Shape key_inputs_shape() const {
+    return inputs_shape(key_inputs, geometry_.len_kv, key_inputs_of<Score>);
+  }
+  [[nodiscard]] Shape inputs_shape(const std::vector<Real>& inputs, Index len, Index count) const {
+    const Index of_head = geometry_.batch * len * count;
+    return {geometry_.batch, of_head > 0 ? Index(inputs.size()) / of_head : geometry_.heads, len,
+            count};
+  }
 
   static void require_count(const std::vector<Real>& numbers, const Shape& shape,
                             const char* name) {
@@ -220,6 +246,8 @@ class OpCall {
     allocate(grad_key, geometry_.key_shape());
     allocate(grad_value, geometry_.value_shape());
     allocate(grad_extra, extra_shape());
+    allocate(grad_query_inputs, query_inputs_shape());
+    allocate(grad_key_inputs, key_inputs_shape());
     allocate(grad_bias, mask.bias.shape());
   }
   [[nodiscard]] Gradients<Real> gradient_views() {
@@ -230,6 +258,9 @@ class OpCall {
                           {},
                           {}};
     if (extra_dim_ > 0) grads.extra = {grad_extra.data(), extra_shape()};
+    if (query_inputs_of < Score >> 0)
+      grads.query_inputs = {grad_query_inputs.data(), query_inputs_shape()};
+    if (key_inputs_of < Score >> 0) grads.key_inputs = {grad_key_inputs.data(), key_inputs_shape()};
     if (mask.bias.given()) grads.bias = {grad_bias.data(), mask.bias.shape()};
     return grads;
   }

@@ -11,7 +11,7 @@
 // The function that is differentiated is loss = sum(out o grad_out), out by reference::forward.
 // Formulas with a jump (argmax, halting) are checked where they stand: a step must not cross it.
 //
-// Names   "query", "key", "value", "extra" and "bias" where the problem has them, and each
+// Names   "query", "key", "value", "extra", "query_inputs", "key_inputs" and "bias" where the problem has them, and each
 //         parameter under its part: "score.strength", "normaliser.lambda", "readout.weight".
 // Bounds  the gradient of a bias of -infinity must be 0.
 // Errors  as check_gradient, among them a tensor that has no gradient and is not in options.fixed.
@@ -45,6 +45,8 @@ void visit_problem(P& problem, F&& f) {
   f("key", problem.key);
   f("value", problem.value);
   if (!problem.extra.empty()) f("extra", problem.extra);
+  if (!problem.query_inputs.empty()) f("query_inputs", problem.query_inputs);
+  if (!problem.key_inputs.empty()) f("key_inputs", problem.key_inputs);
   if (!problem.bias.empty()) f("bias", problem.bias);
 }
 
@@ -139,6 +141,8 @@ template <class Op>
   add("key", gradients.dkey);
   add("value", gradients.dvalue);
   if (!gradients.dextra.empty()) add("extra", gradients.dextra);
+  if (!gradients.dquery_inputs.empty()) add("query_inputs", gradients.dquery_inputs);
+  if (!gradients.dkey_inputs.empty()) add("key_inputs", gradients.dkey_inputs);
   if (!gradients.dbias.empty()) add("bias", gradients.dbias);
   for (NamedTensor& param : named_params(gradients.op)) named.push_back(std::move(param));
   return named;

@@ -19,6 +19,10 @@ template <class S, class Real>
   problem.key = dense_numbers<S>(in.key);
   problem.value = dense_numbers<S>(in.value);
   problem.extra = dense_numbers<S>(in.extra);
+  problem.query_inputs = dense_numbers<S>(in.query_inputs);
+  problem.query_inputs_shape = in.query_inputs.shape();
+  problem.key_inputs = dense_numbers<S>(in.key_inputs);
+  problem.key_inputs_shape = in.key_inputs.shape();
   reference::use_mask(problem, mask);
   problem.scale = options.scale;
   problem.dropout = options.dropout;

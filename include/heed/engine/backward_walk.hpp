@@ -373,7 +373,7 @@ class BackwardWorker {
     };
     for (Index t = 0; t < c_.plan.tiles; ++t)
       for_parts(c_.plan, t, c_.geometry.len_kv, panel.seen_by_all, weigh);
-    c_.op.normaliser.vjp(block, own_.normaliser);
+    normalise_rows_vjp(c_.op.normaliser, block, own_.normaliser);
     panel.dropout.drop(block.weights, panel.whole_rows());
     for (Index i = 0; i < panel.place.rows; ++i)
       if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
@@ -454,7 +454,7 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                   const OutputGradientOperands<Real>& output, const GradientOperands<Real>& grads,
                   Op* grad_op, const Options& options) {
   using Worker = BackwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key);
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
   const CallContext<Op, Real> c{op,
                                 g,
                                 bound,
@@ -490,10 +490,17 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
       shared.tiles.abandon();
       sums.abandon();
     });
-    if (grads.key.given())
-      keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key, workers);
   }
   if (grad_op) *grad_op = shared.parameter_gradients(c, sums.total());
+  if (units > 0)
+    keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key,
+               grad_op ? &grad_op->score : nullptr,
+               grads.key_inputs.given() ? shared.dkey_inputs.data() : nullptr, workers);
+  if constexpr (reads_inputs<typename Op::ScoreType>) {
+    sum_over_readers(shared.dquery_inputs, g.heads, 1, grads.query_inputs, workers);
+    sum_over_readers(shared.dkey_inputs, g.heads, Op::NormaliserType::maps, grads.key_inputs,
+                     workers);
+  }
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 #include <heed/core/dropout.hpp>
 #include <heed/engine/key_features.hpp>
 #include <heed/engine/sources.hpp>
+#include <heed/engine/token_inputs.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
@@ -32,10 +33,13 @@ inline namespace HEED_ABI {
 // where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
 // half, or as int8 with a scale per row (core/scaled_view.hpp).
 // key_features: those of the keys that forward() finds here and adds to, or null; backward() does without.
+// query_inputs (batch, heads or 1, len_q, n), key_inputs (batch, heads, kv_heads or 1, len_kv, n): numbers of tokens, only
+// where the op's score reads them (plug/token_inputs.hpp).
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
   KeyFeatures<Real>* key_features = nullptr;
+  StoredView<const Real> query_inputs = {}, key_inputs = {};
 };
 
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
@@ -73,7 +77,8 @@ struct OutputGradients {
 // shape of the mask's bias.
 template <class Real>
 struct Gradients {
-  StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  StoredView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
+                   key_inputs = {};
 };
 
 struct Options {
@@ -279,6 +284,30 @@ void require_options(const Options& options) {
           "both");
 }
 
+namespace detail {
+
+// Are numbers of tokens given where the score reads them, and fit?
+template <class Score, class Real>
+void require_token_inputs(const Inputs<Real>& in, const Geometry& g, const std::string& where) {
+  constexpr Index of_query = query_inputs_of<Score>, of_key = key_inputs_of<Score>;
+  const auto check = [&](const StoredView<const Real>& view, Index len, Index count,
+                         const char* argument, const char* name) {
+    if (count > 0 && view.given()) {
+      require_view(view, argument, where);
+      require_one_piece(view, argument, where);
+    }
+    require_token_inputs(view, view.given(), g, len, count, argument, name, where);
+  };
+  check(in.query_inputs, g.len_q, of_query, "query_inputs", query_inputs_name<Score>());
+  check(in.key_inputs, g.len_kv, of_key, "key_inputs", key_inputs_name<Score>());
+  if constexpr (sums_inputs<Score>)
+    require(g.len_q <= g.len_kv, where, ": sums of key_inputs (", key_inputs_name<Score>(),
+            ") are read at the queries' own tokens, the last ones of the keys; len_q is ", g.len_q,
+            ", len_kv is ", g.len_kv);
+}
+
+}  // namespace detail
+
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Op, class Real>
 [[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {
@@ -319,6 +348,7 @@ template <class Op, class Real>
     require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
             " was given, the op reads none");
   }
+  require_token_inputs<typename Op::ScoreType>(in, g, where);
   if constexpr (Op::ReadoutType::uses_own_rows)
     require(g.len_q == g.len_kv, where,
             ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",

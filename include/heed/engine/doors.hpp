@@ -6,6 +6,8 @@
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/forward_walk.hpp>
 
+#include <memory>
+
 namespace heed {
 inline namespace HEED_ABI {
 
@@ -25,6 +27,8 @@ void check_outputs(const Outputs<Real>& outputs, const Geometry& g, const Inputs
     require_apart(out, in.key, name, "key", where);
     require_apart(out, in.value, name, "value", where);
     require_apart(out, in.extra, name, "extra", where);
+    require_apart(out, in.query_inputs, name, "query_inputs", where);
+    require_apart(out, in.key_inputs, name, "key_inputs", where);
     require_apart(out, mask.bias, name, "bias", where);
     require_apart(out, mask.allowed, name, "the boolean mask", where);
   };
@@ -49,13 +53,18 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
     if constexpr (requires { view.scales(); }) scales = view.scales();
     return Named{name, view.given(), view, scales};
   };
-  const Named read[] = {named("query", in.query),      named("key", in.key),
-                        named("value", in.value),      named("extra", in.extra),
-                        named("bias", mask.bias),      named("out", out),
-                        named("grad_out", output.out), named("grad_lse", output.lse)};
-  const Named written[] = {named("grad_query", grads.query), named("grad_key", grads.key),
-                           named("grad_value", grads.value), named("grad_extra", grads.extra),
-                           named("grad_bias", grads.bias)};
+  const Named read[] = {named("query", in.query),           named("key", in.key),
+                        named("value", in.value),           named("extra", in.extra),
+                        named("bias", mask.bias),           named("query_inputs", in.query_inputs),
+                        named("key_inputs", in.key_inputs), named("out", out),
+                        named("grad_out", output.out),      named("grad_lse", output.lse)};
+  const Named written[] = {named("grad_query", grads.query),
+                           named("grad_key", grads.key),
+                           named("grad_value", grads.value),
+                           named("grad_extra", grads.extra),
+                           named("grad_bias", grads.bias),
+                           named("grad_query_inputs", grads.query_inputs),
+                           named("grad_key_inputs", grads.key_inputs)};
   for (const Named& a : written) {
     if (!a.given) continue;
     const Named& like = read[&a - written];
@@ -101,6 +110,24 @@ void with_settled(const Op& op, Reports&& reports, F&& f) {
   f(op);
 }
 
+// What the call reads of its tokens, in `operands`; holds the memory of their sums.
+template <class Op, class Real>
+[[nodiscard]] auto take_inputs(const Op& op, const Geometry& g, const Inputs<Real>& in,
+                               WidenedTensors<Real>& copies, const Options& options,
+                               Operands<Real>& operands) {
+  using Score = typename Op::ScoreType;
+  if constexpr (reads_inputs<Score>) {
+    auto inputs = std::make_unique<SummedInputs<Score, Real>>(
+        op.score, g, copies.read(in.query_inputs), copies.read(in.key_inputs),
+        resolve_threads(options.threads));
+    operands.query_inputs = inputs->query();
+    operands.key_inputs = inputs->key();
+    return inputs;
+  } else {
+    return nullptr;
+  }
+}
+
 template <class Op>
 void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                        const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options) {
@@ -116,6 +143,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     operands.key = copies.read(in.key);
     operands.value = copies.read(in.value);
   }
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
   const OutputOperands<Real> wide{copies.write(outputs.out), copies.write(outputs.lse)};
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
   // Of copies of keys, and of heads that are folded in this call alone, nothing can be kept.
@@ -169,18 +197,23 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
 
   WidenedTensors<Real> copies(options.threads);
-  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
-                                copies.read(in.extra)};
+  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
+                          copies.read(in.extra)};
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
   const OutputGradientOperands<Real> wide{copies.read(out), copies.read(output.out),
                                           copies.read(output.lse)};
-  const GradientOperands<Real> wide_grads{copies.write(grads.query), copies.write(grads.key),
-                                          copies.write(grads.value), copies.write(grads.extra),
-                                          copies.write(grads.bias)};
+  GradientOperands<Real> wide_grads{copies.write(grads.query),     copies.write(grads.key),
+                                    copies.write(grads.value),     copies.write(grads.extra),
+                                    copies.write(grads.bias),      copies.write(grads.query_inputs),
+                                    copies.write(grads.key_inputs)};
+  if constexpr (reads_inputs<typename Op::ScoreType>)
+    inputs->take_gradients(wide_grads.query_inputs, wide_grads.key_inputs);
   with_settled(
       op, [&]() -> const Saved<Real>& { return saved; },
       [&](const Op& settled) {
         run_backward(settled, g, operands, bound, saved, wide, wide_grads, grad_op, options);
       });
+  if constexpr (reads_inputs<typename Op::ScoreType>) inputs->chain();
   copies.round();
 }
 

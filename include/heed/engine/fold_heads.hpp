@@ -8,6 +8,7 @@
 
 #include <heed/engine/call.hpp>
 #include <heed/mask/bound_mask.hpp>
+#include <heed/plug/token_inputs.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -40,12 +41,13 @@ template <class Normaliser>
 }
 
 // Where every part of the op promises to read no place, and what has a value per head has one for all. Not under
-// a window that hides the first keys; nor with ALiBi's slopes, dropout or functions of positions, which may read heads.
+// a window that hides the first keys; nor with ALiBi's slopes, dropout, functions of positions or numbers of tokens, which
+// may be those of heads.
 template <class Op, class Real>
 [[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<Real>& mask,
                               const BoundMask<Real>& bound, const Dropout& dropout) {
   if constexpr (!place_free<typename Op::ScoreType> || !place_free<typename Op::NormaliserType> ||
-                !place_free<typename Op::ReadoutType>)
+                !place_free<typename Op::ReadoutType> || reads_inputs<typename Op::ScoreType>)
     return false;
   bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads && !mask.slopes &&
                mask.rules.empty() && dropout.rate == 0 && sources_fold(op.normaliser, g);

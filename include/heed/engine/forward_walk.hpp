@@ -375,7 +375,7 @@ class ForwardWorker {
         my.block.extra = own.extra.data;
         my.block.query = own.query;
       }
-      c_.op.normaliser.forward(my.block);
+      normalise_rows(c_.op.normaliser, my.block);
     }
     for_tiles([&](Index t) { load_tile(values_, t); },
               [&](My& my, const PanelTile& tile) {
@@ -531,7 +531,8 @@ void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
                  const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
                  const Options& options, KeyFeatures<Real>* kept) {
   using Worker = ForwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name));
+  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name),
+                         in.key_inputs);
   const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
   const CallContext<Op, Real> c{op,
                                 g,

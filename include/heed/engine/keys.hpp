@@ -13,9 +13,14 @@
 #include <heed/engine/positions.hpp>
 #include <heed/engine/sources.hpp>
 #include <heed/engine/tile/products.hpp>
+#include <heed/engine/token_inputs.hpp>
 #include <heed/engine/widened.hpp>
+#include <heed/plug/feature_calls.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/transpose.hpp>
+
+#include <array>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -33,20 +38,23 @@ struct SideNeeds {
   bool keys_by_group;
   // Do the keys' side values depend on the query head that reads them?
   bool per_query_head;
+  // Do they read the parameters of that head?
+  static constexpr bool key_parameters = features_read_parameters<detail::OfKeys, Score>;
 
   SideNeeds(const Op& op, const Geometry& g)
       : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
-        per_query_head(maps > 1 || Score::has_table || !keys_by_group) {
+        per_query_head(maps > 1 || Score::has_table || key_inputs_of<Score> > 0 || !keys_by_group ||
+                       (key_parameters && detail::scalars_differ_by_head(op.score))) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
     if constexpr (Score::has_table) table_rows = op.score.table_size();
   }
 };
 
-// Lane tiles of a set of rows: the rows themselves, projected rows and table entries.
+// Lane tiles of a set of rows: the rows themselves, projected rows, table entries and inputs of their tokens.
 template <class Real>
 struct SideTiles {
-  LaneTile<Real> x, projected, table;
+  LaneTile<Real> x, projected, table, input;
 
   // Vector v of the rows, whose first is row `first` of its head; queries see so many keys.
   [[nodiscard]] LaneRow<Real> row(int v, Index first, Pack<Real> visible = Real(0)) const {
@@ -55,15 +63,17 @@ struct SideTiles {
             table.constant(),
             v,
             Pack<Real>::iota() + Real(first + v * kLanes<Real>),
-            visible};
+            visible,
+            input.constant()};
   }
-  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v}; }
+  [[nodiscard]] LaneRowGrad<Real> grad(int v) const { return {x, projected, table, v, input}; }
 
   [[nodiscard]] static SideTiles take(Scratch<Real>& scratch, Index width, Index rank,
-                                      Index table_rows, Index lanes) {
+                                      Index table_rows, Index inputs, Index lanes) {
     return {{scratch.take(width * lanes), width, lanes},
             {scratch.take(rank * lanes), rank, lanes},
-            {scratch.take(table_rows * lanes), table_rows, lanes}};
+            {scratch.take(table_rows * lanes), table_rows, lanes},
+            {scratch.take(inputs * lanes), inputs, lanes}};
   }
 
   // Of tiles that hold gradients, before features are chained: lanes whose row no pair has read, so that
@@ -79,7 +89,7 @@ struct SideTiles {
   // Afterwards: no gradient for them.
   template <class Lanes>
   void clear_lanes(Lanes idle, int v) const {
-    for (const auto& tile : {x, projected, table})
+    for (const auto& tile : {x, projected, table, input})
       for (Index r = 0; r < tile.rows; ++r) tile.store(r, v, zero_where(idle, tile.load(r, v)));
   }
 
@@ -118,14 +128,24 @@ class KeySide {
   using Score = typename Op::ScoreType;
   using Needs = SideNeeds<Op>;
   static constexpr int kFeatures = Score::key_features;
+  static constexpr int kInputs = key_inputs_of<Score>;
+  // Inputs of tokens come anew with each call.
   static constexpr bool kMayBeKept =
-      kept_features<Score> && (kFeatures > 0 || Score::has_projection);
+      kept_features<Score> && (kFeatures > 0 || Score::has_projection) && kInputs == 0;
 
+  // inputs: of the keys' tokens, where the score reads them.
   // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
   // starting with `where`, if those that it has are not of such a call.
   KeySide(const Op& op, const Geometry& g, const StoredView<const Real>& key,
-          KeyFeatures<Real>* kept = nullptr, const std::string& where = {})
-      : op_(op), g_(g), key_(key), needs_(op, g), positions_(op.score, g), stride_(g.len_kv) {
+          KeyFeatures<Real>* kept = nullptr, const std::string& where = {},
+          const TensorView<const Real>& inputs = {})
+      : op_(op),
+        g_(g),
+        key_(key),
+        inputs_(inputs),
+        needs_(op, g),
+        positions_(op.score, g),
+        stride_(g.len_kv) {
     if constexpr (Needs::any) {
       tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
       if constexpr (Score::has_table)
@@ -212,18 +232,36 @@ class KeySide {
   }
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
-  // Adds to grad_key what the gradients of the features (`dfeatures`) and of the projected keys
-  // (`dprojected`), laid out by row(), contribute.
+  // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of the projected keys
+  // (`dprojected`), laid out by row(), contribute. What the gradients of the features do is added to `parameters` and to
+  // `dinputs`, [row][inputs], where they are given, too.
   void chain(const Real* dfeatures, const Real* dprojected, const TensorView<Real>& grad_key,
-             int threads) {
-    if constexpr (kFeatures > 0 || Score::has_projection)
+             Score* parameters, Real* dinputs, int threads) {
+    if constexpr (kFeatures > 0 || Score::has_projection) {
+      if (!grad_key.given() && !dinputs && !(Needs::key_parameters && parameters)) return;
+      // Of each batch, side head and map, so that they are added up in one order.
+      constexpr Index scalars = Needs::key_parameters ? scalars_of<Score> : 0;
+      std::vector<double> dscalars(std::size_t(g_.batch * heads() * Needs::maps * scalars));
+      const auto scalars_at = [&](Index b, Index side, Index map) {
+        return dscalars.data() + ((b * heads() + side) * Needs::maps + map) * scalars;
+      };
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
         for (Index side = 0; side < heads(); ++side)
           for (int map = 0; map < Needs::maps; ++map)
             if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
-              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key);
+              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key,
+                         scalars_at(b, side, map), dinputs);
       });
+      if constexpr (Needs::key_parameters)
+        for (Index side = 0; side < heads() && parameters; ++side) {
+          std::array<double, std::size_t(scalars)> sums{};
+          for (Index b = 0; b < g_.batch; ++b)
+            for (Index map = 0; map < Needs::maps; ++map)
+              for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += scalars_at(b, side, map)[i];
+          chain_scalars(*parameters, reader(side), sums.data());
+        }
+    }
   }
 
  private:
@@ -268,6 +306,11 @@ class KeySide {
     }
     if constexpr (requires { op_.score.feature_numbers(); })
       stamp.numbers = op_.score.feature_numbers();
+    if constexpr (Needs::key_parameters)
+      detail::for_each_scalar<Score>([&](const auto& entry, int) {
+        const auto& param = op_.score.*entry.member;
+        stamp.numbers.insert(stamp.numbers.end(), param.data(), param.data() + param.size());
+      });
     return stamp;
   }
 
@@ -287,7 +330,7 @@ class KeySide {
     return needs_.per_query_head ? hf : hf * g_.group();
   }
   [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
-    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kWidth);
+    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kInputs, kWidth);
   }
   [[nodiscard]] Index tile_elements(Index width) const {
     return scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s, width); });
@@ -298,6 +341,9 @@ class KeySide {
             const Source& source, Index j, Index count) const {
     pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
                source.width, tiles.x.data, kWidth);
+    if constexpr (kInputs > 0)
+      pack_lanes(detail::input_row(inputs_, g_, b, h, j), inputs_.strides().row, count, kInputs,
+                 tiles.input.data, kWidth);
     tiles.derive(op_.score, table(h), kVectors);
   }
 
@@ -306,9 +352,10 @@ class KeySide {
     const Source source = op_.normaliser.source(g_, h, map);
     tiles.x.rows = source.width;
     load(tiles, keys, b, h, source, j, count);
+    const auto p = scalars_of_head(h);
     for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
       Pack<Real> f[kFeatures + 1];
-      op_.score.key_features_of(tiles.row(v, j), f);
+      detail::features_of<detail::OfKeys>(op_.score, tiles.row(v, j), p, f);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -321,31 +368,46 @@ class KeySide {
                    projected_ + row(b, h, map, j) * needs_.rank, needs_.rank);
   }
 
+  // What key features read of the parameters of head h, in every lane.
+  [[nodiscard]] ScalarsOf<Score, Pack<Real>> scalars_of_head(Index h) const {
+    if constexpr (!Needs::key_parameters) return {};
+    return detail::lanes_of_scalars<Real>(op_.score, h);
+  }
+
+  // Where gradients of the parameters that features read, and of the tokens' numbers, are added: dscalars, dinputs.
   void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
-                  const TensorView<Real>& grad_key) const {
+                  const TensorView<Real>& grad_key, double* dscalars, Real* dinputs) const {
     const Source source = op_.normaliser.source(g_, h, map);
     Scratch<Real> scratch(2 * tile_elements(source.width));
     const SideTiles<Real> tiles = take_tiles(scratch, source.width);
     const SideTiles<Real> grads = take_tiles(scratch, source.width);
+    const auto p = scalars_of_head(h);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
       load(tiles, key_.plain(), b, h, source, j, count);
       grads.x.fill(Real(0));
       grads.table.fill(Real(0));
+      grads.input.fill(Real(0));
       if (needs_.rank > 0)
         pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v)
-        chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count);
-      SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
-      add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
-                         grad_key.row(b, source.kv_head, j) + source.key_column,
-                         grad_key.strides().row);
+        chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count, p, dscalars);
+      if (grad_key.given()) {
+        SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
+        add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
+                           grad_key.row(b, source.kv_head, j) + source.key_column,
+                           grad_key.strides().row);
+      }
+      if (dinputs)
+        add_unpacked_lanes(grads.input.data, kWidth, count, kInputs, dinputs + at * kInputs,
+                           kInputs);
     }
   }
 
   void chain_features(const SideTiles<Real>& tiles, const SideTiles<Real>& grads, int v,
-                      const Real* dfeatures, Index key, Index count) const {
+                      const Real* dfeatures, Index key, Index count,
+                      const ScalarsOf<Score, Pack<Real>>& p, double* dscalars) const {
     if constexpr (kFeatures > 0) {
       Pack<Real> f[kFeatures], df[kFeatures];
       const Index first = v * kLanes<Real>;
@@ -355,16 +417,22 @@ class KeySide {
           lanes[lane - first] = dfeatures[lane * kFeatures + i];
         df[i] = Pack<Real>::load(lanes);
       }
-      op_.score.key_features_of(tiles.row(v, key), f);
+      detail::features_of<detail::OfKeys>(op_.score, tiles.row(v, key), p, f);
       const auto idle = grads.idle_lanes(df, kFeatures, v);
-      op_.score.key_features_vjp(tiles.row(v, key), f, df, grads.grad(v));
+      ScalarsOf<Score, Pack<Real>> dp{};
+      detail::features_vjp<detail::OfKeys>(op_.score, tiles.row(v, key), p, f, df, grads.grad(v),
+                                           dp);
       grads.clear_lanes(idle, v);
+      if constexpr (Needs::key_parameters)
+        for (std::size_t i = 0; i < dp.size(); ++i)
+          dscalars[i] += sum_valid_lanes(zero_where(idle, dp[i]), v, count);
     }
   }
 
   const Op& op_;
   Geometry g_;
   StoredView<const Real> key_;
+  TensorView<const Real> inputs_;
   Needs needs_;
   PositionTableOf<Score, Real> positions_;
   KeyFeatures<Real>* kept_ = nullptr;

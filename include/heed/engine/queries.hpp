@@ -7,6 +7,7 @@
 #include <heed/engine/tile/dropout.hpp>
 #include <heed/engine/tile/scores.hpp>
 #include <heed/engine/tile/stream_states.hpp>
+#include <heed/plug/row_formula.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -74,23 +75,23 @@ class PanelReadout {
 template <class Op, class Real>
 struct RowScratch {
   using Normaliser = typename Op::NormaliserType;
-  LaneTile<Real> scores[2], work;
-  Real *max[2], *diagnostics;
+  LaneTile<Real> scores[Normaliser::maps], work;
+  Real *max[Normaliser::maps], *diagnostics;
 
   [[nodiscard]] static Index tiles(const Op& op, bool backward) {
     if constexpr (Normaliser::streams)
       return 0;
     else
-      return Normaliser::maps + op.normaliser.work_tiles(backward);
+      return Normaliser::maps + row_work_tiles<Real>(op.normaliser, backward);
   }
   RowScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) {
     if constexpr (!Normaliser::streams) {
       const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
       for (int m = 0; m < Normaliser::maps; ++m)
         scores[m] = {scratch.take(keys * lanes), keys, lanes};
-      const Index rows = c.op.normaliser.work_tiles(backward) * keys;
+      const Index rows = row_work_tiles<Real>(c.op.normaliser, backward) * keys;
       work = {scratch.take(rows * lanes), rows, lanes};
-      for (int m = 0; m < 2; ++m) max[m] = scratch.take(lanes);
+      for (int m = 0; m < Normaliser::maps; ++m) max[m] = scratch.take(lanes);
       diagnostics = scratch.take(Normaliser::diagnostics * lanes);
     }
   }

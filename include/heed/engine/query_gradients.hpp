@@ -453,7 +453,8 @@ class PanelGradients {
     chain_scalars(parameters.score, place.head, scalars);
   }
 
-  // From gradients of query features, projected rows and table entries to those of the rows, in x.
+  // From gradients of query features, projected rows and table entries to those of the rows, in x, and of what features
+  // read of the parameters.
   void chain_features(const QuerySide<Op, Real>& side, const QueryGrad<Op, Real>& grad) const {
     for (int v = 0; v < c_.plan.vectors; ++v) {
       Pack<Real> f[Score::query_features + 1], df[Score::query_features + 1];
@@ -464,11 +465,20 @@ class PanelGradients {
       const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
       for (Index r = 0; r < grad.side.projected.rows; ++r)
         grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
-      c_.op.score.query_features_vjp(side.lane_row(v), f, df, grad.side.grad(v));
+      ScalarsOf<Score, Pack<Real>> dp{};
+      features_vjp<OfQueries>(c_.op.score, side.lane_row(v), side.scalars(), f, df,
+                              grad.side.grad(v), dp);
       grad.side.clear_lanes(idle, v);
+      if constexpr (features_read_parameters<OfQueries, Score>)
+        for (std::size_t i = 0; i < dp.size(); ++i)
+          grad.scalars.add(Index(i), v, zero_where(idle, dp[i]));
     }
     SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors,
                            grad.side);
+    constexpr Index inputs = query_row_inputs<Score>;
+    if constexpr (inputs > 0)
+      add_unpacked_lanes(grad.side.input.data, grad.side.input.lanes, panel_.place.rows, inputs,
+                         s_.dquery_inputs.data() + panel_.first_row() * inputs, inputs);
   }
 
   void add_table(Real* table) {

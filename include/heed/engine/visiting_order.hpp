@@ -152,6 +152,8 @@ struct BackwardShared {
   Turnstiles tiles;             // [family][tile]
   std::vector<Real> dfeatures;  // laid out by KeySide::row()
   std::vector<Real> dprojected;
+  std::vector<Real> dquery_inputs;  // [batch][head][query][inputs]
+  std::vector<Real> dkey_inputs;    // laid out by KeySide::row()
 
   BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& of_forward,
                  const OutputGradientOperands<Real>& of_output, const GradientOperands<Real>& to)
@@ -165,6 +167,8 @@ struct BackwardShared {
     const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
     zeros(dfeatures, c.keys.row_count() * Op::ScoreType::key_features);
     zeros(dprojected, c.keys.row_count() * needs.rank);
+    zeros(dquery_inputs, c.geometry.query_rows() * query_row_inputs<typename Op::ScoreType>);
+    zeros(dkey_inputs, c.keys.row_count() * key_inputs_of<typename Op::ScoreType>);
     for_each_param(c.op, [&](const char*, const auto& param) { parameters_ += param.size(); });
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
@@ -181,7 +185,9 @@ struct BackwardShared {
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
-    return Index((dfeatures.size() + dprojected.size()) * sizeof(Real)) +
+    return Index(
+               (dfeatures.size() + dprojected.size() + dquery_inputs.size() + dkey_inputs.size()) *
+               sizeof(Real)) +
            (1 + places(workers)) * numbers() * Index(sizeof(double));
   }
 

@@ -21,7 +21,7 @@ template <class Real>
 struct Operands {
   TensorView<const Real> query;
   StoredView<const Real> key, value;  // forward widens their tiles
-  TensorView<const Real> extra = {};
+  TensorView<const Real> extra = {}, query_inputs = {}, key_inputs = {};
 };
 
 // What forward writes.
@@ -39,7 +39,8 @@ struct OutputGradientOperands {
 // What backward writes.
 template <class Real>
 struct GradientOperands {
-  TensorView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  TensorView<Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
+                   key_inputs = {};
 };
 
 // to = rows, the first `count` of head (b, h) from `first` on, at `stride`. They lie on one page.

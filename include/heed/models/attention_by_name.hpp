@@ -85,12 +85,16 @@ template <class Real>
   return made;
 }
 
-// The causal layer around a variant's op in the frame of all variants, for a model with these even sizes.
+// The causal layer around a variant's op in the frame of all variants, for a model with these even sizes. Throws for a
+// variant that reads later keys.
 template <class Op>
 [[nodiscard]] std::unique_ptr<AttentionLayer<typename Op::Scalar>> attention_of(
     const Variant<Op>& variant, AttentionOptions even) {
+  require(!variant.traits.reads_later_keys, "attention_of: ", variant.name,
+          " reads later keys, there is no causal layer of it");
   even.heads = variant.geometry;
-  return std::make_unique<ProjectedAttention<Op>>(even, variant.op, causal<typename Op::Scalar>());
+  return std::make_unique<ProjectedAttention<Op>>(
+      even, variant.op, variant.mask_with(causal<typename Op::Scalar>(), even.heads));
 }
 
 // Names of all variants.

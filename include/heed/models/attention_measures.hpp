@@ -48,6 +48,12 @@ template <class Op>
   copy(in.key, problem.key);
   copy(in.value, problem.value);
   copy(in.extra, problem.extra);
+  copy(in.query_inputs, problem.query_inputs);
+  copy(in.key_inputs, problem.key_inputs);
+  problem.query_inputs_shape = in.query_inputs.shape();
+  problem.key_inputs_shape = in.key_inputs.shape();
+  for (Shape* shape : {&problem.query_inputs_shape, &problem.key_inputs_shape})
+    shape->batch = std::min(shape->batch, sequences);
   Geometry& g = problem.geometry = layer.heads();
   g.batch = sequences;
   g.len_q = in.query.shape().len;

@@ -3,7 +3,8 @@
 
 // An attention layer around any op.
 //
-//   [q | k | v | e] = x W_in^T + b        one projection, or one each; e feeds the op's extra input
+//   [q | k | v | e | m | n] = x W_in^T + b        one projection, or one each; e feeds the op's extra input, m and n the
+//                                                 numbers of its query and key tokens (plug/token_inputs.hpp)
 //   q, k  <- rope(norm(q)), rope(norm(k))  where asked for
 //   y     = op(q, k, v, e) W_out^T + b     or the op's rows themselves, without an output projection
 //
@@ -34,6 +35,7 @@ enum class ExtraSource { projected, from_query, calculated };
 // extra input; without one, each has its own. Without a name for `out` the layer has no output projection.
 struct ProjectionNames {
   std::string packed, query, key, value, extra, out;
+  std::string query_inputs = "query_inputs_proj", key_inputs = "key_inputs_proj";
 };
 [[nodiscard]] inline ProjectionNames packed_names() { return {"c_attn", "", "", "", "", "c_proj"}; }
 [[nodiscard]] inline ProjectionNames split_names() {
@@ -80,6 +82,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     key_ = {query_.end(), g.kv_heads * g.dim_qk};
     value_ = {key_.end(), g.kv_heads * g.dim_v};
     extra_ = {value_.end(), extra};
+    query_inputs_ = {extra_.end(), g.heads * kQueryInputs};
+    key_inputs_ = {query_inputs_.end(), g.heads * kKeyInputs};
     add_projections();
     if (options.query_key_norm) {
       query_norm_ = RMSNorm<Real>(g.dim_qk);
@@ -116,7 +120,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const Geometry& g = options_.heads;
     return {part(read_from().view(), query_, batch, g.query_heads),
             part(keys.view(), key_, batch, g.kv_heads),
-            part(values.view(), value_, batch, g.kv_heads), extra_of(rows_.view(), batch)};
+            part(values.view(), value_, batch, g.kv_heads),
+            of_heads(rows_.view(), extra_, batch),
+            nullptr,
+            of_heads(rows_.view(), query_inputs_, batch),
+            of_heads(values.view(), key_inputs_, batch)};
   }
 
   void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
@@ -159,8 +167,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     const Gradients<Real> grads{part(of_query.view(), query_, batch, g.query_heads),
                                 part(of_key.view(), key_, batch, g.kv_heads),
                                 part(of_value.view(), value_, batch, g.kv_heads),
-                                extra_of(drows_.view(), batch),
-                                {}};
+                                of_heads(drows_.view(), extra_, batch),
+                                {},
+                                of_heads(drows_.view(), query_inputs_, batch),
+                                of_heads(of_value.view(), key_inputs_, batch)};
     stage.backward(c, inputs(batch), heads_of(std::as_const(mixed_).view(), batch, g.heads),
                    heads_of(dmixed, batch, g.heads), grads);
     if (key_gradient.rows() > 0) add<Real>(c, key_gradient.view(), range(of_key, key_));
@@ -181,9 +191,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void keep_in_range() override { stage.keep_in_range(); }
 
-  // False where a token sees later ones, and where the readout reads key and value of its own row.
+  // False where a token sees later ones, where the readout reads key and value of its own row, and where the score reads
+  // numbers of key tokens, which a cache does not keep.
   [[nodiscard]] bool can_step() const override {
-    return stage.is_causal() && !Op::ReadoutType::uses_own_rows;
+    return stage.is_causal() && !Op::ReadoutType::uses_own_rows && kKeyInputs == 0;
   }
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     const Geometry& g = options_.heads;
@@ -197,7 +208,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     project(c, batch, x, x, position);
     Inputs<Real> in = inputs(batch);
     cache.append(in.key, in.value);
+    const auto query_inputs = in.query_inputs;
     in = cache.inputs(in.query, in.extra);
+    in.query_inputs = query_inputs;
     // The op may have learnt since the last step.
     if (!KeySide<Op, Real>::fits(cache.key_features(), stage.op, options_.heads, in.key))
       cache.forget_features();
@@ -224,6 +237,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
  private:
+  static constexpr Index kQueryInputs = query_inputs_of<typename Op::ScoreType>,
+                         kKeyInputs = key_inputs_of<typename Op::ScoreType>;
+
   // Columns of the projected rows.
   struct Part {
     Index first = 0, count = 0;
@@ -243,16 +259,23 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     Part from;
   };
 
-  [[nodiscard]] Index total() const { return extra_.end(); }
+  [[nodiscard]] Index total() const { return key_inputs_.end(); }
   [[nodiscard]] Index mixed_width() const { return options_.heads.heads * options_.heads.dim_v; }
   [[nodiscard]] bool turns() const { return query_norm_.has_value() || options_.rope.has_value(); }
 
   void add_projections() {
     const ProjectionNames& names = options_.names;
-    const bool projects_extra = extra_.count > 0 && options_.extra == ExtraSource::projected;
+    const bool from_x = options_.extra == ExtraSource::projected;
+    const bool projects_extra = extra_.count > 0 && from_x;
+    require(from_x || extra_.end() == total(),
+            "ProjectedAttention: a gate was asked for, the op reads numbers of tokens, too");
     const auto add = [&](const std::string& name, const Part& to, bool of_memory) {
       projections_.push_back(
           {name, Linear<Real>(options_.width, to.count, options_.bias), to, of_memory});
+    };
+    const auto add_inputs = [&] {
+      if (kQueryInputs > 0) add(names.query_inputs, query_inputs_, false);
+      if (kKeyInputs > 0) add(names.key_inputs, key_inputs_, true);
     };
     require(options_.latent == 0 || names.packed.empty(),
             "ProjectedAttention: a latent needs a projection each for q, k and v");
@@ -263,13 +286,15 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
         projections_.push_back(
             {name, Linear<Real>(options_.latent, to.count, false), to, true, true});
       if (projects_extra) add(names.extra, extra_, false);
+      add_inputs();
     } else if (!names.packed.empty()) {
-      add(names.packed, {0, projects_extra ? total() : extra_.first}, false);
+      add(names.packed, {0, from_x ? total() : extra_.first}, false);
     } else {
       add(names.query, query_, false);
       add(names.key, key_, true);
       add(names.value, value_, true);
       if (projects_extra) add(names.extra, extra_, false);
+      add_inputs();
     }
     const auto gate = [&](const char* name, const Part& from) {
       gates_.push_back({name, Linear<Real>(from.count, extra_.count, false), from});
@@ -290,16 +315,18 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                                           Index batch, Index heads) {
     return heads_of(rows.column_range(columns.first, columns.count), batch, heads);
   }
+  // A part that each output head has columns of; empty where the op reads none.
   template <class U>
-  [[nodiscard]] TensorView<U> extra_of(const MatrixView<U>& rows, Index batch) const {
-    if (extra_.count == 0) return {};
-    return part(rows, extra_, batch, options_.heads.heads);
+  [[nodiscard]] TensorView<U> of_heads(const MatrixView<U>& rows, const Part& columns,
+                                       Index batch) const {
+    if (columns.count == 0) return {};
+    return part(rows, columns, batch, options_.heads.heads);
   }
 
   // The rows that the op reads its queries from, and its keys unless attention crosses.
   [[nodiscard]] const Matrix<Real>& read_from() const { return turns() ? turned_ : rows_; }
 
-  // Computes the rows of q, k, v and the extra input. The first token of each sequence has position `position`.
+  // Computes the rows of q, k, v, the extra input and the numbers of tokens. The first token of each sequence has position `position`.
   void project(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                const MatrixView<const Real>& memory, Index position) {
     require(batch > 0 && x.rows % batch == 0 && memory.rows % batch == 0,
@@ -410,13 +437,13 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   }
 
   AttentionOptions options_;
-  Part query_, key_, value_, extra_;
+  Part query_, key_, value_, extra_, query_inputs_, key_inputs_;
   std::vector<Projection> projections_;
   std::vector<Gate> gates_;
   std::optional<RMSNorm<Real>> query_norm_, key_norm_;
   std::optional<Linear<Real>> out_, latent_;
   bool crosses_ = false;
-  Matrix<Real> rows_, memory_rows_;      // [q | k | v | extra] of x, of the memory
+  Matrix<Real> rows_, memory_rows_;      // [q | k | v | extra | inputs] of x, of the memory
   Matrix<Real> turned_, memory_turned_;  // [q | k] after norm and rotation
   Matrix<Real> latent_rows_, dlatent_;
   Matrix<Real> mixed_;

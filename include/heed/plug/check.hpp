@@ -6,6 +6,8 @@
 
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
+#include <heed/plug/row_formula.hpp>
+#include <heed/plug/token_inputs.hpp>
 
 #include <type_traits>
 
@@ -39,6 +41,17 @@ inline constexpr bool names_score_vjp = !requires {
   &BothScoreVjps<Score>::score_vjp;
 };
 
+// The same of a normaliser's vjp.
+struct AnyVjp {
+  int vjp;
+};
+template <class Normaliser>
+struct BothVjps : Normaliser, AnyVjp {};
+template <class Normaliser>
+inline constexpr bool names_vjp = !requires {
+  &BothVjps<Normaliser>::vjp;
+};
+
 }  // namespace detail
 
 template <class Score, class Real>
@@ -67,6 +80,12 @@ consteval bool check_score() {
   static_assert(
       !detail::names_score_vjp<Score> || HasScoreVjp<Score, Pack<Real>>,
       "heed: score_vjp must be callable as score_vjp(pair, p, g, d, dp) (plug/score.hpp)");
+  if constexpr (sums_inputs<Score>)
+    static_assert(
+        requires(const Score s) { s.summand(1.0); } && key_inputs_of<Score> > 0 &&
+            query_inputs_of<Score> == 0,
+        "heed: a score with sums_inputs needs key_inputs, no query_inputs, and summand(x) const "
+        "(plug/token_inputs.hpp)");
   if constexpr (Score::has_projection)
     static_assert(
         requires(const Score s) { s.projection().data(); },
@@ -102,8 +121,8 @@ consteval bool check_normaliser() {
       },
       "heed: a normaliser inherits PlainRows (plug/normaliser.hpp) or StreamedRows "
       "(plug/streaming.hpp)");
-  static_assert(Normaliser::maps == 1 || Normaliser::maps == 2,
-                "heed: a normaliser has one or two score maps (plug/normaliser.hpp)");
+  static_assert(Normaliser::maps >= 1 && Normaliser::maps <= kMostMaps,
+                "heed: a normaliser has 1 to 8 score maps per output head (plug/normaliser.hpp)");
   static_assert(detail::check_part<Normaliser>());
   static_assert(
       requires(const Normaliser n, const Geometry& g) {
@@ -115,7 +134,7 @@ consteval bool check_normaliser() {
   if constexpr (Normaliser::streams) {
     using P = Pack<Real>;
     static_assert(Normaliser::maps == 1,
-                  "heed: a streaming normaliser has one score map; with two, whole rows are "
+                  "heed: a streaming normaliser has one score map; with more, whole rows are "
                   "weighed by one that inherits PlainRows (plug/normaliser.hpp)");
     static_assert(
         requires { typename Normaliser::State; },
@@ -137,14 +156,29 @@ consteval bool check_normaliser() {
           { n.work_tiles(true) } -> std::convertible_to<Index>;
         },
         "heed: a row normaliser needs work_tiles(backward) const (plug/normaliser.hpp)");
-    static_assert(
-        requires(const Normaliser n, RowBlock<Real>& block) { n.forward(block); },
-        "heed: a row normaliser needs forward(RowBlock&) const (plug/normaliser.hpp)");
-    static_assert(
-        requires(const Normaliser n, RowBlock<Real>& block, Normaliser& grad) {
-          n.vjp(block, grad);
-        },
-        "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
+    if constexpr (HasRowVjp<Normaliser, Real> || detail::names_vjp<Normaliser>) {
+      static_assert(
+          requires(const Normaliser n, RowBlock<Real>& block) { n.forward(block); },
+          "heed: a row normaliser needs forward(RowBlock&) const (plug/normaliser.hpp)");
+      static_assert(
+          HasRowVjp<Normaliser, Real>,
+          "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
+    } else {
+      using Row = detail::TapedRow<Normaliser, Real>;
+      static_assert(
+          requires(const Normaliser n, const Row& row) { n.forward(row); },
+          "heed: a row normaliser needs vjp(RowBlock&, grad) const beside forward(RowBlock&) "
+          "const, or else "
+          "`auto forward(const auto& row) const` alone, which heed differentiates "
+          "(plug/row_formula.hpp)");
+      static_assert(
+          requires(const Normaliser n, const Row& row) {
+            requires detail::is_row_term<std::remove_cvref_t<decltype(n.forward(row))>>;
+          },
+          "heed: forward(row) of a normaliser returns the weights: a number per pair, made of "
+          "row.score() "
+          "(plug/row_formula.hpp)");
+    }
   }
   return true;
 }

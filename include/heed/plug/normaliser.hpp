@@ -4,16 +4,18 @@
 // Plug point 2, the normaliser: how do the scores of a row become weights?
 //
 // Two kinds. A *streaming* normaliser weighs a row as it passes (plug/streaming.hpp; plug/softmax.hpp is one). A *row*
-// normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and overrides what differs; this is
-// the whole list, and what does not name a block serves both kinds:
+// normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and either writes forward(row) alone, a
+// formula that heed differentiates (plug/row_formula.hpp), or works on blocks itself. It overrides what differs; this is the
+// whole list, and what does not name a block or a row serves both kinds:
 //
+//   forward(row) -> a number per pair      the weights of a row as a formula; then without the next three
 //   forward(block)                         block.scores[0] becomes the weights of the row. No default
 //   vjp(block, grad)                       from scores and block.dweights: block.weights and
 //                                          block.dscores[m]; adds parameter gradients to `grad`. No default
 //   reference<S>(row) -> vector<S>         the weights of one row in long hand (LongHandRow). No default
 //   reference_lse<S>(row, map) -> S        lse in long hand: log sum exp of the scores
 //   parameters                             names its parameters and options (plug/parameters.hpp)
-//   maps                             1     score maps per output head (1 or 2)
+//   maps                             1     score maps per output head, at most kMostMaps (8)
 //   diagnostics, diagnostic_name(i)  0     numbers per row that it reports
 //   uses_extra                   false     reads the op's extra input, one number per row
 //   uses_query                   false     reads block.query, adds to block.dquery
@@ -23,7 +25,7 @@
 //   source(geometry, h, map) -> Source     which head and columns feed map `map` of output head h; heads and
 //                                          maps may read the same ones, their gradients are then summed
 //   query_heads(heads) -> Index            heads that the query tensor must have
-//   work_tiles(backward) -> Index    0     scratch tiles of the size of one map that it needs
+//   work_tiles(backward) -> Index    0     scratch tiles of the size of one map that it needs; a formula's are counted
 //   weight_terms<S>(rows, weights) -> vector<double>      where weights are differences: the sizes of their
 //                                          terms, which rounding errors are measured by
 //   check(geometry, where), keep_jointly() see plug/parameters.hpp
@@ -62,29 +64,35 @@ struct Source {
   return {h, g.kv_head(h), 0, 0, g.dim_qk};
 }
 
+// Score maps that an output head may have. Each is a row of scores per query in scratch memory, so that a normaliser of 8 maps
+// over 8,192 keys takes 4 MiB of it per panel of 16 queries in float.
+inline constexpr int kMostMaps = 8;
+
 // The rows of one panel, all visited keys at once.
 template <class Real>
 struct RowBlock {
   Index head = 0;
-  int vectors = 0;                       // lanes = vectors * kLanes<Real>
-  std::array<LaneTile<Real>, 2> scores;  // [keys][lanes] per map, natural-log units
-  std::array<const Real*, 2> score_max;  // [lanes]: largest visible score, -infinity for none
-  const Real* extra = nullptr;           // [lanes] (uses_extra)
-  LaneTile<Real> work;                   // [work_tiles * keys][lanes]
-  std::array<Real*, 2>
+  int vectors = 0;                               // lanes = vectors * kLanes<Real>
+  std::array<LaneTile<Real>, kMostMaps> scores;  // [keys][lanes] per map, natural-log units
+  std::array<const Real*, kMostMaps>
+      score_max;                // [lanes]: largest visible score, -infinity for none
+  const Real* extra = nullptr;  // [lanes] (uses_extra)
+  LaneTile<Real> work;          // [work_tiles * keys][lanes]
+  std::array<Real*, kMostMaps>
       lse;  // out, [lanes]: log-sum-exp of each map, -infinity for no key; 0 unless set
   Index first_query = 0, first_key = 0;  // positions of lane 0 and of the first key
   const Real* visible = nullptr;         // [lanes]: keys that each query sees (counts_visible)
   LaneTile<const Real> query;            // [dim_qk][lanes], unscaled (uses_query)
   Real* diagnostics = nullptr;           // out, [diagnostics][lanes]
   // Backward only.
-  LaneTile<Real> dweights;                // [keys][lanes]: gradient of the weights
-  LaneTile<Real> weights;                 // out: may alias dweights
-  std::array<LaneTile<Real>, 2> dscores;  // out: may alias scores
-  Real* dextra = nullptr;                 // out, [lanes] (uses_extra)
-  std::array<const Real*, 2> dlse{};      // [lanes]: gradients of lse, null where there are none
-  LaneTile<Real> dquery;                  // add, [dim_qk][lanes] (uses_query)
-  Index valid_lanes = 0;                  // lanes beyond it are padding and add to no parameter
+  LaneTile<Real> dweights;                        // [keys][lanes]: gradient of the weights
+  LaneTile<Real> weights;                         // out: may alias dweights
+  std::array<LaneTile<Real>, kMostMaps> dscores;  // out: may alias scores
+  Real* dextra = nullptr;                         // out, [lanes] (uses_extra)
+  std::array<const Real*, kMostMaps>
+      dlse{};             // [lanes]: gradients of lse, null where there are none
+  LaneTile<Real> dquery;  // add, [dim_qk][lanes] (uses_query)
+  Index valid_lanes = 0;  // lanes beyond it are padding and add to no parameter
 
   [[nodiscard]] Index keys() const { return scores[0].rows; }
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }

@@ -30,8 +30,11 @@
 //
 //   using Features = SquaredNorms;     what pair.query[] and pair.key[] hold; or InverseNorms, LogVisible, or your own
 //                                      that inherits NoSideValues: numbers of a row, its position, and how many
-//                                      keys a query sees, computed once per row. Those of keys are computed once for
-//                                      each token of a KvCache, if the struct has no members of data
+//                                      keys a query sees, and the parameters p where its functions take them
+//                                      (plug/feature_calls.hpp), computed once per row. Those of keys are computed once
+//                                      for each token of a KvCache, if the struct has no members of data
+//                                      TokenInputs, CumulativeInputs: numbers of tokens that the call brings with it
+//                                      (plug/token_inputs.hpp)
 //   positions, bucket()                pair.position is an entry of a learnt table (plug/score.hpp): buckets of
 //                                      distances as in T5, or of pairs of positions as in Swin
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
@@ -52,6 +55,7 @@
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/features.hpp>
 #include <heed/plug/formula_probe.hpp>
+#include <heed/plug/token_inputs.hpp>
 #include <heed/simd/functions.hpp>
 
 #include <concepts>
@@ -96,7 +100,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
   using rebind = OwnScore<Formula, U>;
   using PlaceFree = std::conditional_t<place_free<Formula<Real>>, OwnScore, void>;
   using NormedDots = std::conditional_t<normed_dots<Formula<Real>>, OwnScore, void>;
-  // Features without members can depend on the row alone.
+  // Features without members can depend on the row and on p alone.
   using KeptFeatures =
       std::conditional_t<std::is_empty_v<typename detail::FeaturesOf<Formula<Real>>::Type>,
                          OwnScore, void>;

@@ -15,8 +15,8 @@
 //               rows whose dot product overflows have finite scores.
 // KeptFeatures  A score's key features depend on the key's row, projected row and table entries, and on the numbers that
 //               `std::vector<double> feature_numbers() const` gives, if the score has it, and on nothing else. A cache may
-//               then keep them from call to call (engine/key_features.hpp). Projection and tables need no word: the
-//               engine compares them.
+//               then keep them from call to call (engine/key_features.hpp). Projection, tables and the parameters that
+//               features read need no word: the engine compares them.
 //
 // Mergeable     A streaming normaliser gives each key the share exp(score) / sum of exp(score), over all keys that the
 //               query sees and nothing else, and has join() (plug/streaming.hpp). The keys of a row may then be visited in

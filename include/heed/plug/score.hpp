@@ -18,10 +18,12 @@
 //   query_features, key_features     0     side values per row, read as pair.query[f] and pair.key[f]
 //   query_features_of(row, f)              fills f[0..query_features) from a row (see LaneRow)
 //   query_features_vjp(row, f, df, add)    adds df . df/drow through add.add_x(c, value) and so on
-//   key_features_of, key_features_vjp      likewise for key rows
+//   key_features_of, key_features_vjp      likewise for key rows. Both may read the head's parameters, too:
+//                                          plug/feature_calls.hpp
 //   counts_visible               false     row.visible() of query rows is the number of keys that the query sees; a bias
 //                                          of -infinity hides its key. O(keys) per query under a boolean mask, documents
 //                                          or a bias
+//   query_inputs, key_inputs         0     numbers of tokens that features read (plug/token_inputs.hpp)
 //   has_projection               false     pair.projected is (q P).(k P) where projection() is given
 //   projection() -> const Param&           (dim, rank), fixed; empty for none
 //   has_table                    false     pair.table is q . table_row(category of the key)

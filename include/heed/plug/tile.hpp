@@ -57,12 +57,14 @@ template <class Real>
 //   table(m)      dot product of the row with row m of the score's table, m < table_rows
 //   index()       position of the row, from 0
 //   visible()     of queries: how many keys it sees, where the score counts_visible
+//   input(c)      number c of the token, of those that the score declares (plug/token_inputs.hpp)
 template <class Real>
 struct LaneRow {
   using Scalar = Pack<Real>;
   LaneTile<const Real> x_tile, projected_tile, table_tile;
   int vector = 0;
   Pack<Real> position = Real(0), seen = Real(0);
+  LaneTile<const Real> input_tile = {};
 
   [[nodiscard]] Index dim() const { return x_tile.rows; }
   [[nodiscard]] Index rank() const { return projected_tile.rows; }
@@ -72,6 +74,7 @@ struct LaneRow {
   [[nodiscard]] Pack<Real> table(Index m) const { return table_tile.load(m, vector); }
   [[nodiscard]] Pack<Real> index() const { return position; }
   [[nodiscard]] Pack<Real> visible() const { return seen; }
+  [[nodiscard]] Pack<Real> input(Index c) const { return input_tile.load(c, vector); }
 };
 
 // Where the gradients of a LaneRow are added.
@@ -79,10 +82,12 @@ template <class Real>
 struct LaneRowGrad {
   LaneTile<Real> x_tile, projected_tile, table_tile;
   int vector = 0;
+  LaneTile<Real> input_tile = {};
 
   void add_x(Index c, Pack<Real> g) const { x_tile.add(c, vector, g); }
   void add_projected(Index c, Pack<Real> g) const { projected_tile.add(c, vector, g); }
   void add_table(Index m, Pack<Real> g) const { table_tile.add(m, vector, g); }
+  void add_input(Index c, Pack<Real> g) const { input_tile.add(c, vector, g); }
 };
 
 }  // namespace HEED_ABI

@@ -19,6 +19,7 @@
 // Cost    O(batch heads len_q len_kv dim), one thread; gradients keep every operation in memory.
 
 #include <heed/autodiff/tape.hpp>
+#include <heed/plug/row_formula.hpp>
 #include <heed/reference/rows.hpp>
 #include <heed/simd/keep_bits.hpp>
 
@@ -146,7 +147,7 @@ class Forward {
               const std::vector<std::vector<S>>& rows) {
     const Index row = g_.row_index(b, h, i);
     const LongHandRow<S> of = long_hand_row(b, h, i, keys, rows);
-    std::vector<S> weights = op_.normaliser.reference(of);
+    std::vector<S> weights = long_hand_weights(op_.normaliser, of);
     require(weights.size() == keys.size(), "reference::forward: the normaliser returned ",
             weights.size(), " weights for ", keys.size(), " keys");
     std::vector<double> terms;
@@ -276,6 +277,7 @@ struct Gradients {
   std::vector<Real> dquery, dkey, dvalue, dextra;
   std::vector<Real> dbias;  // of problem.bias; empty when the bias is the mask's or not given
   Op op;                    // of the parameters
+  std::vector<Real> dquery_inputs = {}, dkey_inputs = {};
 };
 
 namespace detail {
@@ -325,7 +327,8 @@ template <class Op>
 
   Tape<Real> tape;
   Problem<Var<Real>> taped = cast_problem<Var<Real>>(problem);
-  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias})
+  for (auto* tensor : {&taped.query, &taped.key, &taped.value, &taped.extra, &taped.bias,
+                       &taped.query_inputs, &taped.key_inputs})
     detail::record(tape, tensor->data(), Index(tensor->size()));
   auto taped_op = cast_whole_op<Var<Real>>(op);
   taped_op.visit(
@@ -347,8 +350,10 @@ template <class Op>
   const auto read = [&](const std::vector<Var<Real>>& tensor) {
     return detail::read(adjoint, tensor.data(), Index(tensor.size()));
   };
-  return {read(taped.query), read(taped.key),  read(taped.value),
-          read(taped.extra), read(taped.bias), detail::read_params(adjoint, op, taped_op)};
+  return {read(taped.query),        read(taped.key),
+          read(taped.value),        read(taped.extra),
+          read(taped.bias),         detail::read_params(adjoint, op, taped_op),
+          read(taped.query_inputs), read(taped.key_inputs)};
 }
 
 }  // namespace reference

@@ -11,6 +11,8 @@
 #include <heed/core/scalar.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/attention.hpp>
+#include <heed/plug/feature_calls.hpp>
+#include <heed/plug/token_inputs.hpp>
 
 #include <algorithm>
 #include <array>
@@ -39,6 +41,9 @@ struct Problem {
   Mask<double> mask;
   std::optional<double> scale;  // default_scale when empty
   Dropout dropout = {};
+  // Numbers of tokens, (batch, heads, kv_heads or 1, len_q or len_kv, n), for ops whose scores read them.
+  std::vector<S> query_inputs = {}, key_inputs = {};
+  Shape query_inputs_shape = {}, key_inputs_shape = {};
 };
 
 // 1 / sqrt(width of one map).
@@ -52,9 +57,20 @@ template <class Op>
 template <class U, class S>
 [[nodiscard]] Problem<U> cast_problem(const Problem<S>& problem) {
   const auto cast = [](const std::vector<S>& x) { return std::vector<U>(x.begin(), x.end()); };
-  return {problem.geometry,    cast(problem.query), cast(problem.key),  cast(problem.value),
-          cast(problem.extra), cast(problem.bias),  problem.bias_shape, problem.mask,
-          problem.scale,       problem.dropout};
+  return {problem.geometry,
+          cast(problem.query),
+          cast(problem.key),
+          cast(problem.value),
+          cast(problem.extra),
+          cast(problem.bias),
+          problem.bias_shape,
+          problem.mask,
+          problem.scale,
+          problem.dropout,
+          cast(problem.query_inputs),
+          cast(problem.key_inputs),
+          problem.query_inputs_shape,
+          problem.key_inputs_shape};
 }
 
 // Sets the problem's mask to a mask over any type. The mask's bias is copied into problem.bias, so that gradients
@@ -105,6 +121,20 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   check(problem.value, {g.batch, g.kv_heads, g.len_kv, g.dim_v}, "value");
   check(problem.extra, {g.batch, g.heads, g.len_q, op.extra_dim(g)}, "extra");
   check(problem.bias, problem.bias_shape, "bias");
+  const auto check_inputs = [&](const std::vector<S>& inputs, const Shape& shape, Index len,
+                                Index count, const char* name) {
+    check(inputs, shape, name);
+    const bool fits = shape == Shape{g.batch, shape.heads, len, count} &&
+                      (shape.heads == g.heads || shape.heads == g.kv_heads || shape.heads == 1);
+    require(count == 0 ? inputs.empty() : fits, where, ": ", name, " has shape ", shape,
+            ", the op reads ", Shape{g.batch, g.heads, len, count}, ", or of 1 or ", g.kv_heads,
+            " heads");
+  };
+  using Score = typename Op::ScoreType;
+  check_inputs(problem.query_inputs, problem.query_inputs_shape, g.len_q, query_inputs_of<Score>,
+               "query_inputs");
+  check_inputs(problem.key_inputs, problem.key_inputs_shape, g.len_kv, key_inputs_of<Score>,
+               "key_inputs");
   const auto broadcasts = [](Index extent, Index to) { return extent == 1 || extent == to; };
   const Shape& s = problem.bias_shape;
   const bool fits = broadcasts(s.batch, g.batch) && broadcasts(s.heads, g.heads) &&
@@ -138,6 +168,7 @@ struct Row {
   Index width = 0;
   std::vector<S> by_projection, by_table;
   Index position = 0, seen = 0;
+  const S* inputs = nullptr;
 
   [[nodiscard]] Index dim() const { return width; }
   [[nodiscard]] Index rank() const { return Index(by_projection.size()); }
@@ -147,6 +178,7 @@ struct Row {
   [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
   [[nodiscard]] S visible() const { return math::constant<S>(double(seen)); }
+  [[nodiscard]] S input(Index c) const { return inputs[c]; }
 };
 
 // The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
@@ -186,8 +218,13 @@ class MapScores {
     const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
     i_ = i;
     query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column, i);
+    if constexpr (sums_inputs<Score>)
+      query_.row.inputs = sum_up_to(g.len_kv - g.len_q + i);
+    else if constexpr (query_inputs_of<Score> > 0)
+      query_.row.inputs = inputs_of(problem_.query_inputs, problem_.query_inputs_shape, i);
     if constexpr (Score::counts_visible) query_.row.seen = count_visible(i);
-    score_.query_features_of(query_.row, query_.features.data());
+    heed::detail::features_of<heed::detail::OfQueries>(score_, query_.row, scalars_,
+                                                       query_.features.data());
   }
 
   // The score that is normalised, for the query at hand and a key that it sees.
@@ -241,7 +278,15 @@ class MapScores {
     return count;
   }
 
-  // Prepares the projection and the table, which all rows of the head share.
+  // The numbers of token t that the head reads.
+  [[nodiscard]] const S* inputs_of(const std::vector<S>& inputs, const Shape& s, Index t) const {
+    const Index head = h_ * s.heads / problem_.geometry.heads;
+    return inputs.data() + ((b_ * s.heads + head) * s.len + t) * s.dim;
+  }
+  // Sums of what the score adds up of tokens 0 ... t.
+  [[nodiscard]] const S* sum_up_to(Index t) const { return sums_.data() + t * kInputs; }
+
+  // Prepares the projection, the table and sums over tokens, which all rows of the head share.
   void prepare_shared() {
     if constexpr (Score::has_projection) {
       projection_ = &score_.projection();
@@ -255,6 +300,14 @@ class MapScores {
       table_rows_ = score_.table_size();
       table_.assign(std::size_t(table_rows_ * source_.width), math::constant<S>(0));
       score_.prepare_table(h_, source_.width, table_.data());
+    }
+    if constexpr (sums_inputs<Score>) {
+      std::vector<S> sum(std::size_t(kInputs), math::constant<S>(0));
+      for (Index t = 0; t < problem_.geometry.len_kv; ++t) {
+        const S* x = inputs_of(problem_.key_inputs, problem_.key_inputs_shape, t);
+        for (std::size_t c = 0; c < sum.size(); ++c) sum[c] = sum[c] + score_.summand(x[c]);
+        sums_.insert(sums_.end(), sum.begin(), sum.end());
+      }
     }
   }
 
@@ -279,7 +332,12 @@ class MapScores {
       const Index row = (b_ * g.kv_heads + source_.kv_head) * g.len_kv + j;
       side.emplace();
       side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column, j);
-      score_.key_features_of(side->row, side->features.data());
+      if constexpr (sums_inputs<Score>)
+        side->row.inputs = sum_up_to(j);
+      else if constexpr (key_inputs_of<Score> > 0)
+        side->row.inputs = inputs_of(problem_.key_inputs, problem_.key_inputs_shape, j);
+      heed::detail::features_of<heed::detail::OfKeys>(score_, side->row, scalars_,
+                                                      side->features.data());
     }
     return *side;
   }
@@ -320,6 +378,8 @@ class MapScores {
   const Param<S>* projection_ = nullptr;
   Index rank_ = 0, table_rows_ = 0;
   std::vector<S> table_;  // (table_rows_, width)
+  static constexpr Index kInputs = key_inputs_of<Score>;
+  std::vector<S> sums_;  // (len_kv, kInputs)
   QuerySide query_;
   std::vector<std::optional<KeySide>> keys_;
 };

@@ -33,13 +33,13 @@ struct QueryGrad {
     grad.features = rows(Score::query_features);
     grad.scalars = rows(scalars_of<Score>);
     grad.side = SideTiles<Real>::take(scratch, SideNeeds<Op>::any ? width : 0, needs.rank,
-                                      needs.table_rows, lanes);
+                                      needs.table_rows, query_row_inputs<Score>, lanes);
     return grad;
   }
   void clear(Index width) {
     dq.rows = width;
     if (SideNeeds<Op>::any) side.x.rows = width;
-    for (const auto& tile : {dq, features, scalars, side.x, side.projected, side.table})
+    for (const auto& tile : {dq, features, scalars, side.x, side.projected, side.table, side.input})
       tile.fill(Real(0));
   }
 };

@@ -18,6 +18,7 @@
 
 #include <heed/core/geometry.hpp>
 #include <heed/engine/tile/products.hpp>
+#include <heed/plug/normaliser.hpp>
 #include <heed/simd/precision.hpp>
 #include <heed/simd/scratch.hpp>
 
@@ -94,8 +95,8 @@ class PairedRows {
 
 // What a worker has in pairs of the tile at hand.
 struct MixedTile {
-  const PairProducts* products;                     // null where nothing is mixed
-  std::array<PairedRows, 2> key_columns, key_rows;  // per score map
+  const PairProducts* products;                             // null where nothing is mixed
+  std::array<PairedRows, kMostMaps> key_columns, key_rows;  // per score map
   PairedRows value_columns, value_rows;
   BfloatPair* weights;  // [pairs_of(tile)][lanes]: of the panel at hand, by rows
 

@@ -6,6 +6,7 @@
 #include <heed/engine/tile/hidden_pairs.hpp>
 #include <heed/engine/tile/pairs.hpp>
 #include <heed/plug/derivative.hpp>
+#include <heed/plug/feature_calls.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -29,7 +30,8 @@ class QuerySide {
     features_ = {scratch.take(kQueryFeatures * lanes), kQueryFeatures, lanes};
     const auto& needs = c.keys.needs();
     if constexpr (Needs::any)
-      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+      side_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
+                                    query_row_inputs<Score>, lanes);
     projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
     visible_ = scratch.take(Score::counts_visible ? lanes : 0);
   }
@@ -62,6 +64,11 @@ class QuerySide {
     if constexpr (Needs::any) {
       side_.x.rows = source_.width;
       pack_lanes(row, stride, rows, source_.width, side_.x.data, lanes);
+      if constexpr (query_row_inputs < Score >> 0) {
+        const TensorView<const Real>& inputs = c_.in.query_inputs;
+        pack_lanes(detail::input_row(inputs, c_.geometry, b, h, first), inputs.strides().row, rows,
+                   query_row_inputs<Score>, side_.input.data, lanes);
+      }
       side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
       for (int v = 0; v < c_.plan.vectors; ++v)
         for (Index r = 0; r < projected_.rows; ++r)
@@ -71,7 +78,7 @@ class QuerySide {
                      projected_.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         Pack<Real> f[kQueryFeatures + 1];
-        c_.op.score.query_features_of(lane_row(v), f);
+        detail::features_of<detail::OfQueries>(c_.op.score, lane_row(v), scalars(), f);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, f[i]);
       }
     }

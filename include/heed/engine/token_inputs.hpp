@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Numbers of tokens (plug/token_inputs.hpp) in a call: which row of theirs a head reads, what is summed over tokens, and
+// the way of their gradients back.
+//
+//   y_t  = sum over s <= t of term(x_s)
+//   dx_t = term'(x_t) sum over s >= t of (dL/dy_s of keys + dL/dy_s of queries)
+//
+// Memory  two numbers per token, head and input where they are summed, else one in backward.
+
+#include <heed/autodiff/dual.hpp>
+#include <heed/core/error.hpp>
+#include <heed/core/geometry.hpp>
+#include <heed/core/parallel.hpp>
+#include <heed/core/view.hpp>
+#include <heed/plug/token_inputs.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// The numbers of token t that head h reads.
+template <class U>
+[[nodiscard]] U* input_row(const TensorView<U>& inputs, const Geometry& g, Index b, Index h,
+                           Index t) {
+  return inputs.row(b, h / (g.heads / inputs.shape().heads), t);
+}
+
+// Throws unless `view` has `count` numbers for each of `len` tokens of all heads, each key-value head, or one for all.
+// argument: its name in Inputs; name: what the op calls it.
+inline void require_token_inputs(const MemoryView& view, bool given, const Geometry& g, Index len,
+                                 Index count, const char* argument, const char* name,
+                                 const std::string& where) {
+  const Shape& s = view.shape;
+  const Shape whole{g.batch, g.heads, len, count};
+  if (count == 0)
+    return require(!given, where, ": ", argument, " of shape ", s, " was given, the op reads none");
+  require(given, where, ": the op needs the input ", name, " of shape ", whole,
+          ", or of 1 head, as ", argument, "; none was given");
+  const bool heads_fit = s.heads == g.heads || s.heads == g.kv_heads || s.heads == 1;
+  require(s == Shape{g.batch, s.heads, len, count} && heads_fit, where, ": ", argument, " (", name,
+          ") has shape ", s, ", it must be ", whole, ", or of 1 or ", g.kv_heads, " heads");
+}
+
+// Threads that so many numbers are worth.
+[[nodiscard]] inline int threads_for_inputs(int threads, Index numbers) {
+  constexpr Index per_thread = 4096;
+  return int(std::min<Index>(threads, 1 + numbers / per_thread));
+}
+
+// The sums that rows read, and of which backward writes the gradients; for scores that sum nothing, the numbers of the
+// call themselves.
+template <class Score, class Real>
+class SummedInputs {
+ public:
+  static constexpr Index kCount = key_inputs_of<Score>;
+
+  SummedInputs(const Score& score, const Geometry& g, const TensorView<const Real>& query_inputs,
+               const TensorView<const Real>& key_inputs, int threads)
+      : score_(score), g_(g), x_(key_inputs), query_(query_inputs), key_(key_inputs) {
+    if constexpr (sums_inputs<Score>) {
+      threads_ = threads_for_inputs(threads, shape().batch * shape().heads * shape().len * kCount);
+      sums_.resize(numbers());
+      for_each_column([&](Index b, Index h, Index c) {
+        double sum = 0;
+        for (Index t = 0; t < g_.len_kv; ++t) {
+          sum += score_.summand(double(x_.row(b, h, t)[c]));
+          sums_[at(b, h, t, c)] = Real(sum);
+        }
+      });
+      key_ = {sums_.data(), shape()};
+      query_ = of_queries(std::as_const(sums_).data());
+    }
+  }
+  SummedInputs(const SummedInputs&) = delete;  // the views refer to its memory
+
+  [[nodiscard]] const TensorView<const Real>& query() const { return query_; }
+  [[nodiscard]] const TensorView<const Real>& key() const { return key_; }
+
+  // Where backward writes the gradients of what rows read; those of the call are `grad_query` and `grad_key`.
+  void take_gradients(TensorView<Real>& grad_query, TensorView<Real>& grad_key) {
+    if constexpr (sums_inputs<Score>) {
+      grad_ = grad_key;
+      if (!grad_.given()) return;
+      of_keys_.resize(numbers());
+      of_queries_.resize(numbers());
+      grad_key = {of_keys_.data(), shape()};
+      grad_query = of_queries(of_queries_.data());
+    }
+  }
+  // After backward.
+  void chain() const {
+    if constexpr (sums_inputs<Score>)
+      if (grad_.given())
+        for_each_column([&](Index b, Index h, Index c) {
+          double sum = 0;
+          for (Index t = g_.len_kv - 1; t >= 0; --t) {
+            sum += double(of_keys_[at(b, h, t, c)]) + double(of_queries_[at(b, h, t, c)]);
+            const auto x = Dual<double, 1>::variable(double(x_.row(b, h, t)[c]));
+            // Of what nobody has read nothing flows back, be it NaN.
+            grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(score_.summand(x).grad[0] * sum);
+          }
+        });
+  }
+
+ private:
+  [[nodiscard]] const Shape& shape() const { return x_.shape(); }
+  [[nodiscard]] std::size_t numbers() const {
+    return std::size_t(element_count(shape(), "sums of token inputs"));
+  }
+  [[nodiscard]] std::size_t at(Index b, Index h, Index t, Index c) const {
+    return std::size_t(((b * shape().heads + h) * shape().len + t) * kCount + c);
+  }
+  // Rows of the queries' own tokens, the last ones.
+  template <class U>
+  [[nodiscard]] TensorView<U> of_queries(U* rows) const {
+    return {rows + (g_.len_kv - g_.len_q) * kCount,
+            {shape().batch, shape().heads, g_.len_q, kCount},
+            dense_strides(shape())};
+  }
+  template <class Body>
+  void for_each_column(Body&& body) const {
+    const Index heads = shape().heads;
+    parallel_for(shape().batch * heads * kCount, threads_, [&](Index unit) {
+      body(unit / kCount / heads, unit / kCount % heads, unit % kCount);
+    });
+  }
+
+  const Score& score_;
+  Geometry g_;
+  TensorView<const Real> x_, query_, key_;
+  TensorView<Real> grad_;
+  int threads_ = 1;
+  std::vector<Real> sums_, of_keys_, of_queries_;  // (batch, heads, len_kv, count)
+};
+
+// to(b, h, t, c) = the sum of parts[b][head][map][t][c] over the heads that read row h, and over maps, in their order.
+template <class Real>
+void sum_over_readers(const std::vector<Real>& parts, Index heads, Index maps,
+                      const TensorView<Real>& to, int threads) {
+  const Shape& s = to.shape();
+  if (s.batch * s.heads == 0) return;
+  const Index readers = heads / s.heads * maps, row = s.len * s.dim;
+  threads = threads_for_inputs(threads, Index(parts.size()));
+  parallel_for(s.batch * s.heads, threads, [&](Index unit) {
+    const Real* from = parts.data() + unit * readers * row;
+    for (Index t = 0; t < s.len; ++t)
+      for (Index c = 0; c < s.dim; ++c) {
+        double sum = 0;
+        for (Index r = 0; r < readers; ++r) sum += double(from[r * row + t * s.dim + c]);
+        to.row(unit / s.heads, unit % s.heads, t)[c] = Real(sum);
+      }
+  });
+}
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

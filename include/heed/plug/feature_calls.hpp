@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// How feature functions are called. Those that read the head's parameters take them behind the row, and their vjp adds to
+// the gradients of the parameters:
+//
+//   query_features_of(row, p, f)                       f[0..query_features) of a row and the parameters p[0], p[1], ...
+//   query_features_vjp(row, p, f, df, add, dp)         adds df . df/drow through `add`, and dp[i] += df . df/dp[i]
+//
+// Without such a vjp dual numbers differentiate the features by the parameters. They may then read the row's place, index()
+// and visible(), and no column of it.
+
+#include <heed/autodiff/lane_dual.hpp>
+#include <heed/plug/score.hpp>
+
+#include <utility>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// Where a row stands, and how many keys it sees: what features read that dual numbers differentiate.
+template <class S>
+struct RowPlace {
+  using Scalar = S;
+  S position{}, seen{};
+
+  [[nodiscard]] S index() const { return position; }
+  [[nodiscard]] S visible() const { return seen; }
+  template <class Column>
+  [[nodiscard]] S x(Column) const {
+    static_assert(sizeof(Column) == 0,
+                  "heed: features that read columns of their row and parameters need "
+                  "query_features_vjp(row, p, f, df, add, dp), or key_features_vjp "
+                  "(plug/feature_calls.hpp)");
+    return {};
+  }
+};
+
+namespace detail {
+
+// Which rows, and the two functions of a score for them.
+struct OfQueries {
+  template <class Score>
+  static constexpr int count = Score::query_features;
+  template <class Score, class... Arguments>
+  static auto of(const Score& score, Arguments&&... arguments)
+      -> decltype(score.query_features_of(std::forward<Arguments>(arguments)...)) {
+    return score.query_features_of(std::forward<Arguments>(arguments)...);
+  }
+  template <class Score, class... Arguments>
+  static auto vjp(const Score& score, Arguments&&... arguments)
+      -> decltype(score.query_features_vjp(std::forward<Arguments>(arguments)...)) {
+    return score.query_features_vjp(std::forward<Arguments>(arguments)...);
+  }
+};
+struct OfKeys {
+  template <class Score>
+  static constexpr int count = Score::key_features;
+  template <class Score, class... Arguments>
+  static auto of(const Score& score, Arguments&&... arguments)
+      -> decltype(score.key_features_of(std::forward<Arguments>(arguments)...)) {
+    return score.key_features_of(std::forward<Arguments>(arguments)...);
+  }
+  template <class Score, class... Arguments>
+  static auto vjp(const Score& score, Arguments&&... arguments)
+      -> decltype(score.key_features_vjp(std::forward<Arguments>(arguments)...)) {
+    return score.key_features_vjp(std::forward<Arguments>(arguments)...);
+  }
+};
+
+}  // namespace detail
+
+// Do features of these rows (detail::OfQueries, detail::OfKeys) read the head's parameters?
+template <class Rows, class Score>
+inline constexpr bool features_read_parameters = requires(const Score& score,
+                                                          const RowPlace<double>& row,
+                                                          const ScalarsOf<Score, double>& p,
+                                                          double* f) {
+  Rows::of(score, row, p, f);
+};
+
+namespace detail {
+
+template <class Rows, class Score, class Row, class S>
+void features_of(const Score& score, const Row& row, const ScalarsOf<Score, S>& p, S* f) {
+  if constexpr (features_read_parameters<Rows, Score>)
+    Rows::of(score, row, p, f);
+  else
+    Rows::of(score, row, f);
+}
+
+// dp[i] += df . df/dp[i]
+template <class Rows, class Score, class Row, class S>
+void features_by_duals(const Score& score, const Row& row, const ScalarsOf<Score, S>& p,
+                       const S* df, ScalarsOf<Score, S>& dp) {
+  constexpr int features = Rows::template count<Score>;
+  using D = LaneDual<S, scalars_of<Score>>;
+  ScalarsOf<Score, D> lifted;
+  for_directions<scalars_of<Score>>([&](auto i) { lifted[i] = D::template variable<i>(p[i]); });
+  D f[features];
+  Rows::of(score, RowPlace<D>{D(row.index()), D(row.visible())}, lifted, f);
+  for (int n = 0; n < features; ++n)
+    for_directions<scalars_of<Score>>([&](auto i) {
+      if (f[n].moves[i]) dp[i] += df[n] * f[n].grad[i];
+    });
+}
+
+// Adds df . df/drow through `add` and, where the features read them, to the gradients of the parameters.
+template <class Rows, class Score, class Row, class S, class Add>
+void features_vjp(const Score& score, const Row& row, const ScalarsOf<Score, S>& p, const S* f,
+                  const S* df, const Add& add, ScalarsOf<Score, S>& dp) {
+  if constexpr (!features_read_parameters<Rows, Score>)
+    Rows::vjp(score, row, f, df, add);
+  else if constexpr (requires { Rows::vjp(score, row, p, f, df, add, dp); })
+    Rows::vjp(score, row, p, f, df, add, dp);
+  else
+    features_by_duals<Rows>(score, row, p, df, dp);
+}
+
+// p of head h in every lane.
+template <class Real, class Score>
+[[nodiscard]] ScalarsOf<Score, Pack<Real>> lanes_of_scalars(const Score& score, Index h) {
+  ScalarsOf<Score, Pack<Real>> p;
+  for (int i = 0; i < scalars_of<Score>; ++i)
+    p[std::size_t(i)] = Pack<Real>(scalar_of<Real>(score, i, h));
+  return p;
+}
+// Has one of the p a value per head?
+template <class Score>
+[[nodiscard]] bool scalars_differ_by_head(const Score& score) {
+  bool differ = false;
+  for_each_scalar<Score>(
+      [&](const auto& entry, int) { differ = differ || (score.*entry.member).size() > 1; });
+  return differ;
+}
+
+}  // namespace detail
+
+}  // namespace HEED_ABI
+}  // namespace heed

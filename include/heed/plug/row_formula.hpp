@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A row normaliser of which only the formula is written: forward(row) returns the weights, and heed derives the rest, both
+// passes and the slow twin.
+//
+//   template <class T>
+//   struct Sink : heed::PlainRows {                               // softmax with a further place, of learnt height
+//     heed::Param<T> height = T(0);                               // one value, or one per head
+//     static constexpr auto parameters = std::tuple{heed::named("height", &Sink::height)};
+//
+//     auto forward(const auto& row) const {
+//       const auto s = row.score(), top = row.largest(s), e = heed::math::exp(s - top);
+//       return e / (row.sum(e) + heed::math::exp(row.learnt(height) - top));
+//     }
+//   };
+//   heed::Attention<float, heed::DotScore<float>, Sink<float>, heed::Identity<float>> op;
+//
+// It inherits PlainRows, and has neither vjp() nor reference(). What a formula computes with is a number per query or a number
+// per pair; a formula combines them by + - * /, plain numbers and the words of heed::math that scores have (plug/own_score.hpp),
+// select(a < b, x, y) among them, and branches on none of them. The row has
+//
+//   score(map = 0)            per pair: the score of a map
+//   key_index()               per pair: the position of the key, from 0
+//   query_index(), visible()  per query: its position, from 0; how many keys it sees
+//   learnt(parameter)         a parameter of the normaliser, as the head at hand has it
+//   learnt(parameter, n)      its entry n
+//   head()                    the output head, a plain number
+//   extra()                   per query: the op's extra input (uses_extra)
+//   query(c), dim_qk()        per query: column c of its row, without the scale (uses_query)
+//   products(parameter)       the products of the query's row with the rows of a learnt (n, dim_qk): a table (uses_query)
+//   interpolate(table, x)     per pair: the entry of the table at place x, cut to [0, n - 1], on a line between two entries
+//   sum(x)                    per query: over the keys that it sees
+//   sum_from(x), sum_up_to(x) per pair: over the keys from this one on, or up to it, this one included
+//   product_behind(x)         per pair: the product over the keys behind this one, without it
+//   largest(x)                per query: the largest number, 0 for a query that sees no key. It has no gradient: only what
+//                             does not change the weights may depend on it
+//   softmax(x)                per pair: exp(x) / sum(exp(x))
+//   keep(x)                   x itself. Without it a sum or product that is read twice is computed twice
+//   report(d, x)              diagnostic d of the normaliser
+//
+// A parameter that is read in another way than by learnt() or products() has no gradient.
+//
+// Bounds  Hidden pairs weigh nothing and leave no trace, whatever they hold; a lane that sees no key is 0 throughout. lse is
+//         0, or -infinity for a query that sees no key. Sums are of sums over 128 keys.
+// Cost    columns of scratch [keys]: one for each word over pairs, sum_from, softmax and keep; backward twice these, and one
+//         for each map. Backward takes at most 4 times forward of the normaliser (bench/NOTES.md has examples). What is
+//         iterative, such as entmax, would keep each step: there vjp() by hand is the better way.
+// Errors  std::invalid_argument where learnt() is asked for what `parameters` does not name, or for an entry that is not there.
+
+#include <heed/plug/row_tape.hpp>
+
+#include <cmath>
+#include <concepts>
+#include <string>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// Does the normaliser have its derivative by hand?
+template <class Normaliser, class Real>
+concept HasRowVjp = requires(const Normaliser& normaliser, RowBlock<Real>& block,
+                             Normaliser& grad) {
+  normaliser.vjp(block, grad);
+};
+
+namespace detail {
+
+// Where a learnt parameter of the normaliser stands: f(entry) is called for the entry that names it.
+template <class Normaliser, class Parameter, class F>
+void find_parameter(const Normaliser& normaliser, const Parameter& parameter, const F& f) {
+  bool found = false;
+  for_each_entry<Normaliser>([&]<class Entry>(const Entry& entry) {
+    if constexpr (Entry::learnt)
+      if (&(normaliser.*entry.member) == &parameter) {
+        found = true;
+        f(entry);
+      }
+  });
+  require(found,
+          "heed: forward(row) of a normaliser asks for a learnt parameter that `parameters` of the "
+          "normaliser does not name "
+          "(plug/row_formula.hpp)");
+}
+template <class Parameter>
+[[nodiscard]] Index checked_entry(const Parameter& parameter, Index n) {
+  require(n >= 0 && n < parameter.size(), "heed: forward(row) of a normaliser asks for entry ", n,
+          " of a learnt parameter with ", parameter.size(), " entries");
+  return n;
+}
+// A table needs two rows at least, between which a place may lie.
+template <class Parameter>
+[[nodiscard]] Index checked_rows(const Parameter& parameter, Index dim) {
+  require(parameter.shape().size() == 2 && parameter.extent(0) >= 2 &&
+              (dim < 0 || parameter.extent(1) == dim),
+          "heed: forward(row) of a normaliser asks for the products of a query with the rows of a "
+          "parameter of shape ",
+          extents_text(parameter.shape()), ", it must be (2 or more, ",
+          dim < 0 ? "dim_qk" : std::to_string(dim), ")");
+  return parameter.extent(0);
+}
+
+// A table with a number per query in each entry.
+template <class Real>
+struct RowTable {
+  Index rows;
+  Real *values, *adjoints;  // [rows][W]
+};
+template <class S>
+struct LongHandTable {
+  std::vector<S> values;
+};
+
+// The entry below a place, and how far behind it the place lies, from 0 to 1. Both are of a place within the table.
+template <class Real>
+struct TablePlace {
+  Index entry = 0;
+  Real part = Real(0);
+  bool inside = false;  // else cut
+
+  TablePlace(Real place, Index rows) {
+    if (std::isnan(place)) {
+      part = place;
+    } else if (place >= Real(rows - 1)) {
+      entry = rows - 2;
+      part = Real(1);
+    } else if (place > Real(0)) {
+      entry = Index(place);
+      part = place - Real(entry);
+      inside = true;
+    }
+  }
+};
+
+// A row as forward(row) sees it in the engine: vector v of a block, on a tape. With `grad`, the tape records.
+template <class Normaliser, class Real>
+class TapedRow {
+  using P = Pack<Real>;
+  static constexpr Index W = kLanes<Real>;
+
+ public:
+  TapedRow(RowTape<Real>& tape, const Normaliser& normaliser, Normaliser* grad)
+      : tape_(tape), normaliser_(normaliser), grad_(grad) {}
+
+  [[nodiscard]] auto score(int map = 0) const {
+    require(map >= 0 && map < Normaliser::maps, "heed: forward(row) of a normaliser asks for map ",
+            map, " of ", Normaliser::maps);
+    return tape_.scores(map);
+  }
+  [[nodiscard]] auto key_index() const {
+    return RowTerm<PositionNode<Real>>{{&tape_, dry() ? 0 : block().first_key}};
+  }
+  [[nodiscard]] auto query_index() const {
+    const Index first = dry() ? 0 : block().first_query + tape_.vector() * W;
+    return tape_.independent(P::iota() + Real(first));
+  }
+  [[nodiscard]] auto visible() const { return tape_.independent(tape_.count_visible()); }
+  [[nodiscard]] Index head() const { return dry() ? 0 : block().head; }
+
+  [[nodiscard]] auto learnt(const Param<Real>& parameter) const {
+    return learnt(parameter, parameter.size() == 1 ? 0 : head());
+  }
+  [[nodiscard]] auto learnt(const Param<Real>& parameter, Index n) const {
+    const Real value = parameter[checked_entry(parameter, n)];
+    Real* first = gradient_of(parameter);
+    Real* to = first ? first + n : nullptr;
+    const Index valid = tape_.valid_lanes();
+    return tape_.variable(P(value),
+                          [=](P adjoint) { *to += Real(sum_valid_lanes(adjoint, 0, valid)); });
+  }
+  [[nodiscard]] auto extra() const {
+    static_assert(
+        Normaliser::uses_extra,
+        "heed: row.extra() needs `static constexpr bool uses_extra = true` (plug/normaliser.hpp)");
+    const Index at = tape_.vector() * W;
+    Real* to = dry() ? nullptr : block().dextra + at;
+    return tape_.variable(dry() ? P(Real(0)) : P::load(block().extra + at),
+                          [to](P adjoint) { (P::load(to) + adjoint).store(to); });
+  }
+  [[nodiscard]] Index dim_qk() const { return dry() ? 0 : block().query.rows; }
+  [[nodiscard]] auto query(Index c) const {
+    require_query();
+    const LaneTile<Real> to = dry() ? LaneTile<Real>{} : block().dquery;
+    const int v = tape_.vector();
+    return tape_.variable(dry() ? P(Real(0)) : block().query.load(c, v),
+                          [=](P adjoint) { to.add(c, v, adjoint); });
+  }
+  [[nodiscard]] RowTable<Real> products(const Param<Real>& parameter) const {
+    require_query();
+    const Index rows = checked_rows(parameter, dry() ? -1 : dim_qk());
+    Real* to = gradient_of(parameter);
+    const RowTable<Real> table{rows, tape_.arena().template numbers<Real>(rows * W),
+                               tape_.arena().template numbers<Real>(rows * W)};
+    if (dry()) return table;
+    const int v = tape_.vector();
+    const LaneTile<const Real> query = block().query;
+    for (Index p = 0; p < rows; ++p)
+      math::dot_product(
+          query.rows, [&](Index c) { return P(parameter[p * query.rows + c]); },
+          [&](Index c) { return query.load(c, v); })
+          .store(table.values + p * W);
+    const Real* entries = parameter.data();
+    tape_.then([=, of = &tape_] { reverse_products(table, entries, *of, to); });
+    return table;
+  }
+  template <class E>
+  [[nodiscard]] auto interpolate(const RowTable<Real>& table, const RowTerm<E>& place) const {
+    RowTape<Real>& tape = tape_;
+    const E e = place.e;
+    return tape.column(
+        [&](const ColumnNode<Real>& to) { read_table(tape, table, e, to); },
+        [&tape, table, e](const ColumnNode<Real>& of) { reverse_table(tape, table, e, of); });
+  }
+
+  template <class X>
+  [[nodiscard]] auto sum(const X& x) const {
+    return tape_.sum(node_of<ColumnNode<Real>>(x));
+  }
+  template <class X>
+  [[nodiscard]] auto sum_from(const X& x) const {
+    return tape_.template running_sum<true>(node_of<ColumnNode<Real>>(x));
+  }
+  template <class X>
+  [[nodiscard]] auto sum_up_to(const X& x) const {
+    return tape_.template running_sum<false>(node_of<ColumnNode<Real>>(x));
+  }
+  template <class X>
+  [[nodiscard]] auto product_behind(const X& x) const {
+    return tape_.product_behind(node_of<ColumnNode<Real>>(x));
+  }
+  template <class X>
+  [[nodiscard]] auto largest(const X& x) const {
+    return tape_.largest(node_of<ColumnNode<Real>>(x));
+  }
+  template <class X>
+  [[nodiscard]] auto keep(const X& x) const {
+    return tape_.keep(node_of<ColumnNode<Real>>(x));
+  }
+  template <class E>
+  [[nodiscard]] auto softmax(const RowTerm<E>& x) const {
+    const auto e = math::exp(x - largest(x));
+    return e * (1 / sum(e));
+  }
+  template <class E>
+  void report(int d, const RowTerm<E>& x) const {
+    static_assert(is_number<E>,
+                  "heed: row.report(d, x) takes a number per query (plug/row_formula.hpp)");
+    if (!dry() && block().diagnostics)
+      x.e.of->value.store(block().diagnostics + d * block().lanes() + tape_.vector() * W);
+  }
+
+ private:
+  [[nodiscard]] bool dry() const { return !tape_.block(); }
+  [[nodiscard]] const RowBlock<Real>& block() const { return *tape_.block(); }
+  static void require_query() {
+    static_assert(Normaliser::uses_query,
+                  "heed: row.query(c) and row.products(parameter) need `static constexpr bool "
+                  "uses_query = true` "
+                  "(plug/normaliser.hpp)");
+  }
+  // Where the gradient of a parameter of the normaliser is added; null where there are none.
+  [[nodiscard]] Real* gradient_of(const Param<Real>& parameter) const {
+    Real* to = nullptr;
+    find_parameter(normaliser_, parameter, [&](const auto& entry) {
+      if (grad_) to = (grad_->*entry.member).data();
+    });
+    return to;
+  }
+
+  // z_p = q . e_p:   dq += sum_p dz_p e_p     de_p += sum over queries of dz_p q
+  static void reverse_products(const RowTable<Real>& table, const Real* entries,
+                               RowTape<Real>& tape, Real* to) {
+    const RowBlock<Real>& block = *tape.block();
+    const int v = tape.vector();
+    const Index dim = block.query.rows, padded = whole_vectors<Real>(dim),
+                valid = tape.valid_lanes();
+    const auto dz = [&](Index p) { return P::load(table.adjoints + p * W); };
+    for (Index c = 0; c < dim; ++c)
+      block.dquery.add(c, v,
+                       math::dot_product(
+                           table.rows, [&](Index p) { return P(entries[p * dim + c]); }, dz));
+    Real* rows = tape.arena().template numbers<Real>(W * padded);  // of the queries
+    for (Index c = 0; c < dim; ++c)
+      for (Index i = 0; i < W; ++i) rows[i * padded + c] = block.query.row(c)[v * W + i];
+    for (Index p = 0; p < table.rows; ++p)
+      for (Index i = 0; i < valid; ++i) {
+        const Real g = table.adjoints[p * W + i];
+        if (g == Real(0)) continue;
+        Real* sums = to + p * dim;
+        const Real* row = rows + i * padded;
+        Index c = 0;
+        for (; c + W <= dim; c += W)
+          mul_add(P(g), P::load(row + c), P::load(sums + c)).store(sums + c);
+        for (; c < dim; ++c) sums[c] += g * row[c];
+      }
+  }
+  // y = (1 - part) z_entry + part z_(entry + 1), lane by lane
+  template <class E>
+  [[gnu::noinline, gnu::flatten]] static void read_table(const RowTape<Real>& tape,
+                                                         const RowTable<Real>& table, E e,
+                                                         const ColumnNode<Real>& to) {
+    RowTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
+      Real place[W], y[W];
+      e.value(j).store(place);
+      for (Index i = 0; i < W; ++i) {
+        const TablePlace<Real> at(place[i], table.rows);
+        const Real* z = table.values + at.entry * W + i;
+        y[i] = z[0] + at.part * (z[W] - z[0]);
+      }
+      tape.store(to, j, P::load(y));
+    });
+  }
+  // dz_entry += (1 - part) dy     dz_(entry + 1) += part dy     dplace = (z_(entry + 1) - z_entry) dy where it is not cut
+  template <class E>
+  [[gnu::noinline, gnu::flatten]] static void reverse_table(const RowTape<Real>& tape,
+                                                            const RowTable<Real>& table, E e,
+                                                            const ColumnNode<Real>& of) {
+    RowTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
+      Real place[W], g[W];
+      e.value(j).store(place);
+      P::load(of.adjoints + j * W).store(g);
+      for (Index i = 0; i < W; ++i) {
+        if (g[i] == Real(0)) continue;
+        const TablePlace<Real> at(place[i], table.rows);
+        const Real* z = table.values + at.entry * W + i;
+        Real* dz = table.adjoints + at.entry * W + i;
+        dz[0] += (Real(1) - at.part) * g[i];
+        dz[W] += at.part * g[i];
+        g[i] = at.inside ? (z[W] - z[0]) * g[i] : Real(0);
+      }
+      e.push(j, P::load(g));
+    });
+  }
+
+  RowTape<Real>& tape_;
+  const Normaliser& normaliser_;
+  Normaliser* grad_;
+};
+
+// A row as forward(row) sees it in the slow twin: what the query sees, over any scalar.
+template <class Normaliser, class S>
+class LongHandFormulaRow {
+  using Node = LongHandNode<S>;
+  using Term = RowTerm<Node>;
+
+ public:
+  LongHandFormulaRow(const Normaliser& normaliser, const LongHandRow<S>& row)
+      : normaliser_(normaliser), row_(row) {}
+
+  [[nodiscard]] Term score(int map = 0) const {
+    return {{row_.scores.at(std::size_t(map)), false}};
+  }
+  [[nodiscard]] Term key_index() const {
+    Node node;
+    for (const Index j : row_.keys) node.x.push_back(math::constant<S>(double(j)));
+    return {node};
+  }
+  [[nodiscard]] Term query_index() const { return number(math::constant<S>(double(row_.query))); }
+  [[nodiscard]] Term visible() const { return number(math::constant<S>(double(row_.keys.size()))); }
+  [[nodiscard]] Index head() const { return row_.head; }
+  [[nodiscard]] Term learnt(const Param<S>& parameter) const {
+    return learnt(parameter, parameter.size() == 1 ? 0 : row_.head);
+  }
+  [[nodiscard]] Term learnt(const Param<S>& parameter, Index n) const {
+    find_parameter(normaliser_, parameter, [](const auto&) {});
+    return number(parameter[checked_entry(parameter, n)]);
+  }
+  [[nodiscard]] Term extra() const { return number(row_.extra); }
+  [[nodiscard]] Index dim_qk() const { return Index(row_.query_row.size()); }
+  [[nodiscard]] Term query(Index c) const { return number(row_.query_row.at(std::size_t(c))); }
+  [[nodiscard]] LongHandTable<S> products(const Param<S>& parameter) const {
+    LongHandTable<S> table;
+    const Index rows = checked_rows(parameter, dim_qk());
+    for (Index p = 0; p < rows; ++p)
+      table.values.push_back(math::dot_product(
+          dim_qk(), [&](Index c) { return row_.query_row[std::size_t(c)]; },
+          [&](Index c) { return parameter[p * dim_qk() + c]; }));
+    return table;
+  }
+  [[nodiscard]] Term interpolate(const LongHandTable<S>& table, const Term& place) const {
+    return in_long_hand<S>(
+        [&](const S& x) {
+          const TablePlace<double> at(double(math::value_of(x)), Index(table.values.size()));
+          const S& low = table.values[std::size_t(at.entry)];
+          const S& high = table.values[std::size_t(at.entry) + 1];
+          const S part =
+              at.inside ? S(x - math::constant<S>(double(at.entry))) : math::constant<S>(at.part);
+          return S(low + part * (high - low));
+        },
+        place.e);
+  }
+
+  template <class X>
+  [[nodiscard]] Term sum(const X& x) const {
+    const Node node = node_of<Node>(x);
+    S total = math::constant<S>(0);
+    for (std::size_t n = 0; n < row_.keys.size(); ++n) total += node.at(n);
+    return number(total);
+  }
+  template <class X>
+  [[nodiscard]] Term sum_from(const X& x) const {
+    Node node = keep(x).e;
+    for (std::size_t n = node.x.size(); n-- > 1;) node.x[n - 1] += node.x[n];
+    return {node};
+  }
+  template <class X>
+  [[nodiscard]] Term sum_up_to(const X& x) const {
+    Node node = keep(x).e;
+    for (std::size_t n = 1; n < node.x.size(); ++n) node.x[n] += node.x[n - 1];
+    return {node};
+  }
+  template <class X>
+  [[nodiscard]] Term product_behind(const X& x) const {
+    Node node = keep(x).e;
+    S product = math::constant<S>(1);
+    for (std::size_t n = node.x.size(); n-- > 0;) {
+      const S own = node.x[n];
+      node.x[n] = product;
+      product = product * own;
+    }
+    return {node};
+  }
+  template <class X>
+  [[nodiscard]] Term largest(const X& x) const {
+    const Node node = node_of<Node>(x);
+    double top = row_.keys.empty() ? 0 : -std::numeric_limits<double>::infinity();
+    for (std::size_t n = 0; n < row_.keys.size(); ++n)
+      top = std::max(top, double(math::value_of(node.at(n))));
+    return number(math::constant<S>(top));
+  }
+  template <class X>
+  [[nodiscard]] Term keep(const X& x) const {
+    const Node node = node_of<Node>(x);
+    Node column;
+    for (std::size_t n = 0; n < row_.keys.size(); ++n) column.x.push_back(node.at(n));
+    return {column};
+  }
+  [[nodiscard]] Term softmax(const Term& x) const {
+    return {{long_hand_softmax(keep(x).e.x), false}};
+  }
+  void report(int, const Term&) const {}
+
+ private:
+  [[nodiscard]] static Term number(const S& x) { return {{{x}, true}}; }
+  const Normaliser& normaliser_;
+  const LongHandRow<S>& row_;
+};
+
+// lse of vector v: 0, or -infinity where no key is seen.
+template <class Normaliser, class Real>
+void write_no_lse(const RowBlock<Real>& block, int v) {
+  for (std::size_t m = 0; m < std::size_t(Normaliser::maps); ++m) {
+    const auto top = Pack<Real>::load(block.score_max[m] + v * kLanes<Real>);
+    select(is_hidden(top), top, Pack<Real>(Real(0))).store(block.lse[m] + v * kLanes<Real>);
+  }
+}
+
+}  // namespace detail
+
+// forward(block) of a row normaliser, written down or derived: block.scores[0] becomes the weights.
+template <class Normaliser, class Real>
+void normalise_rows(const Normaliser& normaliser, RowBlock<Real>& block) {
+  if constexpr (HasRowVjp<Normaliser, Real>) {
+    normaliser.forward(block);
+  } else {
+    detail::RowTape<Real> tape(&block, false);
+    const detail::TapedRow<Normaliser, Real> row(tape, normaliser, nullptr);
+    for (int v = 0; v < block.vectors; ++v) {
+      tape.begin(v);
+      detail::write_no_lse<Normaliser>(block, v);
+      tape.write_weights(normaliser.forward(row).e);
+    }
+  }
+}
+// vjp(block, grad), likewise.
+template <class Normaliser, class Real>
+void normalise_rows_vjp(const Normaliser& normaliser, RowBlock<Real>& block, Normaliser& grad) {
+  if constexpr (HasRowVjp<Normaliser, Real>) {
+    normaliser.vjp(block, grad);
+  } else {
+    detail::RowTape<Real> tape(&block, true);
+    const detail::TapedRow<Normaliser, Real> row(tape, normaliser, &grad);
+    for (int v = 0; v < block.vectors; ++v) {
+      tape.begin(v);
+      tape.write_gradients(normaliser.forward(row).e);
+    }
+  }
+}
+// Scratch tiles of the size of one map that these need.
+template <class Real, class Normaliser>
+[[nodiscard]] Index row_work_tiles(const Normaliser& normaliser, bool backward) {
+  if constexpr (HasRowVjp<Normaliser, Real>) {
+    return normaliser.work_tiles(backward);
+  } else {
+    // A rehearsal without rows. Where it records no columns have gradients, so that their adjoints count, too.
+    Normaliser grad = normaliser;
+    detail::RowTape<Real> tape(nullptr, backward);
+    tape.begin(0);
+    (void)normaliser.forward(
+        detail::TapedRow<Normaliser, Real>(tape, normaliser, backward ? &grad : nullptr));
+    return tape.columns();
+  }
+}
+// The weights of one row in long hand.
+template <class Normaliser, class S>
+[[nodiscard]] std::vector<S> long_hand_weights(const Normaliser& normaliser,
+                                               const LongHandRow<S>& row) {
+  if constexpr (requires { normaliser.reference(row); }) {
+    return normaliser.reference(row);
+  } else {
+    const detail::LongHandFormulaRow<Normaliser, S> formula(normaliser, row);
+    return formula.keep(normaliser.forward(formula)).e.x;
+  }
+}
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,696 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The loops over keys that the formula of a row normaliser runs (plug/row_terms.hpp), noted so that reverse() can run them
+// back; and the operators and words that make terms of terms.
+
+#include <heed/core/error.hpp>
+#include <heed/plug/row_terms.hpp>
+
+#include <algorithm>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// Memory for small trivial objects, which stay where they are until clear().
+class RowArena {
+ public:
+  static constexpr std::size_t kAlign = 64;
+
+  template <class X>
+  [[nodiscard]] X* make(const X& x) {
+    static_assert(std::is_trivially_destructible_v<X> && alignof(X) <= kAlign);
+    return new (take(sizeof(X))) X(x);
+  }
+  // Zeros.
+  template <class Real>
+  [[nodiscard]] Real* numbers(Index count) {
+    Real* first = static_cast<Real*>(take(std::size_t(count) * sizeof(Real)));
+    std::fill_n(first, count, Real(0));
+    return first;
+  }
+  void clear() { chunk_ = used_ = 0; }
+
+ private:
+  struct alignas(kAlign) Line {
+    std::byte bytes[kAlign];
+  };
+  static constexpr std::size_t kChunk = 128;  // lines: 8 KiB
+
+  [[nodiscard]] void* take(std::size_t bytes) {
+    const std::size_t lines = bytes / kAlign + 1;
+    if (chunk_ < chunks_.size() && used_ + lines > chunks_[chunk_].size()) {
+      ++chunk_;
+      used_ = 0;
+    }
+    if (chunk_ == chunks_.size() || lines > chunks_[chunk_].size()) {
+      chunks_.insert(chunks_.begin() + std::ptrdiff_t(chunk_),
+                     std::vector<Line>(std::max(lines, kChunk)));
+      used_ = 0;
+    }
+    used_ += lines;
+    return chunks_[chunk_].data() + (used_ - lines);
+  }
+  std::vector<std::vector<Line>> chunks_;
+  std::size_t chunk_ = 0, used_ = 0;
+};
+
+template <class Real>
+class RowTape {
+ public:
+  using P = Pack<Real>;
+  using Column = RowTerm<ColumnNode<Real>>;
+  using Number = RowTerm<NumberNode<Real>>;
+  static constexpr Index W = kLanes<Real>;
+  // Sums are of sums over so many keys (fold_over_keys).
+  static constexpr Index kRun = 128;
+
+  // Of one pass over the rows of a block. recording: reverse() will be called. Without a block nothing is computed, but
+  // columns() tells how many the formula keeps.
+  RowTape(const RowBlock<Real>* block, bool recording)
+      : block_(block),
+        recording_(recording),
+        keys_(block ? block->keys() : 0),
+        room_(block && keys_ > 0 ? block->work.rows * block->work.lanes / (keys_ * W) : 0) {
+    records_.reserve(32);
+  }
+  RowTape(const RowTape&) = delete;  // terms point at their tape
+  RowTape& operator=(const RowTape&) = delete;
+
+  // Forgets all terms and takes over vector v of the block.
+  void begin(int v) {
+    vector_ = v;
+    columns_ = 0;
+    arena_.clear();
+    records_.clear();
+    score_adjoints_ = {};
+  }
+
+  [[nodiscard]] const RowBlock<Real>* block() const { return block_; }
+  [[nodiscard]] bool recording() const { return recording_; }
+  [[nodiscard]] int vector() const { return vector_; }
+  [[nodiscard]] Index keys() const { return keys_; }
+  [[nodiscard]] Index columns() const { return columns_; }
+  // Lanes of the vector that are queries.
+  [[nodiscard]] Index valid_lanes() const {
+    return block_ ? std::clamp<Index>(block_->valid_lanes - vector_ * W, 0, W) : 0;
+  }
+  [[nodiscard]] RowArena& arena() { return arena_; }
+
+  [[nodiscard]] Column scores(int map) {
+    Real*& adjoints = score_adjoints_[std::size_t(map)];
+    if (recording_ && !adjoints) {
+      adjoints = new_column();
+      std::fill_n(adjoints, keys_ * W, Real(0));
+    }
+    if (!block_) return {{this, nullptr, 0, nullptr, map}};
+    const LaneTile<Real>& tile = block_->scores[std::size_t(map)];
+    return {{this, tile.data + vector_ * W, tile.lanes, adjoints, map}};
+  }
+  // A number that depends on no other.
+  [[nodiscard]] Number independent(P value) {
+    return {{arena_.make(RowNumber<Real>{this, value, P(Real(0))})}};
+  }
+  // The same, where `back(adjoint)` takes its gradient.
+  template <class Back>
+  [[nodiscard]] Number variable(P value, const Back& back) {
+    const Number number = independent(value);
+    then([of = number.e.of, back] { back(of->adjoint); });
+    return number;
+  }
+  // reverse() calls back() when it comes here.
+  template <class Back>
+  void then(const Back& back) {
+    if (recording_) note(BackPass<Back>{back});
+  }
+  // An expression of numbers alone.
+  template <class X>
+  [[nodiscard]] Number number(const X& x) {
+    X e = x;
+    e.begin();
+    const Number number = independent(e.value(0));
+    if (recording_) note(NumberPass<X>{x, number.e.of});
+    return number;
+  }
+  // A column that holds the expression: it is computed once.
+  template <class X>
+  [[nodiscard]] Column keep(const X& x) {
+    const Column column = kept_column();
+    keep_values(x, column.e);
+    if (recording_) note(KeepPass<X>{x, column.e});
+    return column;
+  }
+  // Over the keys that a query sees.
+  template <class X>
+  [[nodiscard]] Number sum(const X& x) {
+    const Number number = independent(sum_of(x));
+    if (recording_) note(SumPass<X>{x, number.e.of});
+    return number;
+  }
+  // back: over the keys from each key on; else up to it. Both include the key itself.
+  template <bool back, class X>
+  [[nodiscard]] Column running_sum(const X& x) {
+    const Column column = kept_column();
+    add_up<back>(x, column.e);
+    if (recording_) note(RunningPass<X, back>{x, column.e});
+    return column;
+  }
+  // Over the keys behind each key.
+  template <class X>
+  [[nodiscard]] Column product_behind(const X& x) {
+    const Column column = kept_column();
+    multiply_up(x, column.e);
+    if (recording_) note(ProductPass<X>{x, column.e});
+    return column;
+  }
+  // The largest over the keys that a query sees, 0 if it sees none. A number without a gradient.
+  template <class X>
+  [[nodiscard]] Number largest(const X& x) {
+    return independent(largest_of(x));
+  }
+  [[nodiscard]] P count_visible() const {
+    return keys_ > 0 ? heed::count_visible(column_of(block_->scores[0], vector_), keys_)
+                     : P(Real(0));
+  }
+  // A column of numbers of one's own: fill(column) fills it, and back(column) takes its gradients.
+  template <class Fill, class Back>
+  [[nodiscard]] Column column(const Fill& fill, const Back& back) {
+    const Column column = kept_column();
+    fill(column.e);
+    then([of = column.e, back] { back(of); });
+    return column;
+  }
+
+  [[nodiscard, gnu::always_inline]] auto hidden(Index j) const {
+    return is_hidden(block_->scores[0].load(j, vector_));
+  }
+
+  // The answer of a formula becomes the weights: in place of the scores,
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void write_weights(X e) const {
+    for_runs(
+        e, keys_, [&](Index j) __attribute__((always_inline)) {
+          block_->scores[0].store(j, vector_, zero_where(hidden(j), e.value(j)));
+        });
+  }
+  // or with the gradients of the scores: dw_j = dweights_j, and all loops back.
+  template <class X>
+  void write_gradients(const X& x) {
+    reverse_weights(x);
+    while (!records_.empty()) {
+      const Record record = records_.back();
+      records_.pop_back();
+      record.back(*this, record.pass);
+    }
+    for (std::size_t m = 0; m < score_adjoints_.size(); ++m) {
+      const LaneTile<Real>& to = block_->dscores[m];
+      if (!to.data) continue;
+      for (Index j = 0; j < keys_; ++j)
+        to.store(j, vector_, score_adjoints_[m] ? P::load(score_adjoints_[m] + j * W) : P(Real(0)));
+    }
+  }
+
+  // Sets what a kept column has for key j.
+  [[gnu::always_inline]] static void store(const ColumnNode<Real>& column, Index j, P x) {
+    x.store(const_cast<Real*>(column.values) + j * W);
+    if (column.adjoints) P(Real(0)).store(column.adjoints + j * W);
+  }
+
+  // body(j) for all keys, with e.begin() and e.finish() around every run of them.
+  template <class X, class Body>
+  [[gnu::always_inline]] static void for_runs(X& e, Index keys, const Body& body) {
+    for (Index first = 0; first < keys; first += kRun) {
+      e.begin();
+      for (Index j = first, end = std::min(keys, first + kRun); j < end; ++j) body(j);
+      e.finish();
+    }
+  }
+
+ private:
+  struct Record {
+    void (*back)(RowTape&, void*);
+    void* pass;
+  };
+  template <class Pass>
+  void note(const Pass& pass) {
+    records_.push_back(
+        {[](RowTape& tape, void* at) { static_cast<Pass*>(at)->back(tape); }, arena_.make(pass)});
+  }
+
+  template <class Back>
+  struct BackPass {
+    Back call;
+    void back(RowTape&) { call(); }
+  };
+  template <class X>
+  struct NumberPass {
+    X x;
+    RowNumber<Real>* number;
+    void back(RowTape&) {
+      x.begin();
+      (void)x.value(0);
+      x.push(0, number->adjoint);
+      x.finish();
+    }
+  };
+  template <class X>
+  struct KeepPass {
+    X x;
+    ColumnNode<Real> column;
+    void back(RowTape& tape) { tape.reverse_kept(x, column); }
+  };
+  template <class X>
+  struct SumPass {
+    X x;
+    RowNumber<Real>* number;
+    void back(RowTape& tape) { tape.reverse_sum(x, number->adjoint); }
+  };
+  template <class X, bool from>
+  struct RunningPass {
+    X x;
+    ColumnNode<Real> column;
+    void back(RowTape& tape) { tape.template reverse_running<from>(x, column); }
+  };
+  template <class X>
+  struct ProductPass {
+    X x;
+    ColumnNode<Real> column;
+    void back(RowTape& tape) { tape.reverse_products(x, column); }
+  };
+
+  [[nodiscard]] Real* new_column() {
+    const Index n = columns_++;
+    if (!block_) return nullptr;
+    require(n < room_ || keys_ == 0,
+            "heed: forward(row) of a normaliser keeps more columns than the ", room_,
+            " that it keeps in head 0");
+    return block_->work.data + n * keys_ * W;
+  }
+  [[nodiscard]] Column kept_column() {
+    Real* values = new_column();
+    return {{this, values, W, recording_ ? new_column() : nullptr, -1}};
+  }
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void keep_values(X e, ColumnNode<Real> column) const {
+    for_runs(
+        e, keys_, [&](Index j) __attribute__((always_inline)) { store(column, j, e.value(j)); });
+  }
+  // d e_j += dy_j. The word that the expression ends in takes its own value from memory.
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void reverse_kept(X e, ColumnNode<Real> column) const {
+    for_runs(
+        e, keys_, [&](Index j) __attribute__((always_inline)) {
+          const P g = P::load(column.adjoints + j * W);
+          if constexpr (
+              requires {
+                e.y;
+                e.a.value(j);
+              } &&
+              !requires { e.b; }) {
+            (void)e.a.value(j);
+            e.y = column.last(j);
+          } else {
+            (void)e.value(j);
+          }
+          e.push(j, g);
+        });
+  }
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] P sum_of(X e) const {
+    P total = Real(0);
+    for (Index first = 0; first < keys_; first += kRun) {
+      e.begin();
+      P part = Real(0);
+      for (Index j = first, end = std::min(keys_, first + kRun); j < end; ++j)
+        part += zero_where(hidden(j), e.value(j));
+      total += part;
+    }
+    return total;
+  }
+  // d e_j += dr where the pair is visible.
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void reverse_sum(X e, P g) const {
+    for_runs(
+        e, keys_, [&](Index j) __attribute__((always_inline)) {
+          (void)e.value(j);
+          e.push(j, zero_where(hidden(j), g));
+        });
+  }
+  // f(j) for all keys in the order of a running sum, which begins anew every kRun keys: `total` holds those before.
+  template <bool back, class F>
+  [[gnu::always_inline]] void in_order(const F& f) const {
+    P total = Real(0);
+    for (Index done = 0; done < keys_; done += kRun) {
+      const Index end = std::min(keys_, done + kRun);
+      P part = Real(0);
+      for (Index n = done; n < end; ++n) f(back ? keys_ - 1 - n : n, total, part);
+      total += part;
+    }
+  }
+  template <bool back, class X>
+  [[gnu::noinline, gnu::flatten]] void add_up(X e, ColumnNode<Real> column) const {
+    e.begin();
+    in_order<back>([&](Index j, P total, P & part) __attribute__((always_inline)) {
+      part += zero_where(hidden(j), e.value(j));
+      store(column, j, total + part);
+    });
+  }
+  // y_j = sum over k behind (before) j of e_k: d e_k += sum over j before (behind) k of dy_j
+  template <bool back, class X>
+  [[gnu::noinline, gnu::flatten]] void reverse_running(X e, ColumnNode<Real> column) const {
+    e.begin();
+    in_order<!back>([&](Index j, P total, P & part) __attribute__((always_inline)) {
+      part += P::load(column.adjoints + j * W);
+      (void)e.value(j);
+      e.push(j, zero_where(hidden(j), total + part));
+    });
+    e.finish();
+  }
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void multiply_up(X e, ColumnNode<Real> column) const {
+    P product = Real(1);
+    e.begin();
+    for (Index j = keys_; j-- > 0;) {
+      store(column, j, product);
+      product = select(hidden(j), product, product * e.value(j));
+    }
+  }
+  // y_j = prod over k behind j of e_k: d e_k += y_k a_k,   a_k = sum over j before k of dy_j prod over i between of e_i
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void reverse_products(X e, ColumnNode<Real> column) const {
+    P a = Real(0);
+    for_runs(
+        e, keys_, [&](Index j) __attribute__((always_inline)) {
+          const auto mask = hidden(j);
+          const P factor = e.value(j);
+          e.push(j, zero_where(mask, along(a, column.last(j))));
+          a = select(mask, a, along(a, factor) + P::load(column.adjoints + j * W));
+        });
+  }
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] P largest_of(X e) const {
+    if (keys_ == 0) return Real(0);
+    if constexpr (std::is_same_v<X, ColumnNode<Real>>)
+      if (e.map >= 0) return row_top(*block_, std::size_t(e.map), vector_);
+    P top = -kInfinity<Real>;
+    e.begin();
+    for (Index j = 0; j < keys_; ++j)
+      top = max(top, select(hidden(j), P(-kInfinity<Real>), e.value(j)));
+    return zero_where(is_hidden(top), top);
+  }
+  template <class X>
+  [[gnu::noinline, gnu::flatten]] void reverse_weights(X e) const {
+    const LaneTile<Real> weights = block_->weights, dweights = block_->dweights;
+    for_runs(
+        e, keys_, [&](Index j) __attribute__((always_inline)) {
+          const auto mask = hidden(j);
+          const P g = zero_where(mask, dweights.load(j, vector_));
+          weights.store(j, vector_, zero_where(mask, e.value(j)));
+          e.push(j, g);
+        });
+  }
+
+  const RowBlock<Real>* block_;
+  bool recording_;
+  int vector_ = 0;
+  Index keys_, room_, columns_ = 0;
+  RowArena arena_;
+  std::vector<Record> records_;
+  std::array<Real*, std::tuple_size_v<decltype(RowBlock<Real>::scores)>> score_adjoints_{};
+};
+
+// A term, or a plain number, as an expression of Like's kind.
+template <class Like, class X>
+[[nodiscard]] auto node_of(const X& x) {
+  if constexpr (is_row_term<X>) {
+    return x.e;
+  } else if constexpr (is_long_hand<Like>) {
+    using S = typename Like::Scalar;
+    if constexpr (std::is_same_v<X, S>)
+      return LongHandNode<S>{{x}, true};
+    else
+      return LongHandNode<S>{{math::constant<S>(x)}, true};
+  } else {
+    using Real = typename Like::Real;
+    return ConstantNode<Real>{Pack<Real>(Real(x))};
+  }
+}
+// What may stand beside a term: another one, or a number.
+template <class X, class E>
+concept OperandOf = is_row_term<X> || std::is_arithmetic_v<X> || requires {
+  requires std::is_same_v<X, typename E::Scalar>;
+};
+template <class E>
+inline constexpr bool is_single = is_number<E>;
+template <class Real>
+inline constexpr bool is_single<ConstantNode<Real>> = true;
+
+// The numbers f(n) for each key, or one for all if the operands are.
+template <class S, class F, class... Nodes>
+[[nodiscard]] RowTerm<LongHandNode<S>> in_long_hand(const F& f, const Nodes&... nodes) {
+  LongHandNode<S> result;
+  result.one = (nodes.one && ...);
+  std::size_t count = 1;
+  ((count = nodes.one ? count : nodes.x.size()), ...);
+  for (std::size_t n = 0; n < count; ++n) result.x.push_back(f(nodes.at(n)...));
+  return {result};
+}
+
+template <class F, class E>
+[[nodiscard]] auto apply_word(const RowTerm<E>& x) {
+  if constexpr (is_long_hand<E>) {
+    using S = typename E::Scalar;
+    return in_long_hand<S>([](const S& a) { return S(F::of(a)); }, x.e);
+  } else {
+    using Node = UnaryNode<F, E>;
+    if constexpr (is_number<E>)
+      return x.e.tape()->number(Node{x.e});
+    else if constexpr (std::is_same_v<F, Negated>)
+      return RowTerm<Node>{Node{x.e}};
+    else
+      return x.e.tape()->keep(Node{x.e});
+  }
+}
+
+template <class F, class Like, class A, class B>
+[[nodiscard]] auto combine(const A& a, const B& b) {
+  const auto x = node_of<Like>(a), y = node_of<Like>(b);
+  using X = std::remove_const_t<decltype(x)>;
+  using Y = std::remove_const_t<decltype(y)>;
+  if constexpr (is_long_hand<Like>) {
+    using S = typename Like::Scalar;
+    return in_long_hand<S>([](const S& p, const S& q) { return S(F::of(p, q)); }, x, y);
+  } else {
+    using Node = BinaryNode<F, X, Y>;
+    const Node node{x, y};
+    if constexpr (is_single<X> && is_single<Y>)
+      return node.tape()->number(node);
+    else
+      return RowTerm<Node>{node};
+  }
+}
+
+}  // namespace detail
+
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator+(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Plus, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator+(
+    const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Plus, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator-(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Minus, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator-(
+    const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Minus, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator*(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Times, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator*(
+    const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Times, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator/(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Over, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator/(
+    const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Over, E>(a, b);
+}
+template <class E>
+[[nodiscard]] auto operator-(const RowTerm<E>& a) {
+  return detail::apply_word<detail::Negated>(a);
+}
+
+namespace detail {
+
+template <class Compare, class Like, class A, class B>
+[[nodiscard]] auto compare(const A& a, const B& b) {
+  const auto x = node_of<Like>(a), y = node_of<Like>(b);
+  return RowMask<Compare, std::remove_const_t<decltype(x)>, std::remove_const_t<decltype(y)>>{x, y};
+}
+
+}  // namespace detail
+
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator<(const RowTerm<E>& a, const B& b) {
+  return detail::compare<detail::Below, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator<(
+    const A& a, const RowTerm<E>& b) {
+  return detail::compare<detail::Below, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator<=(const RowTerm<E>& a, const B& b) {
+  return detail::compare<detail::NotAbove, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator<=(
+    const A& a, const RowTerm<E>& b) {
+  return detail::compare<detail::NotAbove, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator>(const RowTerm<E>& a, const B& b) {
+  return detail::compare<detail::Below, E>(b, a);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator>(
+    const A& a, const RowTerm<E>& b) {
+  return detail::compare<detail::Below, E>(b, a);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto operator>=(const RowTerm<E>& a, const B& b) {
+  return detail::compare<detail::NotAbove, E>(b, a);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator>=(
+    const A& a, const RowTerm<E>& b) {
+  return detail::compare<detail::NotAbove, E>(b, a);
+}
+
+namespace math {
+
+template <class E>
+[[nodiscard]] auto exp(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::Exponential>>(x);
+}
+template <class E>
+[[nodiscard]] auto expm1(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::ExponentialLessOne>>(x);
+}
+template <class E>
+[[nodiscard]] auto log(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::Logarithm>>(x);
+}
+template <class E>
+[[nodiscard]] auto log1p(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::LogarithmOfOneMore>>(x);
+}
+template <class E>
+[[nodiscard]] auto sqrt(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::SquareRoot>>(x);
+}
+template <class E>
+[[nodiscard]] auto sin(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::Sine>>(x);
+}
+template <class E>
+[[nodiscard]] auto cos(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::Cosine>>(x);
+}
+template <class E>
+[[nodiscard]] auto tanh(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::HyperbolicTangent>>(x);
+}
+template <class E>
+[[nodiscard]] auto erf(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::ErrorFunction>>(x);
+}
+template <class E>
+[[nodiscard]] auto sigmoid(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::Sigmoidal>>(x);
+}
+template <class E>
+[[nodiscard]] auto softplus(const RowTerm<E>& x) {
+  return detail::apply_word<detail::Word<detail::Softplus>>(x);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto maximum(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Larger, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>)
+    [[nodiscard]] auto maximum(const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Larger, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto minimum(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Smaller, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>)
+    [[nodiscard]] auto minimum(const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Smaller, E>(a, b);
+}
+template <class E, class B>
+requires detail::OperandOf<B, E>
+[[nodiscard]] auto pow(const RowTerm<E>& a, const B& b) {
+  return detail::combine<detail::Power, E>(a, b);
+}
+template <class A, class E>
+requires(!detail::is_row_term<A> && detail::OperandOf<A, E>)
+    [[nodiscard]] auto pow(const A& a, const RowTerm<E>& b) {
+  return detail::combine<detail::Power, E>(a, b);
+}
+
+template <class Compare, class A, class B, class X, class Y>
+[[nodiscard]] auto select(const RowMask<Compare, A, B>& mask, const X& x, const Y& y) {
+  const auto u = detail::node_of<A>(x), v = detail::node_of<A>(y);
+  using U = std::remove_const_t<decltype(u)>;
+  using V = std::remove_const_t<decltype(v)>;
+  if constexpr (detail::is_long_hand<A>) {
+    using S = typename A::Scalar;
+    return detail::in_long_hand<S>([](const S& a, const S& b, const S& p,
+                                      const S& q) { return math::select(Compare::of(a, b), p, q); },
+                                   mask.a, mask.b, u, v);
+  } else {
+    using Node = detail::SelectNode<Compare, A, B, U, V>;
+    const Node node{mask.a, mask.b, u, v};
+    if constexpr (detail::is_single<A> && detail::is_single<B> && detail::is_single<U> &&
+                  detail::is_single<V>)
+      return node.tape()->number(node);
+    else
+      return RowTerm<Node>{node};
+  }
+}
+template <class E>
+[[nodiscard]] auto absolute(const RowTerm<E>& x) {
+  return select(x < 0, -x, x);
+}
+
+}  // namespace math
+}  // namespace HEED_ABI
+}  // namespace heed

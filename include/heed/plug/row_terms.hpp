@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The numbers that the formula of a row normaliser is made of (plug/row_formula.hpp), and their derivatives. A RowTerm is one
+// number per query, or one per pair of a query and a key. Formulas combine them by + - * /, comparisons, and the words of
+// heed::math.
+//
+// In the engine a term is an expression over packs of queries. + - * / and select wait until the expression is summed up or
+// kept; then one loop over the keys computes all of it. What exp, log and the like give of a column is kept, so that each is
+// computed once. A RowTape notes these loops. Its reverse() runs them from the last to the first, each with the slopes of its
+// expression:
+//
+//   y_j = f(a_j, b_j, ..., r)      da_j += dy_j df/da_j     dr += sum_j dy_j df/dr       r: one number per query
+//   r = sum_j f(a_j, ...)          da_j += dr df/da_j
+//
+// So a formula costs a few loops over its row in either direction, and memory for the columns that it keeps.
+//
+// Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs out in both directions. So
+//         what a term holds at a hidden pair, were it a NaN, has no influence.
+
+#include <heed/autodiff/lane_dual.hpp>
+#include <heed/plug/row_kit.hpp>
+#include <heed/simd/functions.hpp>
+#include <heed/simd/instructions.hpp>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+template <class Real>
+class RowTape;
+
+// A number per query of the pack at hand.
+template <class Real>
+struct RowNumber {
+  RowTape<Real>* tape;
+  Pack<Real> value, adjoint;
+};
+
+// g times a slope; where g is 0 the slope leaves no trace.
+template <class Real>
+[[nodiscard, gnu::always_inline]] inline Pack<Real> along(Pack<Real> g, Pack<Real> slope) {
+  return zero_where(g == Pack<Real>(Real(0)), g * slope);
+}
+
+// Expressions. value(j) computes what key j has; push(j, g) passes the gradient g of that on, directly behind value(j).
+// begin() comes before a run of keys, finish() behind it.
+
+// A column in memory, a pack per key. Its gradients are dense.
+template <class Real_>
+struct ColumnNode {
+  using Real = Real_;
+  using P = Pack<Real>;
+  RowTape<Real>* of;
+  const Real* values;
+  Index stride;
+  Real* adjoints;
+  int map;  // of these scores; -1 for other columns
+
+  [[nodiscard]] RowTape<Real>* tape() const { return of; }
+  [[gnu::always_inline]] void begin() {}
+  [[nodiscard, gnu::always_inline]] P value(Index j) { return P::load(values + j * stride); }
+  [[nodiscard, gnu::always_inline]] P last(Index j) const { return P::load(values + j * stride); }
+  [[gnu::always_inline]] void push(Index j, P g) {
+    Real* cell = adjoints + j * kLanes<Real>;
+    (P::load(cell) + g).store(cell);
+  }
+  [[gnu::always_inline]] void finish() {}
+};
+
+template <class Real_>
+struct NumberNode {
+  using Real = Real_;
+  using P = Pack<Real>;
+  RowNumber<Real>* of;
+  P held{}, sum{};
+
+  [[nodiscard]] RowTape<Real>* tape() const { return of->tape; }
+  [[gnu::always_inline]] void begin() {
+    held = of->value;
+    sum = Real(0);
+  }
+  [[nodiscard, gnu::always_inline]] P value(Index) { return held; }
+  [[nodiscard, gnu::always_inline]] P last(Index) const { return held; }
+  [[gnu::always_inline]] void push(Index, P g) { sum += g; }
+  [[gnu::always_inline]] void finish() { of->adjoint += sum; }
+};
+
+// A number of the formula.
+template <class Real_>
+struct ConstantNode {
+  using Real = Real_;
+  using P = Pack<Real>;
+  P held;
+
+  [[nodiscard]] RowTape<Real>* tape() const { return nullptr; }
+  [[gnu::always_inline]] void begin() {}
+  [[nodiscard, gnu::always_inline]] P value(Index) { return held; }
+  [[nodiscard, gnu::always_inline]] P last(Index) const { return held; }
+  [[gnu::always_inline]] void push(Index, P) {}
+  [[gnu::always_inline]] void finish() {}
+};
+
+// The positions of keys.
+template <class Real_>
+struct PositionNode {
+  using Real = Real_;
+  using P = Pack<Real>;
+  RowTape<Real>* of;
+  Index first;
+
+  [[nodiscard]] RowTape<Real>* tape() const { return of; }
+  [[gnu::always_inline]] void begin() {}
+  [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
+  [[nodiscard, gnu::always_inline]] P last(Index j) const { return Real(first + j); }
+  [[gnu::always_inline]] void push(Index, P) {}
+  [[gnu::always_inline]] void finish() {}
+};
+
+template <class F, class A>
+struct UnaryNode {
+  using Real = typename A::Real;
+  using P = Pack<Real>;
+  A a;
+  P y{};
+
+  [[nodiscard]] RowTape<Real>* tape() const { return a.tape(); }
+  [[gnu::always_inline]] void begin() { a.begin(); }
+  [[nodiscard, gnu::always_inline]] P value(Index j) { return y = F::of(a.value(j)); }
+  [[nodiscard, gnu::always_inline]] P last(Index) const { return y; }
+  [[gnu::always_inline]] void push(Index j, P g) { a.push(j, F::pull(g, a.last(j), y)); }
+  [[gnu::always_inline]] void finish() { a.finish(); }
+};
+
+template <class F, class A, class B>
+struct BinaryNode {
+  using Real = typename A::Real;
+  using P = Pack<Real>;
+  A a;
+  B b;
+  P y{};
+
+  [[nodiscard]] RowTape<Real>* tape() const { return a.tape() ? a.tape() : b.tape(); }
+  [[gnu::always_inline]] void begin() {
+    a.begin();
+    b.begin();
+  }
+  [[nodiscard, gnu::always_inline]] P value(Index j) { return y = F::of(a.value(j), b.value(j)); }
+  [[nodiscard, gnu::always_inline]] P last(Index) const { return y; }
+  [[gnu::always_inline]] void push(Index j, P g) {
+    const P x = a.last(j), z = b.last(j);
+    a.push(j, F::pull_first(g, x, z, y));
+    b.push(j, F::pull_second(g, x, z, y));
+  }
+  [[gnu::always_inline]] void finish() {
+    a.finish();
+    b.finish();
+  }
+};
+
+// x where Compare holds for a and b, else y. The side not taken has gradient 0.
+template <class Compare, class A, class B, class X, class Y>
+struct SelectNode {
+  using Real = typename A::Real;
+  using P = Pack<Real>;
+  A a;
+  B b;
+  X x;
+  Y y;
+  P chosen{};
+
+  [[nodiscard]] RowTape<Real>* tape() const { return a.tape() ? a.tape() : b.tape(); }
+  [[gnu::always_inline]] void begin() {
+    a.begin();
+    b.begin();
+    x.begin();
+    y.begin();
+  }
+  [[nodiscard, gnu::always_inline]] P value(Index j) {
+    const P u = x.value(j), v = y.value(j);
+    return chosen = heed::select(Compare::of(a.value(j), b.value(j)), u, v);
+  }
+  [[nodiscard, gnu::always_inline]] P last(Index) const { return chosen; }
+  [[gnu::always_inline]] void push(Index j, P g) {
+    const auto mask = Compare::of(a.last(j), b.last(j));
+    x.push(j, heed::select(mask, g, P(Real(0))));
+    y.push(j, zero_where(mask, g));
+  }
+  [[gnu::always_inline]] void finish() {
+    x.finish();
+    y.finish();
+  }
+};
+
+// What the slow twin has in place of an expression: the numbers themselves, one per key that the query sees.
+template <class S>
+struct LongHandNode {
+  using Scalar = S;
+  std::vector<S> x;
+  bool one = false;  // for all keys
+  [[nodiscard]] const S& at(std::size_t n) const { return x[one ? 0 : n]; }
+};
+
+template <class E>
+inline constexpr bool is_long_hand = false;
+template <class S>
+inline constexpr bool is_long_hand<LongHandNode<S>> = true;
+template <class E>
+inline constexpr bool is_number = false;
+template <class Real>
+inline constexpr bool is_number<NumberNode<Real>> = true;
+
+}  // namespace detail
+
+// See above. E is one of the expressions.
+template <class E>
+struct RowTerm {
+  E e;
+
+  // The functions of <cmath> take a term for a long double.
+  template <std::same_as<long double> Number>
+  operator Number() const {
+    static_assert(
+        sizeof(E) == 0,
+        "heed: forward(row) of a normaliser without vjp() cannot be differentiated: std::exp and "
+        "its like do "
+        "not take its values, which are vectors of rows; use heed::math::exp and its like "
+        "(plug/row_formula.hpp)");
+    return 0;
+  }
+};
+
+// A comparison of two terms, for math::select().
+template <class Compare, class A, class B>
+struct RowMask {
+  A a;
+  B b;
+  operator bool() const {
+    static_assert(
+        sizeof(A) == 0,
+        "heed: forward(row) of a normaliser without vjp() cannot be differentiated: it branches on "
+        "its values, "
+        "which are vectors of rows; use heed::math::select(condition, a, b), maximum or minimum "
+        "(plug/row_formula.hpp)");
+    return false;
+  }
+};
+
+namespace detail {
+
+template <class X>
+inline constexpr bool is_row_term = false;
+template <class E>
+inline constexpr bool is_row_term<RowTerm<E>> = true;
+
+// The word `Of` of a formula. Its slope comes from dual numbers, where none is written down.
+template <class Of>
+struct Word : Of {
+  template <class Real>
+  [[nodiscard, gnu::always_inline]] static Pack<Real> pull(Pack<Real> g, Pack<Real> x,
+                                                           [[maybe_unused]] Pack<Real> y) {
+    if constexpr (requires { Of::slope(x, y); })
+      return along(g, Pack<Real>(Of::slope(x, y)));
+    else
+      return along(g, Pack<Real>(Of::of(LaneDual<Pack<Real>, 1>::template variable<0>(x)).grad[0]));
+  }
+};
+// The sign changes. Its gradient is exact without a guard, as are those of sums.
+struct Negated {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& x) {
+    return S(-x);
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull(P g, P, P) {
+    return -g;
+  }
+};
+struct Exponential {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::exp(x); }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P slope(P, P y) {
+    return y;
+  }
+};
+struct Sigmoidal {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::sigmoid(x); }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P slope(P, P y) {
+    return y - y * y;
+  }
+};
+struct HyperbolicTangent {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::tanh(x); }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P slope(P, P y) {
+    return (P(1) - y) * (P(1) + y);
+  }
+};
+struct Logarithm {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::log(x); }
+};
+struct SquareRoot {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::sqrt(x); }
+};
+struct Sine {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::sin(x); }
+};
+struct Cosine {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::cos(x); }
+};
+struct ErrorFunction {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::erf(x); }
+};
+struct ExponentialLessOne {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::expm1(x); }
+};
+struct LogarithmOfOneMore {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::log1p(x); }
+};
+struct Softplus {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::softplus(x); }
+};
+
+struct Plus {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return a + b;
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P, P) {
+    return g;
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P, P, P) {
+    return g;
+  }
+};
+struct Minus {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return a - b;
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P, P) {
+    return g;
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P, P, P) {
+    return -g;
+  }
+};
+struct Times {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return a * b;
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P b, P) {
+    return along(g, b);
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P a, P, P) {
+    return along(g, a);
+  }
+};
+// y = a / b: da = dy / b, db = -dy y / b
+struct Over {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return a / b;
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P b, P) {
+    return along(g, P(P(1) / b));
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P, P b, P y) {
+    return -along(g, P(y / b));
+  }
+};
+struct Power {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return math::pow(a, b);
+  }
+  template <class Real>
+  [[nodiscard, gnu::always_inline]] static Pack<Real> pull_first(Pack<Real> g, Pack<Real> a,
+                                                                 Pack<Real> b, Pack<Real>) {
+    return along(g, base_slope(a, b));
+  }
+  template <class Real>
+  [[nodiscard, gnu::always_inline]] static Pack<Real> pull_second(Pack<Real> g, Pack<Real> a,
+                                                                  Pack<Real> b, Pack<Real> y) {
+    return along(g, exponent_slope(a, b, y));
+  }
+};
+struct Larger {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return math::maximum(a, b);
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P a, P b, P) {
+    return zero_where((a < b) | (b != b), g);
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P a, P b, P) {
+    return select((a < b) | (b != b), g, P(0));
+  }
+};
+struct Smaller {
+  template <class S>
+  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
+    return math::minimum(a, b);
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P a, P b, P) {
+    return zero_where((b < a) | (b != b), g);
+  }
+  template <class P>
+  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P a, P b, P) {
+    return select((b < a) | (b != b), g, P(0));
+  }
+};
+
+struct Below {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& a, const auto& b) {
+    return math::value_of(a) < math::value_of(b);
+  }
+};
+struct NotAbove {
+  [[nodiscard, gnu::always_inline]] static auto of(const auto& a, const auto& b) {
+    return math::value_of(a) <= math::value_of(b);
+  }
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Numbers of tokens that a score reads beside rows of query and key: tensors of the call, (batch, heads, len_q, n) on the
+// query side and (batch, heads, len_kv, n) on the key side. A tensor of 1 or kv_heads heads serves as many query heads each.
+// Their gradients are exact, and sums over the heads that share them.
+//
+//   template <class T>
+//   struct Scored {
+//     using Features = heed::TokenInputs<0, 1>;            // no number per query, one per key
+//     template <class S>
+//     S score(const auto& pair, const auto&) const { return pair.logit + pair.key[0]; }
+//   };
+//   heed::Inputs<float> in{query, key, value};
+//   in.key_inputs = numbers;                               // grads.key_inputs in backward
+//
+//   TokenInputs<Q, K>            pair.query[c], pair.key[c]: the numbers themselves
+//   CumulativeInputs<K, Term>    pair.key[c] = sum over t <= j of Term(x_tc), x the key side's tensor, and pair.query[c] the
+//                                same up to the query's own token, key len_kv - len_q + i: a decoded token is the last one.
+//                                dL/dx_tc = Term'(x_tc) (sum over j >= t of dL/dpair.key[c] + likewise of queries)
+//
+// Features of one's own declare query_inputs or key_inputs, the numbers per token; their functions read row.input(c), and
+// their vjp adds to add.add_input(c, g). With sums_inputs key_inputs are added up over tokens, each as summand(x), before
+// rows of keys and of queries read them. query_inputs_name and key_inputs_name stand in error texts.
+//
+// Accuracy  sums are added in double and rounded once: |error| <= eps/2 |sum|, besides that of Term. A difference of two
+//           sums is then off by up to eps times the larger one. So are the sums of gradients.
+// Bounds    sums run over all tokens, hidden or not: a NaN reaches those behind it. TokenInputs of a hidden key may hold
+//           anything. len_q <= len_kv. Parts of keys (engine/partial.hpp) by key ranges of the whole tensors.
+// Errors    std::invalid_argument where a tensor is missing, of another shape, or given to an op that reads none.
+
+#include <heed/core/functions.hpp>
+#include <heed/plug/score.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// What a score declares.
+template <class Score>
+inline constexpr int query_inputs_of = 0;
+template <class Score>
+requires requires { Score::query_inputs; }
+inline constexpr int query_inputs_of<Score> = Score::query_inputs;
+
+template <class Score>
+inline constexpr int key_inputs_of = 0;
+template <class Score>
+requires requires { Score::key_inputs; }
+inline constexpr int key_inputs_of<Score> = Score::key_inputs;
+
+template <class Score>
+inline constexpr bool sums_inputs = false;
+template <class Score>
+requires requires { Score::sums_inputs; }
+inline constexpr bool sums_inputs<Score> = Score::sums_inputs;
+
+template <class Score>
+inline constexpr bool reads_inputs = query_inputs_of<Score> > 0 || key_inputs_of<Score> > 0;
+
+// Numbers that the row of a query has.
+template <class Score>
+inline constexpr int query_row_inputs =
+    sums_inputs<Score> ? key_inputs_of<Score> : query_inputs_of<Score>;
+
+template <class Score>
+[[nodiscard]] constexpr const char* query_inputs_name() {
+  if constexpr (requires { Score::query_inputs_name; })
+    return Score::query_inputs_name;
+  else
+    return "query_inputs";
+}
+template <class Score>
+[[nodiscard]] constexpr const char* key_inputs_name() {
+  if constexpr (requires { Score::key_inputs_name; })
+    return Score::key_inputs_name;
+  else
+    return "key_inputs";
+}
+
+template <int Query, int Key>
+struct TokenInputs : NoSideValues {
+  static constexpr int query_inputs = Query, key_inputs = Key;
+  static constexpr int query_features = Query, key_features = Key;
+  template <class Row, class S>
+  void query_features_of(const Row& row, S* f) const {
+    for (int c = 0; c < Query; ++c) f[c] = row.input(c);
+  }
+  template <class Row, class S>
+  void key_features_of(const Row& row, S* f) const {
+    for (int c = 0; c < Key; ++c) f[c] = row.input(c);
+  }
+  template <class Row, class S, class Add>
+  void query_features_vjp(const Row&, const S*, const S* df, const Add& add) const {
+    for (int c = 0; c < Query; ++c) add.add_input(c, df[c]);
+  }
+  template <class Row, class S, class Add>
+  void key_features_vjp(const Row&, const S*, const S* df, const Add& add) const {
+    for (int c = 0; c < Key; ++c) add.add_input(c, df[c]);
+  }
+};
+
+// What is summed.
+struct Unchanged {
+  template <class S>
+  [[nodiscard]] static S of(const S& x) {
+    return x;
+  }
+};
+struct LogSigmoid {
+  template <class S>
+  [[nodiscard]] static S of(const S& x) {
+    return -math::softplus(S(-x));
+  }
+};
+
+template <int Count = 1, class Term = Unchanged>
+struct CumulativeInputs : TokenInputs<Count, Count> {
+  static constexpr int query_inputs = 0;
+  static constexpr bool sums_inputs = true;
+  template <class S>
+  [[nodiscard]] static S summand(const S& x) {
+    return Term::of(x);
+  }
+};
+
+}  // namespace HEED_ABI
+}  // namespace heed
