@@ -197,6 +197,8 @@ class ScoreTangents {
     std::array<P, std::size_t(Score::query_features)> query_;
   };
   [[nodiscard]] const ScalarsOf<Score, P>& scalars() const { return scalars_; }
+  // Tangents of the rows, unscaled, and of what is derived of them.
+  [[nodiscard]] const SideTiles<Real>& side() const { return side_tangents_; }
 
  private:
   [[nodiscard]] Rows<Real> key_tangents(const TilePlace& place) const {
