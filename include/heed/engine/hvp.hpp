@@ -46,8 +46,8 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
       "further and whose score has no table of categories; this op is of another kind "
       "(engine/hvp.hpp)");
   static_assert(!Op::ScoreType::has_transform &&
-                    !features_read_parameters<OfQueries, typename Op::ScoreType> &&
-                    !features_read_parameters<OfKeys, typename Op::ScoreType>,
+                    !features_read_parameters<detail::OfQueries, typename Op::ScoreType> &&
+                    !features_read_parameters<detail::OfKeys, typename Op::ScoreType>,
                 "heed: hvp() carries no row transforms (plug/transform.hpp) and no features that "
                 "read parameters (plug/feature_calls.hpp)");
   const std::string where = door_name("heed::hvp", options.name);
