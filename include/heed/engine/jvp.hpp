@@ -30,7 +30,7 @@ consteval bool check_moving_op() {
   using Readout = typename Op::ReadoutType;
   if constexpr (!Normaliser::streams)
     static_assert(
-        requires { typename Rebound<Normaliser, Moving>; } &&
+        !HasRowVjp<Normaliser, typename Op::Scalar> ||
             requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
               { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
             },
@@ -62,6 +62,8 @@ void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<
   check(d.value, in.value, "the tangent of value", "value");
   check(d.extra, in.extra, "the tangent of extra", "extra input");
   check(d.bias, mask.bias, "the tangent of bias", "bias");
+  check(d.query_inputs, in.query_inputs, "the tangent of query_inputs", "query_inputs");
+  check(d.key_inputs, in.key_inputs, "the tangent of key_inputs", "key_inputs");
 }
 // Throws where what is written overlaps a tangent.
 template <class Real>
@@ -72,6 +74,8 @@ void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
   require_apart(out, d.value, name, "the tangent of value", where);
   require_apart(out, d.extra, name, "the tangent of extra", where);
   require_apart(out, d.bias, name, "the tangent of bias", where);
+  require_apart(out, d.query_inputs, name, "the tangent of query_inputs", where);
+  require_apart(out, d.key_inputs, name, "the tangent of key_inputs", where);
 }
 
 // Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
@@ -113,10 +117,16 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   require_direction(op, direction, where);
 
   WidenedTensors<Real> copies(options.threads);
-  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
-                                copies.read(in.extra)};
-  const TangentOperands<Real> moving{copies.read(d.query), copies.read(d.key), copies.read(d.value),
-                                     copies.read(d.extra), copies.read(d.bias)};
+  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
+                          copies.read(in.extra)};
+  TangentOperands<Real> moving{copies.read(d.query), copies.read(d.key), copies.read(d.value),
+                               copies.read(d.extra), copies.read(d.bias)};
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  const InputTangents<typename Op::ScoreType, Real> input_tangents(
+      op.score, g, copies.read(in.key_inputs), copies.read(d.query_inputs),
+      copies.read(d.key_inputs));
+  moving.query_inputs = input_tangents.query();
+  moving.key_inputs = input_tangents.key();
   JvpOutputs<Real> to;
   to.saved = saved;
   to.out_tangent = copies.write(tangent.out);

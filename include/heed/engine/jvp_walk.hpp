@@ -367,7 +367,7 @@ class JvpWorker {
       for (Index j = 0; j < keys; ++j)
         my.panel.rows.scores[0].row(j)[i] = my.row_tangents[0].row(j)[i] = Real(0);
       const std::vector<Moving> weights =
-          i < place.rows ? lifted_.reference(row) : std::vector<Moving>();
+          i < place.rows ? long_hand_weights(lifted_, row) : std::vector<Moving>();
       for (std::size_t n = 0; n < weights.size(); ++n) {
         const Index j = row.keys[n] - my.panel.seen_by_any.begin;
         my.panel.rows.scores[0].row(j)[i] = Real(weights[n].value);
@@ -521,10 +521,10 @@ void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
              const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Op, Real>;
   using Normaliser = typename Op::NormaliserType;
-  KeySide<Op, Real> keys(op, g, in.key);
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
   Index row_tiles = 0;
   if constexpr (!Normaliser::streams)
-    row_tiles = 2 * Normaliser::maps + op.normaliser.work_tiles(false);
+    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
   const CallContext<Op, Real> c{op,
                                 g,
                                 bound,

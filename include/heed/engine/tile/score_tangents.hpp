@@ -72,7 +72,8 @@ class ScoreTangents {
     features_ = take(kQueryFeatures);
     if constexpr (SideNeeds<Op>::any) {
       const auto& needs = c.keys.needs();
-      side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+      side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
+                                             query_row_inputs<Score>, lanes);
     }
   }
 
@@ -95,15 +96,21 @@ class ScoreTangents {
     if constexpr (SideNeeds<Op>::any) {
       side_tangents_.x.rows = source.width;
       pack(d_.query, side_tangents_.x, Real(1));
+      if constexpr (query_row_inputs < Score >> 0) {
+        const LaneTile<Real>& to = side_tangents_.input;
+        if (d_.query_inputs.given())
+          pack_lanes(input_row(d_.query_inputs, c_.geometry, place.batch, place.head, place.query),
+                     d_.query_inputs.strides().row, place.rows, to.rows, to.data, to.lanes);
+        else
+          to.fill(Real(0));
+      }
       derive_tangents(c_.op.score, c_.keys.table(place.head), keys_.table(place.head),
                       side_.side_tiles(), side_tangents_, c_.plan.vectors);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         P f[kQueryFeatures + 1], tangents[kQueryFeatures + 1];
         for (int i = 0; i < kQueryFeatures; ++i) f[i] = side_.features().load(i, v);
-        feature_tangents<kQueryFeatures>(
-            side_tangents_, v, tangents, [&](const P* df, const auto& add) {
-              c_.op.score.query_features_vjp(side_.lane_row(v), f, df, add);
-            });
+        feature_tangents<OfQueries>(c_.op.score, side_.lane_row(v), side_tangents_, side_.scalars(),
+                                    scalars_, f, tangents);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, tangents[i]);
         for (Index r = 0; r < side_tangents_.projected.rows; ++r)
           side_tangents_.projected.store(
