@@ -10,8 +10,8 @@
 // It is the transpose of backward: for every u, <u, J x.> = <J^T u, x.>.
 //
 // Ops     all. Scores by their score_vjp, or by dual numbers through the formula, fused, in vectors; streaming
-//         normalisers by their dscore and vjp. Row normalisers and readouts by dual numbers through reference(), a number
-//         at a time and in double: exact, and slower than the rest of the pass.
+//         normalisers by their dscore and vjp; row normalisers by their jvp(). Row normalisers without it, and readouts, by
+//         dual numbers through reference(), a number at a time and in double: exact, and slower than the rest of the pass.
 // Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
 // Memory  O(len).
 
@@ -30,7 +30,7 @@ consteval bool check_moving_op() {
   using Readout = typename Op::ReadoutType;
   if constexpr (!Normaliser::streams)
     static_assert(
-        !HasRowVjp<Normaliser, typename Op::Scalar> ||
+        HasRowJvp<Normaliser, typename Op::Scalar> || !HasRowVjp<Normaliser, typename Op::Scalar> ||
             requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
               { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
             },
