@@ -103,6 +103,9 @@ TEST_CASE("a BlockMask of other sizes is refused") {
   g = kG;
   g.dim_qk = 6;  // no size of the mask
   CHECK_NOTHROW(OpCall<ScaledDot<float>>({}, g, blocks).forward());
+  g.batch = -1;
+  CHECK(message_of([&] { BlockMask<float>(mask, g); }) ==
+        "BlockMask: batch -1, heads 2, len_q 75, len_kv 91; none may be negative");
 }
 
 TEST_CASE("blocks grow where there were more of them than memory is promised for") {
