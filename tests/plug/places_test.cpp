@@ -65,6 +65,8 @@ struct Image {
 template <class Real>
 struct Nearest {
   Param<Real> table = Param<Real>(std::vector<Index>{1, 4});
+  std::vector<Index> shape(const Geometry&) const { return {-1, 4}; }
+  static constexpr auto parameters = std::tuple{tensor("table", &Nearest::table, &Nearest::shape)};
   static constexpr auto positions = &Nearest::table;
   Index bucket(Index i, Index j) const { return std::min<Index>(i - j, 3); }
   template <class S>
