@@ -10,6 +10,7 @@
 #include <heed/kv_cache.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/plug/own_score.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -113,6 +114,21 @@ TEST_CASE("Gradients go back through a merge", "[engine]") {
   CHECK(distance(dkey, call.grad_key) < 1e-13);
   CHECK(distance(dvalue, call.grad_value) < 1e-13);
   CHECK(dstrength == Approx(call.grad_op.score.strength[0]).epsilon(1e-12));
+}
+
+// s log n (q . k), n the number of keys that the query sees.
+template <class T>
+struct Scalable {
+  using Features = LogVisible;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.query[0] * pair.logit;
+  }
+};
+
+TEST_CASE("An op whose scores count visible keys has no parts", "[engine]") {
+  CHECK(detail::parts_merge<Dar<double>>);
+  CHECK_FALSE(detail::parts_merge<OwnAttention<Scalable, double>>);
 }
 
 TEST_CASE("Parts that do not fit are refused", "[engine]") {

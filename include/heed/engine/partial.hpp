@@ -15,8 +15,9 @@
 //   dL/dout_a = w_a dL/dout                     dL/dlse_a = w_a (dL/dlse + dL/dout . (out_a - out))
 //
 // merge() is associative and commutative up to rounding, and a Partial that no forward() has written is its identity.
-// Ops      those whose weights are one softmax over the keys (Mergeable in plug/promises.hpp), and whose rows are not read
-//          out further; others do not compile.
+// Ops      those whose weights are one softmax over the keys (Mergeable in plug/promises.hpp), whose rows are not read out
+//          further, and whose scores do not count the keys that a query sees (counts_visible, as LogVisible does): a part
+//          would count its own. Others do not compile.
 // Bounds   |out - exact| <= 4 eps max(|out_a|, |out_b|) + what the parts err by; an lse of NaN or +infinity makes its row NaN,
 //          and of a part whose lse is -infinity no number of out is read.
 // Errors   std::invalid_argument where shapes differ, or out and lse hold not what the shape says.
@@ -138,13 +139,27 @@ template <class Real>
   return {gradient_of(a), gradient_of(b)};
 }
 
+namespace detail {
+
+// Does forward() over parts of the keys say all that merge() needs?
+template <class Op>
+inline constexpr bool parts_merge =
+    mergeable<typename Op::NormaliserType>&& Op::ReadoutType::identity &&
+    !Op::ScoreType::counts_visible;
+
+}  // namespace detail
+
 // forward() as one part of a row's keys: those that the mask leaves of the ones given.
 template <AttentionOp Op>
 [[nodiscard]] Partial<typename Op::Scalar> forward_partial(
     const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask = {},
     Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   static_assert(
-      mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity,
+      !Op::ScoreType::counts_visible,
+      "heed: a score that counts the keys which a query sees (counts_visible, LogVisible) counts "
+      "those of a part alone, so that parts do not merge (engine/partial.hpp)");
+  static_assert(
+      detail::parts_merge<Op>,
       "heed: parts of keys merge where an op's weights are one softmax and its rows are "
       "not read out further (Mergeable in plug/promises.hpp); this op is of another kind");
   const Shape &q = in.query.shape(), &v = in.value.shape();
