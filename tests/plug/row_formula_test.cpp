@@ -156,6 +156,17 @@ struct Roots : PlainRows {
   }
 };
 
+// Uniform weights, and how many keys there are as a diagnostic.
+template <class T>
+struct Counting : PlainRows {
+  static constexpr int diagnostics = 1;
+  [[nodiscard]] static const char* diagnostic_name(int) { return "keys"; }
+  auto forward(const auto& row) const {
+    row.report(0, row.visible());
+    return 0 * row.score() + 1 / row.visible();
+  }
+};
+
 template <template <class> class Normaliser, class T>
 using With = Attention<T, DotScore<T>, Normaliser<T>, Identity<T>>;
 
@@ -271,6 +282,13 @@ TEST_CASE("What hidden pairs hold leaves no trace in a formula's row", "[plug]")
   talk.normaliser.in = talk.normaliser.out = numbers<float>({3, 3});
   same(talk);
   same(With<Roots, float>{});
+}
+
+TEST_CASE("Formulas of rows report what they are asked to", "[plug]") {
+  OpCall call(With<Counting, float>{}, Geometry{1, 2, 2, 2, 5, 40, 4, 4}, causal<float>());
+  call.forward();
+  CHECK(call.saved.diagnostic_names == std::vector<std::string>{"keys"});
+  CHECK(call.saved.diagnostics.at(0) == std::vector<float>{1, 2, 3, 4, 5, 1, 2, 3, 4, 5});
 }
 
 TEST_CASE("A formula has the same bits for any number of threads", "[plug]") {
