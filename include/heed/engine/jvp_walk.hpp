@@ -521,7 +521,7 @@ void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
              const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Op, Real>;
   using Normaliser = typename Op::NormaliserType;
-  KeySide<Op, Real> keys(op, g, in.key);
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
   Index row_tiles = 0;
   if constexpr (!Normaliser::streams)
     row_tiles = 2 * Normaliser::maps + op.normaliser.work_tiles(false);

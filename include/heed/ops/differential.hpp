@@ -50,7 +50,7 @@ struct Difference : Lambda {
   using P = Pack<Real>;
 
   void forward(const RowBlock<Real>& block) const {
-    const auto& [map1, map2] = block.scores;
+    const LaneTile<Real>&map1 = block.scores[0], &map2 = block.scores[1];
     P lambda_i = this->lambda_of(block.head, P(Real(0)));
     for (int v = 0; v < block.vectors; ++v) {
       lambda_i = lane_lambda(block, v, lambda_i);
@@ -70,7 +70,7 @@ struct Difference : Lambda {
   }
 
   void vjp(const RowBlock<Real>& block, Difference& grad) const {
-    const auto& [map1, map2] = block.dscores;
+    const LaneTile<Real>&map1 = block.dscores[0], &map2 = block.dscores[1];
     P lambda_i = this->lambda_of(block.head, P(Real(0)));
     double dlambda = 0.0;
     for (int v = 0; v < block.vectors; ++v) {
