@@ -426,7 +426,7 @@ void chain_moving_keys(const CallContext<Op, Real>& c, const TangentOperands<Rea
       const Index b = unit / g.kv_heads, kv = unit % g.kv_heads;
       Scratch<Real> scratch(3 * (g.dim_qk + 1) * width);
       const auto take = [&] {
-        return SideTiles<Real>{{scratch.take(g.dim_qk * width), g.dim_qk, width}, {}, {}};
+        return SideTiles<Real>{{scratch.take(g.dim_qk * width), g.dim_qk, width}, {}, {}, {}};
       };
       SideTiles<Real> rows = take(), moved = take(), sums = take();
       for (Index h = 0; h < g.heads; ++h) {
