@@ -188,6 +188,10 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                          OwnScore, void>;
 
   static constexpr bool has_positions = requires { Formula<Real>::positions; };
+  // Key features of a formula read no member of it.
+  [[nodiscard]] std::vector<double> feature_numbers() const requires has_transform {
+    return detail::feature_numbers_of<TransformType>(*this);
+  }
   static constexpr bool has_table = has_relative_rows;
   [[nodiscard]] Index table_size() const requires has_relative_rows {
     return relative_rows().extent(1);
