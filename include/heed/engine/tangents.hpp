@@ -111,19 +111,24 @@ void derive_tangents(const Score& score, const Real* table, const Real* table_ta
                      const SideTiles<Real>& rows, const SideTiles<Real>& d, int vectors) {
   d.derive(score, table, vectors);
   if constexpr (Score::has_table)
-    panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
-                           Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
-                           d.table.data, d.table.lanes);
+    if (d.table.rows > 0)
+      panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
+                             Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
+                             d.table.data, d.table.lanes);
 }
 
-// Tangents of `count` features of the rows in vector v; vjp(df, add) is that of the features.
-template <int count, class Real, class Vjp>
-void feature_tangents(const SideTiles<Real>& d, int v, Pack<Real>* tangents, Vjp&& vjp) {
+// Tangents of `count` features of the rows in vector v along `scalars`, those of the parameters that features read;
+// vjp(df, add, dp) is that of the features.
+template <int count, class Scalars, class Real, class Vjp>
+void feature_tangents(const SideTiles<Real>& d, int v, const Scalars& scalars, Pack<Real>* tangents,
+                      Vjp&& vjp) {
   for (int i = 0; i < count; ++i) {
     Pack<Real> seed[count + 1];
     for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
     tangents[i] = Real(0);
-    vjp(seed, AlongRow<Real>{d, v, tangents[i]});
+    Scalars dp{};
+    vjp(seed, AlongRow<Real>{d, v, tangents[i]}, dp);
+    for (std::size_t n = 0; n < dp.size(); ++n) tangents[i] += dp[n] * scalars[n];
   }
 }
 
@@ -137,6 +142,7 @@ class KeyTangents {
   KeyTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d, const Op& direction)
       : c_(c),
         d_(d),
+        direction_(direction.score),
         moved_(positions_of(c.op.score, direction.score)),
         positions_(moved_, c.geometry) {
     if constexpr (!SideNeeds<Op>::any) return;
@@ -163,8 +169,8 @@ class KeyTangents {
     constexpr Index width = kPanelLanes<Real>;
     const auto take = [&](Scratch<Real>& s) {
       const auto& needs = c_.keys.needs();
-      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.table_rows, key_inputs_of<Score>,
-                                   width);
+      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.key_table_rows(),
+                                   key_inputs_of<Score>, width);
     };
     const Index elements = 2 * scratch_elements<Real>(take);
     parallel_for(g.batch * g.heads, threads, [&](Index unit) {
@@ -216,13 +222,16 @@ class KeyTangents {
     load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
     rows.derive(c_.op.score, c_.keys.table(h), vectors);
     derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
+    const auto p = lanes_of_scalars<Real>(c_.op.score, h),
+               p_tangents = lanes_of_scalars<Real>(direction_, h);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
       const LaneRow<Real> row = rows.row(v, j);
       Pack<Real> f[kFeatures + 1], tangents[kFeatures + 1];
-      c_.op.score.key_features_of(row, f);
-      feature_tangents<kFeatures>(d, v, tangents, [&](const Pack<Real>* df, const auto& add) {
-        c_.op.score.key_features_vjp(row, f, df, add);
-      });
+      features_of<OfKeys>(c_.op.score, row, p, f);
+      feature_tangents<kFeatures>(d, v, p_tangents, tangents,
+                                  [&](const Pack<Real>* df, const auto& add, auto& dp) {
+                                    features_vjp<OfKeys>(c_.op.score, row, p, f, df, add, dp);
+                                  });
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -240,6 +249,7 @@ class KeyTangents {
 
   const CallContext<Op, Real>& c_;
   TangentOperands<Real> d_;
+  const Score& direction_;
   std::vector<Real> features_, projected_, tables_;
   Score moved_;
   PositionTableOf<Score, Real> positions_;
