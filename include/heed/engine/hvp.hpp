@@ -39,6 +39,8 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   using namespace detail;
   using Real = typename Op::Scalar;
   static_assert(check_attention_op<Op>());
+  static_assert(!reads_inputs<typename Op::ScoreType>,
+                "heed: hvp() does not carry numbers of tokens (plug/token_inputs.hpp)");
   static_assert(
       mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity &&
           !Op::ScoreType::has_table,

@@ -30,8 +30,6 @@ consteval bool check_moving_op() {
   using Readout = typename Op::ReadoutType;
   static_assert(!Op::ScoreType::has_transform,
                 "heed: jvp() does not run through row transforms (plug/transform.hpp)");
-  static_assert(!reads_inputs<typename Op::ScoreType>,
-                "heed: jvp() has no tangents of numbers of tokens (plug/token_inputs.hpp)");
   if constexpr (!Normaliser::streams)
     static_assert(
         requires { typename Rebound<Normaliser, Moving>; } &&
