@@ -39,23 +39,20 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   using namespace detail;
   using Real = typename Op::Scalar;
   static_assert(check_attention_op<Op>());
+  using Score = typename Op::ScoreType;
   static_assert(
-      mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity &&
-          !Op::ScoreType::has_table,
+      mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity && !Score::has_table &&
+          !Score::has_transform && !reads_inputs<Score> &&
+          !features_read_parameters<OfQueries, Score> && !features_read_parameters<OfKeys, Score>,
       "heed: hvp() carries ops whose weights are one softmax, whose rows are not read out "
-      "further and whose score has no table of categories; this op is of another kind "
-      "(engine/hvp.hpp)");
-  static_assert(!Op::ScoreType::has_transform &&
-                    !features_read_parameters<detail::OfQueries, typename Op::ScoreType> &&
-                    !features_read_parameters<detail::OfKeys, typename Op::ScoreType>,
-                "heed: hvp() carries no row transforms (plug/transform.hpp) and no features that "
-                "read parameters (plug/feature_calls.hpp)");
+      "further and whose score reads rows alone, no numbers of tokens, tables, row transforms or "
+      "features with parameters; this op is of another kind (engine/hvp.hpp)");
   const std::string where = door_name("heed::hvp", options.name);
   require_options<Real>(options);
   require(!options.precision.mixes(), where,
           ": precision is mixed, it must be storage; second derivatives are computed as they are "
           "stored");
-  if constexpr (Op::ScoreType::has_projection)
+  if constexpr (Score::has_projection)
     require(!op.score.projection().given(), where,
             ": the score has a projection, second derivatives are for scores at full width");
   const Geometry g = geometry_of(op, in, where);

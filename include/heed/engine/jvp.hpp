@@ -10,8 +10,8 @@
 // It is the transpose of backward: for every u, <u, J x.> = <J^T u, x.>.
 //
 // Ops     all. Scores by their score_vjp, or by dual numbers through the formula, fused, in vectors; streaming
-//         normalisers by their dscore and vjp. Row normalisers and readouts by dual numbers through reference(), a number
-//         at a time and in double: exact, and slower than the rest of the pass.
+//         normalisers by their dscore and vjp; row normalisers by their jvp(). Row normalisers without it, and readouts, by
+//         dual numbers through reference(), a number at a time and in double: exact, and slower than the rest of the pass.
 // Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
 // Memory  O(len).
 
@@ -32,13 +32,12 @@ consteval bool check_moving_op() {
                 "heed: jvp() does not run through row transforms (plug/transform.hpp)");
   if constexpr (!Normaliser::streams)
     static_assert(
-        requires { typename Rebound<Normaliser, Moving>; } &&
+        HasRowJvp<Normaliser, typename Op::Scalar> || !HasRowVjp<Normaliser, typename Op::Scalar> ||
             requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
               { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
             },
         "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
-        "that "
-        "takes them (plug/normaliser.hpp)");
+        "that takes them (plug/normaliser.hpp)");
   if constexpr (!Readout::identity)
     static_assert(
         requires { typename Op::template rebind<Moving>; } &&

@@ -7,6 +7,7 @@
 //   feature f(x)     f. = sum_c df/dx_c x._c        by the vjp of the feature, seeded with 1
 //   projected row    (P^T x). = P^T x.              the projection is fixed
 //   table entry      (W x). = W. x + W x.           W. by dual numbers through prepare_table()
+//   sum over tokens  (sum term(x_s)). = sum term'(x_s) x._s
 //
 // Memory  as many numbers per key, map and head as KeySide keeps.
 
@@ -32,8 +33,8 @@ namespace detail {
 // The same as the engine reads it.
 template <class Real>
 struct TangentOperands {
-  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
-                         key_inputs = {};
+  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  TensorView<const Real> query_inputs = {}, key_inputs = {};  // sums where the score reads sums
 };
 
 // A number and its tangent.
@@ -117,18 +118,19 @@ void derive_tangents(const Score& score, const Real* table, const Real* table_ta
                              d.table.data, d.table.lanes);
 }
 
-// Tangents of `count` features of the rows in vector v along `scalars`, those of the parameters that features read;
-// vjp(df, add, dp) is that of the features.
-template <int count, class Scalars, class Real, class Vjp>
-void feature_tangents(const SideTiles<Real>& d, int v, const Scalars& scalars, Pack<Real>* tangents,
-                      Vjp&& vjp) {
+// Tangents of the features of rows in vector v of `d`, of queries or of keys; p and dp are the head's parameters and theirs.
+template <class Side, class Score, class Real>
+void feature_tangents(const Score& score, const LaneRow<Real>& row, const SideTiles<Real>& d,
+                      const ScalarsOf<Score, Pack<Real>>& p, const ScalarsOf<Score, Pack<Real>>& dp,
+                      const Pack<Real>* f, Pack<Real>* tangents) {
+  constexpr int count = Side::template count<Score>;
   for (int i = 0; i < count; ++i) {
     Pack<Real> seed[count + 1];
     for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
     tangents[i] = Real(0);
-    Scalars dp{};
-    vjp(seed, AlongRow<Real>{d, v, tangents[i]}, dp);
-    for (std::size_t n = 0; n < dp.size(); ++n) tangents[i] += dp[n] * scalars[n];
+    ScalarsOf<Score, Pack<Real>> slopes{};
+    features_vjp<Side>(score, row, p, f, seed, AlongRow<Real>{d, row.vector, tangents[i]}, slopes);
+    for (std::size_t n = 0; n < slopes.size(); ++n) tangents[i] += slopes[n] * dp[n];
   }
 }
 
@@ -142,7 +144,7 @@ class KeyTangents {
   KeyTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d, const Op& direction)
       : c_(c),
         d_(d),
-        direction_(direction.score),
+        direction_(direction),
         moved_(positions_of(c.op.score, direction.score)),
         positions_(moved_, c.geometry) {
     if constexpr (!SideNeeds<Op>::any) return;
@@ -220,18 +222,15 @@ class KeyTangents {
     load(d_.key, d.x);
     load_inputs(c_.in.key_inputs, c_.geometry, {b, h, j, count}, rows.input);
     load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
+    const auto p = lanes_of_scalars<Real>(c_.op.score, h);
+    const auto dp = lanes_of_scalars<Real>(direction_.score, h);
     rows.derive(c_.op.score, c_.keys.table(h), vectors);
     derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
-    const auto p = lanes_of_scalars<Real>(c_.op.score, h),
-               p_tangents = lanes_of_scalars<Real>(direction_, h);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
       const LaneRow<Real> row = rows.row(v, j);
       Pack<Real> f[kFeatures + 1], tangents[kFeatures + 1];
       features_of<OfKeys>(c_.op.score, row, p, f);
-      feature_tangents<kFeatures>(d, v, p_tangents, tangents,
-                                  [&](const Pack<Real>* df, const auto& add, auto& dp) {
-                                    features_vjp<OfKeys>(c_.op.score, row, p, f, df, add, dp);
-                                  });
+      feature_tangents<OfKeys>(c_.op.score, row, d, p, dp, f, tangents);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -249,7 +248,7 @@ class KeyTangents {
 
   const CallContext<Op, Real>& c_;
   TangentOperands<Real> d_;
-  const Score& direction_;
+  const Op& direction_;
   std::vector<Real> features_, projected_, tables_;
   Score moved_;
   PositionTableOf<Score, Real> positions_;

@@ -24,7 +24,7 @@
 //
 //   score(map = 0)            per pair: the score of a map
 //   key_index()               per pair: the position of the key, from 0
-//   query_index(), visible()  per query: its position, from 0; how many keys it sees
+//   query_index(), visible()  per query: its position, from 0 in every call; how many keys it sees
 //   learnt(parameter)         a parameter of the normaliser, as the head at hand has it
 //   learnt(parameter, n)      its entry n
 //   head()                    the output head, a plain number
@@ -43,8 +43,8 @@
 //
 // A parameter that is read in another way than by learnt() or products() has no gradient.
 //
-// Bounds  Hidden pairs weigh nothing and leave no trace, whatever they hold; a lane that sees no key is 0 throughout. lse is
-//         0, or -infinity for a query that sees no key. Sums are of sums over 128 keys.
+// Bounds  Hidden pairs weigh nothing and leave no trace, whatever they hold; a query that sees no key has weights of 0. A NaN
+//         stays in its own row. lse is 0, or -infinity for a query that sees no key. Sums are of sums over 128 keys.
 // Cost    columns of scratch [keys]: one for each word over pairs, sum_from, softmax and keep; backward twice these, and one
 //         for each map. Backward takes at most 4 times forward of the normaliser (bench/NOTES.md has examples). What is
 //         iterative, such as entmax, would keep each step: there vjp() by hand is the better way.
@@ -72,6 +72,7 @@ struct RowTable {
   Index rows;
   Real *values, *adjoints;  // [rows][W]
 };
+
 // A row as forward(row) sees it in the engine: vector v of a block, on a tape. With `grad`, the tape records.
 template <class Normaliser, class Real>
 class TapedRow {
@@ -113,7 +114,7 @@ class TapedRow {
         Normaliser::uses_extra,
         "heed: row.extra() needs `static constexpr bool uses_extra = true` (plug/normaliser.hpp)");
     const Index at = tape_.vector() * W;
-    Real* to = dry() ? nullptr : block().dextra + at;
+    Real* to = dry() || !tape_.recording() ? nullptr : block().dextra + at;
     return tape_.variable(dry() ? P(Real(0)) : P::load(block().extra + at),
                           [to](P adjoint) { (P::load(to) + adjoint).store(to); });
   }
@@ -313,6 +314,8 @@ void normalise_rows_vjp(const Normaliser& normaliser, RowBlock<Real>& block, Nor
     const detail::TapedRow<Normaliser, Real> row(tape, normaliser, &grad);
     for (int v = 0; v < block.vectors; ++v) {
       tape.begin(v);
+      if constexpr (Normaliser::uses_extra)
+        Pack<Real>(Real(0)).store(block.dextra + v * kLanes<Real>);
       tape.write_gradients(normaliser.forward(row).e);
     }
   }

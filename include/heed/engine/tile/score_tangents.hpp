@@ -107,11 +107,8 @@ class ScoreTangents {
       for (int v = 0; v < c_.plan.vectors; ++v) {
         P f[kQueryFeatures + 1], tangents[kQueryFeatures + 1];
         for (int i = 0; i < kQueryFeatures; ++i) f[i] = side_.features().load(i, v);
-        const auto p = side_.scalars();
-        feature_tangents<kQueryFeatures>(
-            side_tangents_, v, scalars_, tangents, [&](const P* df, const auto& add, auto& dp) {
-              features_vjp<OfQueries>(c_.op.score, side_.lane_row(v), p, f, df, add, dp);
-            });
+        feature_tangents<OfQueries>(c_.op.score, side_.lane_row(v), side_tangents_, side_.scalars(),
+                                    scalars_, f, tangents);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, tangents[i]);
         for (Index r = 0; r < side_tangents_.projected.rows; ++r)
           side_tangents_.projected.store(

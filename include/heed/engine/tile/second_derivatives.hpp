@@ -46,6 +46,7 @@ struct MovingRow {
   }
   [[nodiscard]] Scalar projected(Index) const { return {}; }
   [[nodiscard]] Scalar table(Index) const { return {}; }
+  [[nodiscard]] Scalar input(Index) const { return {}; }
   [[nodiscard]] Scalar index() const { return Scalar(row.index()); }
   [[nodiscard]] Scalar visible() const { return Scalar(row.visible()); }
 };
@@ -58,6 +59,7 @@ struct MovingRowGrad {
   void add_x(Index c, const MovingPack<Real>& g) const { x_tile.add(c, vector, tangent_of(g)); }
   void add_projected(Index, const MovingPack<Real>&) const {}
   void add_table(Index, const MovingPack<Real>&) const {}
+  void add_input(Index, const MovingPack<Real>&) const {}
 };
 
 // Adds the tangent of features' gradients df. df/drow to `sums`; of(f) and vjp(f, df, add) are those of the features.
