@@ -4,8 +4,8 @@
 # include heed: another instruction set is an undefined reference. For this machine's:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
 # One source file for two places of the list of ops (heed/compiled.hpp), so that they compile beside each other: one place
-# from each half, since the last ones are empty. They see the whole engine, which may be inlined. Another file holds what heed/compiled_engine.hpp promises: it is that
-# header without the word "extern".
+# from each half, since the last ones are empty. They see the whole engine, which may be inlined. Another file holds what
+# heed/compiled_engine.hpp promises: it is that header without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 function(heed_add_compiled)
