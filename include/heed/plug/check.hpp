@@ -126,8 +126,9 @@ consteval bool check_score() {
         "heed: a score with a table of positions needs `positions`, a pointer to its Param, and "
         "bucket(distance) or bucket(i, j) const (plug/score.hpp)");
   static_assert(
-      Score::has_positions || !requires(const Score s) { s.bucket(Index(0)); } &&
-                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); },
+      Score::has_positions || (
+                                  !requires(const Score s) { s.bucket(Index(0)); } &&
+                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); }),
       "heed: a score with bucket() needs `positions`, a pointer to its Param, without "
       "which pair.position is 0 (plug/score.hpp)");
   if constexpr (Score::has_positions)
