@@ -54,7 +54,16 @@ TEST_CASE("a prefix is seen by all, what follows causally") {
         "prefix_lm: prefix has 0 lengths, it must have one per batch");
   CHECK(message_of([&] {
           check(prefix_lm<float>({1, 2}), sizes(3, 4, 4), [](Index, Index, Index) { return true; });
-        }) == "TokenValues: batch 2 is read, there are values for [0, 2)");
+        }) == "test: prefix_lm has 2 lengths, the batch is 3");
+  // Four lengths for three batches are a mistake as well, and one length serves all.
+  CHECK(message_of([&] {
+          const BoundMask<float> b(prefix_lm<float>({1, 2, 3, 4}), sizes(3, 4, 4), "test");
+        }) == "test: prefix_lm has 4 lengths, the batch is 3");
+  check(prefix_lm<float>({3}), sizes(3, 6, 6),
+        [](Index, Index i, Index j) { return j <= i || j < 3; });
+  CHECK(message_of([] {
+          (void)prefix_lm<float>({2, -5});
+        }) == "prefix_lm: the length of batch 1 is -5, it must lie in [0, 536870912)");
 }
 
 TEST_CASE("a dilated window sees every step-th key on both sides") {
@@ -87,7 +96,7 @@ TEST_CASE("each query sees as many neighbours as the window is wide") {
         "neighbourhood: window is 6, it must lie in [1, 5], the length");
   CHECK(message_of([&] {
           const BoundMask<float> b(neighbourhood<float>(5, 3), sizes(1, 5, 6), "test");
-        }) == "test: the mask is one of 5 tokens, the call has 6");
+        }) == "test: neighbourhood is one of 5 tokens, the call has 6");
 }
 
 TEST_CASE("neighbours in an image are those of both directions") {
@@ -130,6 +139,19 @@ TEST_CASE("a token of a tree sees its ancestors and itself") {
   CHECK(message_of([] {
           (void)tree<float>({-1, 1});
         }) == "tree: the parent of token 1 is 1, it must lie in [-1, 1)");
+  // The first tokens of a larger tree, and tokens that a tree does not have.
+  check(tree<float>(parents), sizes(1, 4, 6),
+        [&](Index, Index i, Index j) { return is_ancestor(i, j); });
+  const auto refusal = [](Index len_q, Index len_kv, Align align) {
+    return message_of([&] {
+      const BoundMask<float> b(tree<float>({-1, 0, 0}, align), sizes(1, len_q, len_kv), "test");
+    });
+  };
+  CHECK(refusal(2, 4, Align::top_left) == "test: tree has 3 tokens, the call has 4 keys");
+  CHECK(refusal(4, 3, Align::top_left) ==
+        "test: tree has 3 tokens, the queries of the call stand at [0, 4)");
+  CHECK(refusal(3, 2, Align::bottom_right) ==
+        "test: tree has 3 tokens, the queries of the call stand at [-1, 2)");
 }
 
 TEST_CASE("documents that follow each other see a window of their own") {

@@ -28,6 +28,8 @@ template <class Op>
 consteval bool check_moving_op() {
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
+  static_assert(!Op::ScoreType::has_transform,
+                "heed: jvp() does not run through row transforms (plug/transform.hpp)");
   if constexpr (!Normaliser::streams)
     static_assert(
         HasRowJvp<Normaliser, typename Op::Scalar> || !HasRowVjp<Normaliser, typename Op::Scalar> ||
@@ -119,14 +121,13 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
                           copies.read(in.extra)};
-  TangentOperands<Real> moving{copies.read(d.query), copies.read(d.key), copies.read(d.value),
-                               copies.read(d.extra), copies.read(d.bias)};
   [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
-  const InputTangents<typename Op::ScoreType, Real> input_tangents(
-      op.score, g, copies.read(in.key_inputs), copies.read(d.query_inputs),
-      copies.read(d.key_inputs));
-  moving.query_inputs = input_tangents.query();
-  moving.key_inputs = input_tangents.key();
+  TangentOperands<Real> moving{copies.read(d.query),     copies.read(d.key),
+                               copies.read(d.value),     copies.read(d.extra),
+                               copies.read(d.bias),      copies.read(d.query_inputs),
+                               copies.read(d.key_inputs)};
+  if constexpr (reads_inputs<typename Op::ScoreType>)
+    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
   JvpOutputs<Real> to;
   to.saved = saved;
   to.out_tangent = copies.write(tangent.out);

@@ -7,7 +7,6 @@
 //   feature f(x)     f. = sum_c df/dx_c x._c        by the vjp of the feature, seeded with 1
 //   projected row    (P^T x). = P^T x.              the projection is fixed
 //   table entry      (W x). = W. x + W x.           W. by dual numbers through prepare_table()
-//   sum over tokens  (sum term(x_s)). = sum term'(x_s) x._s
 //
 // Memory  as many numbers per key, map and head as KeySide keeps.
 
@@ -33,8 +32,8 @@ namespace detail {
 // The same as the engine reads it.
 template <class Real>
 struct TangentOperands {
-  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
-  TensorView<const Real> query_inputs = {}, key_inputs = {};  // sums where the score reads sums
+  TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
+                         key_inputs = {};
 };
 
 // A number and its tangent.
@@ -93,72 +92,45 @@ struct AlongRow {
   void add_input(Index c, Pack<Real> g) const { sum += g * tangent.input.load(c, vector); }
 };
 
+// Numbers of tokens as head h of batch b reads them, or their tangents; zeros where none are given.
+struct TokenRange {
+  Index batch, head, first, count;
+};
+template <class Real>
+void load_inputs(const TensorView<const Real>& from, const Geometry& g, const TokenRange& tokens,
+                 const LaneTile<Real>& to) {
+  if (to.rows == 0) return;
+  if (!from.given()) return to.fill(Real(0));
+  pack_lanes(input_row(from, g, tokens.batch, tokens.head, tokens.first), from.strides().row,
+             tokens.count, to.rows, to.data, to.lanes);
+}
+
 // Tangents of what is derived of rows whose tangent is d.x.
 template <class Score, class Real>
 void derive_tangents(const Score& score, const Real* table, const Real* table_tangent,
                      const SideTiles<Real>& rows, const SideTiles<Real>& d, int vectors) {
   d.derive(score, table, vectors);
   if constexpr (Score::has_table)
-    panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
-                           Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
-                           d.table.data, d.table.lanes);
+    if (d.table.rows > 0)
+      panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
+                             Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
+                             d.table.data, d.table.lanes);
 }
 
-// Tangents of the features of rows in vector v of `d`, of queries or of keys; p and dp are the head's parameters and theirs.
-template <class Side, class Score, class Real>
-void feature_tangents(const Score& score, const LaneRow<Real>& row, const SideTiles<Real>& d,
-                      const ScalarsOf<Score, Pack<Real>>& p, const ScalarsOf<Score, Pack<Real>>& dp,
-                      const Pack<Real>* f, Pack<Real>* tangents) {
-  constexpr int count = Side::template count<Score>;
+// Tangents of `count` features of the rows in vector v along `scalars`, those of the parameters that features read;
+// vjp(df, add, dp) is that of the features.
+template <int count, class Scalars, class Real, class Vjp>
+void feature_tangents(const SideTiles<Real>& d, int v, const Scalars& scalars, Pack<Real>* tangents,
+                      Vjp&& vjp) {
   for (int i = 0; i < count; ++i) {
     Pack<Real> seed[count + 1];
     for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
     tangents[i] = Real(0);
-    ScalarsOf<Score, Pack<Real>> slopes{};
-    features_vjp<Side>(score, row, p, f, seed, AlongRow<Real>{d, row.vector, tangents[i]}, slopes);
-    for (std::size_t n = 0; n < slopes.size(); ++n) tangents[i] += slopes[n] * dp[n];
+    Scalars dp{};
+    vjp(seed, AlongRow<Real>{d, v, tangents[i]}, dp);
+    for (std::size_t n = 0; n < dp.size(); ++n) tangents[i] += dp[n] * scalars[n];
   }
 }
-
-// Tangents of the numbers of tokens that rows read, where some are given.
-template <class Score, class Real>
-class InputTangents {
- public:
-  InputTangents(const Score& score, const Geometry& g, const TensorView<const Real>& key_inputs,
-                const TensorView<const Real>& query_tangent,
-                const TensorView<const Real>& key_tangent)
-      : query_(query_tangent), key_(key_tangent) {
-    if constexpr (sums_inputs<Score>) {
-      if (!key_tangent.given()) return;
-      const Shape& s = key_inputs.shape();
-      sums_.resize(std::size_t(element_count(s, "sums of tangents")));
-      for (Index unit = 0; unit < s.batch * s.heads * s.dim; ++unit) {
-        const Index row = unit / s.dim, b = row / s.heads, h = row % s.heads, c = unit % s.dim;
-        double sum = 0;
-        for (Index t = 0; t < s.len; ++t) {
-          sum +=
-              score.summand(moving(double(key_inputs(b, h, t, c)), double(key_tangent(b, h, t, c))))
-                  .grad[0];
-          sums_[std::size_t((row * s.len + t) * s.dim + c)] = Real(sum);
-        }
-      }
-      const Real* sums = sums_.data();
-      key_ = {sums, s};
-      // A query's own token is one of the last keys.
-      query_ = {sums + (g.len_kv - g.len_q) * s.dim,
-                {s.batch, s.heads, g.len_q, s.dim},
-                dense_strides(s)};
-    }
-  }
-  InputTangents(const InputTangents&) = delete;  // the views refer to its memory
-
-  [[nodiscard]] const TensorView<const Real>& query() const { return query_; }
-  [[nodiscard]] const TensorView<const Real>& key() const { return key_; }
-
- private:
-  TensorView<const Real> query_, key_;
-  std::vector<Real> sums_;
-};
 
 // Of keys, their tables, and the table of positions.
 template <class Op, class Real>
@@ -166,12 +138,11 @@ class KeyTangents {
  public:
   using Score = typename Op::ScoreType;
   static constexpr int kFeatures = Score::key_features;
-  static constexpr int kInputs = key_inputs_of<Score>;
 
   KeyTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d, const Op& direction)
       : c_(c),
         d_(d),
-        direction_(direction),
+        direction_(direction.score),
         moved_(positions_of(c.op.score, direction.score)),
         positions_(moved_, c.geometry) {
     if constexpr (!SideNeeds<Op>::any) return;
@@ -198,7 +169,8 @@ class KeyTangents {
     constexpr Index width = kPanelLanes<Real>;
     const auto take = [&](Scratch<Real>& s) {
       const auto& needs = c_.keys.needs();
-      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.table_rows, kInputs, width);
+      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.key_table_rows(),
+                                   key_inputs_of<Score>, width);
     };
     const Index elements = 2 * scratch_elements<Real>(take);
     parallel_for(g.batch * g.heads, threads, [&](Index unit) {
@@ -246,24 +218,20 @@ class KeyTangents {
     };
     load(c_.key, rows.x);
     load(d_.key, d.x);
-    if constexpr (kInputs > 0) {
-      const auto load_inputs = [&](const TensorView<const Real>& from, const LaneTile<Real>& to) {
-        if (!from.given()) return to.fill(Real(0));
-        pack_lanes(input_row(from, c_.geometry, b, h, j), from.strides().row, count, kInputs,
-                   to.data, to.lanes);
-      };
-      load_inputs(c_.in.key_inputs, rows.input);
-      load_inputs(d_.key_inputs, d.input);
-    }
-    const auto p = lanes_of_scalars<Real>(c_.op.score, h);
-    const auto dp = lanes_of_scalars<Real>(direction_.score, h);
+    load_inputs(c_.in.key_inputs, c_.geometry, {b, h, j, count}, rows.input);
+    load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
     rows.derive(c_.op.score, c_.keys.table(h), vectors);
     derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
+    const auto p = lanes_of_scalars<Real>(c_.op.score, h),
+               p_tangents = lanes_of_scalars<Real>(direction_, h);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
       const LaneRow<Real> row = rows.row(v, j);
       Pack<Real> f[kFeatures + 1], tangents[kFeatures + 1];
       features_of<OfKeys>(c_.op.score, row, p, f);
-      feature_tangents<OfKeys>(c_.op.score, row, d, p, dp, f, tangents);
+      feature_tangents<kFeatures>(d, v, p_tangents, tangents,
+                                  [&](const Pack<Real>* df, const auto& add, auto& dp) {
+                                    features_vjp<OfKeys>(c_.op.score, row, p, f, df, add, dp);
+                                  });
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -281,7 +249,7 @@ class KeyTangents {
 
   const CallContext<Op, Real>& c_;
   TangentOperands<Real> d_;
-  const Op& direction_;
+  const Score& direction_;
   std::vector<Real> features_, projected_, tables_;
   Score moved_;
   PositionTableOf<Score, Real> positions_;

@@ -20,7 +20,12 @@ namespace detail {
 class KeptRule final : public PairRule {
  public:
   KeptRule(std::shared_ptr<const PairRule> rule, const Geometry& g, int threads)
-      : rule_(std::move(rule)), g_(g), blocks_(rule_->classify(g, threads, "BlockMask")) {}
+      : rule_(std::move(rule)), g_(g) {
+    require(g.batch >= 0 && g.heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, "BlockMask: batch ",
+            g.batch, ", heads ", g.heads, ", len_q ", g.len_q, ", len_kv ", g.len_kv,
+            "; none may be negative");
+    blocks_ = rule_->classify(g, threads, "BlockMask");
+  }
 
   [[nodiscard]] std::shared_ptr<const PairFunction> bind(const Geometry& g,
                                                          const char* where) const override {

@@ -35,9 +35,10 @@ class BoundMask {
             ": soft_cap is ", mask.soft_cap, ", it must be positive and finite, or 0 for none");
     check_lengths(where);
     for (const KeyRange& keys : mask.key_ranges) {
-      require(keys.begin >= 0 && keys.begin <= keys.end && keys.end <= g.len_kv, where,
-              ": key_range is [", keys.begin, ", ", keys.end, "), it must lie in [0, ", g.len_kv,
-              "]");
+      require(keys.begin <= keys.end, where, ": key_range is [", keys.begin, ", ", keys.end,
+              "), its end must not lie before its beginning");
+      require(keys.begin >= 0 && keys.end <= g.len_kv, where, ": key_range is [", keys.begin, ", ",
+              keys.end, "), it must lie in [0, ", g.len_kv, "]");
       first_key_ = std::max(first_key_, keys.begin);
       last_key_ = std::min(last_key_, keys.end);
     }

@@ -118,8 +118,8 @@ template <class Real>
   return mask;
 }
 
-// Every query sees keys [begin, end) only, in their own places on the key axis. The answers of ranges that make up all
-// keys merge to the whole (engine/partial.hpp).
+// Every query sees keys [begin, end) only, in their own places on the key axis; 0 <= begin <= end <= len_kv. The answers
+// of ranges that make up all keys merge to the whole (engine/partial.hpp).
 template <class Real>
 [[nodiscard]] Mask<Real> key_range(Index begin, Index end) {
   Mask<Real> mask;

@@ -13,15 +13,21 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// j <= i, or j < prefix[b]: keys of a prefix are seen by all, those behind it causally. One length per batch.
+// j <= i, or j < prefix[b]: keys of a prefix are seen by all, those behind it causally. One length per batch, or one for
+// all of them; a length beyond the keys shows all.
 //   Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 3.2.1
 template <class Real>
 [[nodiscard]] Mask<Real> prefix_lm(std::vector<Index> prefix, Align align = Align::top_left) {
   const Index batch = std::max<Index>(1, Index(prefix.size()));
   require(!prefix.empty(), "prefix_lm: prefix has 0 lengths, it must have one per batch");
-  return visible<Real>([prefix = TokenValues(std::move(prefix), batch)](
-                           auto b, auto, auto i, auto j) { return (j <= i) | (j < prefix(b, 0)); },
-                       align);
+  for (std::size_t b = 0; b < prefix.size(); ++b)
+    require(prefix[b] >= 0 && prefix[b] < detail::kFarthest, "prefix_lm: the length of batch ", b,
+            " is ", prefix[b], ", it must lie in [0, ", detail::kFarthest, ")");
+  return detail::mask_of<Real>(detail::visible_rule(
+      [prefix = TokenValues(std::move(prefix), batch)](auto b, auto, auto i, auto j) {
+        return (j <= i) | (j < prefix(b, 0));
+      },
+      align, {.name = "prefix_lm", .lengths = batch}));
 }
 
 // |i - j| <= window * step, and step divides i - j: every step-th key, `window` of them on each side.
@@ -59,7 +65,7 @@ template <class Real>
         const Positions first = detail::first_neighbour(i, window, length);
         return (j >= first) & (j < first + window);
       },
-      length));
+      Align::top_left, {.name = "neighbourhood", .length = length}));
 }
 
 // The same in both directions of an image whose rows follow each other: token y * width + x stands at (x, y), and each
@@ -75,7 +81,8 @@ template <class Real>
                         x = j % width;
         return (y >= top) & (y < top + window) & (x >= left) & (x < left + window);
       },
-      checked_product(height, width, "neighbourhood")));
+      Align::top_left,
+      {.name = "neighbourhood", .length = checked_product(height, width, "neighbourhood")}));
 }
 
 // Row n of blocks of `block` queries sees blocks indices[start[n]], ..., indices[start[n + 1] - 1] of as many keys.
@@ -89,6 +96,7 @@ template <class Real>
 // A token sees itself and its ancestors: its parent, the parent's parent, ... parents[j] < j, or -1 for a root. With
 // enter[j] and leave[j] the first number that a walk through the tree gives to a token of j's branch, and the first behind
 // them:  enter[j] <= enter[i] < leave[j].
+// Calls may have fewer tokens than the tree, but none that it does not know.
 //   Miao et al. 2024, "SpecInfer", section 4.2, where the tokens are guesses that a model verifies together
 template <class Real>
 [[nodiscard]] Mask<Real> tree(const std::vector<Index>& parents, Align align = Align::top_left) {
@@ -108,13 +116,13 @@ template <class Real>
     before += size[j];
     leave[j] = enter[j] + size[j];
   }
-  return visible<Real>(
+  return detail::mask_of<Real>(detail::visible_rule(
       [enter = TokenValues(std::move(enter)), leave = TokenValues(std::move(leave))](
           auto, auto, auto i, auto j) {
         const Positions own = enter(0, i);
         return (enter(0, j) <= own) & (own < leave(0, j));
       },
-      align);
+      align, {.name = "tree", .tokens = Index(count)}));
 }
 
 // Documents of these lengths, one behind the other, the same in all batches; a query sees `left` keys before it and

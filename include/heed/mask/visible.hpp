@@ -150,12 +150,19 @@ class VisiblePairs final : public PairFunction {
 // Positions fit 32 bits, and so do sums of two of them.
 inline constexpr Index kFarthest = Index(1) << 29;
 
+// What a function that is made for some sizes asks of a call; -1 where any will do.
+struct AskedSizes {
+  const char* name = "the mask";  // in error texts
+  Index length = -1;              // of both axes
+  Index lengths = -1;             // numbers that it has, 1 or one per batch
+  Index tokens = -1;              // that it knows, of queries and keys
+};
+
 template <class F>
 class VisibleRule final : public AskedRule {
  public:
-  // length: of both axes, if the function is made for one; else -1.
-  VisibleRule(F f, Align align, Index offset, Index length = -1)
-      : f_(std::move(f)), align_(align), offset_(offset), length_(length) {}
+  VisibleRule(F f, Align align, Index offset, AskedSizes sizes = {})
+      : f_(std::move(f)), align_(align), offset_(offset), sizes_(sizes) {}
 
   [[nodiscard]] std::shared_ptr<const PairFunction> bind(const Geometry& g,
                                                          const char* where) const override {
@@ -166,26 +173,36 @@ class VisibleRule final : public AskedRule {
             ": a function of positions has offset ", offset_, ", it must be smaller than ",
             kFarthest);
     for (const Index len : {g.len_q, g.len_kv})
-      require(length_ < 0 || len == length_, where, ": the mask is one of ", length_,
-              " tokens, the call has ", len);
+      require(sizes_.length < 0 || len == sizes_.length, where, ": ", sizes_.name, " is one of ",
+              sizes_.length, " tokens, the call has ", len);
+    require(sizes_.lengths <= 1 || sizes_.lengths == g.batch, where, ": ", sizes_.name, " has ",
+            sizes_.lengths, " lengths, the batch is ", g.batch);
     const Index shift = offset_ + (align_ == Align::bottom_right ? g.len_kv - g.len_q : 0);
+    if (sizes_.tokens >= 0) {
+      require(g.len_kv <= sizes_.tokens, where, ": ", sizes_.name, " has ", sizes_.tokens,
+              " tokens, the call has ", g.len_kv, " keys");
+      require(shift >= 0 && g.len_q <= sizes_.tokens - shift, where, ": ", sizes_.name, " has ",
+              sizes_.tokens, " tokens, the queries of the call stand at [", shift, ", ",
+              shift + g.len_q, ")");
+    }
     return std::make_shared<VisiblePairs<F>>(f_, shift, g);
   }
   [[nodiscard]] std::shared_ptr<const PairRule> moved(Index by) const override {
     return std::make_shared<VisibleRule>(
-        f_, align_, align_ == Align::top_left ? offset_ + by : offset_, length_);
+        f_, align_, align_ == Align::top_left ? offset_ + by : offset_, sizes_);
   }
 
  private:
   F f_;
   Align align_;
-  Index offset_, length_;
+  Index offset_;
+  AskedSizes sizes_;
 };
 
-// A function that is made for sequences of one length.
+// A function that is made for calls of some sizes.
 template <class F>
-[[nodiscard]] std::shared_ptr<const PairRule> visible_rule(F f, Index length) {
-  return std::make_shared<const VisibleRule<F>>(std::move(f), Align::top_left, 0, length);
+[[nodiscard]] std::shared_ptr<const PairRule> visible_rule(F f, Align align, AskedSizes sizes) {
+  return std::make_shared<const VisibleRule<F>>(std::move(f), align, 0, sizes);
 }
 
 template <class Real>

@@ -39,6 +39,16 @@ struct Seen {
   friend Seen operator|(Seen a, Seen b) { return Seen(a.v | b.v); }
   friend Seen operator!(Seen a) { return Seen(~a.v); }
 
+  // Asked for by &&, ||, ? : and if, of which none can know what other lanes say.
+  template <std::same_as<bool> One>
+  explicit operator One() const {
+    static_assert(
+        sizeof(One) == 0,
+        "heed: a comparison of positions is a vector of answers: join them with & and | "
+        "in place of && and ||, and take heed::select(which, a, b) in place of ? : and if "
+        "(simd/positions.hpp)");
+    return false;
+  }
   // Lane k as bit k.
   [[nodiscard]] std::uint32_t bits() const {
 #if defined(__AVX512F__)
@@ -130,6 +140,9 @@ struct Positions {
 
 [[nodiscard]] inline Positions select(Seen which, Positions a, Positions b) {
   return Positions(which.v ? a.v : b.v);
+}
+[[nodiscard]] inline Seen select(Seen which, Seen a, Seen b) {
+  return Seen((which.v & a.v) | (~which.v & b.v));
 }
 [[nodiscard]] inline Positions min(Positions a, Positions b) { return select(a < b, a, b); }
 [[nodiscard]] inline Positions max(Positions a, Positions b) { return select(a > b, a, b); }

@@ -81,7 +81,8 @@ struct Mine {
 #endif
 };
 
-// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12.
+// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas of rows that use what heed
+// does not differentiate for 17 to 19, return no number per pair for 20, and have more maps than there may be for 21.
 template <class T>
 struct Rows
 #if MISTAKE != 12
@@ -92,6 +93,24 @@ struct Rows
   void forward(const heed::RowBlock<T>&) const {}
 #elif MISTAKE == 10
   void vjp(const heed::RowBlock<T>&, Rows&) const {}
+#elif MISTAKE == 17
+  auto forward(const auto& row) const { return std::exp(row.score()); }
+#elif MISTAKE == 18
+  auto forward(const auto& row) const {
+    const auto s = row.score();
+    return s * std::tanh(s);
+  }
+#elif MISTAKE == 19
+  auto forward(const auto& row) const {
+    const auto s = row.score();
+    if (s > 0) return row.keep(2 * s);
+    return s;
+  }
+#elif MISTAKE == 20
+  double forward(const auto&) const { return 1; }
+#elif MISTAKE == 21
+  static constexpr int maps = 9;
+  auto forward(const auto& row) const { return row.softmax(row.score(8)); }
 #endif
 };
 
@@ -134,7 +153,7 @@ struct Incomplete {
 using heed::Attention, heed::DotScore, heed::Softmax, heed::Identity;
 #if MISTAKE < 9
 using Op = heed::OwnAttention<Mine, float>;
-#elif MISTAKE >= 10 && MISTAKE < 13
+#elif MISTAKE >= 17 || (MISTAKE >= 10 && MISTAKE < 13)
 using Op = Attention<float, DotScore<float>, Rows<float>, Identity<float>>;
 #elif MISTAKE == 13
 using Op = Attention<float, DotScore<float>, Softmax<float>, Readout<float>>;

@@ -74,6 +74,8 @@ class ScoreTangents {
       const auto& needs = c.keys.needs();
       side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
                                              query_row_inputs<Score>, lanes);
+      if constexpr (table_by_distance<Score>)
+        by_lane_ = take_relative(scratch, needs.table_rows, lanes);
     }
   }
 
@@ -96,21 +98,20 @@ class ScoreTangents {
     if constexpr (SideNeeds<Op>::any) {
       side_tangents_.x.rows = source.width;
       pack(d_.query, side_tangents_.x, Real(1));
-      if constexpr (query_row_inputs < Score >> 0) {
-        const LaneTile<Real>& to = side_tangents_.input;
-        if (d_.query_inputs.given())
-          pack_lanes(input_row(d_.query_inputs, c_.geometry, place.batch, place.head, place.query),
-                     d_.query_inputs.strides().row, place.rows, to.rows, to.data, to.lanes);
-        else
-          to.fill(Real(0));
-      }
+      load_inputs(d_.query_inputs, c_.geometry, {place.batch, place.head, place.query, place.rows},
+                  side_tangents_.input);
       derive_tangents(c_.op.score, c_.keys.table(place.head), keys_.table(place.head),
                       side_.side_tiles(), side_tangents_, c_.plan.vectors);
+      if constexpr (table_by_distance<Score>)
+        lay_out_by_lane(side_tangents_.table, c_.plan.vectors, by_lane_);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         P f[kQueryFeatures + 1], tangents[kQueryFeatures + 1];
         for (int i = 0; i < kQueryFeatures; ++i) f[i] = side_.features().load(i, v);
-        feature_tangents<OfQueries>(c_.op.score, side_.lane_row(v), side_tangents_, side_.scalars(),
-                                    scalars_, f, tangents);
+        const auto p = side_.scalars();
+        feature_tangents<kQueryFeatures>(
+            side_tangents_, v, scalars_, tangents, [&](const P* df, const auto& add, auto& dp) {
+              features_vjp<OfQueries>(c_.op.score, side_.lane_row(v), p, f, df, add, dp);
+            });
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, tangents[i]);
         for (Index r = 0; r < side_tangents_.projected.rows; ++r)
           side_tangents_.projected.store(
@@ -170,7 +171,13 @@ class ScoreTangents {
       }
       if constexpr (Score::has_projection)
         if (of_.side_tangents_.projected.rows > 0) d.projected = projected_.load(j, v_);
-      if constexpr (Score::has_table)
+      if constexpr (table_by_distance<Score>)
+        d.table =
+            of_.by_lane_.load(relative_place<Real>(c.op.score.table_clip(),
+                                                   place_.query + v_ * kLanes<Real> +
+                                                       c.op.score.table_shift() - place_.key - j),
+                              v_);
+      else if constexpr (Score::has_table)
         d.table = of_.side_tangents_.table.load(Index(pair.key[0].lane(0)), v_);
       if constexpr (Score::has_positions)
         d.position = of_.keys_.positions().of_queries(place_.head, place_.query + v_ * kLanes<Real>,
@@ -299,6 +306,7 @@ class ScoreTangents {
   ScalarsOf<Score, P> scalars_{};
   LaneTile<Real> query_, tangent_;  // the rows and their tangents, times query_factor()
   LaneTile<Real> features_;
+  LaneTile<Real> by_lane_;         // those of a table by distance, as pairs of lanes read them
   SideTiles<Real> side_tangents_;  // projected rows times projected_factor()
 };
 
