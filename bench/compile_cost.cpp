@@ -68,6 +68,8 @@ std::vector<Unit> units(const std::vector<std::string>& command) {
     all.push_back({header, "-O2", includes({header})});
   for (const char* flag : {"-O0", "-O2"})
     all.push_back({"Dar<float>, forward and backward", flag, both_calls("heed/engine/doors.hpp")});
+  all.push_back(
+      {"the same by heed/compiled_engine.hpp", "-O2", both_calls("heed/compiled_engine.hpp")});
   all.push_back({"the same from heed/compiled.hpp", "-O2", both_calls("heed/compiled.hpp")});
   all.push_back({"heed/attention.hpp", "-O2", includes({"heed/attention.hpp"})});
   all.push_back({"Dar<float> through heed/attention.hpp", "-O2", both_calls("heed/attention.hpp")});

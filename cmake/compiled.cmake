@@ -3,31 +3,50 @@
 # if something links it, with the flags of the project that asks for it, which must be those of the files that
 # include heed: another instruction set is an undefined reference. For this machine's:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
-# One source file for each place of the list of ops (heed/compiled.hpp), so that they compile beside each other.
+# One source file for two places of the list of ops (heed/compiled.hpp), so that they compile beside each other: one place
+# from each half, since the last ones are empty. Another file holds what heed/compiled_engine.hpp promises: it is that
+# header without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
+#   HEED_INCLUDE      in: that path
 function(heed_add_compiled)
   set(places 16)
-  math(EXPR last "${places} - 1")
+  math(EXPR half "${places} / 2")
+  math(EXPR last "${half} - 1")
   set(sources "")
   foreach(place RANGE ${last})
+    math(EXPR other "${place} + ${half}")
     set(source "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/place_${place}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
-#include <heed/engine/doors.hpp>
+#include <heed/compiled_engine.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 static_assert(detail::kCompiledPlaces == @places@);
 template struct detail::Door<detail::BuiltInAt<@place@, float>>;
 template struct detail::Door<detail::BuiltInAt<@place@, double>>;
+template struct detail::Door<detail::BuiltInAt<@other@, float>>;
+template struct detail::Door<detail::BuiltInAt<@other@, double>>;
 }
 }
 ]])
     list(APPEND sources "${source}")
   endforeach()
+  heed_write_engine("${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/engine.cpp")
+  list(APPEND sources "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/engine.cpp")
   add_library(heed_compiled STATIC EXCLUDE_FROM_ALL ${sources})
   add_library(heed::compiled ALIAS heed_compiled)
   target_link_libraries(heed_compiled PUBLIC ${HEED_CORE_TARGET})
+endfunction()
+
+# heed_write_engine(source): writes the file `source`, which defines what heed/compiled_engine.hpp promises.
+function(heed_write_engine source)
+  set(header "${HEED_INCLUDE}/heed/compiled_engine.hpp")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+  file(READ "${header}" engine)
+  string(REPLACE "extern template" "template" engine "${engine}")
+  string(REPLACE "#pragma once" "" engine "${engine}")
+  file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT "${engine}")
 endfunction()
 
 if(NOT TARGET heed_compiled)

@@ -4,6 +4,16 @@
 # other block, what lies between the first and the last line that is indented by three columns or more.
 1s,^// SPDX-License-Identifier: .*,,
 
+# Explicit instantiations declare nothing new.
+/^extern template/{
+  :promise
+  /;$/!{
+    N
+    b promise
+  }
+  s,[^\n]*,,g
+}
+
 /^#pragma once$/{
   N
   N

@@ -17,7 +17,7 @@ endif()
 
 configure_file(cmake/heed.pc.in heed.pc @ONLY)
 configure_package_config_file(cmake/heed-config.cmake.in heed-config.cmake
-                              INSTALL_DESTINATION "${heed_package_dir}")
+                              INSTALL_DESTINATION "${heed_package_dir}" PATH_VARS CMAKE_INSTALL_INCLUDEDIR)
 set(heed_architecture ARCH_INDEPENDENT)
 if(HEED_INSTALL_COMPILED)
   set(heed_architecture "")

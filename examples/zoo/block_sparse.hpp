@@ -13,6 +13,8 @@
 
 #include "kit.hpp"
 
+#include <heed/mask/patterns.hpp>
+
 namespace zoo::block_sparse {
 
 template <class T>

@@ -43,15 +43,12 @@ struct Dex : heed::PlainReadout {
   }
   template <class S>
   void reference(heed::ReadoutContext<S>& all) const {
-    const heed::Geometry& g = all.geometry;
-    const std::vector<S> mixed = all.out;
-    for (Index n = 0; n < Index(mixed.size()); ++n) {
-      const Index h = n / (g.len_q * g.dim_v) % g.heads, c = n % g.dim_v, row = n - c;
-      for (Index r = 0; r < g.dim_v; ++r)
-        all.out[std::size_t(n)] =
-            all.out[std::size_t(n)] -
-            lambda.head(h) * mixed[std::size_t(row + r)] * weight[(h * g.dim_v + r) * g.dim_v + c];
-    }
+    const Index d = all.geometry.dim_v;
+    const std::vector<S> m = all.out;
+    for_each_out(all, [&](Index h, Index row, Index c, S& out) {
+      for (Index r = 0; r < d; ++r)
+        out = out - lambda.head(h) * m[std::size_t(row * d + r)] * weight[(h * d + r) * d + c];
+    });
   }
 
  private:
@@ -68,9 +65,9 @@ struct Dex : heed::PlainReadout {
   // to = a - lambda b
   void add_scaled(const heed::ReadoutPanel<T>& panel, const heed::LaneTile<T>& a,
                   const heed::LaneTile<T>& b, const heed::LaneTile<T>& to) const {
-    for (Index c = 0; c < a.rows; ++c)
-      for (int v = 0; v < panel.vectors; ++v)
-        to.store(c, v, a.load(c, v) - lambda.head(panel.head) * b.load(c, v));
+    for_each_cell(panel, to, [&](Index c, int v) {
+      return a.load(c, v) - lambda.head(panel.head) * b.load(c, v);
+    });
   }
 };
 

@@ -40,10 +40,9 @@ struct Gate : heed::PlainReadout {
   }
   template <class S>
   void reference(heed::ReadoutContext<S>& all) const {
-    const Index dim = all.geometry.dim_v;
-    for (Index n = 0; n < Index(all.out.size()); ++n)
-      all.out[std::size_t(n)] =
-          heed::math::sigmoid(all.extra[std::size_t(n / dim)]) * all.out[std::size_t(n)];
+    for_each_out(all, [&](Index, Index row, Index, S& out) {
+      out = heed::math::sigmoid(all.extra[std::size_t(row)]) * out;
+    });
   }
 };
 

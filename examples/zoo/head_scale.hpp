@@ -20,26 +20,17 @@ struct HeadScale : heed::PlainReadout {
   static constexpr auto parameters = std::tuple{heed::named("factor", &HeadScale::factor)};
   using PlaceFree = HeadScale;
 
-  void forward(const heed::ReadoutPanel<T>& panel) const { scale(panel); }
+  void forward(const heed::ReadoutPanel<T>& panel) const {
+    scale_rows(panel, factor.head(panel.head), panel.tile);
+  }
   void vjp(const heed::ReadoutPanel<T>& panel, HeadScale& grad) const {
-    heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
-    grad.factor.head(panel.head) += T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
-    scale(panel);
+    add_dot(panel, panel.saved, grad.factor);
+    scale_rows(panel, factor.head(panel.head), panel.tile);
     heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
   template <class S>
   void reference(heed::ReadoutContext<S>& all) const {
-    const heed::Geometry& g = all.geometry;
-    for (Index n = 0; n < Index(all.out.size()); ++n)
-      all.out[std::size_t(n)] =
-          factor.head(n / (g.len_q * g.dim_v) % g.heads) * all.out[std::size_t(n)];
-  }
-
- private:
-  void scale(const heed::ReadoutPanel<T>& panel) const {
-    for (Index c = 0; c < panel.tile.rows; ++c)
-      for (int v = 0; v < panel.vectors; ++v)
-        panel.tile.store(c, v, panel.tile.load(c, v) * factor.head(panel.head));
+    for_each_out(all, [&](Index h, Index, Index, S& out) { out = factor.head(h) * out; });
   }
 };
 

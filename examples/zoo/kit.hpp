@@ -12,9 +12,11 @@
 
 #include "plain.hpp"
 
-#include <heed/mask/patterns.hpp>
 #include <heed/plug/own_score.hpp>
 #include <heed/variants.hpp>
+
+#include <type_traits>
+#include <vector>
 
 namespace zoo {
 
@@ -24,13 +26,54 @@ template <class T, class Score = heed::DotScore<T>, class Normaliser = heed::Sof
           class Readout = heed::Identity<T>>
 using Attention = heed::Attention<T, Score, Normaliser, Readout>;
 
-// The log-sum-exp of vector v that a row normaliser without exponentials reports: 0, or -infinity for a row that sees no
-// key.
+// A streaming normaliser of weights that are divided by the number of keys that the row sees.
 template <class T>
-void report_no_lse(const heed::RowBlock<T>& block, int v) {
-  const heed::Index at = v * heed::kLanes<T>;
-  const auto top = heed::Pack<T>::load(block.score_max[0] + at);
-  select(heed::is_hidden(top), top, heed::Pack<T>(T(0))).store(block.lse[0] + at);
+struct CountedRows : heed::StreamedRows<T, 1> {
+  using Base = heed::StreamedRows<T, 1>;
+  using typename Base::P, typename Base::State, typename Base::Queries;
+  static constexpr bool counts_visible = true;
+  State begin(const Queries& queries) const { return {P(T(0)), {queries.visible}}; }
+  P finish(const State& state) const { return heed::inverse_or_zero(state.own[0]); }
+};
+
+// A softmax with one more term exp(height) in its sum, in long hand: the weights of the keys, and the log-sum-exp.
+template <class S>
+std::vector<S> softmax_beside(const S& height, heed::LongHandRow<S> row) {
+  row.scores[0].push_back(height);
+  std::vector<S> weights = heed::long_hand_softmax(row.scores[0]);
+  weights.pop_back();
+  return weights;
+}
+template <class S>
+S log_sum_exp_beside(const S& height, heed::LongHandRow<S> row) {
+  row.scores[0].push_back(height);
+  return heed::log_sum_exp(row.scores[0]);
+}
+
+// f(head, row, column, out) for every number of a readout's output in long hand; `row` counts those of all heads.
+template <class S, class F>
+void for_each_out(heed::ReadoutContext<S>& all, F&& f) {
+  const heed::Geometry& g = all.geometry;
+  for (Index n = 0; n < Index(all.out.size()); ++n)
+    f(n / (g.len_q * g.dim_v) % g.heads, n / g.dim_v, n % g.dim_v, all.out[std::size_t(n)]);
+}
+// panel.delta[lane] = tile . with, and the sum over the rows that count joins a parameter's gradient.
+template <class T>
+void add_dot(const heed::ReadoutPanel<T>& panel,
+             const std::type_identity_t<heed::LaneTile<const T>>& with, heed::Param<T>& grad) {
+  heed::lane_dot<T>(panel.tile, with, panel.vectors, panel.delta);
+  grad.head(panel.head) += T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
+}
+// to = f(column, vector) for a panel's rows.
+template <class T, class F>
+void for_each_cell(const heed::ReadoutPanel<T>& panel, const heed::LaneTile<T>& to, F&& f) {
+  for (Index c = 0; c < panel.tile.rows; ++c)
+    for (int v = 0; v < panel.vectors; ++v) to.store(c, v, f(c, v));
+}
+// to = factor tile
+template <class T>
+void scale_rows(const heed::ReadoutPanel<T>& panel, T factor, const heed::LaneTile<T>& to) {
+  for_each_cell(panel, to, [&](Index c, int v) { return panel.tile.load(c, v) * factor; });
 }
 
 }  // namespace zoo

@@ -9,9 +9,10 @@
 
 namespace zoo {
 
-// The op of a variant, or, where heed::compiled has its code, an op without code.
-template <class Op>
+// The op of a variant, or, where heed::compiled has its code, an op without code. Each line of the list has its own number,
+// so that no two are of one type.
+template <class Op, std::size_t line>
 using OwnCode = std::conditional_t<heed::BuiltIn<typename Op::Scalar>::template contains<Op>,
-                                   heed::detail::NoOp<0, typename Op::Scalar>, Op>;
+                                   heed::detail::NoOp<line, typename Op::Scalar>, Op>;
 
 }  // namespace zoo

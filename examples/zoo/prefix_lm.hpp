@@ -13,6 +13,8 @@
 
 #include "kit.hpp"
 
+#include <heed/mask/patterns.hpp>
+
 namespace zoo::prefix_lm {
 
 template <class T>

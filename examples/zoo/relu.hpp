@@ -13,17 +13,13 @@
 namespace zoo::relu {
 
 template <class T>
-struct Relu : heed::StreamedRows<T, 1> {
-  using Base = heed::StreamedRows<T, 1>;
-  using typename Base::P, typename Base::State, typename Base::Queries;
-  static constexpr bool counts_visible = true;
+struct Relu : CountedRows<T> {
+  using typename CountedRows<T>::P, typename CountedRows<T>::State;
   using PlaceFree = Relu;
 
-  State begin(const Queries& queries) const { return {P(T(0)), {queries.visible}}; }
   P weight(const State&, P score) const { return heed::math::maximum(P(T(0)), score); }
-  P finish(const State& state) const { return heed::inverse_or_zero(state.own[0]); }  // 1 / n
   P dscore(const State& state, P score, P, P pull, P) const {
-    return select(score > P(T(0)), finish(state) * pull, P(T(0)));
+    return select(score > P(T(0)), this->finish(state) * pull, P(T(0)));
   }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {

@@ -33,28 +33,24 @@ struct OwnValue : heed::PlainReadout {
   static constexpr auto parameters = std::tuple{heed::named("own", &OwnValue::own)};
 
   void forward(const heed::ReadoutPanel<T>& panel) const {
-    for (Index c = 0; c < panel.tile.rows; ++c)
-      for (int v = 0; v < panel.vectors; ++v)
-        panel.tile.add(c, v, panel.own_value.load(c, v) * own.head(panel.head));
+    for_each_cell(panel, panel.tile, [&](Index c, int v) {
+      return panel.tile.load(c, v) + panel.own_value.load(c, v) * own.head(panel.head);
+    });
   }
   void vjp(const heed::ReadoutPanel<T>& panel, OwnValue& grad) const {
-    heed::lane_dot<T>(panel.tile, panel.own_value, panel.vectors, panel.delta);
-    grad.own.head(panel.head) += T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
-    for (Index c = 0; c < panel.tile.rows; ++c)
-      for (int v = 0; v < panel.vectors; ++v)
-        panel.down_value.add(c, v, panel.tile.load(c, v) * own.head(panel.head));
+    add_dot(panel, panel.own_value, grad.own);
+    for_each_cell(panel, panel.down_value, [&](Index c, int v) {
+      return panel.down_value.load(c, v) + panel.tile.load(c, v) * own.head(panel.head);
+    });
     heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
   template <class S>
   void reference(heed::ReadoutContext<S>& all) const {
     const heed::Geometry& g = all.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i)
-          for (Index c = 0; c < g.dim_v; ++c) {
-            S& out = all.out_row(b, h, i)[c];
-            out = out + own.head(h) * all.value_row(b, g.kv_head(h), i)[c];
-          }
+    for_each_out(all, [&](Index h, Index row, Index c, S& out) {
+      const Index b = row / (g.heads * g.len_q), i = row % g.len_q;
+      out = out + own.head(h) * all.value_row(b, g.kv_head(h), i)[c];
+    });
   }
 };
 

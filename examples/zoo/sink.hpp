@@ -27,16 +27,12 @@ struct Sink : heed::Softmax<T> {
     grad.height.head(queries.head) -= T(heed::sum_valid_lanes(P(share * r), 0, queries.valid));
   }
   template <class S>
-  std::vector<S> reference(heed::LongHandRow<S> row) const {
-    row.scores[0].push_back(height.head(row.head));
-    std::vector<S> weights = heed::long_hand_softmax(row.scores[0]);
-    weights.pop_back();
-    return weights;
+  std::vector<S> reference(const heed::LongHandRow<S>& row) const {
+    return softmax_beside<S>(height.head(row.head), row);
   }
   template <class S>
-  S reference_lse(heed::LongHandRow<S> row, std::size_t) const {
-    row.scores[0].push_back(height.head(row.head));
-    return heed::log_sum_exp(row.scores[0]);
+  S reference_lse(const heed::LongHandRow<S>& row, std::size_t) const {
+    return log_sum_exp_beside<S>(height.head(row.head), row);
   }
 };
 

@@ -20,16 +20,12 @@ struct PlusOne : heed::Softmax<T> {
   // As if a key of score 0 had been seen, whose value is 0.
   State begin(const Queries&) const { return Base::begin_with(P(T(0))); }
   template <class S>
-  std::vector<S> reference(heed::LongHandRow<S> row) const {
-    row.scores[0].push_back(heed::math::constant<S>(0));
-    std::vector<S> weights = heed::long_hand_softmax(row.scores[0]);
-    weights.pop_back();
-    return weights;
+  std::vector<S> reference(const heed::LongHandRow<S>& row) const {
+    return softmax_beside(heed::math::constant<S>(0), row);
   }
   template <class S>
-  S reference_lse(heed::LongHandRow<S> row, std::size_t) const {
-    row.scores[0].push_back(heed::math::constant<S>(0));
-    return heed::log_sum_exp(row.scores[0]);
+  S reference_lse(const heed::LongHandRow<S>& row, std::size_t) const {
+    return log_sum_exp_beside(heed::math::constant<S>(0), row);
   }
 };
 

@@ -6,45 +6,16 @@
 //   w_j = max(0, s_j - top - t), t such that sum_j w_j = 1; top the largest score
 //   ds_j = G_j - mean of G over the keys with w > 0, for these; else 0       G = dL/dw
 //
-// Newton's steps find t from below: the sum is convex in t, so that they never pass it. A lane stops where a step moves
-// nothing, whatever the lanes beside it do.
-//
 // Source  A. Martins, R. Astudillo, From Softmax to Sparsemax (2016), which sort.
 
-#include "kit.hpp"
+#include "entmax.hpp"
 
 namespace zoo::sparsemax {
 
 template <class T>
-struct Sparsemax : heed::PlainRows {
-  using P = heed::Pack<T>;
+struct Sparsemax : EntmaxRows<T, 1> {
   using PlaceFree = Sparsemax;
 
-  void forward(const heed::RowBlock<T>& block) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      report_no_lse(block, v);
-      const P t = threshold(block, v);
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P u = above(block, j, v, t);
-        block.scores[0].store(j, v, u);
-      }
-    }
-  }
-  void vjp(const heed::RowBlock<T>& block, Sparsemax&) const {
-    for (int v = 0; v < block.vectors; ++v) {
-      const P t = threshold(block, v), zero = T(0);
-      const auto sums = heed::sum_over_keys<T, heed::PackPair<T>>(block.keys(), [&](Index j) {
-        const P slope = slope_of(above(block, j, v, t)), g = block.dweights.load(j, v);
-        return heed::PackPair<T>(slope, zero_where(slope == zero, slope * g));
-      });
-      const P mean = zero_where(sums.first == zero, sums.second / sums.first);
-      for (Index j = 0; j < block.keys(); ++j) {
-        const P u = above(block, j, v, t), slope = slope_of(u), g = block.dweights.load(j, v);
-        block.weights.store(j, v, u);
-        block.dscores[0].store(j, v, zero_where(slope == zero, slope * (g - mean)));
-      }
-    }
-  }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {
     const auto c = [](double x) { return heed::math::constant<S>(x); };
@@ -60,27 +31,6 @@ struct Sparsemax : heed::PlainRows {
     }
     for (S& s : row.scores[0]) s = heed::math::maximum(c(0), S(s - t));
     return row.scores[0];
-  }
-
- private:
-  static P slope_of(P u) { return select(u > P(T(0)), P(T(1)), P(T(0))); }
-
-  static P above(const heed::RowBlock<T>& block, Index j, int v, P t) {
-    return max(P(T(0)), block.scores[0].load(j, v) - heed::row_top(block, 0, v) - t);
-  }
-  static P threshold(const heed::RowBlock<T>& block, int v) {
-    P t = T(-1);
-    for (int step = 0; step < 60; ++step) {
-      const auto sums = heed::sum_over_keys<T, heed::PackPair<T>>(block.keys(), [&](Index j) {
-        const P u = above(block, j, v, t);
-        return heed::PackPair<T>(slope_of(u), u);
-      });
-      const P next = t + (sums.second - T(1)) / sums.first;
-      const auto moves = next > t;  // not where a row sees no key
-      if (!heed::any_lane(moves)) break;
-      t = select(moves, next, t);
-    }
-    return t;
   }
 };
 

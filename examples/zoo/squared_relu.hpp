@@ -13,20 +13,16 @@
 namespace zoo::squared_relu {
 
 template <class T>
-struct SquaredRelu : heed::StreamedRows<T, 1> {
-  using Base = heed::StreamedRows<T, 1>;
-  using typename Base::P, typename Base::State, typename Base::Queries;
-  static constexpr bool counts_visible = true;
+struct SquaredRelu : CountedRows<T> {
+  using typename CountedRows<T>::P, typename CountedRows<T>::State;
   using PlaceFree = SquaredRelu;
 
-  State begin(const Queries& queries) const { return {P(T(0)), {queries.visible}}; }
   P weight(const State&, P score) const {
     const P positive = heed::math::maximum(P(T(0)), score);
     return positive * positive;
   }
-  P finish(const State& state) const { return heed::inverse_or_zero(state.own[0]); }  // 1 / n
   P dscore(const State& state, P score, P, P pull, P) const {
-    return T(2) * heed::math::maximum(P(T(0)), score) * finish(state) * pull;
+    return T(2) * heed::math::maximum(P(T(0)), score) * this->finish(state) * pull;
   }
   template <class S>
   std::vector<S> reference(heed::LongHandRow<S> row) const {

@@ -43,6 +43,55 @@ struct Sigmoids : StreamedRows<T, 1> {
   }
 };
 
+// A softmax that shares with a sink of learnt height, as a formula.
+template <class T>
+struct Sink : PlainRows {
+  Param<T> height = T(0.3);
+  static constexpr auto parameters = std::tuple{named("height", &Sink::height)};
+  [[nodiscard]] auto forward(const auto& row) const {
+    const auto s = row.score(), top = row.largest(s), e = math::exp(s - top);
+    return e / (row.sum(e) + math::exp(row.learnt(height) - top));
+  }
+};
+
+// Numbers of tokens: sums of log sigmoids, or a number per key and two per query.
+template <class T>
+struct Forgetting {
+  using Features = CumulativeInputs<1, LogSigmoid>;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit + pair.query[0] - pair.key[0];
+  }
+};
+template <class T>
+struct Scored {
+  using Features = TokenInputs<2, 1>;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit * pair.query[0] + pair.key[0] * pair.query[1];
+  }
+};
+
+// A temperature of the query's place.
+struct Temperature : NoSideValues {
+  static constexpr int query_features = 1;
+  template <class Row, class S>
+  void query_features_of(const Row& row, const auto& p, S* f) const {
+    f[0] = p[0] * math::log(S(row.index() + 1.0)) + p[1];
+  }
+};
+template <class T>
+struct Tempered {
+  using Features = Temperature;
+  Param<T> rise = T(0.3), base = T(0.8);
+  static constexpr auto parameters =
+      std::tuple{named("rise", &Tempered::rise), named("base", &Tempered::base)};
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit * pair.query[0];
+  }
+};
+
 template <class Op>
 void check(const char* name, const Op& op, const Geometry& g, const Mask<double>& mask,
            const Options& options) {
@@ -73,4 +122,18 @@ TEST_CASE("Forward mode of a streaming normaliser of one's own is the transpose 
   Op op;
   op.normaliser.height = {0.3, -0.2, 0.1, 0.5};
   check("sigmoids", op, {2, 4, 4, 2, 19, 23, 6, 5}, causal<double>(), {});
+}
+
+TEST_CASE(
+    "Forward mode of numbers of tokens, features with parameters and row formulas is the transpose "
+    "of backward",
+    "[jvp]") {
+  const Geometry g{2, 4, 4, 2, 13, 17, 6, 5};
+  check("sums over tokens", OwnAttention<Forgetting, double>{}, g, causal<double>(), {});
+  check("numbers of tokens", OwnAttention<Scored, double>{}, g, causal<double>(), {});
+  OwnAttention<Tempered, double> tempered;
+  tempered.score.base = {0.8, 0.5, 0.3, 1.1};
+  check("features with parameters", tempered, g, causal<double>(), {});
+  Attention<double, DotScore<double>, Sink<double>, Identity<double>> sink;
+  check("a row formula", sink, g, causal<double>(), {.threads = 2, .key_tile = 1});
 }

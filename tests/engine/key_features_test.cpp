@@ -18,23 +18,14 @@ namespace {
 constexpr Needs kNeeds{};
 constexpr Index kPage = heed::kPanelLanes<float>;
 
-// Tokens [first, first + count) of a tensor, in place.
-template <class T>
-[[nodiscard]] heed::TensorView<const T> tokens(const Tensor<T>& x, Index first, Index count) {
-  const auto view = x.view();
-  return {view.row(0, 0, first),
-          {x.shape().batch, x.shape().heads, count, x.shape().dim},
-          view.strides()};
-}
-
 // Runs forward() twice for the last `queries` tokens of a cache of (2, 2, len, dim): on what the cache keeps, and on its
 // keys and values alone.
 template <class Run, class Stored, class T>
 void check_same(const Run& run, heed::KvCache<Stored>& cache, const Call<T>& call, Index queries) {
   const heed::Options options{.threads = queries % 2 == 0 ? 3 : 1, .key_tile = 1};
-  const auto query = tokens(call.query, cache.len() - queries, queries);
+  const auto query = tokens_of(call.query, cache.len() - queries, queries);
   heed::StoredView<const T> extra;
-  if (call.extra.given()) extra = tokens(call.extra, cache.len() - queries, queries);
+  if (call.extra.given()) extra = tokens_of(call.extra, cache.len() - queries, queries);
   Shape shape = call.grad_out.shape();
   shape.len = queries;
   Tensor<T> kept(shape), anew(shape);
@@ -47,7 +38,7 @@ void check_same(const Run& run, heed::KvCache<Stored>& cache, const Call<T>& cal
 
 template <class Stored, class T>
 void append(heed::KvCache<Stored>& cache, const Call<T>& call, Index count) {
-  cache.append(tokens(call.key, cache.len(), count), tokens(call.value, cache.len(), count));
+  cache.append(tokens_of(call.key, cache.len(), count), tokens_of(call.value, cache.len(), count));
 }
 
 // A sequence that grows over several pages, by prompts and single tokens, and is cut twice: what follows differs from
@@ -149,7 +140,7 @@ struct Decoder {
   heed::KvCache<float> cache{2, 2, 8, 8, kPage};
 
   explicit Decoder(Op of) : op(std::move(of)) { append(cache, call, 40); }
-  [[nodiscard]] heed::TensorView<const float> query() const { return tokens(call.query, 39, 1); }
+  [[nodiscard]] heed::TensorView<const float> query() const { return tokens_of(call.query, 39, 1); }
   void decode() { decode(op, cache.inputs(query())); }
   void decode(const auto& of, const heed::Inputs<float>& in) {
     Tensor<float> out({2, 4, 1, 8});
@@ -283,8 +274,8 @@ TEST_CASE("features of another op, of other numbers, heads or keys are refused",
   heed::Prototype<float> two = heed::make_prototype<float>(geometry(2, 2, 2, 90, 90, 8, 8), 3);
   Tensor<float> out({2, 2, 1, 8});
   CHECK(message_of([&] {
-          heed::forward(two, categories.cache.inputs(tokens(Tensor<float>({2, 2, 1, 8}), 0, 1)), {},
-                        out.view());
+          heed::forward(two, categories.cache.inputs(tokens_of(Tensor<float>({2, 2, 1, 8}), 0, 1)),
+                        {}, out.view());
         }) == begin + "are of 4 heads, the call has 2" + end);
 }
 

@@ -16,15 +16,6 @@ constexpr Needs kNeeds{};
 template <class T>
 constexpr Index kPage = heed::kPanelLanes<T>;
 
-// Tokens [first, first + count) of a tensor, in place.
-template <class T>
-[[nodiscard]] heed::TensorView<const T> tokens(const Tensor<T>& x, Index first, Index count) {
-  const auto view = x.view();
-  return {view.row(0, 0, first),
-          {x.shape().batch, x.shape().heads, count, x.shape().dim},
-          view.strides()};
-}
-
 template <class T>
 [[nodiscard]] heed::KvCache<T> cache_of(const Call<T>& call) {
   const Shape &k = call.key.shape(), &v = call.value.shape();
@@ -86,11 +77,11 @@ TEMPLATE_TEST_CASE("prefill in chunks and single steps equal the whole", "[kv_ca
     heed::KvCache<T> cache = cache_of(call);
     const auto feed = [&](Index count) {
       const Index done = cache.len();
-      cache.append(tokens(call.key, done, count), tokens(call.value, done, count));
+      cache.append(tokens_of(call.key, done, count), tokens_of(call.value, done, count));
       const auto out = steps.view();
       const heed::TensorView<T> rows{out.row(0, 0, done), {2, 4, count, 8}, out.strides()};
-      heed::Inputs<T> in{tokens(call.query, done, count), cache.keys(), cache.values(), {}};
-      if (call.extra.given()) in.extra = tokens(call.extra, done, count);
+      heed::Inputs<T> in{tokens_of(call.query, done, count), cache.keys(), cache.values(), {}};
+      if (call.extra.given()) in.extra = tokens_of(call.extra, done, count);
       runner.forward(in, causal, rows, nullptr, {});
     };
     const Index chunks[] = {kPage<T> - 3, 1, 2, 17, 1};

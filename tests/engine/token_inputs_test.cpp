@@ -6,6 +6,7 @@
 
 #include <heed/check/op_check.hpp>
 #include <heed/engine/explain.hpp>
+#include <heed/engine/jvp.hpp>
 #include <heed/engine/partial.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/differential.hpp>
@@ -48,6 +49,26 @@ struct Forgetting {
   }
 };
 
+// Features of one's own: the square of a number of the key.
+struct Squares : TokenInputs<0, 1> {
+  template <class Row, class S>
+  void key_features_of(const Row& row, S* f) const {
+    f[0] = row.input(0) * row.input(0);
+  }
+  template <class Row, class S, class Add>
+  void key_features_vjp(const Row& row, const S*, const S* df, const Add& add) const {
+    add.add_input(0, (df[0] + df[0]) * row.input(0));
+  }
+};
+template <class Real>
+struct Squared {
+  using Features = Squares;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit - pair.key[0];
+  }
+};
+
 // Reads sums so that those of queries do not cancel in a softmax, and two of them.
 template <class Real>
 struct Damped {
@@ -85,7 +106,7 @@ using Own = OwnAttention<Score, Real>;
 template <class Real>
 using Twice =
     Attention<Real, OwnScore<Tempered, Real>, Difference<Real, GivenLambda<Real>>, Identity<Real>>;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 template <class Op>
 void check(const Op& op) {
@@ -103,6 +124,7 @@ void check(const Op& op) {
 
 TEST_CASE("Scores that read numbers of tokens agree with the twin", "[token_inputs]") {
   SECTION("of queries and keys") { check(Own<Tempered, double>{}); }
+  SECTION("by features of one's own") { check(Own<Squared, double>{}); }
   SECTION("sums of keys") { check(Own<Forgetting, double>{}); }
   SECTION("two sums each") { check(Own<Damped, double>{}); }
   SECTION("in both maps of a difference") {
@@ -159,7 +181,7 @@ TEST_CASE("Gradients of numbers of tokens have the same bits for any number of t
     auto numbers = normal_numbers(op, g);
     numbers.query_inputs.resize(numbers.query_inputs.size() / 4 * std::size_t(heads));
     numbers.key_inputs.resize(numbers.key_inputs.size() / 4 * std::size_t(heads));
-    OpCall call(op, g, causal<float>(Align::bottom_right), {.key_tile = 1}, numbers);
+    OpCall call(op, g, causal<double>(Align::bottom_right), {.key_tile = 1}, numbers);
     std::vector<NamedTensor> first;
     for (const int threads : {1, 2, 3, 7}) {
       call.options.threads = threads;
@@ -177,8 +199,8 @@ TEST_CASE("Gradients of numbers of tokens have the same bits for any number of t
     }
   };
   for (const Index heads : {1, 2, 4}) {
-    check_bits(Own<Tempered, float>{}, heads);
-    check_bits(Own<Forgetting, float>{}, heads);
+    check_bits(Own<Tempered, double>{}, heads);
+    check_bits(Own<Forgetting, double>{}, heads);
   }
 }
 
@@ -186,25 +208,25 @@ TEST_CASE("A decoded token reads the numbers of all tokens", "[token_inputs]") {
   // Enough keys for several parts of them, which may be visited side by side.
   const auto check_decoding = [](auto op, Index len) {
     const Geometry g{1, 4, 4, 2, len, len, 8, 8};
-    OpCall call(op, g, causal<float>(), {.threads = 3});
+    OpCall call(op, g, causal<double>(), {.threads = 3});
     call.forward();
-    KvCache<float> cache(1, 2, 8, 8);
+    KvCache<double> cache(1, 2, 8, 8);
     cache.append(call.inputs().key, call.inputs().value);
-    std::vector<float> query, out(4 * 8);
+    std::vector<double> query, out(4 * 8);
     for (Index h = 0; h < 4; ++h)
       query.insert(query.end(), call.query.begin() + (h * len + len - 1) * 8,
                    call.query.begin() + (h + 1) * len * 8);
-    Inputs<float> in = cache.inputs(TensorView<const float>(query.data(), {1, 4, 1, 8}));
+    Inputs<double> in = cache.inputs(TensorView<const double>(query.data(), {1, 4, 1, 8}));
     in.key_inputs = call.inputs().key_inputs;
     for (const int again : {1, 2}) {
-      forward(op, in, causal<float>(Align::bottom_right),
-              TensorView<float>(out.data(), {1, 4, 1, 8}));
-      float largest = 0;
+      forward(op, in, causal<double>(Align::bottom_right),
+              TensorView<double>(out.data(), {1, 4, 1, 8}));
+      double largest = 0;
       for (Index h = 0; h < 4; ++h)
         for (Index c = 0; c < 8; ++c)
           largest = std::max(largest, std::abs(out[std::size_t(h * 8 + c)] -
                                                call.out[std::size_t((h * len + len - 1) * 8 + c)]));
-      CHECK(largest < 1e-5F);
+      CHECK(largest < 1e-12);
       // The cache keeps nothing of them.
       std::reverse(call.key_inputs.begin(), call.key_inputs.end());
       call.forward();
@@ -212,28 +234,28 @@ TEST_CASE("A decoded token reads the numbers of all tokens", "[token_inputs]") {
     }
   };
   for (const Index len : {45, 5000}) {
-    if (len == 45) check_decoding(Own<Forgetting, float>{}, len);
-    check_decoding(Own<Boosted, float>{}, len);
+    if (len == 45) check_decoding(Own<Forgetting, double>{}, len);
+    check_decoding(Own<Boosted, double>{}, len);
   }
 }
 
 TEST_CASE("Answers of parts of the keys merge where scores read sums", "[token_inputs]") {
-  OpCall<Own<Forgetting, float>> call({}, {1, 2, 2, 2, 40, 90, 8, 8},
-                                      causal<float>(Align::bottom_right));
+  OpCall<Own<Forgetting, double>> call({}, {1, 2, 2, 2, 40, 90, 8, 8},
+                                       causal<double>(Align::bottom_right));
   call.forward();
   const auto part = [&](Index first, Index end) {
-    return forward_partial(call.op, call.inputs(), call.mask & key_range<float>(first, end));
+    return forward_partial(call.op, call.inputs(), call.mask & key_range<double>(first, end));
   };
-  const Partial<float> whole = merge(part(0, 37), merge(part(37, 61), part(61, 90)));
+  const Partial<double> whole = merge(part(0, 37), merge(part(37, 61), part(61, 90)));
   for (std::size_t n = 0; n < call.out.size(); ++n)
-    CHECK(std::abs(whole.out[n] - call.out[n]) < 1e-5F);
+    CHECK(std::abs(whole.out[n] - call.out[n]) < 1e-12);
 }
 
 TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
   const Geometry g{1, 2, 2, 1, 50, 61, 4, 4};
   std::vector<Index> of_keys(61, 0);
   for (std::size_t j = 3; j < 61; j += 7) of_keys[j] = 1;  // a document that no query is of
-  OpCall<Own<Tempered, float>> call({}, g, documents<float>(std::vector<Index>(50, 0), of_keys));
+  const auto mask = documents<double>(std::vector<Index>(50, 0), of_keys);
   const auto results = [](auto& of) {
     of.forward();
     of.backward();
@@ -241,29 +263,71 @@ TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
     all.push_back({"out", {of.out.begin(), of.out.end()}});
     return all;
   };
-  const auto before = results(call);
-  for (std::size_t n = 3; n < call.key_inputs.size(); ++n)
-    if (of_keys[n % 61] == 1) call.key_inputs[n] = kNan;
-  const auto after = results(call);
-  for (std::size_t n = 0; n < after.size(); ++n) {
-    INFO(after[n].name);
-    CHECK(after[n].values == before[n].values);
-  }
-  const auto& of_inputs = call.grad_key_inputs;
-  CHECK(std::count(of_inputs.begin(), of_inputs.end(), 0.0F) == 2 * 9);
+  const auto check_trace = [&](auto call) {
+    const auto before = results(call);
+    for (std::size_t n = 3; n < call.key_inputs.size(); ++n)
+      if (of_keys[n % 61] == 1) call.key_inputs[n] = kNan;
+    const auto after = results(call);
+    for (std::size_t n = 0; n < after.size(); ++n) {
+      INFO(after[n].name);
+      CHECK(after[n].values == before[n].values);
+    }
+    const auto& of_inputs = call.grad_key_inputs;
+    CHECK(std::count(of_inputs.begin(), of_inputs.end(), 0.0) == 2 * 9);
+  };
+  check_trace(OpCall<Own<Tempered, double>>({}, g, mask));
+  check_trace(OpCall<Own<Squared, double>>({}, g, mask));
 
   // Sums reach no token in front of theirs.
-  OpCall<Own<Forgetting, float>> sums({}, {1, 2, 2, 1, 30, 61, 4, 4}, key_lengths<float>({25}));
-  sums.mask = sums.mask & window<float>(40, 0);
+  OpCall<Own<Forgetting, double>> sums({}, {1, 2, 2, 1, 30, 61, 4, 4}, key_lengths<double>({25}));
+  sums.mask = sums.mask & window<double>(40, 0);
   sums.forward();
-  const std::vector<float> plain = sums.out;
+  const std::vector<double> plain = sums.out;
   for (const Index h : {0, 1}) sums.key_inputs[std::size_t(h * 61 + 60)] = kNan;
   sums.options.key_tile = 1;
   sums.forward();
   sums.backward();
   // The last query's own token is the one of the NaN.
-  for (std::size_t n = 0; n < 29 * 4; ++n) CHECK(std::abs(sums.out[n] - plain[n]) < 1e-6F);
+  for (std::size_t n = 0; n < 29 * 4; ++n) CHECK(std::abs(sums.out[n] - plain[n]) < 1e-12);
   CHECK(std::isnan(sums.out[29 * 4]));
+}
+
+TEST_CASE("Forward mode is the transpose of backward in numbers of tokens", "[token_inputs]") {
+  // <u, J x.> = <J^T u, x.>, x. a direction in the numbers of tokens alone.
+  const auto check_transpose = [](auto op, Index heads) {
+    auto numbers = normal_numbers(op, {2, 4, 4, 2, 21, 35, 6, 5});
+    for (auto* inputs : {&numbers.query_inputs, &numbers.key_inputs})
+      inputs->resize(inputs->size() / 4 * std::size_t(heads));
+    OpCall call(op, {2, 4, 4, 2, 21, 35, 6, 5}, causal<double>(Align::bottom_right), {}, numbers);
+    call.forward();
+    call.backward();
+    Inputs<double> in = call.inputs();
+    Tangents<double> d;
+    double back = 0;
+    const auto move = [&](std::vector<double>& direction, const std::vector<double>& grad) {
+      for (std::size_t n = 0; n < direction.size(); ++n) {
+        direction[n] = std::sin(double(3 * n + 1));
+        back += direction[n] * grad[n];
+      }
+    };
+    auto of_query = numbers.query_inputs, of_key = numbers.key_inputs;
+    move(of_query, call.grad_query_inputs);
+    move(of_key, call.grad_key_inputs);
+    if (in.query_inputs.given()) d.query_inputs = {of_query.data(), in.query_inputs.shape()};
+    if (in.key_inputs.given()) d.key_inputs = {of_key.data(), in.key_inputs.shape()};
+    std::vector<double> tangent(call.out.size());
+    jvp(op, in, call.mask, call.saved, call.out_view(), d,
+        TensorView<double>(tangent.data(), call.geometry().out_shape()));
+    double along = 0;
+    for (std::size_t n = 0; n < tangent.size(); ++n) along += tangent[n] * call.grad_out[n];
+    CHECK(along == Approx(back).epsilon(1e-12));
+    CHECK(std::abs(along) > 1e-3);
+  };
+  for (const Index heads : {1, 4}) {
+    check_transpose(Own<Tempered, double>{}, heads);
+    check_transpose(Own<Damped, double>{}, heads);
+  }
+  check_transpose(Own<Forgetting, double>{}, 2);
 }
 
 TEST_CASE("Sums of many tokens are added in double", "[token_inputs]") {
@@ -281,7 +345,7 @@ TEST_CASE("Sums of many tokens are added in double", "[token_inputs]") {
 
 TEST_CASE("Numbers of tokens may be stored in 16 bits", "[token_inputs]") {
   const Geometry g{1, 2, 2, 2, 21, 33, 4, 4};
-  OpCall<Own<Forgetting, float>> call({}, g, causal<float>(Align::bottom_right));
+  OpCall<Own<Summed, float>> call({}, g, causal<float>(Align::bottom_right));
   std::vector<bfloat16> stored, grad(call.key_inputs.size());
   for (float& x : call.key_inputs) {
     stored.push_back(bfloat16(x));
@@ -304,14 +368,14 @@ TEST_CASE("Numbers of tokens may be stored in 16 bits", "[token_inputs]") {
 
 TEST_CASE("Numbers of tokens that are missing or do not fit are refused", "[token_inputs]") {
   const Geometry g{2, 4, 4, 2, 7, 9, 4, 4};
-  OpCall<Own<Tempered, float>> call({}, g);
-  std::vector<float> memory(1000);
+  OpCall<Own<Tempered, double>> call({}, g);
+  std::vector<double> memory(1000);
   const auto said = [&](auto&& change, const auto& op) {
-    Inputs<float> in = call.inputs();
+    Inputs<double> in = call.inputs();
     change(in);
     return message_of([&] { forward(op, in, {}, call.out_view()); });
   };
-  const auto view = [&](Shape shape) { return TensorView<const float>(memory.data(), shape); };
+  const auto view = [&](Shape shape) { return TensorView<const double>(memory.data(), shape); };
   CHECK(said([&](auto& in) { in.query_inputs = {}; }, call.op) ==
         "heed::forward: the op needs the input temperature of shape (2,4,7,2), or of 1 head, as "
         "query_inputs; none was given");
@@ -325,9 +389,9 @@ TEST_CASE("Numbers of tokens that are missing or do not fit are refused", "[toke
   for (const Shape& wrong : {Shape{1, 4, 9, 1}, Shape{2, 4, 7, 1}, Shape{2, 4, 9, 2}})
     CHECK(said([&](auto& in) { in.key_inputs = view(wrong); }, call.op)
               .find("key_inputs (boost) has shape " + wrong.text()) != std::string::npos);
-  CHECK(said([](auto&) {}, Own<Boosted, float>{}) ==
+  CHECK(said([](auto&) {}, Own<Boosted, double>{}) ==
         "heed::forward: query_inputs of shape (2,4,7,2) was given, the op reads none");
-  CHECK(said([](auto& in) { in.query_inputs = {}; }, ScaledDot<float>{}) ==
+  CHECK(said([](auto& in) { in.query_inputs = {}; }, ScaledDot<double>{}) ==
         "heed::forward: key_inputs of shape (2,4,9,1) was given, the op reads none");
   CHECK(said(
             [&](auto& in) {
@@ -337,22 +401,22 @@ TEST_CASE("Numbers of tokens that are missing or do not fit are refused", "[toke
 
   call.forward();
   const auto said_back = [&](auto&& change) {
-    std::vector<float> grad(1000);
-    Gradients<float> grads;
+    std::vector<double> grad(1000);
+    Gradients<double> grads;
     change(grads, grad.data());
     return message_of([&] {
       backward(call.op, call.inputs(), {}, call.saved, call.out_view(), call.grad_out_view(),
                grads);
     });
   };
-  CHECK(said_back([](auto& grads, float* x) {
+  CHECK(said_back([](auto& grads, double* x) {
           grads.key_inputs = {x, {2, 1, 9, 1}};
         }) == "heed::backward: grad_key_inputs has shape (2,1,9,1), it must be (2,4,9,1)");
-  CHECK(said_back([&](auto& grads, float*) {
+  CHECK(said_back([&](auto& grads, double*) {
           grads.query_inputs = {call.query_inputs.data(), {2, 4, 7, 2}};
         }) == "heed::backward: grad_query_inputs overlaps query_inputs");
 
-  OpCall<Own<Forgetting, float>> sums({}, {1, 2, 2, 2, 5, 3, 4, 4});
+  OpCall<Own<Forgetting, double>> sums({}, {1, 2, 2, 2, 5, 3, 4, 4});
   CHECK(message_of([&] { sums.forward(); }) ==
         "heed::forward: sums of key_inputs (key_inputs) are read at the queries' own tokens, the "
         "last ones of the keys; len_q is 5, len_kv is 3");
@@ -361,11 +425,11 @@ TEST_CASE("Numbers of tokens that are missing or do not fit are refused", "[toke
 TEST_CASE("Calls without tokens and plans of calls know numbers of tokens", "[token_inputs]") {
   for (const Geometry& g : {Geometry{0, 2, 2, 2, 5, 5, 4, 4}, Geometry{1, 2, 2, 2, 0, 5, 4, 4},
                             Geometry{1, 2, 2, 2, 0, 0, 4, 4}}) {
-    OpCall<Own<Forgetting, float>> call({}, g);
+    OpCall<Own<Forgetting, double>> call({}, g);
     call.forward();
     call.backward();
-    for (const float x : call.grad_key_inputs) CHECK(x == 0);
+    for (const double x : call.grad_key_inputs) CHECK(x == 0);
   }
   for (const Pass pass : {Pass::forward, Pass::backward})
-    CHECK(explain(Own<Tempered, float>{}, {1, 2, 2, 2, 50, 50, 4, 4}, {}, pass).workers > 0);
+    CHECK(explain(Own<Tempered, double>{}, {1, 2, 2, 2, 50, 50, 4, 4}, {}, pass).workers > 0);
 }

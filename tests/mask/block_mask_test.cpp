@@ -4,6 +4,7 @@
 #include "catch.hpp"
 #include "door_case.hpp"
 #include "message_of.hpp"
+#include "pair_answers.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/core/random.hpp>
@@ -13,44 +14,17 @@
 #include <heed/nn/attention_layer.hpp>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 using namespace heed;
+using heed_test::check_pairs;
 using heed_test::message_of;
 
 namespace {
 
 constexpr Geometry kG{2, 2, 2, 2, 75, 91, 4, 4};
-
-using Shows = std::function<bool(Index b, Index h, Index i, Index j)>;
-
-// Every answer about every pair of both heads and batches.
-void check_pairs(const Mask<float>& mask, const Geometry& g, const Shows& shows) {
-  const BoundMask<float> bound(mask, g, "test");
-  Index wrong = 0;
-  for (Index b = 0; b < g.batch; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index i = 0; i < g.len_q; ++i)
-        for (Index j = 0; j < g.len_kv; ++j)
-          wrong += bound.visible(b, h, i, j) != shows(b, h, i, j);
-  CHECK(wrong == 0);
-  RandomSequence random(3);
-  for (int n = 0; n < 200; ++n) {
-    const Index b = random.below(g.batch), h = random.below(g.heads), i = random.below(g.len_q),
-                j = random.below(g.len_kv);
-    const Index rows = 1 + random.below(std::min<Index>(20, g.len_q - i)),
-                keys = 1 + random.below(g.len_kv - j);
-    Index seen = 0;
-    for (Index r = i; r < i + rows; ++r)
-      for (Index k = j; k < j + keys; ++k) seen += shows(b, h, r, k);
-    const TileKind kind = bound.classify(b, h, i, rows, j, keys);
-    if (kind == TileKind::empty) CHECK(seen == 0);
-    if (kind == TileKind::full) CHECK(seen == rows * keys);
-  }
-}
 
 struct Results {
   std::vector<float> out, dquery, dkey, dvalue;
@@ -330,13 +304,16 @@ TEST_CASE("tiles that a function hides are skipped, and end where blocks do") {
 TEST_CASE("a mask of a layer that decodes moves with its queries") {
   const auto layer_mask =
       visible<float>([](auto, auto, auto i, auto j) { return (j <= i) & (i - j < 9); });
-  const auto moved = [&](const Mask<float>& mask, Index by, const Geometry& g, const Shows& shows) {
+  const auto moved = [&](const Mask<float>& mask, Index by, const Geometry& g,
+                         const heed_test::Shows& shows) {
     Mask<float> at = mask;
     for (auto& rule : at.rules) rule = rule->moved(by);
     check_pairs(at, g, shows);
   };
   const Geometry g{1, 1, 1, 1, 4, 34, 4, 4};
-  const Shows shows = [](Index, Index, Index i, Index j) { return j <= i + 30 && i + 30 - j < 9; };
+  const heed_test::Shows shows = [](Index, Index, Index i, Index j) {
+    return j <= i + 30 && i + 30 - j < 9;
+  };
   moved(layer_mask, 30, g, shows);
   moved(layer_mask | !Mask<float>{}, 30, g, shows);
   moved(BlockMask<float>(layer_mask, kG), 30, g, shows);

@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "door_case.hpp"
 #include "message_of.hpp"
+#include "pair_answers.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/core/narrow.hpp>
@@ -15,19 +16,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 using namespace heed;
+using heed_test::check_pairs;
 using heed_test::message_of;
+using heed_test::Shows;
 
 namespace {
 
-using Shows = std::function<bool(Index b, Index h, Index i, Index j)>;
-
-// A mask, and the same in plain words. i is the query's index.
+// A mask, and the same in plain words.
 struct Case {
   std::string name;
   Mask<double> mask;
@@ -123,36 +123,9 @@ struct Tensor {
   }
 };
 
-// Every answer of the bound mask about every pair, about whole rows and about tiles.
 void check_answers(const Case& c, const Geometry& g) {
   INFO(c.name);
-  const BoundMask<double> bound(c.mask, g, "test", 2);
-  Index wrong = 0, wrong_rows = 0;
-  for (Index b = 0; b < g.batch; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index i = 0; i < g.len_q; ++i) {
-        bool any = false;
-        for (Index j = 0; j < g.len_kv; ++j) {
-          wrong += bound.visible(b, h, i, j) != c.shows(b, h, i, j);
-          any = any || c.shows(b, h, i, j);
-        }
-        wrong_rows += bound.sees_any(b, h, i) != any;
-      }
-  CHECK(wrong == 0);
-  CHECK(wrong_rows == 0);
-  RandomSequence random(3);
-  for (int n = 0; n < 200; ++n) {
-    const Index b = random.below(g.batch), h = random.below(g.heads), i = random.below(g.len_q),
-                j = random.below(g.len_kv);
-    const Index rows = 1 + random.below(std::min<Index>(20, g.len_q - i)),
-                keys = 1 + random.below(g.len_kv - j);
-    Index seen = 0;
-    for (Index r = i; r < i + rows; ++r)
-      for (Index k = j; k < j + keys; ++k) seen += c.shows(b, h, r, k);
-    const TileKind kind = bound.classify(b, h, i, rows, j, keys);
-    if (kind == TileKind::empty) CHECK(seen == 0);
-    if (kind == TileKind::full) CHECK(seen == rows * keys);
-  }
+  check_pairs(c.mask, g, c.shows);
 }
 
 }  // namespace

@@ -163,10 +163,10 @@ TEST_CASE("Gradients through features that read parameters have the same bits on
   for (const bool per_head : {false, true}) {
     OwnAttention<Weighed, float> op;
     if (per_head) spread(op, 4);
-    OpCall<OwnAttention<Weighed, float>> call(op, {2, 4, 4, 2, 200, 280, 8, 8},
+    OpCall<OwnAttention<Weighed, float>> call(op, {2, 4, 4, 2, 100, 150, 8, 8},
                                               causal<float>(Align::bottom_right));
     std::vector<float> first;
-    for (const int threads : {1, 2, 3, 8}) {
+    for (const int threads : {1, 2, 3}) {
       call.options.threads = threads;
       const std::vector<float> gradients = gradients_of(call);
       if (first.empty()) first = gradients;

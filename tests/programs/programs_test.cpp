@@ -191,7 +191,7 @@ TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it d
   const Shell shell;
   const std::string zoo =
       "heed_compare --quick --shape 1,2,32,16 --threads 1 --seed 2 --variants "
-      "zoo:sink,sdpa,zoo:cosine,zoo:alibi ";
+      "zoo:sink,sdpa,zoo:cosine,zoo:alibi,zoo:prefix-lm ";
   const Result timed = shell.done(zoo + "--json a.json --report pages");
   CHECK(timed.out.find("\nzoo:cosine") != std::string::npos);
   const Json json = Json::parse(read(shell.path("a.json")));
@@ -201,8 +201,8 @@ TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it d
     CHECK(record.at("ms") > 0);
     CHECK(record.at("gradient_error") < 1e-4);
   }
-  CHECK(names == Names{"sdpa", "zoo:alibi", "zoo:cosine", "zoo:sink"});
-  CHECK(json.at("records").size() == 4 * 2 * 2);
+  CHECK(names == Names{"sdpa", "zoo:alibi", "zoo:cosine", "zoo:prefix-lm", "zoo:sink"});
+  CHECK(json.at("records").size() == 5 * 2 * 2);
   CHECK(json.at("records").at(0).at("variant") == "sdpa");  // the library's list comes first
   CHECK(read(shell.path("pages/report.html")).find("zoo:sink") != std::string::npos);
 
@@ -215,6 +215,14 @@ TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it d
   CHECK(runs.at("variants").at(1).at("measures").contains("temperature"));
   CHECK(runs.at("variants").at(2).at("measures").contains("height"));
   shell.refuses("heed_compare --variants zoo:none", "\"zoo:none\", which is not one of sdpa, dar");
+  for (const std::string option : {"--causal", "--train"})
+    shell.refuses(
+        "heed_compare --variants zoo:prefix-lm " + option + (option == "--train" ? " 2" : ""),
+        "--variants names \"zoo:prefix-lm\", which reads later keys by design; " + option +
+            " hides them");
+  shell.refuses("heed_lm train --text text.txt --steps 1 --variant zoo:natten-2d",
+                "--variant is zoo:natten-2d, which reads later keys by design; a language model "
+                "must not");
 }
 
 TEST_CASE("heed_compare --dtype bf16 compares on tensors of bfloat16") {

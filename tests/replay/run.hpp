@@ -8,6 +8,7 @@
 
 #include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
+#include <heed/compiled_engine.hpp>
 #include <heed/reference/reference.hpp>
 
 #include <map>

@@ -33,7 +33,7 @@ template <class T>
 template <class Op>
 struct Direction {
   using T = typename Op::Scalar;
-  std::vector<T> query, key, value, extra, bias, grad_out;
+  std::vector<T> query, key, value, extra, bias, grad_out, query_inputs, key_inputs;
   Op op;
 
   Direction(const heed::OpCall<Op>& call, std::uint64_t seed) : op(heed::zeros_like(call.op)) {
@@ -50,6 +50,8 @@ struct Direction {
     extra = draw(call.extra.size());
     bias = draw(std::size_t(heed::element_count(call.mask.bias.shape(), "Direction")));
     grad_out = draw(call.grad_out.size());
+    query_inputs = draw(call.query_inputs.size());
+    key_inputs = draw(call.key_inputs.size());
     op.visit([&](const char*, auto& param) {
       const std::vector<T> numbers = draw(std::size_t(param.size()));
       for (Index i = 0; i < param.size(); ++i) param[i] = numbers[std::size_t(i)];
@@ -62,6 +64,9 @@ struct Direction {
                         {key.data(), g.key_shape()},
                         {value.data(), g.value_shape()}};
     if (!extra.empty()) d.extra = {extra.data(), call.inputs().extra.shape()};
+    const heed::Inputs<T> in = call.inputs();
+    if (!query_inputs.empty()) d.query_inputs = {query_inputs.data(), in.query_inputs.shape()};
+    if (!key_inputs.empty()) d.key_inputs = {key_inputs.data(), in.key_inputs.shape()};
     if (call.mask.bias.given()) d.bias = {bias.data(), call.mask.bias.shape()};
     return d;
   }
@@ -131,6 +136,8 @@ template <class Op, class T = typename Op::Scalar>
   add(call.grad_value, direction.value);
   add(call.grad_extra, direction.extra);
   add(call.grad_bias, direction.bias);
+  add(call.grad_query_inputs, direction.query_inputs);
+  add(call.grad_key_inputs, direction.key_inputs);
   std::vector<std::vector<T>> tangents;
   direction.op.visit([&](const char*, const auto& param) {
     tangents.emplace_back(param.data(), param.data() + param.size());
@@ -171,6 +178,8 @@ template <class Op>
   move(moved.key, direction.key);
   move(moved.value, direction.value);
   move(moved.extra, direction.extra);
+  move(moved.query_inputs, direction.query_inputs);
+  move(moved.key_inputs, direction.key_inputs);
   move(moved.grad_out, direction.grad_out);
   if (call.mask.bias.given()) {
     bias = heed::dense_numbers<T>(call.mask.bias);

@@ -128,6 +128,15 @@ class Tensor {
   std::vector<T> memory_;
 };
 
+// Tokens [first, first + count) of a tensor, in place.
+template <class T>
+[[nodiscard]] heed::TensorView<const T> tokens_of(const Tensor<T>& x, Index first, Index count) {
+  const auto view = x.view();
+  return {view.row(0, 0, first),
+          {x.shape().batch, x.shape().heads, count, x.shape().dim},
+          view.strides()};
+}
+
 // A mask with the memory that its views need. Copies share it.
 template <class T>
 struct OwnedMask {

@@ -34,7 +34,7 @@ template <int Count, class F>
 
 }  // namespace detail
 
-// S is a Pack, or a plain number.
+// S is a Pack, a plain number, or another LaneDual (for second derivatives).
 template <class S, int Count>
 struct LaneDual {
   S value{};
@@ -133,6 +133,13 @@ struct LaneDual {
     return a.value >= b.value;
   }
 
+  [[nodiscard, gnu::always_inline]] friend auto operator==(const LaneDual& a, const LaneDual& b) {
+    return a.value == b.value;
+  }
+  [[nodiscard, gnu::always_inline]] friend auto operator!=(const LaneDual& a, const LaneDual& b) {
+    return a.value != b.value;
+  }
+
   // Sets the derivatives from those of the operands: along direction n by f(n) or both(n) where every operand depends
   // on it, by first(n) or second(n) where that operand alone does.
   template <class F>
@@ -161,13 +168,17 @@ struct LaneDual {
 // are inlined: GCC 12 does not flatten calls within calls.
 namespace math {
 
+// Of a dual over duals, the value of its value.
 template <class S, int Count>
-[[nodiscard, gnu::always_inline]] inline S value_of(const LaneDual<S, Count>& x, Lookup) {
-  return x.value;
+[[nodiscard, gnu::always_inline]] inline auto value_of(const LaneDual<S, Count>& x) {
+  if constexpr (requires { x.value.moves; })
+    return value_of(x.value);
+  else
+    return x.value;
 }
 template <class S, int Count>
-[[nodiscard, gnu::always_inline]] inline S value_of(const LaneDual<S, Count>& x) {
-  return x.value;
+[[nodiscard, gnu::always_inline]] inline auto value_of(const LaneDual<S, Count>& x, Lookup) {
+  return value_of(x);
 }
 
 template <class Mask, class S, int Count>

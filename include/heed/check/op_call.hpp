@@ -36,7 +36,8 @@ struct CallViews {
 // What a call reads, dense (batch, heads, len, dim); `extra` and the numbers of tokens are empty where the op reads none.
 template <class Real>
 struct CallNumbers {
-  std::vector<Real> query, key, value, extra, grad_out, query_inputs, key_inputs;
+  std::vector<Real> query, key, value, extra, grad_out;
+  std::vector<Real> query_inputs = {}, key_inputs = {};
 };
 
 // Normal numbers, the same for the same geometry; beyond a million they repeat.

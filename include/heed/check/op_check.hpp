@@ -162,7 +162,7 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
   Directions<Score>::for_each_field([&](auto, double& x) { x = random.normal(next++); }, pair);
   pair.query_index = double(stream);
   pair.key_index = double(stream / 2);
-  if constexpr (Score::has_table) pair.key[0] = 0;
+  if constexpr (Score::has_table && !table_by_distance<Score>) pair.key[0] = 0;
   for (int i = 0; i < scalars_of<Score>; ++i) p[std::size_t(i)] = scalar_of<double>(score, i, 0);
   const double g = random.normal(next++);
   score.score_vjp(pair, p, g, by_hand, dp);

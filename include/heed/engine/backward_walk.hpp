@@ -232,10 +232,9 @@ class BackwardWorker {
     const Source& source = panels_[0].panel.query[0].source();
     const Index lanes = c_.plan.lanes;
     const auto add = [&](const auto& weights, const auto* rows, Index depth, Index columns,
-                         const TensorView<Real>& to, Index kv_head, Index column) {
-      if (!to.given()) return;
-      Real* sums = to.row(at.batch, kv_head, at.key) + column;
-      const Index padded = whole_vectors<Real>(columns), stride = to.strides().row;
+                         Real* sums, Index stride) {
+      if (!sums) return;
+      const Index padded = whole_vectors<Real>(columns);
       if constexpr (std::is_same_v<decltype(rows), const BfloatPair*>)
         c_.pair_products->add(at.keys, depth, columns, weights, rows, padded, sums, stride);
       else
@@ -243,8 +242,12 @@ class BackwardWorker {
     };
     const auto add_both = [&](const auto& dscores, const auto* q, const auto& weights,
                               const auto* dout, Index depth) {
-      add(dscores, q, depth, source.width, s_.grads.key, source.kv_head, source.key_column);
-      add(weights, dout, depth, c_.geometry.dim_v, s_.grads.value, c_.geometry.kv_head(at.head), 0);
+      const auto dk = s_.key_rows(c_, at, 0, source);
+      add(dscores, q, depth, source.width, dk.data, dk.stride);
+      const TensorView<Real>& dv = s_.grads.value;
+      if (dv.given())
+        add(weights, dout, depth, c_.geometry.dim_v,
+            dv.row(at.batch, c_.geometry.kv_head(at.head), at.key), dv.strides().row);
     };
     if constexpr (std::is_same_v<Real, float>)
       if (panels_[0].gradients.mixes()) {
@@ -493,7 +496,7 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
   }
   if (grad_op) *grad_op = shared.parameter_gradients(c, sums.total());
   if (units > 0)
-    keys.chain(shared.dfeatures.data(), shared.dprojected.data(), grads.key,
+    keys.chain(shared.dfeatures.data(), shared.drows.data(), grads.key,
                grad_op ? &grad_op->score : nullptr,
                grads.key_inputs.given() ? shared.dkey_inputs.data() : nullptr, workers);
   if constexpr (reads_inputs<typename Op::ScoreType>) {

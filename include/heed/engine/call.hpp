@@ -33,8 +33,8 @@ inline namespace HEED_ABI {
 // where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
 // half, or as int8 with a scale per row (core/scaled_view.hpp).
 // key_features: those of the keys that forward() finds here and adds to, or null; backward() does without.
-// query_inputs (batch, heads or 1, len_q, n), key_inputs (batch, heads, kv_heads or 1, len_kv, n): numbers of tokens, only
-// where the op's score reads them (plug/token_inputs.hpp).
+// query_inputs (batch, heads, len_q, n), key_inputs (batch, heads, len_kv, n): numbers of tokens, only where the op's score
+// reads them (plug/token_inputs.hpp); of kv_heads or 1 head each where heads share them.
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
@@ -289,24 +289,28 @@ void require_options(const Options& options) {
 
 namespace detail {
 
-// Are numbers of tokens given where the score reads them, and fit?
+// Are the numbers of tokens that the score reads given, and do they fit? `Score` reads some.
 template <class Score, class Real>
 void require_token_inputs(const Inputs<Real>& in, const Geometry& g, const std::string& where) {
-  constexpr Index of_query = query_inputs_of<Score>, of_key = key_inputs_of<Score>;
   const auto check = [&](const StoredView<const Real>& view, Index len, Index count,
                          const char* argument, const char* name) {
-    if (count > 0 && view.given()) {
-      require_view(view, argument, where);
-      require_one_piece(view, argument, where);
-    }
-    require_token_inputs(view, view.given(), g, len, count, argument, name, where);
+    if (count == 0) return refuse_token_inputs(view, view.given(), argument, where);
+    require_view(view, argument, where);
+    require_one_piece(view, argument, where);
+    require_token_inputs(view, view.given(), g, {len, count, argument, name}, where);
   };
-  check(in.query_inputs, g.len_q, of_query, "query_inputs", query_inputs_name<Score>());
-  check(in.key_inputs, g.len_kv, of_key, "key_inputs", key_inputs_name<Score>());
+  check(in.query_inputs, g.len_q, query_inputs_of<Score>, "query_inputs",
+        query_inputs_name<Score>());
+  check(in.key_inputs, g.len_kv, key_inputs_of<Score>, "key_inputs", key_inputs_name<Score>());
   if constexpr (sums_inputs<Score>)
     require(g.len_q <= g.len_kv, where, ": sums of key_inputs (", key_inputs_name<Score>(),
             ") are read at the queries' own tokens, the last ones of the keys; len_q is ", g.len_q,
             ", len_kv is ", g.len_kv);
+}
+template <class Real>
+void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
+  refuse_token_inputs(in.query_inputs, in.query_inputs.given(), "query_inputs", where);
+  refuse_token_inputs(in.key_inputs, in.key_inputs.given(), "key_inputs", where);
 }
 
 }  // namespace detail
@@ -366,7 +370,10 @@ template <class Op, class Real>
     require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
             " was given, the op reads none");
   }
-  require_token_inputs<typename Op::ScoreType>(in, g, where);
+  if constexpr (reads_inputs<typename Op::ScoreType>)
+    require_token_inputs<typename Op::ScoreType>(in, g, where);
+  else
+    refuse_token_inputs(in, where);
   if constexpr (Op::ReadoutType::uses_own_rows)
     require(g.len_q == g.len_kv, where,
             ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",

@@ -269,11 +269,13 @@ class ForwardWorker {
       seers_.push_back(&my);
       queries += tile.at.rows;
     }
+    if constexpr (Op::ScoreType::has_transform)
+      for (const auto& part : parts_) build_side_values(part.tile.at);
     few_.dot(parts_);
     for (std::size_t n = 0; n < parts_.size(); ++n) {
       const auto& part = parts_[n];
       My& my = *seers_[n];
-      build_side_values(part.tile.at);
+      if constexpr (!Op::ScoreType::has_transform) build_side_values(part.tile.at);
       std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
       few_.score(part, tile_max_);
       move_references(my);

@@ -10,8 +10,8 @@
 // It is the transpose of backward: for every u, <u, J x.> = <J^T u, x.>.
 //
 // Ops     all. Scores by their score_vjp, or by dual numbers through the formula, fused, in vectors; streaming
-//         normalisers by their dscore and vjp. Row normalisers and readouts by dual numbers through reference(), a number
-//         at a time and in double: exact, and slower than the rest of the pass.
+//         normalisers by their dscore and vjp; row normalisers by their jvp(). Row normalisers without it, and readouts, by
+//         dual numbers through reference(), a number at a time and in double: exact, and slower than the rest of the pass.
 // Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
 // Memory  O(len).
 
@@ -28,15 +28,16 @@ template <class Op>
 consteval bool check_moving_op() {
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
+  static_assert(!Op::ScoreType::has_transform,
+                "heed: jvp() does not run through row transforms (plug/transform.hpp)");
   if constexpr (!Normaliser::streams)
     static_assert(
-        requires { typename Rebound<Normaliser, Moving>; } &&
+        HasRowJvp<Normaliser, typename Op::Scalar> || !HasRowVjp<Normaliser, typename Op::Scalar> ||
             requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
               { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
             },
         "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
-        "that "
-        "takes them (plug/normaliser.hpp)");
+        "that takes them (plug/normaliser.hpp)");
   if constexpr (!Readout::identity)
     static_assert(
         requires { typename Op::template rebind<Moving>; } &&
@@ -62,6 +63,8 @@ void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<
   check(d.value, in.value, "the tangent of value", "value");
   check(d.extra, in.extra, "the tangent of extra", "extra input");
   check(d.bias, mask.bias, "the tangent of bias", "bias");
+  check(d.query_inputs, in.query_inputs, "the tangent of query_inputs", "query_inputs");
+  check(d.key_inputs, in.key_inputs, "the tangent of key_inputs", "key_inputs");
 }
 // Throws where what is written overlaps a tangent.
 template <class Real>
@@ -72,6 +75,8 @@ void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
   require_apart(out, d.value, name, "the tangent of value", where);
   require_apart(out, d.extra, name, "the tangent of extra", where);
   require_apart(out, d.bias, name, "the tangent of bias", where);
+  require_apart(out, d.query_inputs, name, "the tangent of query_inputs", where);
+  require_apart(out, d.key_inputs, name, "the tangent of key_inputs", where);
 }
 
 // Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
@@ -113,10 +118,15 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   require_direction(op, direction, where);
 
   WidenedTensors<Real> copies(options.threads);
-  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
-                                copies.read(in.extra)};
-  const TangentOperands<Real> moving{copies.read(d.query), copies.read(d.key), copies.read(d.value),
-                                     copies.read(d.extra), copies.read(d.bias)};
+  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
+                          copies.read(in.extra)};
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  TangentOperands<Real> moving{copies.read(d.query),     copies.read(d.key),
+                               copies.read(d.value),     copies.read(d.extra),
+                               copies.read(d.bias),      copies.read(d.query_inputs),
+                               copies.read(d.key_inputs)};
+  if constexpr (reads_inputs<typename Op::ScoreType>)
+    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
   JvpOutputs<Real> to;
   to.saved = saved;
   to.out_tangent = copies.write(tangent.out);

@@ -7,7 +7,7 @@
 //   streaming  w_j. = A_j s_j. + w_j U,  U = sum_k B_k s_k.      from dL/ds_j = A_j G_j + B_j delta of its dscore(), where
 //              mixed. = sum_j (A_j s_j.) v_j + w_j v_j. + U mixed,   delta = sum_k w_k G_k - dL/dlse: hence lse. = -U
 //              softmax: A = w, B = -w. Its parameters add to U what its vjp() gives them for delta = 1
-//   row        (w, w.) by dual numbers through the normaliser's reference(), row by row
+//   row        (w, w.) by the normaliser's jvp(), or by dual numbers through its reference(), row by row
 //   readout    (out, out.) by dual numbers through its reference(), after all rows
 //
 // With dropout, w and w. are dropped alike. A normaliser that is Mergeable needs no state of an earlier forward: all sums
@@ -25,6 +25,13 @@
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
+
+// Has a row normaliser forward mode by hand?
+template <class Normaliser, class Real>
+concept HasRowJvp = requires(const Normaliser& normaliser, const RowBlock<Real>& block,
+                             const RowTangents<Real>& tangents) {
+  normaliser.jvp(block, tangents, normaliser);
+};
 
 // What a call in forward mode reads and writes beside its inputs and tangents.
 template <class Real>
@@ -94,9 +101,10 @@ class JvpWorker {
     copy_ = scratch.take(tile * c.geometry.dim_v);
     top_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
+    extra_tangents_ = take(Normaliser::uses_extra ? 1 : 0);
     if constexpr (Normaliser::streams)
       normaliser_moves_ = moves(direction.normaliser);
-    else
+    else if constexpr (!HasRowJvp<Normaliser, Real>)
       lifted_ = moving_part(c.op.normaliser, direction.normaliser);
   }
   JvpWorker(const JvpWorker&) = delete;
@@ -350,7 +358,13 @@ class JvpWorker {
           for (int m = 0; m < kMaps; ++m)
             part(my, my.panel.rows.scores[m], tile.at).fill(-kInfinity<Real>);
         });
-    for_active([&](My& my) { weigh_rows(my); });
+    Index n = 0;
+    for_active([&](My& my) {
+      if constexpr (HasRowJvp<Normaliser, Real>)
+        weigh_block(my, blocks[std::size_t(n++)]);
+      else
+        weigh_rows(my);
+    });
     for_tiles(
         [&](My& my, const PanelTile& tile) {
           mix_tile(my, tile, part(my, my.panel.rows.scores[0], tile.at),
@@ -358,7 +372,29 @@ class JvpWorker {
         },
         [](My&, const PanelTile&) {});
   }
-  // Rows of scores become rows of weights, and likewise their tangents.
+  // Rows of scores become rows of weights, and likewise their tangents, by the normaliser itself.
+  void weigh_block(My& my, RowBlock<Real>& block) requires(!Normaliser::streams) {
+    const TilePlace& place = my.panel.place;
+    const ReadoutPanel<Real> own = my.panel.readout.load(place, my.mixed);
+    block.extra = own.extra.data;
+    block.query = own.query;
+    RowTangents<Real> moved;
+    for (int m = 0; m < kMaps; ++m) {
+      const LaneTile<Real>& rows = my.row_tangents[std::size_t(m)];
+      moved.scores[std::size_t(m)] = rows.part(0, my.panel.seen_by_any.size());
+      moved.lse[std::size_t(m)] = my.lse_tangent.row(m);
+    }
+    if constexpr (Normaliser::uses_extra) {
+      extra_tangents_.fill(Real(0));
+      if (d_.extra.given()) load_rows(my, d_.extra, extra_tangents_);
+      moved.extra = extra_tangents_.data;
+    }
+    c_.op.normaliser.jvp(block, moved, direction_.normaliser);
+    for (Index i = 0; i < place.rows; ++i)
+      if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i))
+        for (int m = 0; m < kMaps; ++m) my.panel.lse.row(m)[i] = my.lse_tangent.row(m)[i] = kNan;
+  }
+  // The same by dual numbers.
   void weigh_rows(My& my) requires(!Normaliser::streams) {
     const TilePlace& place = my.panel.place;
     const Index keys = my.panel.seen_by_any.size();
@@ -367,7 +403,7 @@ class JvpWorker {
       for (Index j = 0; j < keys; ++j)
         my.panel.rows.scores[0].row(j)[i] = my.row_tangents[0].row(j)[i] = Real(0);
       const std::vector<Moving> weights =
-          i < place.rows ? lifted_.reference(row) : std::vector<Moving>();
+          i < place.rows ? long_hand_weights(lifted_, row) : std::vector<Moving>();
       for (std::size_t n = 0; n < weights.size(); ++n) {
         const Index j = row.keys[n] - my.panel.seen_by_any.begin;
         my.panel.rows.scores[0].row(j)[i] = Real(weights[n].value);
@@ -447,7 +483,8 @@ class JvpWorker {
   }
 
   struct Nothing {};
-  using Lifted = typename std::conditional_t<Normaliser::streams, std::type_identity<Nothing>,
+  using Lifted = typename std::conditional_t<Normaliser::streams || HasRowJvp<Normaliser, Real>,
+                                             std::type_identity<Nothing>,
                                              std::type_identity<Rebound<Normaliser, Moving>>>::type;
 
   const Context& c_;
@@ -459,7 +496,8 @@ class JvpWorker {
   bool normaliser_moves_ = false;  // of streaming ones
   std::deque<My> panels_;
   Index active_ = 0;
-  LaneTile<Real> dots_, scores_, tangents_, marks_, projected_, projected_tangents_;
+  LaneTile<Real> dots_, scores_, tangents_, marks_, projected_, projected_tangents_,
+      extra_tangents_;
   Real *transposed_, *copy_, *top_, *rescale_;
 };
 
@@ -521,10 +559,10 @@ void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
              const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Op, Real>;
   using Normaliser = typename Op::NormaliserType;
-  KeySide<Op, Real> keys(op, g, in.key);
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
   Index row_tiles = 0;
   if constexpr (!Normaliser::streams)
-    row_tiles = 2 * Normaliser::maps + op.normaliser.work_tiles(false);
+    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
   const CallContext<Op, Real> c{op,
                                 g,
                                 bound,

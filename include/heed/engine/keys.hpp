@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Side values of keys: features, projected rows and tables, computed once per call, ahead of it or tile by
+// Side values of keys: features, transformed and projected rows, and tables, computed once per call, ahead of it or tile by
 // tile on the way; and the way of their gradients back into dK.
 //
-// Memory  (key_features + rank) numbers per key, map and head; O(len_kv), nothing for scores that ask
+// Memory  (key_features + rank) numbers, and dim_qk more where rows are transformed, per key, map and head; O(len_kv), nothing for scores that ask
 //         for nothing, nor where a caller's KeyFeatures hold them.
 
 #include <heed/core/parallel.hpp>
@@ -16,6 +16,7 @@
 #include <heed/engine/token_inputs.hpp>
 #include <heed/engine/widened.hpp>
 #include <heed/plug/feature_calls.hpp>
+#include <heed/plug/transform.hpp>
 #include <heed/simd/scratch.hpp>
 #include <heed/simd/transpose.hpp>
 
@@ -31,24 +32,35 @@ struct SideNeeds {
   using Score = typename Op::ScoreType;
   static constexpr int maps = Op::NormaliserType::maps;
   static constexpr bool any = Score::query_features > 0 || Score::key_features > 0 ||
-                              Score::has_projection || Score::has_table;
+                              Score::has_projection || Score::has_table || Score::has_transform;
 
   Index rank = 0, table_rows = 0;
+  Index transformed = 0;  // width of transformed rows; 0 where keys are read as they are
   // Do the heads of a group read the same columns of their own key-value head?
   bool keys_by_group;
   // Do the keys' side values depend on the query head that reads them?
   bool per_query_head;
+  // Are table rows those of the categories of keys?
+  static constexpr bool has_categories = Score::has_table && !table_by_distance<Score>;
   // Do they read the parameters of that head?
   static constexpr bool key_parameters = features_read_parameters<detail::OfKeys, Score>;
 
   SideNeeds(const Op& op, const Geometry& g)
       : keys_by_group(detail::reads_keys_by_group(op.normaliser, g)),
-        per_query_head(maps > 1 || Score::has_table || key_inputs_of<Score> > 0 || !keys_by_group ||
+        per_query_head(maps > 1 || has_categories || key_inputs_of<Score> > 0 || !keys_by_group ||
                        (key_parameters && detail::scalars_differ_by_head(op.score))) {
     if constexpr (Score::has_projection)
       rank = op.score.projection().given() ? op.score.projection().extent(1) : 0;
     if constexpr (Score::has_table) table_rows = op.score.table_size();
+    if constexpr (Score::has_transform) {
+      transformed = g.dim_qk;
+      per_query_head = per_query_head || op.score.differs_by_head();
+    }
   }
+  // Of a key's row beside its features: those of the transformed row, then those of the projected one.
+  [[nodiscard]] Index row_numbers() const { return transformed + rank; }
+  // Of the products of keys with the table, which tell their categories.
+  [[nodiscard]] Index key_table_rows() const { return has_categories ? table_rows : 0; }
 };
 
 // Lane tiles of a set of rows: the rows themselves, projected rows, table entries and inputs of their tokens.
@@ -93,6 +105,38 @@ struct SideTiles {
       for (Index r = 0; r < tile.rows; ++r) tile.store(r, v, zero_where(idle, tile.load(r, v)));
   }
 
+  // The transformed rows in place of x, which are rows of head h from `first` on.
+  template <class Score>
+  void transform(const Score& score, RowSide side, Index h, Index first, int vectors) const {
+    if constexpr (Score::has_transform)
+      for (int v = 0; v < vectors; ++v) score.transform(side, h, in_place(x, {}, v, first));
+  }
+  // Gradients the other way: d, of the transformed rows, becomes that of the rows `x`, of which the first `count` exist,
+  // and those of the parameters are added to `grad`. Lanes of d that are 0 add nothing, whatever their row holds. `work`
+  // has room for the rows.
+  template <class Score>
+  static void transform_vjp(const Score& score, RowSide side, Index h, Index first, Index count,
+                            const LaneTile<Real>& x, const LaneTile<Real>& work,
+                            const LaneTile<Real>& d, Score& grad) {
+    for (int v = 0; v * kLanes<Real> < count; ++v) {
+      const Pack<Real> zero = Real(0);
+      auto idle = zero == zero;
+      for (Index c = 0; c < d.rows; ++c) idle = idle & (d.load(c, v) == zero);
+      const auto sum = [&](Pack<Real> terms) {
+        return Real(sum_valid_lanes(zero_where(idle, terms), v, count));
+      };
+      const auto rows = in_place(work, x.constant(), v, first);
+      rows.restore();
+      score.transform_vjp(side, h, rows, in_place(d, {}, v, first), sum, grad);
+      for (Index c = 0; c < d.rows; ++c) d.store(c, v, zero_where(idle, d.load(c, v)));
+    }
+  }
+  [[nodiscard]] static LaneRowInPlace<Real> in_place(const LaneTile<Real>& rows,
+                                                     const LaneTile<const Real>& before, int v,
+                                                     Index first) {
+    return {rows, before, v, Pack<Real>::iota() + Real(first + v * kLanes<Real>)};
+  }
+
   // projected = P^T x and table = W x, both read in place.
   template <class Score>
   void derive(const Score& score, const Real* table_matrix, int vectors) const {
@@ -103,9 +147,10 @@ struct SideTiles {
                                      Broadcast<Real>{score.projection().data(), 1, projected.rows},
                                      x.data, x.lanes, projected.data, projected.lanes);
     if constexpr (Score::has_table)
-      panel_gemm<Store::overwrite>(table.rows, width, vectors,
-                                   Broadcast<Real>{table_matrix, width, 1}, x.data, x.lanes,
-                                   table.data, table.lanes);
+      if (table.rows > 0)
+        panel_gemm<Store::overwrite>(table.rows, width, vectors,
+                                     Broadcast<Real>{table_matrix, width, 1}, x.data, x.lanes,
+                                     table.data, table.lanes);
   }
   // Gradients the other way: `g` holds those of projected and table; adds to g.x.
   template <class Score>
@@ -117,8 +162,10 @@ struct SideTiles {
                                Broadcast<Real>{score.projection().data(), g.projected.rows, 1},
                                g.projected.data, g.projected.lanes, g.x.data, g.x.lanes);
     if constexpr (Score::has_table)
-      panel_gemm<Store::add>(width, g.table.rows, vectors, Broadcast<Real>{table_matrix, 1, width},
-                             g.table.data, g.table.lanes, g.x.data, g.x.lanes);
+      if (g.table.rows > 0)
+        panel_gemm<Store::add>(width, g.table.rows, vectors,
+                               Broadcast<Real>{table_matrix, 1, width}, g.table.data, g.table.lanes,
+                               g.x.data, g.x.lanes);
   }
 };
 
@@ -131,7 +178,8 @@ class KeySide {
   static constexpr int kInputs = key_inputs_of<Score>;
   // Inputs of tokens come anew with each call.
   static constexpr bool kMayBeKept =
-      kept_features<Score> && (kFeatures > 0 || Score::has_projection) && kInputs == 0;
+      kept_features<Score> && kInputs == 0 &&
+      (kFeatures > 0 || Score::has_projection || Score::has_transform);
 
   // inputs: of the keys' tokens, where the score reads them.
   // kept: where features and projected rows are found and kept, or null. Throws std::invalid_argument, its sentence
@@ -221,7 +269,13 @@ class KeySide {
     return features_ + feature_at(b, h, map, i, j);
   }
   [[nodiscard]] Rows<Real> projected(Index b, Index h, int map, Index j, Index count) const {
-    return {projected_ + row(b, h, map, j) * needs_.rank, count, needs_.rank, needs_.rank};
+    return {row_numbers_at(b, h, map, j) + needs_.transformed, count, needs_.rank,
+            needs_.row_numbers()};
+  }
+  // The first `width` columns of keys j, j + 1, ... after the score's transform.
+  [[nodiscard]] Rows<Real> transformed(Index b, Index h, int map, Index j, Index count,
+                                       Index width) const {
+    return {row_numbers_at(b, h, map, j), count, width, needs_.row_numbers()};
   }
   [[nodiscard]] const Real* table(Index h) const {
     return tables_.data() + h * needs_.table_rows * g_.dim_qk;
@@ -232,27 +286,38 @@ class KeySide {
   }
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
-  // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of the projected keys
-  // (`dprojected`), laid out by row(), contribute. What the gradients of the features do is added to `parameters` and to
-  // `dinputs`, [row][inputs], where they are given, too.
-  void chain(const Real* dfeatures, const Real* dprojected, const TensorView<Real>& grad_key,
+  // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of transformed and projected keys
+  // (`drows`), laid out by row(), contribute. What those of features and transforms do is added to `parameters`, and what
+  // those of features do to `dinputs`, [row][inputs], where they are given, too.
+  void chain(const Real* dfeatures, const Real* drows, const TensorView<Real>& grad_key,
              Score* parameters, Real* dinputs, int threads) {
-    if constexpr (kFeatures > 0 || Score::has_projection) {
-      if (!grad_key.given() && !dinputs && !(Needs::key_parameters && parameters)) return;
+    if constexpr (kFeatures > 0 || Score::has_projection || Score::has_transform) {
+      constexpr bool reaches_parameters = Needs::key_parameters || Score::has_transform;
+      if (!grad_key.given() && !dinputs && !(reaches_parameters && parameters)) return;
       // Of each batch, side head and map, so that they are added up in one order.
       constexpr Index scalars = Needs::key_parameters ? scalars_of<Score> : 0;
       std::vector<double> dscalars(std::size_t(g_.batch * heads() * Needs::maps * scalars));
       const auto scalars_at = [&](Index b, Index side, Index map) {
         return dscalars.data() + ((b * heads() + side) * Needs::maps + map) * scalars;
       };
+      std::vector<Score> dtransform;
+      if constexpr (Score::has_transform) {
+        Score zeros = op_.score;
+        visit_parameters(zeros, [](const char*, auto& param) { param.set_zero(); });
+        dtransform.assign(std::size_t(g_.batch * heads() * Needs::maps), zeros);
+      }
+      const auto transform_at = [&](Index b, Index side, Index map) {
+        return dtransform.data() + (b * heads() + side) * Needs::maps + map;
+      };
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
         for (Index side = 0; side < heads(); ++side)
           for (int map = 0; map < Needs::maps; ++map)
             if (op_.normaliser.source(g_, reader(side), map).kv_head == kv)
-              chain_head(b, reader(side), map, dfeatures, dprojected, grad_key,
-                         scalars_at(b, side, map), dinputs);
+              chain_head(b, reader(side), map, dfeatures, drows, grad_key, scalars_at(b, side, map),
+                         dinputs, transform_at(b, side, map));
       });
+      if (parameters) add_in_order(dtransform, *parameters);
       if constexpr (Needs::key_parameters)
         for (Index side = 0; side < heads() && parameters; ++side) {
           std::array<double, std::size_t(scalars)> sums{};
@@ -270,7 +335,7 @@ class KeySide {
 
   void take_own() {
     own_features_.resize(std::size_t(row_count() * kFeatures));
-    own_projected_.resize(std::size_t(row_count() * needs_.rank));
+    own_projected_.resize(std::size_t(row_count() * needs_.row_numbers()));
     features_ = own_features_.data();
     projected_ = own_projected_.data();
   }
@@ -284,7 +349,7 @@ class KeySide {
       kept.forget();
       kept.stamp_ = std::move(call);
     }
-    kept.reserve(g_.batch * heads() * Needs::maps, g_.len_kv, kFeatures, needs_.rank);
+    kept.reserve(g_.batch * heads() * Needs::maps, g_.len_kv, kFeatures, needs_.row_numbers());
     kept_ = &kept;
     stride_ = kept.room_;
     features_ = kept.features_.data();
@@ -299,18 +364,21 @@ class KeySide {
     for (Index side = 0; side < heads(); ++side)
       for (int map = 0; map < Needs::maps; ++map)
         stamp.sources.push_back(op_.normaliser.source(g_, reader(side), map));
-    stamp.tables = tables_;
+    if constexpr (Needs::has_categories) stamp.tables = tables_;
     if constexpr (Score::has_projection) {
       const auto& basis = op_.score.projection();
       stamp.projection.assign(basis.data(), basis.data() + basis.size());
     }
     if constexpr (requires { op_.score.feature_numbers(); })
       stamp.numbers = op_.score.feature_numbers();
-    if constexpr (Needs::key_parameters)
-      detail::for_each_scalar<Score>([&](const auto& entry, int) {
-        const auto& param = op_.score.*entry.member;
-        stamp.numbers.insert(stamp.numbers.end(), param.data(), param.data() + param.size());
-      });
+    const auto add_numbers = [&stamp](const auto& param) {
+      stamp.numbers.insert(stamp.numbers.end(), param.data(), param.data() + param.size());
+    };
+    if constexpr (Score::has_transform)
+      visit_parameters(op_.score, [&](const char*, const auto& param) { add_numbers(param); });
+    else if constexpr (Needs::key_parameters)
+      detail::for_each_scalar<Score>(
+          [&](const auto& entry, int) { add_numbers(op_.score.*entry.member); });
     return stamp;
   }
 
@@ -330,10 +398,33 @@ class KeySide {
     return needs_.per_query_head ? hf : hf * g_.group();
   }
   [[nodiscard]] SideTiles<Real> take_tiles(Scratch<Real>& scratch, Index width) const {
-    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.table_rows, kInputs, kWidth);
+    return SideTiles<Real>::take(scratch, width, needs_.rank, needs_.key_table_rows(), kInputs,
+                                 kWidth);
   }
   [[nodiscard]] Index tile_elements(Index width) const {
     return scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s, width); });
+  }
+
+  // The transformed and the projected row of key j.
+  [[nodiscard]] Real* row_numbers_at(Index b, Index h, int map, Index j) const {
+    return projected_ + row(b, h, map, j) * needs_.row_numbers();
+  }
+  // Gradients of the parameters by batch, side head and map.
+  static void add_in_order(const std::vector<Score>& gradients, Score& to) {
+    std::vector<double> sums;
+    for (const Score& gradient : gradients) {
+      std::size_t n = 0;
+      visit_parameters(gradient, [&](const char*, const auto& param) {
+        for (Index i = 0; i < param.size(); ++i, ++n) {
+          if (n == sums.size()) sums.push_back(0);
+          sums[n] += double(param[i]);
+        }
+      });
+    }
+    std::size_t n = 0;
+    visit_parameters(to, [&](const char*, auto& param) {
+      for (Index i = 0; i < param.size() && n < sums.size(); ++i) param[i] += Real(sums[n++]);
+    });
   }
 
   // Lane tiles of keys [j, j + count) as head h reads them.
@@ -341,6 +432,7 @@ class KeySide {
             const Source& source, Index j, Index count) const {
     pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
                source.width, tiles.x.data, kWidth);
+    tiles.transform(op_.score, RowSide::key, h, j, kVectors);
     if constexpr (kInputs > 0)
       pack_lanes(detail::input_row(inputs_, g_, b, h, j), inputs_.strides().row, count, kInputs,
                  tiles.input.data, kWidth);
@@ -363,9 +455,12 @@ class KeySide {
         std::copy(values, values + lanes, features_ + feature_at(b, h, map, i, j + first));
       }
     }
+    Real* rows = row_numbers_at(b, h, map, j);
+    if (needs_.transformed > 0)
+      unpack_lanes(tiles.x.data, kWidth, count, source.width, rows, needs_.row_numbers());
     if (needs_.rank > 0)
-      unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank,
-                   projected_ + row(b, h, map, j) * needs_.rank, needs_.rank);
+      unpack_lanes(tiles.projected.data, kWidth, count, needs_.rank, rows + needs_.transformed,
+                   needs_.row_numbers());
   }
 
   // What key features read of the parameters of head h, in every lane.
@@ -374,31 +469,48 @@ class KeySide {
     return detail::lanes_of_scalars<Real>(op_.score, h);
   }
 
-  // Where gradients of the parameters that features read, and of the tokens' numbers, are added: dscalars, dinputs.
-  void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* dprojected,
-                  const TensorView<Real>& grad_key, double* dscalars, Real* dinputs) const {
+  // Where gradients of the parameters that features and the transform read, and of the tokens' numbers, are added: dscalars,
+  // dtransform, dinputs.
+  void chain_head(Index b, Index h, int map, const Real* dfeatures, const Real* drows,
+                  const TensorView<Real>& grad_key, double* dscalars, Real* dinputs,
+                  Score* dtransform) const {
     const Source source = op_.normaliser.source(g_, h, map);
-    Scratch<Real> scratch(2 * tile_elements(source.width));
+    Scratch<Real> scratch(2 * tile_elements(source.width) + 2 * kWidth * needs_.transformed);
     const SideTiles<Real> tiles = take_tiles(scratch, source.width);
     const SideTiles<Real> grads = take_tiles(scratch, source.width);
+    const auto take_rows = [&] {
+      return LaneTile<Real>{scratch.take(kWidth * needs_.transformed), source.width, kWidth};
+    };
+    const LaneTile<Real> before = take_rows(), work = take_rows();
+    const TensorView<const Real> keys = key_.plain();
     const auto p = scalars_of_head(h);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
       const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
-      load(tiles, key_.plain(), b, h, source, j, count);
+      const Index numbers = needs_.row_numbers();
+      load(tiles, keys, b, h, source, j, count);
       grads.x.fill(Real(0));
       grads.table.fill(Real(0));
       grads.input.fill(Real(0));
       if (needs_.rank > 0)
-        pack_lanes(dprojected + at * needs_.rank, needs_.rank, count, needs_.rank,
+        pack_lanes(drows + at * numbers + needs_.transformed, numbers, count, needs_.rank,
                    grads.projected.data, kWidth);
       for (int v = 0; v < kVectors; ++v)
         chain_features(tiles, grads, v, dfeatures + at * kFeatures, j, count, p, dscalars);
-      if (grad_key.given()) {
+      if (grad_key.given() || Score::has_transform)
         SideTiles<Real>::chain(op_.score, table(h), kVectors, grads);
+      if constexpr (Score::has_transform) {
+        pack_lanes(drows + at * numbers, numbers, count, source.width, work.data, kWidth);
+        for (int v = 0; v < kVectors; ++v)
+          for (Index c = 0; c < source.width; ++c) grads.x.add(c, v, work.load(c, v));
+        pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
+                   source.width, before.data, kWidth);
+        SideTiles<Real>::transform_vjp(op_.score, RowSide::key, h, j, count, before, work, grads.x,
+                                       *dtransform);
+      }
+      if (grad_key.given())
         add_unpacked_lanes(grads.x.data, kWidth, count, source.width,
                            grad_key.row(b, source.kv_head, j) + source.key_column,
                            grad_key.strides().row);
-      }
       if (dinputs)
         add_unpacked_lanes(grads.input.data, kWidth, count, kInputs, dinputs + at * kInputs,
                            kInputs);

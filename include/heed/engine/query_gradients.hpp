@@ -272,8 +272,7 @@ class PanelGradients {
     map.grad.clear(width);
     // Those of map 0 stand beside those of the other panels of the group.
     if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
-    map.q = padded_copy({side.query_rows(), rows, width, c_.in.query.strides().row}, row_factor(),
-                        map.q_memory);
+    map.q = padded_copy(side.query_rows(), row_factor(), map.q_memory);
     if (m == 0)
       map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * whole_vectors<Real>(width));
     const bool finite = mixes() ? pair_rows_of(map.q, map.pairs) : all_finite(map.q);
@@ -391,13 +390,11 @@ class PanelGradients {
   }
 
   void add_to_keys(int m, const PanelTile& tile, const LaneTile<Real>& dscores) {
-    if (!s_.grads.key.given()) return;
+    const auto to = s_.key_rows(c_, tile.at, m, panel_.query[std::size_t(m)].source());
+    if (!to.data) return;
     const Map& map = maps_[std::size_t(m)];
-    const Source& source = panel_.query[std::size_t(m)].source();
-    add_rows_or_pairs(
-        dscores, tile, map.q, map.clean, piece_at(work_.paired_dscores, first_pair()), map.pairs,
-        s_.grads.key.row(tile.at.batch, source.kv_head, tile.at.key) + source.key_column,
-        s_.grads.key.strides().row);
+    add_rows_or_pairs(dscores, tile, map.q, map.clean, piece_at(work_.paired_dscores, first_pair()),
+                      map.pairs, to.data, to.stride);
   }
 
   void add_side_values(int m, const PanelTile& tile, const ScoredTile<Real>& scored,
@@ -410,12 +407,13 @@ class PanelGradients {
       if (rank == 0) return;
       const Rows<Real> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank,
                             whole_vectors<Real>(rank)};
-      Real* to = s_.dprojected.data() + row * rank;
+      const Index numbers = c_.keys.needs().row_numbers();
+      Real* to = s_.drows.data() + row * numbers + c_.keys.needs().transformed;
       const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
       const bool plainly = !hides(tile) || all_finite(rows);
       const Rows<Real> clean =
           plainly ? rows : finite_copy(rows, work_.projected_rows, rows.stride);
-      add_rows(d, tile, rows, clean, plainly, to, rank);
+      add_rows(d, tile, rows, clean, plainly, to, numbers);
     }
   }
 
@@ -447,6 +445,10 @@ class PanelGradients {
         if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
         grad.dq.store(col, v, g);
       }
+    if constexpr (Score::has_transform)
+      SideTiles<Real>::transform_vjp(c_.op.score, RowSide::query, place.head, place.query,
+                                     place.rows, side.before(), grad.side.x, grad.dq,
+                                     parameters.score);
     double scalars[scalars_of<Score> + 1];
     for (int i = 0; i < scalars_of<Score>; ++i)
       scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);
@@ -456,6 +458,8 @@ class PanelGradients {
   // From gradients of query features, projected rows and table entries to those of the rows, in x, and of what features
   // read of the parameters.
   void chain_features(const QuerySide<Op, Real>& side, const QueryGrad<Op, Real>& grad) const {
+    if constexpr (table_by_distance<Score>)
+      add_from_lanes(grad.by_lane, c_.plan.vectors, grad.side.table);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       Pack<Real> f[Score::query_features + 1], df[Score::query_features + 1];
       for (int i = 0; i < Score::query_features; ++i) {
@@ -484,8 +488,11 @@ class PanelGradients {
   void add_table(Real* table) {
     const auto& grad = maps_[0].grad.side.table;
     const Index width = c_.geometry.dim_qk;
-    gemm_add(grad.rows, panel_.place.rows, width, Broadcast<Real>{grad.data, grad.lanes, 1},
-             maps_[0].q.data, maps_[0].q.stride, table, width);
+    // A query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
+    Rows<Real> q = maps_[0].q;
+    if (!all_finite(q)) q = finite_copy(q, maps_[0].clean_memory, q.stride);
+    gemm_add(grad.rows, panel_.place.rows, width, Broadcast<Real>{grad.data, grad.lanes, 1}, q.data,
+             q.stride, table, width);
   }
 
   const Context& c_;

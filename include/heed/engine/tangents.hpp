@@ -7,6 +7,7 @@
 //   feature f(x)     f. = sum_c df/dx_c x._c        by the vjp of the feature, seeded with 1
 //   projected row    (P^T x). = P^T x.              the projection is fixed
 //   table entry      (W x). = W. x + W x.           W. by dual numbers through prepare_table()
+//   sum over tokens  (sum term(x_s)). = sum term'(x_s) x._s
 //
 // Memory  as many numbers per key, map and head as KeySide keeps.
 
@@ -23,7 +24,8 @@ inline namespace HEED_ABI {
 // not given does not move. The direction in the op's parameters is an object of the op's type, as their gradients are.
 template <class Real>
 struct Tangents {
-  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  StoredView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {}, query_inputs = {},
+                         key_inputs = {};
 };
 
 namespace detail {
@@ -32,6 +34,7 @@ namespace detail {
 template <class Real>
 struct TangentOperands {
   TensorView<const Real> query = {}, key = {}, value = {}, extra = {}, bias = {};
+  TensorView<const Real> query_inputs = {}, key_inputs = {};  // sums where the score reads sums
 };
 
 // A number and its tangent.
@@ -87,7 +90,21 @@ struct AlongRow {
   void add_x(Index c, Pack<Real> g) const { sum += g * tangent.x.load(c, vector); }
   void add_projected(Index c, Pack<Real> g) const { sum += g * tangent.projected.load(c, vector); }
   void add_table(Index m, Pack<Real> g) const { sum += g * tangent.table.load(m, vector); }
+  void add_input(Index c, Pack<Real> g) const { sum += g * tangent.input.load(c, vector); }
 };
+
+// Numbers of tokens as head h of batch b reads them, or their tangents; zeros where none are given.
+struct TokenRange {
+  Index batch, head, first, count;
+};
+template <class Real>
+void load_inputs(const TensorView<const Real>& from, const Geometry& g, const TokenRange& tokens,
+                 const LaneTile<Real>& to) {
+  if (to.rows == 0) return;
+  if (!from.given()) return to.fill(Real(0));
+  pack_lanes(input_row(from, g, tokens.batch, tokens.head, tokens.first), from.strides().row,
+             tokens.count, to.rows, to.data, to.lanes);
+}
 
 // Tangents of what is derived of rows whose tangent is d.x.
 template <class Score, class Real>
@@ -95,19 +112,25 @@ void derive_tangents(const Score& score, const Real* table, const Real* table_ta
                      const SideTiles<Real>& rows, const SideTiles<Real>& d, int vectors) {
   d.derive(score, table, vectors);
   if constexpr (Score::has_table)
-    panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
-                           Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
-                           d.table.data, d.table.lanes);
+    if (d.table.rows > 0)
+      panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
+                             Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
+                             d.table.data, d.table.lanes);
 }
 
-// Tangents of `count` features of the rows in vector v; vjp(df, add) is that of the features.
-template <int count, class Real, class Vjp>
-void feature_tangents(const SideTiles<Real>& d, int v, Pack<Real>* tangents, Vjp&& vjp) {
+// Tangents of the features of rows in vector v of `d`, of queries or of keys; p and dp are the head's parameters and theirs.
+template <class Side, class Score, class Real>
+void feature_tangents(const Score& score, const LaneRow<Real>& row, const SideTiles<Real>& d,
+                      const ScalarsOf<Score, Pack<Real>>& p, const ScalarsOf<Score, Pack<Real>>& dp,
+                      const Pack<Real>* f, Pack<Real>* tangents) {
+  constexpr int count = Side::template count<Score>;
   for (int i = 0; i < count; ++i) {
     Pack<Real> seed[count + 1];
     for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
     tangents[i] = Real(0);
-    vjp(seed, AlongRow<Real>{d, v, tangents[i]});
+    ScalarsOf<Score, Pack<Real>> slopes{};
+    features_vjp<Side>(score, row, p, f, seed, AlongRow<Real>{d, row.vector, tangents[i]}, slopes);
+    for (std::size_t n = 0; n < slopes.size(); ++n) tangents[i] += slopes[n] * dp[n];
   }
 }
 
@@ -121,6 +144,7 @@ class KeyTangents {
   KeyTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d, const Op& direction)
       : c_(c),
         d_(d),
+        direction_(direction),
         moved_(positions_of(c.op.score, direction.score)),
         positions_(moved_, c.geometry) {
     if constexpr (!SideNeeds<Op>::any) return;
@@ -147,7 +171,8 @@ class KeyTangents {
     constexpr Index width = kPanelLanes<Real>;
     const auto take = [&](Scratch<Real>& s) {
       const auto& needs = c_.keys.needs();
-      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.table_rows, width);
+      return SideTiles<Real>::take(s, g.dim_qk, needs.rank, needs.key_table_rows(),
+                                   key_inputs_of<Score>, width);
     };
     const Index elements = 2 * scratch_elements<Real>(take);
     parallel_for(g.batch * g.heads, threads, [&](Index unit) {
@@ -195,15 +220,17 @@ class KeyTangents {
     };
     load(c_.key, rows.x);
     load(d_.key, d.x);
+    load_inputs(c_.in.key_inputs, c_.geometry, {b, h, j, count}, rows.input);
+    load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
+    const auto p = lanes_of_scalars<Real>(c_.op.score, h);
+    const auto dp = lanes_of_scalars<Real>(direction_.score, h);
     rows.derive(c_.op.score, c_.keys.table(h), vectors);
     derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
       const LaneRow<Real> row = rows.row(v, j);
       Pack<Real> f[kFeatures + 1], tangents[kFeatures + 1];
-      c_.op.score.key_features_of(row, f);
-      feature_tangents<kFeatures>(d, v, tangents, [&](const Pack<Real>* df, const auto& add) {
-        c_.op.score.key_features_vjp(row, f, df, add);
-      });
+      features_of<OfKeys>(c_.op.score, row, p, f);
+      feature_tangents<OfKeys>(c_.op.score, row, d, p, dp, f, tangents);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -221,6 +248,7 @@ class KeyTangents {
 
   const CallContext<Op, Real>& c_;
   TangentOperands<Real> d_;
+  const Op& direction_;
   std::vector<Real> features_, projected_, tables_;
   Score moved_;
   PositionTableOf<Score, Real> positions_;

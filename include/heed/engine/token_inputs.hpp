@@ -7,7 +7,10 @@
 //   y_t  = sum over s <= t of term(x_s)
 //   dx_t = term'(x_t) sum over s >= t of (dL/dy_s of keys + dL/dy_s of queries)
 //
-// Memory  two numbers per token, head and input where they are summed, else one in backward.
+//   y._t = sum over s <= t of term'(x_s) x._s             of tangents (engine/tangents.hpp)
+//
+// Memory  forward: a number per token, head and input where they are summed; backward: one per map, and three more where
+//         they are summed.
 
 #include <heed/autodiff/dual.hpp>
 #include <heed/core/error.hpp>
@@ -32,20 +35,28 @@ template <class U>
   return inputs.row(b, h / (g.heads / inputs.shape().heads), t);
 }
 
-// Throws unless `view` has `count` numbers for each of `len` tokens of all heads, each key-value head, or one for all.
-// argument: its name in Inputs; name: what the op calls it.
-inline void require_token_inputs(const MemoryView& view, bool given, const Geometry& g, Index len,
-                                 Index count, const char* argument, const char* name,
-                                 const std::string& where) {
+// What a score reads of each token: `count` numbers, called `name`, in the member `argument` of Inputs.
+struct WantedInputs {
+  Index len, count;
+  const char *argument, *name;
+};
+
+// Throws unless `view` has the numbers wanted for all heads, for each key-value head, or for one that serves all.
+inline void require_token_inputs(const MemoryView& view, bool given, const Geometry& g,
+                                 const WantedInputs& wanted, const std::string& where) {
   const Shape& s = view.shape;
-  const Shape whole{g.batch, g.heads, len, count};
-  if (count == 0)
-    return require(!given, where, ": ", argument, " of shape ", s, " was given, the op reads none");
-  require(given, where, ": the op needs the input ", name, " of shape ", whole,
-          ", or of 1 head, as ", argument, "; none was given");
+  const Shape whole{g.batch, g.heads, wanted.len, wanted.count};
+  require(given, where, ": the op needs the input ", wanted.name, " of shape ", whole,
+          ", or of 1 head, as ", wanted.argument, "; none was given");
   const bool heads_fit = s.heads == g.heads || s.heads == g.kv_heads || s.heads == 1;
-  require(s == Shape{g.batch, s.heads, len, count} && heads_fit, where, ": ", argument, " (", name,
-          ") has shape ", s, ", it must be ", whole, ", or of 1 or ", g.kv_heads, " heads");
+  require(s == Shape{g.batch, s.heads, wanted.len, wanted.count} && heads_fit, where, ": ",
+          wanted.argument, " (", wanted.name, ") has shape ", s, ", it must be ", whole,
+          ", or of 1 or ", g.kv_heads, " heads");
+}
+// Throws if there are numbers that nothing reads.
+inline void refuse_token_inputs(const MemoryView& view, bool given, const char* argument,
+                                const std::string& where) {
+  require(!given, where, ": ", argument, " of shape ", view.shape, " was given, the op reads none");
 }
 
 // Threads that so many numbers are worth.
@@ -94,6 +105,22 @@ class SummedInputs {
       grad_query = of_queries(of_queries_.data());
     }
   }
+  // From tangents of the call's numbers to those of what rows read.
+  void take_tangents(TensorView<const Real>& query, TensorView<const Real>& key) {
+    if constexpr (sums_inputs<Score>) {
+      if (!key.given()) return;
+      of_keys_.resize(numbers());
+      for_each_column([&](Index b, Index h, Index c) {
+        double sum = 0;
+        for (Index t = 0; t < g_.len_kv; ++t) {
+          sum += slope(b, h, t, c) * double(key.row(b, h, t)[c]);
+          of_keys_[at(b, h, t, c)] = Real(sum);
+        }
+      });
+      key = {of_keys_.data(), shape()};
+      query = of_queries(std::as_const(of_keys_).data());
+    }
+  }
   // After backward.
   void chain() const {
     if constexpr (sums_inputs<Score>)
@@ -102,9 +129,8 @@ class SummedInputs {
           double sum = 0;
           for (Index t = g_.len_kv - 1; t >= 0; --t) {
             sum += double(of_keys_[at(b, h, t, c)]) + double(of_queries_[at(b, h, t, c)]);
-            const auto x = Dual<double, 1>::variable(double(x_.row(b, h, t)[c]));
             // Of what nobody has read nothing flows back, be it NaN.
-            grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(score_.summand(x).grad[0] * sum);
+            grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(slope(b, h, t, c) * sum);
           }
         });
   }
@@ -118,6 +144,10 @@ class SummedInputs {
     return std::size_t(((b * shape().heads + h) * shape().len + t) * kCount + c);
   }
   // Rows of the queries' own tokens, the last ones.
+  // Of what is summed, in x.
+  [[nodiscard]] double slope(Index b, Index h, Index t, Index c) const {
+    return score_.summand(Dual<double, 1>::variable(double(x_.row(b, h, t)[c]))).grad[0];
+  }
   template <class U>
   [[nodiscard]] TensorView<U> of_queries(U* rows) const {
     return {rows + (g_.len_kv - g_.len_q) * kCount,

@@ -148,10 +148,10 @@ struct BackwardShared {
   OutputGradientOperands<Real> output;
   GradientOperands<Real> grads;
   VisitingOrder order;
-  bool sums_queries;            // is the gradient of query a sum over heads or maps?
-  Turnstiles tiles;             // [family][tile]
-  std::vector<Real> dfeatures;  // laid out by KeySide::row()
-  std::vector<Real> dprojected;
+  bool sums_queries;                // is the gradient of query a sum over heads or maps?
+  Turnstiles tiles;                 // [family][tile]
+  std::vector<Real> dfeatures;      // laid out by KeySide::row()
+  std::vector<Real> drows;          // of transformed and projected keys
   std::vector<Real> dquery_inputs;  // [batch][head][query][inputs]
   std::vector<Real> dkey_inputs;    // laid out by KeySide::row()
 
@@ -166,7 +166,7 @@ struct BackwardShared {
     const SideNeeds<Op>& needs = c.keys.needs();
     const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
     zeros(dfeatures, c.keys.row_count() * Op::ScoreType::key_features);
-    zeros(dprojected, c.keys.row_count() * needs.rank);
+    zeros(drows, c.keys.row_count() * needs.row_numbers());
     zeros(dquery_inputs, c.geometry.query_rows() * query_row_inputs<typename Op::ScoreType>);
     zeros(dkey_inputs, c.keys.row_count() * key_inputs_of<typename Op::ScoreType>);
     for_each_param(c.op, [&](const char*, const auto& param) { parameters_ += param.size(); });
@@ -185,10 +185,26 @@ struct BackwardShared {
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
-    return Index(
-               (dfeatures.size() + dprojected.size() + dquery_inputs.size() + dkey_inputs.size()) *
-               sizeof(Real)) +
+    return Index((dfeatures.size() + drows.size() + dquery_inputs.size() + dkey_inputs.size()) *
+                 sizeof(Real)) +
            (1 + places(workers)) * numbers() * Index(sizeof(double));
+  }
+
+  // Where the gradients of keys are added up that map `map` of the head of `at` reads, from the first key of `at` on: rows of
+  // `stride` numbers. Not given where nobody asks for them.
+  struct KeyRows {
+    Real* data = nullptr;
+    Index stride = 0;
+  };
+  [[nodiscard]] KeyRows key_rows(const CallContext<Op, Real>& c, const TilePlace& at, int map,
+                                 const Source& source) {
+    if constexpr (Op::ScoreType::has_transform) {
+      const Index numbers = c.keys.needs().row_numbers();
+      return {drows.data() + c.keys.row(at.batch, at.head, map, at.key) * numbers, numbers};
+    }
+    if (!grads.key.given()) return {};
+    return {grads.key.row(at.batch, source.kv_head, at.key) + source.key_column,
+            grads.key.strides().row};
   }
 
   // The parameter gradients as an op, from the sums of all visits.

@@ -50,7 +50,7 @@ struct Difference : Lambda {
   using P = Pack<Real>;
 
   void forward(const RowBlock<Real>& block) const {
-    const auto& [map1, map2] = block.scores;
+    const LaneTile<Real>&map1 = block.scores[0], &map2 = block.scores[1];
     P lambda_i = this->lambda_of(block.head, P(Real(0)));
     for (int v = 0; v < block.vectors; ++v) {
       lambda_i = lane_lambda(block, v, lambda_i);
@@ -70,7 +70,7 @@ struct Difference : Lambda {
   }
 
   void vjp(const RowBlock<Real>& block, Difference& grad) const {
-    const auto& [map1, map2] = block.dscores;
+    const LaneTile<Real>&map1 = block.dscores[0], &map2 = block.dscores[1];
     P lambda_i = this->lambda_of(block.head, P(Real(0)));
     double dlambda = 0.0;
     for (int v = 0; v < block.vectors; ++v) {
@@ -102,6 +102,43 @@ struct Difference : Lambda {
     if constexpr (!Lambda::uses_extra) this->chain_lambda(block.head, dlambda, grad);
   }
 
+  // w. = P1. - lambda P2. - lambda. P2, with P. = P o (S. - r) and lse. = r = rowsum(P o S.) of each map.
+  void jvp(const RowBlock<Real>& block, const RowTangents<Real>& tangents,
+           const Difference& direction) const {
+    const LaneTile<Real>&map1 = block.scores[0], &map2 = block.scores[1];
+    const LaneTile<Real>&moved1 = tangents.scores[0], &moved2 = tangents.scores[1];
+    const P zero = Real(0), head_tangent = head_lambda_tangent(block.head, direction);
+    P lambda_i = this->lambda_of(block.head, zero);
+    for (int v = 0; v < block.vectors; ++v) {
+      lambda_i = lane_lambda(block, v, lambda_i);
+      const P dlambda = lane_lambda_tangent(block, tangents, v, head_tangent);
+      const P sum1 = detail::exponentiate_map(block, 0, v);
+      const P sum2 = detail::exponentiate_map(block, 1, v);
+      detail::store_map_lse(block, 0, v, sum1);
+      detail::store_map_lse(block, 1, v, sum2);
+      const P inverse1 = inverse_or_zero(sum1), inverse2 = inverse_or_zero(sum2);
+      // A pair of weight 0 does not move.
+      const auto mean = [&](const LaneTile<Real>& map, const LaneTile<Real>& moved) {
+        return fold_over_keys<Real, P, detail::kDifferenceBlock>(map.rows, [&](P& sum, Index j) {
+          const P e = map.load(j, v);
+          sum += zero_where(e == zero, e * moved.load(j, v));
+        });
+      };
+      const P r1 = mean(map1, moved1) * inverse1, r2 = mean(map2, moved2) * inverse2;
+      r1.store(tangents.lse[0] + v * kLanes<Real>);
+      r2.store(tangents.lse[1] + v * kLanes<Real>);
+      for (Index j = 0; j < map1.rows; ++j) {
+        const P e1 = map1.load(j, v), e2 = map2.load(j, v);
+        const P p1 = zero_where(e1 == zero, e1 * inverse1);
+        const P p2 = zero_where(e2 == zero, e2 * inverse2);
+        const P dp1 = zero_where(e1 == zero, p1 * (moved1.load(j, v) - r1));
+        const P dp2 = zero_where(e2 == zero, p2 * (moved2.load(j, v) - r2));
+        map1.store(j, v, p1 - lambda_i * p2);
+        moved1.store(j, v, dp1 - lambda_i * dp2 - zero_where(e2 == zero, dlambda * p2));
+      }
+    }
+  }
+
   // In long hand: weights of one row.
   template <class S>
   [[nodiscard]] std::vector<S> reference(const LongHandRow<S>& row) const {
@@ -122,6 +159,34 @@ struct Difference : Lambda {
       return this->lambda_of(block.head, P::load(block.extra + v * kLanes<Real>));
     else
       return head_lambda;
+  }
+  // lambda. of the head by its parameters, and of the lanes of vector v.
+  [[nodiscard]] P head_lambda_tangent(Index head, const Difference& direction) const {
+    double sum = 0;
+    if constexpr (!Lambda::uses_extra) {
+      Difference slope = *this;
+      visit_parameters(slope, [](const char*, auto& param) { param.set_zero(); });
+      this->chain_lambda(head, 1, slope);
+      std::vector<double> slopes;
+      visit_parameters(slope, [&](const char*, const auto& param) {
+        for (Index i = 0; i < param.size(); ++i) slopes.push_back(double(param[i]));
+      });
+      auto next = slopes.begin();
+      visit_parameters(direction, [&](const char*, const auto& param) {
+        for (Index i = 0; i < param.size(); ++i) sum += *next++ * double(param[i]);
+      });
+    }
+    return P(Real(sum));
+  }
+  [[nodiscard]] P lane_lambda_tangent(const RowBlock<Real>& block,
+                                      const RowTangents<Real>& tangents, int v,
+                                      P head_tangent) const {
+    if constexpr (Lambda::uses_extra) {
+      const Index at = v * kLanes<Real>;
+      return this->lambda_slope(P::load(block.extra + at)) * P::load(tangents.extra + at);
+    } else {
+      return head_tangent;
+    }
   }
   // dextra = dlambda dlambda/dextra, 0 in a row that sees no key.
   void store_dextra(const RowBlock<Real>& block, int v, P sum, P dlambda) const {

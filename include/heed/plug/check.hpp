@@ -8,6 +8,7 @@
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/row_formula.hpp>
 #include <heed/plug/token_inputs.hpp>
+#include <heed/plug/transform.hpp>
 
 #include <type_traits>
 
@@ -80,6 +81,7 @@ consteval bool check_score() {
         { Score::has_projection } -> std::convertible_to<bool>;
         { Score::has_table } -> std::convertible_to<bool>;
         { Score::has_positions } -> std::convertible_to<bool>;
+        { Score::has_transform } -> std::convertible_to<bool>;
         { Score::gathers_sums } -> std::convertible_to<bool>;
       },
       "heed: a score inherits PlainScore, or ScoreWith<its side values> (plug/score.hpp)");
@@ -105,6 +107,17 @@ consteval bool check_score() {
     static_assert(
         requires(const Score s) { s.projection().data(); },
         "heed: a score with has_projection needs projection() const (plug/score.hpp)");
+  if constexpr (Score::has_transform) {
+    static_assert(
+        requires(const Score s, const LaneRowInPlace<Real>& x, Score& grad) {
+          { s.differs_by_head() } -> std::convertible_to<bool>;
+          s.transform(RowSide::key, Index(0), x);
+          s.transform_vjp(
+              RowSide::key, Index(0), x, x, [](Pack<Real>) { return Real(0); }, grad);
+        },
+        "heed: a transform inherits PlainTransform and needs transform(side, head, x) const and "
+        "transform_vjp(side, head, x, d, sum, grad) const (plug/transform.hpp)");
+  }
   if constexpr (Score::has_positions)
     static_assert(
         requires(const Score s) { (s.*Score::positions).extent(1); } &&
@@ -199,9 +212,9 @@ consteval bool check_normaliser() {
           requires(const Normaliser n, const Row& row) {
             requires detail::is_row_term<std::remove_cvref_t<decltype(n.forward(row))>>;
           },
-          "heed: forward(row) of a normaliser returns the weights: a number per pair, made of "
-          "row.score() "
-          "(plug/row_formula.hpp)");
+          "heed: forward(row) of a normaliser without vjp() cannot be differentiated: it returns "
+          "no number per pair that is made of row.score() by + - * / and the words of heed::math; "
+          "std::exp and its like lose the derivative (plug/row_formula.hpp)");
     }
   }
   return true;
@@ -281,6 +294,8 @@ consteval bool check_attention_op() {
       },
       "heed: an op has validate(geometry, where) const and visit(f); build it with "
       "Attention<T, Score, Normaliser, Readout> (plug/attention.hpp)");
+  static_assert(!table_by_distance<typename Op::ScoreType> || Op::NormaliserType::maps == 1,
+                "heed: a score with a table of relative rows has one score map (plug/score.hpp)");
   static_assert(
       !Op::ReadoutType::uses_lse || Op::NormaliserType::differentiates_lse,
       "heed: the readout reads lse, and the normaliser of this op has no derivative of it "

@@ -12,6 +12,9 @@
 //   forward(block)                         block.scores[0] becomes the weights of the row. No default
 //   vjp(block, grad)                       from scores and block.dweights: block.weights and
 //                                          block.dscores[m]; adds parameter gradients to `grad`. No default
+//   jvp(block, tangents, direction)        forward(block), and tangents of weights and lse from those of the scores
+//                                          (RowTangents); `direction`, of its own type, holds those of its parameters.
+//                                          Without it reference() is run on dual numbers, row by row
 //   reference<S>(row) -> vector<S>         the weights of one row in long hand (LongHandRow). No default
 //   reference_lse<S>(row, map) -> S        lse in long hand: log sum exp of the scores
 //   parameters                             names its parameters and options (plug/parameters.hpp)
@@ -96,6 +99,16 @@ struct RowBlock {
 
   [[nodiscard]] Index keys() const { return scores[0].rows; }
   [[nodiscard]] Index lanes() const { return scores[0].lanes; }
+};
+
+// How the rows of a block move, in forward mode.
+template <class Real>
+struct RowTangents {
+  // [keys][lanes] per map: in, those of the scores, which may hold anything where a pair is hidden; out, in map 0, those of
+  // the weights, 0 where hidden.
+  std::array<LaneTile<Real>, kMostMaps> scores;
+  std::array<Real*, kMostMaps> lse;  // out, [lanes]: 0 unless set
+  const Real* extra = nullptr;       // [lanes] (uses_extra)
 };
 
 // One row in long hand: what its query sees.

@@ -33,10 +33,15 @@
 //                                      keys a query sees, and the parameters p where its functions take them
 //                                      (plug/feature_calls.hpp), computed once per row. Those of keys are computed once
 //                                      for each token of a KvCache, if the struct has no members of data
+//   using Transform = Rotation<T>;     what becomes of query and key rows before all else; or RmsNorm<T>, or your own
+//                                      (plug/transform.hpp)
 //                                      TokenInputs, CumulativeInputs: numbers of tokens that the call brings with it
 //                                      (plug/token_inputs.hpp)
 //   positions, bucket()                pair.position is an entry of a learnt table (plug/score.hpp): buckets of
 //                                      distances as in T5, or of pairs of positions as in Swin
+//   relative_rows                      pointer to a Param (1 or heads, 2 clip + 1, dim_qk) that `parameters` names as a
+//                                      tensor: pair.table is q . row of i - j, clipped to [-clip, clip]; a member
+//                                      first_query, if there is one, is added to i (engine/relative_rows.hpp: its cost)
 //   score_vjp(pair, p, g, d, dp)       the derivative by hand (plug/score.hpp); see check/op_check.hpp
 //   PlaceFree, NormedDots = the struct itself      promises of what the formula does not read: decoding with
 //                                      grouped heads is faster, giant rows have finite cosines (plug/promises.hpp)
@@ -57,8 +62,10 @@
 #include <heed/plug/features.hpp>
 #include <heed/plug/formula_probe.hpp>
 #include <heed/plug/token_inputs.hpp>
+#include <heed/plug/transform.hpp>
 #include <heed/simd/functions.hpp>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -79,6 +86,34 @@ requires requires { typename Formula::Features; }
 struct FeaturesOf<Formula> {
   using Type = typename Formula::Features;
 };
+
+template <class Formula>
+struct TransformOf {
+  using Type = NoTransform;
+};
+template <class Formula>
+requires requires { typename Formula::Transform; }
+struct TransformOf<Formula> {
+  using Type = typename Formula::Transform;
+};
+
+// The entries of a part's list; none for a part without one.
+template <class Part>
+[[nodiscard]] constexpr auto entries_of() {
+  if constexpr (requires { Part::parameters; })
+    return Part::parameters;
+  else
+    return std::tuple{};
+}
+
+template <class Real>
+void check_relative_rows(const Param<Real>& rows, const Geometry& g, const char* where) {
+  const std::vector<Index>& shape = rows.shape();
+  require(shape.size() == 3 && (shape[0] == 1 || shape[0] == g.heads) && shape[1] % 2 == 1 &&
+              shape[2] == g.dim_qk,
+          where, ": relative rows have shape ", extents_text(shape), ", it must be (1 or ", g.heads,
+          ",2 clip + 1,", g.dim_qk, ")");
+}
 
 // Compiles score() of a formula, and does not run it.
 template <class S, class Formula, class Pair, class Scalars>
@@ -130,17 +165,47 @@ struct CountedPair : PairOf<Score, double> {
 
 // A formula as a score that the engine runs: with the side values that it asks for, and the defaults of a score.
 template <template <class> class Formula, class Real>
-struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, Formula<Real> {
+struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
+                  detail::TransformOf<Formula<Real>>::Type,
+                  Formula<Real> {
+  using TransformType = typename detail::TransformOf<Formula<Real>>::Type;
+  static constexpr bool has_transform = !std::is_same_v<TransformType, NoTransform>;
+  static constexpr bool has_relative_rows = requires { Formula<Real>::relative_rows; };
+  // The formula's come first, also in p.
+  static constexpr auto parameters =
+      std::tuple_cat(detail::entries_of<Formula<Real>>(), detail::entries_of<TransformType>());
   template <class U>
   using rebind = OwnScore<Formula, U>;
-  using PlaceFree = std::conditional_t<place_free<Formula<Real>>, OwnScore, void>;
-  using NormedDots = std::conditional_t<normed_dots<Formula<Real>>, OwnScore, void>;
+  using PlaceFree = std::conditional_t<place_free<Formula<Real>> && !has_relative_rows &&
+                                           (!has_transform || place_free<TransformType>),
+                                       OwnScore, void>;
+  using NormedDots =
+      std::conditional_t<normed_dots<Formula<Real>> && !has_relative_rows, OwnScore, void>;
   // Features without members can depend on the row and on p alone.
   using KeptFeatures =
-      std::conditional_t<std::is_empty_v<typename detail::FeaturesOf<Formula<Real>>::Type>,
+      std::conditional_t<std::is_empty_v<typename detail::FeaturesOf<Formula<Real>>::Type> &&
+                             (!has_transform || kept_features<TransformType>),
                          OwnScore, void>;
 
   static constexpr bool has_positions = requires { Formula<Real>::positions; };
+  static constexpr bool has_table = has_relative_rows;
+  [[nodiscard]] Index table_size() const requires has_relative_rows {
+    return relative_rows().extent(1);
+  }
+  [[nodiscard]] Index table_clip() const requires has_relative_rows { return table_size() / 2; }
+  [[nodiscard]] Index table_shift() const requires has_relative_rows {
+    if constexpr (requires { Formula<Real>::first_query; }) return Formula<Real>::first_query;
+    return 0;
+  }
+  void prepare_table(Index h, Index dim, Real* out) const requires has_relative_rows {
+    std::copy_n(relative_rows().data() + relative_head(h, dim), table_size() * dim, out);
+  }
+  static void table_vjp(Index h, Index dim, const double* dtable,
+                        OwnScore& grad) requires has_relative_rows {
+    Param<Real>& rows = grad.*Formula<Real>::relative_rows;
+    Real* to = rows.data() + grad.relative_head(h, dim);
+    for (Index n = 0; n < grad.table_size() * dim; ++n) to[n] += Real(dtable[n]);
+  }
 
   // What plug/check.hpp asks before the engine compiles the formula: mistakes end in one sentence.
   [[nodiscard]] static consteval bool check_formula() {
@@ -156,11 +221,14 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
   void check(const Geometry& g, const char* where) const {
     if constexpr (requires(const Formula<Real>& formula) { formula.check(g, where); })
       Formula<Real>::check(g, where);
+    if constexpr (has_transform) TransformType::check(g, where);
+    if constexpr (has_relative_rows) detail::check_relative_rows(relative_rows(), g, where);
     check_reads(where);
   }
   void keep_jointly() {
     if constexpr (requires(Formula<Real> & formula) { formula.keep_jointly(); })
       Formula<Real>::keep_jointly();
+    if constexpr (has_transform) TransformType::keep_jointly();
   }
   template <class S>
   [[nodiscard, gnu::always_inline]] S score(const PairOf<OwnScore, S>& pair, const auto& p) const {
@@ -172,6 +240,12 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>, F
   }
 
  private:
+  [[nodiscard]] const Param<Real>& relative_rows() const requires has_relative_rows {
+    return this->*Formula<Real>::relative_rows;
+  }
+  [[nodiscard]] Index relative_head(Index h, Index dim) const requires has_relative_rows {
+    return relative_rows().extent(0) == 1 ? 0 : h * table_size() * dim;
+  }
   // Refuses a formula that reads numbers which nobody has: the engine's arrays do not look.
   void check_reads(const char* where) const {
     const Formula<Real>& formula = *this;

@@ -258,7 +258,7 @@ template <class U, class Part>
   using To = Rebound<Part, U>;
   To to;
   if constexpr (requires { Part::parameters; }) [&]<std::size_t... n>(std::index_sequence<n...>) {
-      const auto copy = [&](const auto& from_entry, const auto& to_entry) {
+      [[maybe_unused]] const auto copy = [&](const auto& from_entry, const auto& to_entry) {
         const auto& from = part.*from_entry.member;
         if constexpr (is_param<std::remove_cvref_t<decltype(from)>>)
           to.*to_entry.member = from.template cast<U>();

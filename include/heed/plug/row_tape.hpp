@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The loops over keys that the formula of a row normaliser runs (plug/row_terms.hpp), noted so that reverse() can run them
-// back; and the operators and words that make terms of terms.
+// The loops over keys that the formula of a row normaliser runs (plug/row_terms.hpp), noted so that write_gradients() can
+// run them back.
 
 #include <heed/core/error.hpp>
 #include <heed/plug/row_terms.hpp>
@@ -66,7 +66,7 @@ class RowTape {
   // Sums are of sums over so many keys (fold_over_keys).
   static constexpr Index kRun = 128;
 
-  // Of one pass over the rows of a block. recording: reverse() will be called. Without a block nothing is computed, but
+  // Of one pass over the rows of a block. recording: write_gradients() will be called. Without a block nothing is computed, but
   // columns() tells how many the formula keeps.
   RowTape(const RowBlock<Real>* block, bool recording)
       : block_(block),
@@ -119,7 +119,7 @@ class RowTape {
     then([of = number.e.of, back] { back(of->adjoint); });
     return number;
   }
-  // reverse() calls back() when it comes here.
+  // write_gradients() calls back() when it comes here.
   template <class Back>
   void then(const Back& back) {
     if (recording_) note(BackPass<Back>{back});
@@ -420,277 +420,6 @@ class RowTape {
   std::array<Real*, std::tuple_size_v<decltype(RowBlock<Real>::scores)>> score_adjoints_{};
 };
 
-// A term, or a plain number, as an expression of Like's kind.
-template <class Like, class X>
-[[nodiscard]] auto node_of(const X& x) {
-  if constexpr (is_row_term<X>) {
-    return x.e;
-  } else if constexpr (is_long_hand<Like>) {
-    using S = typename Like::Scalar;
-    if constexpr (std::is_same_v<X, S>)
-      return LongHandNode<S>{{x}, true};
-    else
-      return LongHandNode<S>{{math::constant<S>(x)}, true};
-  } else {
-    using Real = typename Like::Real;
-    return ConstantNode<Real>{Pack<Real>(Real(x))};
-  }
-}
-// What may stand beside a term: another one, or a number.
-template <class X, class E>
-concept OperandOf = is_row_term<X> || std::is_arithmetic_v<X> || requires {
-  requires std::is_same_v<X, typename E::Scalar>;
-};
-template <class E>
-inline constexpr bool is_single = is_number<E>;
-template <class Real>
-inline constexpr bool is_single<ConstantNode<Real>> = true;
-
-// The numbers f(n) for each key, or one for all if the operands are.
-template <class S, class F, class... Nodes>
-[[nodiscard]] RowTerm<LongHandNode<S>> in_long_hand(const F& f, const Nodes&... nodes) {
-  LongHandNode<S> result;
-  result.one = (nodes.one && ...);
-  std::size_t count = 1;
-  ((count = nodes.one ? count : nodes.x.size()), ...);
-  for (std::size_t n = 0; n < count; ++n) result.x.push_back(f(nodes.at(n)...));
-  return {result};
-}
-
-template <class F, class E>
-[[nodiscard]] auto apply_word(const RowTerm<E>& x) {
-  if constexpr (is_long_hand<E>) {
-    using S = typename E::Scalar;
-    return in_long_hand<S>([](const S& a) { return S(F::of(a)); }, x.e);
-  } else {
-    using Node = UnaryNode<F, E>;
-    if constexpr (is_number<E>)
-      return x.e.tape()->number(Node{x.e});
-    else if constexpr (std::is_same_v<F, Negated>)
-      return RowTerm<Node>{Node{x.e}};
-    else
-      return x.e.tape()->keep(Node{x.e});
-  }
-}
-
-template <class F, class Like, class A, class B>
-[[nodiscard]] auto combine(const A& a, const B& b) {
-  const auto x = node_of<Like>(a), y = node_of<Like>(b);
-  using X = std::remove_const_t<decltype(x)>;
-  using Y = std::remove_const_t<decltype(y)>;
-  if constexpr (is_long_hand<Like>) {
-    using S = typename Like::Scalar;
-    return in_long_hand<S>([](const S& p, const S& q) { return S(F::of(p, q)); }, x, y);
-  } else {
-    using Node = BinaryNode<F, X, Y>;
-    const Node node{x, y};
-    if constexpr (is_single<X> && is_single<Y>)
-      return node.tape()->number(node);
-    else
-      return RowTerm<Node>{node};
-  }
-}
-
 }  // namespace detail
-
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator+(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Plus, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator+(
-    const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Plus, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator-(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Minus, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator-(
-    const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Minus, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator*(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Times, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator*(
-    const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Times, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator/(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Over, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator/(
-    const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Over, E>(a, b);
-}
-template <class E>
-[[nodiscard]] auto operator-(const RowTerm<E>& a) {
-  return detail::apply_word<detail::Negated>(a);
-}
-
-namespace detail {
-
-template <class Compare, class Like, class A, class B>
-[[nodiscard]] auto compare(const A& a, const B& b) {
-  const auto x = node_of<Like>(a), y = node_of<Like>(b);
-  return RowMask<Compare, std::remove_const_t<decltype(x)>, std::remove_const_t<decltype(y)>>{x, y};
-}
-
-}  // namespace detail
-
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator<(const RowTerm<E>& a, const B& b) {
-  return detail::compare<detail::Below, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator<(
-    const A& a, const RowTerm<E>& b) {
-  return detail::compare<detail::Below, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator<=(const RowTerm<E>& a, const B& b) {
-  return detail::compare<detail::NotAbove, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator<=(
-    const A& a, const RowTerm<E>& b) {
-  return detail::compare<detail::NotAbove, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator>(const RowTerm<E>& a, const B& b) {
-  return detail::compare<detail::Below, E>(b, a);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator>(
-    const A& a, const RowTerm<E>& b) {
-  return detail::compare<detail::Below, E>(b, a);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto operator>=(const RowTerm<E>& a, const B& b) {
-  return detail::compare<detail::NotAbove, E>(b, a);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>) [[nodiscard]] auto operator>=(
-    const A& a, const RowTerm<E>& b) {
-  return detail::compare<detail::NotAbove, E>(b, a);
-}
-
-namespace math {
-
-template <class E>
-[[nodiscard]] auto exp(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::Exponential>>(x);
-}
-template <class E>
-[[nodiscard]] auto expm1(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::ExponentialLessOne>>(x);
-}
-template <class E>
-[[nodiscard]] auto log(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::Logarithm>>(x);
-}
-template <class E>
-[[nodiscard]] auto log1p(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::LogarithmOfOneMore>>(x);
-}
-template <class E>
-[[nodiscard]] auto sqrt(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::SquareRoot>>(x);
-}
-template <class E>
-[[nodiscard]] auto sin(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::Sine>>(x);
-}
-template <class E>
-[[nodiscard]] auto cos(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::Cosine>>(x);
-}
-template <class E>
-[[nodiscard]] auto tanh(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::HyperbolicTangent>>(x);
-}
-template <class E>
-[[nodiscard]] auto erf(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::ErrorFunction>>(x);
-}
-template <class E>
-[[nodiscard]] auto sigmoid(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::Sigmoidal>>(x);
-}
-template <class E>
-[[nodiscard]] auto softplus(const RowTerm<E>& x) {
-  return detail::apply_word<detail::Word<detail::Softplus>>(x);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto maximum(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Larger, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>)
-    [[nodiscard]] auto maximum(const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Larger, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto minimum(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Smaller, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>)
-    [[nodiscard]] auto minimum(const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Smaller, E>(a, b);
-}
-template <class E, class B>
-requires detail::OperandOf<B, E>
-[[nodiscard]] auto pow(const RowTerm<E>& a, const B& b) {
-  return detail::combine<detail::Power, E>(a, b);
-}
-template <class A, class E>
-requires(!detail::is_row_term<A> && detail::OperandOf<A, E>)
-    [[nodiscard]] auto pow(const A& a, const RowTerm<E>& b) {
-  return detail::combine<detail::Power, E>(a, b);
-}
-
-template <class Compare, class A, class B, class X, class Y>
-[[nodiscard]] auto select(const RowMask<Compare, A, B>& mask, const X& x, const Y& y) {
-  const auto u = detail::node_of<A>(x), v = detail::node_of<A>(y);
-  using U = std::remove_const_t<decltype(u)>;
-  using V = std::remove_const_t<decltype(v)>;
-  if constexpr (detail::is_long_hand<A>) {
-    using S = typename A::Scalar;
-    return detail::in_long_hand<S>([](const S& a, const S& b, const S& p,
-                                      const S& q) { return math::select(Compare::of(a, b), p, q); },
-                                   mask.a, mask.b, u, v);
-  } else {
-    using Node = detail::SelectNode<Compare, A, B, U, V>;
-    const Node node{mask.a, mask.b, u, v};
-    if constexpr (detail::is_single<A> && detail::is_single<B> && detail::is_single<U> &&
-                  detail::is_single<V>)
-      return node.tape()->number(node);
-    else
-      return RowTerm<Node>{node};
-  }
-}
-template <class E>
-[[nodiscard]] auto absolute(const RowTerm<E>& x) {
-  return select(x < 0, -x, x);
-}
-
-}  // namespace math
 }  // namespace HEED_ABI
 }  // namespace heed

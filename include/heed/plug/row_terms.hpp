@@ -7,7 +7,7 @@
 //
 // In the engine a term is an expression over packs of queries. + - * / and select wait until the expression is summed up or
 // kept; then one loop over the keys computes all of it. What exp, log and the like give of a column is kept, so that each is
-// computed once. A RowTape notes these loops. Its reverse() runs them from the last to the first, each with the slopes of its
+// computed once. A RowTape notes these loops. Its write_gradients() runs them from the last to the first, each with the slopes of its
 // expression:
 //
 //   y_j = f(a_j, b_j, ..., r)      da_j += dy_j df/da_j     dr += sum_j dy_j df/dr       r: one number per query
@@ -18,9 +18,7 @@
 // Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs out in both directions. So
 //         what a term holds at a hidden pair, were it a NaN, has no influence.
 
-#include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/row_kit.hpp>
-#include <heed/simd/functions.hpp>
 #include <heed/simd/instructions.hpp>
 
 #include <array>
@@ -259,188 +257,6 @@ template <class X>
 inline constexpr bool is_row_term = false;
 template <class E>
 inline constexpr bool is_row_term<RowTerm<E>> = true;
-
-// The word `Of` of a formula. Its slope comes from dual numbers, where none is written down.
-template <class Of>
-struct Word : Of {
-  template <class Real>
-  [[nodiscard, gnu::always_inline]] static Pack<Real> pull(Pack<Real> g, Pack<Real> x,
-                                                           [[maybe_unused]] Pack<Real> y) {
-    if constexpr (requires { Of::slope(x, y); })
-      return along(g, Pack<Real>(Of::slope(x, y)));
-    else
-      return along(g, Pack<Real>(Of::of(LaneDual<Pack<Real>, 1>::template variable<0>(x)).grad[0]));
-  }
-};
-// The sign changes. Its gradient is exact without a guard, as are those of sums.
-struct Negated {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& x) {
-    return S(-x);
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull(P g, P, P) {
-    return -g;
-  }
-};
-struct Exponential {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::exp(x); }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P slope(P, P y) {
-    return y;
-  }
-};
-struct Sigmoidal {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::sigmoid(x); }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P slope(P, P y) {
-    return y - y * y;
-  }
-};
-struct HyperbolicTangent {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::tanh(x); }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P slope(P, P y) {
-    return (P(1) - y) * (P(1) + y);
-  }
-};
-struct Logarithm {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::log(x); }
-};
-struct SquareRoot {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::sqrt(x); }
-};
-struct Sine {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::sin(x); }
-};
-struct Cosine {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::cos(x); }
-};
-struct ErrorFunction {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::erf(x); }
-};
-struct ExponentialLessOne {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::expm1(x); }
-};
-struct LogarithmOfOneMore {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::log1p(x); }
-};
-struct Softplus {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& x) { return math::softplus(x); }
-};
-
-struct Plus {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return a + b;
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P, P) {
-    return g;
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P, P, P) {
-    return g;
-  }
-};
-struct Minus {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return a - b;
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P, P) {
-    return g;
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P, P, P) {
-    return -g;
-  }
-};
-struct Times {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return a * b;
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P b, P) {
-    return along(g, b);
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P a, P, P) {
-    return along(g, a);
-  }
-};
-// y = a / b: da = dy / b, db = -dy y / b
-struct Over {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return a / b;
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P, P b, P) {
-    return along(g, P(P(1) / b));
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P, P b, P y) {
-    return -along(g, P(y / b));
-  }
-};
-struct Power {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return math::pow(a, b);
-  }
-  template <class Real>
-  [[nodiscard, gnu::always_inline]] static Pack<Real> pull_first(Pack<Real> g, Pack<Real> a,
-                                                                 Pack<Real> b, Pack<Real>) {
-    return along(g, base_slope(a, b));
-  }
-  template <class Real>
-  [[nodiscard, gnu::always_inline]] static Pack<Real> pull_second(Pack<Real> g, Pack<Real> a,
-                                                                  Pack<Real> b, Pack<Real> y) {
-    return along(g, exponent_slope(a, b, y));
-  }
-};
-struct Larger {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return math::maximum(a, b);
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P a, P b, P) {
-    return zero_where((a < b) | (b != b), g);
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P a, P b, P) {
-    return select((a < b) | (b != b), g, P(0));
-  }
-};
-struct Smaller {
-  template <class S>
-  [[nodiscard, gnu::always_inline]] static S of(const S& a, const S& b) {
-    return math::minimum(a, b);
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_first(P g, P a, P b, P) {
-    return zero_where((b < a) | (b != b), g);
-  }
-  template <class P>
-  [[nodiscard, gnu::always_inline]] static P pull_second(P g, P a, P b, P) {
-    return select((b < a) | (b != b), g, P(0));
-  }
-};
-
-struct Below {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& a, const auto& b) {
-    return math::value_of(a) < math::value_of(b);
-  }
-};
-struct NotAbove {
-  [[nodiscard, gnu::always_inline]] static auto of(const auto& a, const auto& b) {
-    return math::value_of(a) <= math::value_of(b);
-  }
-};
 
 }  // namespace detail
 }  // namespace HEED_ABI

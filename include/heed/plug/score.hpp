@@ -23,10 +23,16 @@
 //   counts_visible               false     row.visible() of query rows is the number of keys that the query sees; a bias
 //                                          of -infinity hides its key. O(keys) per query under a boolean mask, documents
 //                                          or a bias
+//   has_transform                false     rows are transformed before all else (plug/transform.hpp); the score is its own
+//                                          transform
 //   query_inputs, key_inputs         0     numbers of tokens that features read (plug/token_inputs.hpp)
 //   has_projection               false     pair.projected is (q P).(k P) where projection() is given
 //   projection() -> const Param&           (dim, rank), fixed; empty for none
 //   has_table                    false     pair.table is q . table_row(category of the key)
+//   table_clip() -> Index                  beside has_table: row n of the table is of distance n - clip, farther ones read the
+//                                          first and the last, and pair.table is q . row of i + table_shift() - j; keys
+//                                          have no category. One score map
+//   table_shift() -> Index                 what is added to the positions of queries
 //   table_size(), prepare_table(h, dim, out), table_vjp(h, dim, dtable, grad)
 //                                          the table of head h, (table_size, dim) row-major; key
 //                                          feature 0 is the table row of the key (its category)
@@ -51,6 +57,7 @@
 #include <heed/plug/promises.hpp>
 #include <heed/plug/tile.hpp>
 
+#include <algorithm>
 #include <array>
 
 namespace heed {
@@ -84,6 +91,18 @@ template <class Real>
 [[nodiscard]] Index position_row(const Param<Real>& table, Index h) {
   return table.extent(0) == 1 ? 0 : h * table.extent(1);
 }
+// Is the table's row that a pair reads said by its distance, in place of a category of its key?
+template <class Score>
+inline constexpr bool table_by_distance = requires(const Score& score) {
+  score.table_clip();
+};
+// That row.
+template <class Score>
+[[nodiscard]] Index table_row(const Score& score, Index i, Index j) {
+  const Index clip = score.table_clip();
+  return std::clamp(i + score.table_shift() - j, -clip, clip) + clip;
+}
+
 // The entry of pair (i, j) in the table of positions. Throws std::invalid_argument where the table has no such entry.
 template <class Score>
 [[nodiscard]] Index bucket_of(const Score& score, Index i, Index j) {
@@ -129,7 +148,7 @@ struct PlainForm {
 template <class Features>
 struct ScoreWith : PlainForm, Features {
   static constexpr bool plain = false, has_projection = false, has_table = false;
-  static constexpr bool has_positions = false;
+  static constexpr bool has_positions = false, has_transform = false;
   static constexpr std::array<const char*, 0> measure_names{};
 
   template <class Score, class F>

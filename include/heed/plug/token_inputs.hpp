@@ -27,6 +27,8 @@
 //           sums is then off by up to eps times the larger one. So are the sums of gradients.
 // Bounds    sums run over all tokens, hidden or not: a NaN reaches those behind it. TokenInputs of a hidden key may hold
 //           anything. len_q <= len_kv. Parts of keys (engine/partial.hpp) by key ranges of the whole tensors.
+// Cost      sums are computed by each call anew, O(len_kv) terms per head: a decoder of long sequences keeps sums of its own,
+//           and reads them through TokenInputs.
 // Errors    std::invalid_argument where a tensor is missing, of another shape, or given to an op that reads none.
 
 #include <heed/core/functions.hpp>

@@ -13,6 +13,7 @@
 #include <heed/plug/attention.hpp>
 #include <heed/plug/feature_calls.hpp>
 #include <heed/plug/token_inputs.hpp>
+#include <heed/plug/transform.hpp>
 
 #include <algorithm>
 #include <array>
@@ -167,18 +168,34 @@ struct Row {
   const S* first = nullptr;
   Index width = 0;
   std::vector<S> by_projection, by_table;
+  std::vector<S> transformed;  // in place of `first`, where the score has a transform
   Index position = 0, seen = 0;
   const S* inputs = nullptr;
 
   [[nodiscard]] Index dim() const { return width; }
   [[nodiscard]] Index rank() const { return Index(by_projection.size()); }
   [[nodiscard]] Index table_rows() const { return Index(by_table.size()); }
-  [[nodiscard]] S x(Index c) const { return first[c]; }
+  [[nodiscard]] S x(Index c) const {
+    return transformed.empty() ? first[c] : transformed[std::size_t(c)];
+  }
   [[nodiscard]] S projected(Index c) const { return by_projection[std::size_t(c)]; }
   [[nodiscard]] S table(Index m) const { return by_table[std::size_t(m)]; }
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
   [[nodiscard]] S visible() const { return math::constant<S>(double(seen)); }
   [[nodiscard]] S input(Index c) const { return inputs[c]; }
+};
+
+// A row that a score's transform overwrites.
+template <class S>
+struct RowInPlace {
+  using Scalar = S;
+  std::vector<S>& numbers;
+  Index position;
+
+  [[nodiscard]] Index dim() const { return Index(numbers.size()); }
+  [[nodiscard]] const S& operator()(Index c) const { return numbers[std::size_t(c)]; }
+  void set(Index c, const S& x) const { numbers[std::size_t(c)] = x; }
+  [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
 };
 
 // The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
@@ -217,7 +234,8 @@ class MapScores {
     const Geometry& g = problem_.geometry;
     const Index row = (b_ * g.query_heads + source_.query_head) * g.len_q + i;
     i_ = i;
-    query_.row = row_at(problem_.query.data() + row * g.dim_qk + source_.query_column, i);
+    query_.row =
+        row_at(RowSide::query, problem_.query.data() + row * g.dim_qk + source_.query_column, i);
     if constexpr (sums_inputs<Score>)
       query_.row.inputs = sum_up_to(g.len_kv - g.len_q + i);
     else if constexpr (query_inputs_of<Score> > 0)
@@ -244,7 +262,10 @@ class MapScores {
         [&](Index c) { return key.row.projected(c); });
     pair.query = query_.features;
     pair.key = key.features;
-    if constexpr (Score::has_table) pair.table = query_.row.table(category(key));
+    if constexpr (table_by_distance<Score>)
+      pair.table = query_.row.table(table_row(score_, i_, j));
+    else if constexpr (Score::has_table)
+      pair.table = query_.row.table(category(key));
     if constexpr (Score::has_positions) {
       const Param<S>& table = score_.*Score::positions;
       pair.position = table[position_row(table, h_) + bucket_of(score_, i_, j)];
@@ -311,16 +332,21 @@ class MapScores {
     }
   }
 
-  [[nodiscard]] Row<S> row_at(const S* first, Index position) const {
-    Row<S> row{first, source_.width, {}, {}, position};
+  [[nodiscard]] Row<S> row_at([[maybe_unused]] RowSide side, const S* first, Index position) const {
+    Row<S> row{first, source_.width, {}, {}, {}, position};
+    if constexpr (Score::has_transform) {
+      row.transformed.assign(first, first + source_.width);
+      score_.transform(side, h_, RowInPlace<S>{row.transformed, position});
+    }
     const auto times = [&](const S* column, Index stride) {
       return math::dot_product(
-          source_.width, [=](Index x) { return first[x]; },
+          source_.width, [&](Index x) { return row.x(x); },
           [=](Index x) { return column[x * stride]; });
     };
     for (Index c = 0; c < rank_; ++c)
       row.by_projection.push_back(times(projection_->data() + c, rank_));
-    for (Index m = 0; m < table_rows_; ++m)
+    const bool reads_table = side == RowSide::query || !table_by_distance<Score>;
+    for (Index m = 0; reads_table && m < table_rows_; ++m)
       row.by_table.push_back(times(table_.data() + m * source_.width, 1));
     return row;
   }
@@ -331,7 +357,8 @@ class MapScores {
       const Geometry& g = problem_.geometry;
       const Index row = (b_ * g.kv_heads + source_.kv_head) * g.len_kv + j;
       side.emplace();
-      side->row = row_at(problem_.key.data() + row * g.dim_qk + source_.key_column, j);
+      side->row =
+          row_at(RowSide::key, problem_.key.data() + row * g.dim_qk + source_.key_column, j);
       if constexpr (sums_inputs<Score>)
         side->row.inputs = sum_up_to(j);
       else if constexpr (key_inputs_of<Score> > 0)

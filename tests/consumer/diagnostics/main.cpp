@@ -82,7 +82,8 @@ struct Mine {
 #endif
 };
 
-// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12.
+// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas of rows that use what heed
+// does not differentiate for 17 to 19, return no number per pair for 20, and have more maps than there may be for 21.
 template <class T>
 struct Rows
 #if MISTAKE != 12
@@ -93,6 +94,24 @@ struct Rows
   void forward(const heed::RowBlock<T>&) const {}
 #elif MISTAKE == 10
   void vjp(const heed::RowBlock<T>&, Rows&) const {}
+#elif MISTAKE == 17
+  auto forward(const auto& row) const { return std::exp(row.score()); }
+#elif MISTAKE == 18
+  auto forward(const auto& row) const {
+    const auto s = row.score();
+    return s * std::tanh(s);
+  }
+#elif MISTAKE == 19
+  auto forward(const auto& row) const {
+    const auto s = row.score();
+    if (s > 0) return row.keep(2 * s);
+    return s;
+  }
+#elif MISTAKE == 20
+  double forward(const auto&) const { return 1; }
+#elif MISTAKE == 21
+  static constexpr int maps = 9;
+  auto forward(const auto& row) const { return row.softmax(row.score(8)); }
 #endif
 };
 
@@ -132,12 +151,12 @@ struct Incomplete {
   void validate(const heed::Geometry&, const char*) const {}
 };
 
-// A table that `parameters` does not name for 18, bucket() without `positions` for 19.
+// A table that `parameters` does not name for 23, bucket() without `positions` for 24.
 template <class T>
 struct Table {
   heed::Param<T> table = heed::Param<T>(std::vector<heed::Index>{1, 8});
   std::vector<heed::Index> shape(const heed::Geometry&) const { return {-1, 8}; }
-#if MISTAKE == 18
+#if MISTAKE == 23
   static constexpr auto positions = &Table::table;
 #else
   static constexpr auto parameters =
@@ -153,15 +172,15 @@ struct Table {
 using heed::Attention, heed::DotScore, heed::Softmax, heed::Identity;
 #if MISTAKE < 9
 using Op = heed::OwnAttention<Mine, float>;
-#elif MISTAKE >= 10 && MISTAKE < 13
+#elif (MISTAKE >= 17 && MISTAKE < 22) || (MISTAKE >= 10 && MISTAKE < 13)
 using Op = Attention<float, DotScore<float>, Rows<float>, Identity<float>>;
 #elif MISTAKE == 13
 using Op = Attention<float, DotScore<float>, Softmax<float>, Readout<float>>;
 #elif MISTAKE == 9 || MISTAKE == 14
 using Op = Attention<float, Score<float>, Softmax<float>, Identity<float>>;
-#elif MISTAKE == 17
+#elif MISTAKE == 22
 using Op = heed::ScaledDot<float>;
-#elif MISTAKE == 18 || MISTAKE == 19
+#elif MISTAKE == 23 || MISTAKE == 24
 using Op = heed::OwnAttention<Table, float>;
 #else
 using Op = Incomplete;
@@ -172,7 +191,7 @@ int main() {
   float x[] = {1, 0, 0, 1}, out[4], grad[4];
   const heed::Inputs<float> in{{x, shape}, {x, shape}, {x, shape}};
   heed::Saved<float> saved;
-#if MISTAKE == 17
+#if MISTAKE == 22
   const auto mask =
       heed::visible<float>([](auto, auto, auto i, auto j) { return j <= i && i - j < 8; });
   heed::forward(Op{}, in, mask, {out, shape}, &saved);

@@ -22,6 +22,7 @@ struct QueryGrad {
   LaneTile<Real> dq;        // [width][lanes]: of the rows, over CallContext::row_factor()
   LaneTile<Real> features;  // [query_features][lanes]
   LaneTile<Real> scalars;   // [scalars][lanes]
+  LaneTile<Real> by_lane;   // of a table by distance, as pairs of lanes read it
   SideTiles<Real> side;     // of the rows (through side values), projected rows and table
 
   [[nodiscard]] static QueryGrad take(const CallContext<Op, Real>& c, Scratch<Real>& scratch) {
@@ -32,6 +33,8 @@ struct QueryGrad {
     grad.dq = rows(width);
     grad.features = rows(Score::query_features);
     grad.scalars = rows(scalars_of<Score>);
+    if constexpr (table_by_distance<Score>)
+      grad.by_lane = take_relative(scratch, needs.table_rows, lanes);
     grad.side = SideTiles<Real>::take(scratch, SideNeeds<Op>::any ? width : 0, needs.rank,
                                       needs.table_rows, query_row_inputs<Score>, lanes);
     return grad;
@@ -39,7 +42,8 @@ struct QueryGrad {
   void clear(Index width) {
     dq.rows = width;
     if (SideNeeds<Op>::any) side.x.rows = width;
-    for (const auto& tile : {dq, features, scalars, side.x, side.projected, side.table, side.input})
+    for (const auto& tile :
+         {dq, features, scalars, by_lane, side.x, side.projected, side.table, side.input})
       tile.fill(Real(0));
   }
 };
@@ -240,7 +244,13 @@ struct ScoreChain {
     }
     if constexpr (Score::has_projection)
       if (grad.side.projected.rows > 0) tile.dprojected.store(j, v, d.projected);
-    if constexpr (Score::has_table) grad.side.table.add(Index(pair.key[0].lane(0)), v, d.table);
+    if constexpr (table_by_distance<Score>)
+      grad.by_lane.add(relative_place<Real>(c.op.score.table_clip(),
+                                            tile.place.query + v * kLanes<Real> +
+                                                c.op.score.table_shift() - tile.place.key - j),
+                       v, d.table);
+    else if constexpr (Score::has_table)
+      grad.side.table.add(Index(pair.key[0].lane(0)), v, d.table);
     if constexpr (Score::has_positions)
       positions.add(tile.place.query + v * kLanes<Real>, tile.place.key + j, d.position);
   }

@@ -46,7 +46,10 @@ class FewQueries {
 
   // Scaled dot products of all queries.
   void dot(std::span<const Part> parts) {
-    for_runs(parts, c_.keys.needs().keys_by_group, [&](std::span<const Part> run) {
+    const auto& needs = c_.keys.needs();
+    // Transformed keys may be others for each head.
+    const bool shared = needs.keys_by_group && (needs.transformed == 0 || !needs.per_query_head);
+    for_runs(parts, shared, [&](std::span<const Part> run) {
       dots_.clear();
       for (const Part& part : run)
         for (Index i = 0; i < part.tile.at.rows; ++i)

@@ -6,6 +6,7 @@
 // not change.
 
 #include <heed/engine/context.hpp>
+#include <heed/engine/relative_rows.hpp>
 #include <heed/engine/tile/hidden_pairs.hpp>
 
 #include <algorithm>
@@ -79,12 +80,16 @@ class LanePairs {
         keys_(side, place),
         logits_(side.context()),
         projected_(side.side_tiles().projected.rows > 0 ? projected : LaneTile<Real>{}),
-        table_(side.side_tiles().table),
+        table_(side.table_by_lane()),
         query_position_(Pack<Real>::iota() + Real(place.query + v * kLanes<Real>)),
         positions_(side.context().keys.positions()),
         head_(place.head),
         first_query_(place.query + v * kLanes<Real>),
         first_key_(place.key) {
+    if constexpr (table_by_distance<Score>) {
+      relative_clip_ = side.context().op.score.table_clip();
+      relative_shift_ = side.context().op.score.table_shift();
+    }
     for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = side.features().load(Index(i), v);
     detail::move_factor(side.context(), query_);
   }
@@ -99,7 +104,12 @@ class LanePairs {
     for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<Real>(keys_.feature[i][j]);
     // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
-    if constexpr (Score::has_table) pair.table = table_.load(Index(keys_.feature[0][j]), v_);
+    if constexpr (table_by_distance<Score>)
+      pair.table = table_.load(
+          relative_place<Real>(relative_clip_, first_query_ + relative_shift_ - first_key_ - j),
+          v_);
+    else if constexpr (Score::has_table)
+      pair.table = table_.load(Index(keys_.feature[0][j]), v_);
     if constexpr (Score::has_positions)
       pair.position = positions_.of_queries(head_, first_query_, first_key_ + j);
     pair.query_index = query_position_;
@@ -116,6 +126,7 @@ class LanePairs {
   Pack<Real> query_position_;
   const PositionTableOf<Score, Real>& positions_;
   Index head_, first_query_, first_key_;
+  Index relative_clip_ = 0, relative_shift_ = 0;  // of a table by distance
   std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
 };
 
@@ -127,7 +138,8 @@ class RowPairs {
 
   RowPairs(const QuerySide<Op, Real>& side, const TilePlace& place, Index lane,
            const Real* projected)
-      : keys_(side, place),
+      : score_(side.context().op.score),
+        keys_(side, place),
         count_(place.keys),
         logits_(side.context()),
         projected_(side.side_tiles().projected.rows > 0 ? projected : nullptr),
@@ -155,7 +167,10 @@ class RowPairs {
       pair.key[i] = left >= kLanes<Real> ? Pack<Real>::load(keys_.feature[i] + j)
                                          : load_part<Real>(keys_.feature[i] + j, left);
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
-    if constexpr (Score::has_table)
+    if constexpr (table_by_distance<Score>)
+      for (int k = 0; k < kLanes<Real>; ++k)
+        pair.table.v[k] = table_.row(table_row(score_, query_index_, first_key_ + j + k))[lane_];
+    else if constexpr (Score::has_table)
       for (int k = 0; k < kLanes<Real>; ++k)
         pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
     if constexpr (Score::has_positions)
@@ -166,6 +181,7 @@ class RowPairs {
   }
 
  private:
+  const Score& score_;
   detail::KeysOfTile<Op, Real> keys_;
   Index count_;
   detail::Logits<Op, Real> logits_;

@@ -72,7 +72,10 @@ class ScoreTangents {
     features_ = take(kQueryFeatures);
     if constexpr (SideNeeds<Op>::any) {
       const auto& needs = c.keys.needs();
-      side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows, lanes);
+      side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
+                                             query_row_inputs<Score>, lanes);
+      if constexpr (table_by_distance<Score>)
+        by_lane_ = take_relative(scratch, needs.table_rows, lanes);
     }
   }
 
@@ -95,15 +98,17 @@ class ScoreTangents {
     if constexpr (SideNeeds<Op>::any) {
       side_tangents_.x.rows = source.width;
       pack(d_.query, side_tangents_.x, Real(1));
+      load_inputs(d_.query_inputs, c_.geometry, {place.batch, place.head, place.query, place.rows},
+                  side_tangents_.input);
       derive_tangents(c_.op.score, c_.keys.table(place.head), keys_.table(place.head),
                       side_.side_tiles(), side_tangents_, c_.plan.vectors);
+      if constexpr (table_by_distance<Score>)
+        lay_out_by_lane(side_tangents_.table, c_.plan.vectors, by_lane_);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         P f[kQueryFeatures + 1], tangents[kQueryFeatures + 1];
         for (int i = 0; i < kQueryFeatures; ++i) f[i] = side_.features().load(i, v);
-        feature_tangents<kQueryFeatures>(
-            side_tangents_, v, tangents, [&](const P* df, const auto& add) {
-              c_.op.score.query_features_vjp(side_.lane_row(v), f, df, add);
-            });
+        feature_tangents<OfQueries>(c_.op.score, side_.lane_row(v), side_tangents_, side_.scalars(),
+                                    scalars_, f, tangents);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, tangents[i]);
         for (Index r = 0; r < side_tangents_.projected.rows; ++r)
           side_tangents_.projected.store(
@@ -163,7 +168,13 @@ class ScoreTangents {
       }
       if constexpr (Score::has_projection)
         if (of_.side_tangents_.projected.rows > 0) d.projected = projected_.load(j, v_);
-      if constexpr (Score::has_table)
+      if constexpr (table_by_distance<Score>)
+        d.table =
+            of_.by_lane_.load(relative_place<Real>(c.op.score.table_clip(),
+                                                   place_.query + v_ * kLanes<Real> +
+                                                       c.op.score.table_shift() - place_.key - j),
+                              v_);
+      else if constexpr (Score::has_table)
         d.table = of_.side_tangents_.table.load(Index(pair.key[0].lane(0)), v_);
       if constexpr (Score::has_positions)
         d.position = of_.keys_.positions().of_queries(place_.head, place_.query + v_ * kLanes<Real>,
@@ -183,6 +194,8 @@ class ScoreTangents {
     std::array<P, std::size_t(Score::query_features)> query_;
   };
   [[nodiscard]] const ScalarsOf<Score, P>& scalars() const { return scalars_; }
+  // Tangents of the rows, unscaled, and of what is derived of them.
+  [[nodiscard]] const SideTiles<Real>& side() const { return side_tangents_; }
 
  private:
   [[nodiscard]] Rows<Real> key_tangents(const TilePlace& place) const {
@@ -290,6 +303,7 @@ class ScoreTangents {
   ScalarsOf<Score, P> scalars_{};
   LaneTile<Real> query_, tangent_;  // the rows and their tangents, times query_factor()
   LaneTile<Real> features_;
+  LaneTile<Real> by_lane_;         // those of a table by distance, as pairs of lanes read them
   SideTiles<Real> side_tangents_;  // projected rows times projected_factor()
 };
 

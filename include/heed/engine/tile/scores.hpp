@@ -34,6 +34,10 @@ class QuerySide {
                                     query_row_inputs<Score>, lanes);
     projected_ = {scratch.take(needs.rank * lanes), needs.rank, lanes};
     visible_ = scratch.take(Score::counts_visible ? lanes : 0);
+    if constexpr (table_by_distance<Score>)
+      by_lane_ = take_relative(scratch, needs.table_rows, lanes);
+    before_ = {scratch.take(needs.transformed * lanes), needs.transformed, lanes};
+    transformed_ = scratch.take(needs.transformed * lanes);
   }
 
   // Reads the rows of a panel: queries [first, first + rows) of output head h.
@@ -46,8 +50,11 @@ class QuerySide {
     for (int i = 0; i < scalars_of<Score>; ++i)
       scalars_[std::size_t(i)] = scalar_of<Real>(c_.op.score, i, h);
     scaled_.rows = source_.width;
-    const Real* row = query_rows();
-    const Index stride = c_.in.query.strides().row, lanes = c_.plan.lanes;
+    const Index lanes = c_.plan.lanes;
+    if constexpr (Score::has_transform) transform_rows();
+    const Rows<Real> own = query_rows();
+    const Real* row = own.data;
+    const Index stride = own.stride;
     if (rows <= kNarrowRows<Real>) {
       for (Index i = 0; i < rows; ++i)
         for (Index col = 0; col < source_.width; ++col)
@@ -70,6 +77,8 @@ class QuerySide {
                    query_row_inputs<Score>, side_.input.data, lanes);
       }
       side_.derive(c_.op.score, c_.keys.table(h), c_.plan.vectors);
+      if constexpr (table_by_distance<Score>)
+        lay_out_by_lane(side_.table, c_.plan.vectors, by_lane_);
       for (int v = 0; v < c_.plan.vectors; ++v)
         for (Index r = 0; r < projected_.rows; ++r)
           projected_.store(r, v, side_.projected.load(r, v) * c_.projected_factor());
@@ -88,6 +97,11 @@ class QuerySide {
   [[nodiscard]] int map() const { return map_; }
   [[nodiscard]] const Source& source() const { return source_; }
   [[nodiscard]] const SideTiles<Real>& side_tiles() const { return side_; }
+  // The table's products as pairs of lanes with a key read them.
+  [[nodiscard]] const LaneTile<Real>& table_by_lane() const {
+    if constexpr (table_by_distance<Score>) return by_lane_;
+    return side_.table;
+  }
   [[nodiscard]] const LaneTile<Real>& features() const { return features_; }
   // Vector v of the queries, as the score's feature functions see them.
   [[nodiscard]] LaneRow<Real> lane_row(int v) const {
@@ -97,10 +111,15 @@ class QuerySide {
   }
   // Projected rows times CallContext::projected_factor().
   [[nodiscard]] const LaneTile<Real>& projected() const { return projected_; }
-  [[nodiscard]] const Real* query_rows() const {
-    return c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column;
+  // Where the score has a transform, all rows are those behind it, but for before(), queries before it in lanes.
+  [[nodiscard]] Rows<Real> query_rows() const {
+    if constexpr (Score::has_transform) return {transformed_, rows_, source_.width, source_.width};
+    return stored_rows();
   }
+  [[nodiscard]] const LaneTile<Real>& before() const { return before_; }
   [[nodiscard]] Rows<Real> key_rows(Index key, Index count) const {
+    if constexpr (Score::has_transform)
+      return c_.keys.transformed(batch_, head_, map_, key, count, source_.width);
     return {c_.key.row(batch_, source_.kv_head, key) + source_.key_column, count, source_.width,
             c_.key.strides().row};
   }
@@ -167,6 +186,11 @@ class QuerySide {
   [[nodiscard]] const Real* narrow_row(Index lane) const { return narrow_ + lane * source_.width; }
   // Dot products of the keys of `place`, as they are stored, with queries.
   void dot_keys(const TilePlace& place, const std::vector<DotQuery<Real>>& queries) const {
+    if constexpr (Score::has_transform) {
+      const Rows<Real> k = key_rows(place.key, place.keys);
+      return row_dots(StoredRows<Real>{k.data, k.stride}, k.count, k.columns, queries.data(),
+                      Index(queries.size()));
+    }
     const StoredView<const Real>& key = c_.in.key;
     const Index column = source_.key_column, width = source_.width, count = Index(queries.size());
     if (key.narrow())
@@ -207,6 +231,19 @@ class QuerySide {
   }
 
  private:
+  [[nodiscard]] Rows<Real> stored_rows() const {
+    return {c_.in.query.row(batch_, source_.query_head, first_) + source_.query_column, rows_,
+            source_.width, c_.in.query.strides().row};
+  }
+  void transform_rows() {
+    const Rows<Real> rows = stored_rows();
+    before_.rows = side_.x.rows = rows.columns;
+    pack_lanes(rows.data, rows.stride, rows.count, rows.columns, before_.data, before_.lanes);
+    std::copy_n(before_.data, rows.columns * before_.lanes, side_.x.data);
+    side_.transform(c_.op.score, RowSide::query, head_, first_, c_.plan.vectors);
+    unpack_lanes(side_.x.data, side_.x.lanes, rows.count, rows.columns, transformed_, rows.columns);
+  }
+
   // out[key][lane] = keys . queries, for the pairs of the tile that are computed.
   void strip_dots(const TilePlace& place, const Rows<Real>& keys, const LaneTile<Real>& queries,
                   const LaneTile<Real>& out) const {
@@ -267,7 +304,10 @@ class QuerySide {
   LaneTile<Real> features_, projected_;
   // Of a narrow panel: scaled rows [rows][width], projected rows [rows][rank], dots [rows][keys].
   Real *narrow_, *narrow_projected_, *dots_rows_;
-  Real* visible_;  // [lanes]: keys that each query sees, where the score counts them
+  Real* visible_;           // [lanes]: keys that each query sees, where the score counts them
+  LaneTile<Real> by_lane_;  // of a table by distance (engine/relative_rows.hpp)
+  LaneTile<Real> before_;   // of a score with a transform: rows before it,
+  Real* transformed_;       // and behind it, [rows][width]
   SideTiles<Real> side_;
 };
 

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Hessian-vector products: how the gradients that backward() gives move when inputs, parameters and grad_out move in one
+// direction. Without the Hessian, in O(len) memory.
+//
+//   forward(op, in, mask, out, &saved);
+//   hvp(op, in, mask, saved, out, grad_out, {query_tangent, key_tangent}, {}, {to_query, to_key, to_value}, &to_op);
+//
+// For a loss L of out with dL/dout = grad_out and its Hessian H: grad_out_tangent = H out., with out. from jvp(), makes the
+// results the products of the whole loss's Hessian; without it grad_out is held still.
+//
+// Ops     one softmax without a further readout: plain attention, adaptive resonance, own scores, with learnt tables of
+//         positions. A score's second derivatives come from dual numbers through its score_vjp, or, where it has none, of
+//         dual numbers of dual numbers through the formula.
+// Memory  O(len): out., lse. and what side values of keys gather.
+
+#include <heed/engine/hvp_walk.hpp>
+#include <heed/engine/jvp.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+// `to` and `to_op` receive the derivatives, along the direction, of what backward() with the same arguments writes to
+// `grads` and `grad_op`; tensors are overwritten, empty views skipped. The direction: `tangents` and `grad_out_tangent`,
+// of the shapes of what they move (an empty one holds still), and `op_tangent`, an object of the op's type. `saved` and
+// `out` are those of forward() with the same op, inputs, mask, scale and dropout.
+//
+// Masks, rows that see nothing and NaNs as in jvp() and backward(); the same bits for any number of threads.
+// Throws std::invalid_argument on arguments that do not fit, std::bad_alloc.
+template <AttentionOp Op>
+void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+         const Saved<typename Op::Scalar>& saved, const StoredView<const typename Op::Scalar>& out,
+         const StoredView<const typename Op::Scalar>& grad_out,
+         const Tangents<typename Op::Scalar>& tangents,
+         const StoredView<const typename Op::Scalar>& grad_out_tangent,
+         const Gradients<typename Op::Scalar>& to, std::type_identity_t<Op>* to_op = nullptr,
+         const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
+  using namespace detail;
+  using Real = typename Op::Scalar;
+  static_assert(check_attention_op<Op>());
+  using Score = typename Op::ScoreType;
+  static_assert(
+      mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity && !Score::has_table &&
+          !reads_inputs<Score> && !features_read_parameters<OfQueries, Score> &&
+          !features_read_parameters<OfKeys, Score>,
+      "heed: hvp() carries ops whose weights are one softmax, whose rows are not read out "
+      "further and whose score reads rows alone, no numbers of tokens, table of categories "
+      "or features with parameters; this op is of another kind (engine/hvp.hpp)");
+  const std::string where = door_name("heed::hvp", options.name);
+  require_options<Real>(options);
+  require(!options.precision.mixes(), where,
+          ": precision is mixed, it must be storage; second derivatives are computed as they are "
+          "stored");
+  if constexpr (Score::has_projection)
+    require(!op.score.projection().given(), where,
+            ": the score has a projection, second derivatives are for scores at full width");
+  const Geometry g = geometry_of(op, in, where);
+  require_one_piece(in.key, "key", where);
+  require_one_piece(in.value, "value", where);
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
+  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  require_shape(out, out_shape, "out", where);
+  require_shape(grad_out, out_shape, "grad_out", where);
+  if (grad_out_tangent.given())
+    require_shape(grad_out_tangent, out_shape, "the tangent of grad_out", where);
+  check_tangents(tangents, in, mask, where);
+  check_gradients(to, in, mask, out, OutputGradients<Real>(grad_out), where);
+  for (const auto& [view, name] : {std::pair{&to.query, "grad_query"},
+                                   {&to.key, "grad_key"},
+                                   {&to.value, "grad_value"},
+                                   {&to.bias, "grad_bias"}}) {
+    require_apart_from_tangents(*view, name, tangents, where);
+    require_apart(*view, grad_out_tangent, name, "the tangent of grad_out", where);
+  }
+  check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
+  const Op direction = op_tangent ? *op_tangent : zeros_like(op);
+  require_direction(op, direction, where);
+
+  WidenedTensors<Real> copies(options.threads);
+  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
+  const TangentOperands<Real> moving{copies.read(tangents.query),
+                                     copies.read(tangents.key),
+                                     copies.read(tangents.value),
+                                     {},
+                                     copies.read(tangents.bias)};
+  const HvpOperands<Real> wide{
+      copies.read(out), copies.read(grad_out), copies.read(grad_out_tangent), {}, {}};
+  const GradientOperands<Real> wide_to{copies.write(to.query),
+                                       copies.write(to.key),
+                                       copies.write(to.value),
+                                       {},
+                                       copies.write(to.bias)};
+  run_hvp(op, g, operands, bound, saved, wide, moving, direction, wide_to, to_op, options);
+  copies.round();
+}
+
+}  // namespace HEED_ABI
+}  // namespace heed

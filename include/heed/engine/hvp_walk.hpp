@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Forward over backward: how the gradients of softmax attention move. First the pass of jvp() gives out. and lse.; then
+// panels of queries walk over tiles of keys as in backward, and behind each line of backward stands its tangent:
+//
+//   w = exp(s - lse)                      w. = w (s. - lse.)
+//   X = V dO^T                            X. = V dO.^T + V. dO^T
+//   delta = rowsum(dO o out)              delta. = rowsum(dO. o out + dO o out.)
+//   g = w (X - delta)                     g. = w. (X - delta) + w (X. - delta.)
+//   D = score's vjp of g                  D. by dual numbers (tile/second_derivatives.hpp)
+//   dQ = D K                              dQ. = D. K + D K.
+//   dK = D^T Q                            dK. = D.^T Q + D^T Q.
+//   dV = w^T dO                           dV. = w.^T dO + w^T dO.
+//
+// With dropout, X and X. are dropped, and so are the w and w. that are summed into dV. What panels add to shared rows they
+// add tile by tile in the order of backward, behind the same turnstiles.
+//
+// Memory  per worker as in backward; O(len) for out., lse. and the gradients of key features with their tangents.
+
+#include <heed/engine/backward_walk.hpp>
+#include <heed/engine/jvp_walk.hpp>
+#include <heed/engine/tile/second_derivatives.hpp>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// What a Hessian-vector product reads beside inputs and tangents. out_tangent and lse_tangent are those of jvp().
+template <class Real>
+struct HvpOperands {
+  TensorView<const Real> out, grad_out, grad_out_tangent;
+  TensorView<const Real> out_tangent, lse_tangent;
+};
+
+// One panel, one score map. Rows by lanes, and by rows with whole vectors.
+template <class Op, class Real>
+class HvpWorker {
+ public:
+  using Score = typename Op::ScoreType;
+  using Context = CallContext<Op, Real>;
+  using P = Pack<Real>;
+  static constexpr int kFeatures = Score::key_features;
+
+  HvpWorker(const Context& c, const TangentOperands<Real>& d, const KeyTangents<Op, Real>& keys,
+            const Op& direction, const HvpOperands<Real>& operands,
+            BackwardShared<Op, Real>& shared, std::vector<Real>& dfeature_tangents,
+            Scratch<Real>& scratch)
+      : c_(c),
+        d_(d),
+        o_(operands),
+        s_(shared),
+        dfeature_tangents_(dfeature_tangents),
+        own_(zeros_like(c.op)),
+        panel_(c, scratch, false),
+        tangents_(c, d, keys, direction, panel_.query[0], scratch),
+        states_(scratch, c.plan.lanes),
+        positions_(c.keys.positions(), scratch) {
+    const Index lanes = c.plan.lanes, tile = c.plan.tile;
+    const Index dim_qk = c.geometry.dim_qk, dim_v = c.geometry.dim_v;
+    const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    for (LaneTile<Real>* one : {&dots_, &dot_tangents_, &weights_, &weight_tangents_, &dscores_,
+                                &dscore_tangents_, &pull_tangents_, &marks_})
+      *one = take(tile);
+    for (LaneTile<Real>* one : {&dout_, &dout_tangent_, &out_}) *one = take(dim_v);
+    for (LaneTile<Real>* one : {&dq_tangent_, &side_x_}) *one = take(dim_qk);
+    sums_ = {take(Score::query_features), take(Score::query_features), take(scalars_of<Score>)};
+    for (LaneTile<Real>* one : {&delta_, &delta_tangent_, &lse_tangent_}) *one = take(1);
+    transposed_ = scratch.take(c.mask.has_bias() || d.bias.given() ? tile * lanes : 0);
+    top_ = scratch.take(lanes);
+    copy_ = scratch.take(tile * std::max(dim_qk, dim_v));
+    for (RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_}) {
+      const Index columns = pair == &q_ || pair == &q_tangent_ ? dim_qk : dim_v;
+      pair->memory = scratch.take(lanes * whole_vectors<Real>(columns));
+      pair->clean_memory = scratch.take(lanes * whole_vectors<Real>(columns));
+    }
+    key_lanes_ = scratch.take(kFeatures * tile * kLanes<Real>);
+    key_tangent_lanes_ = scratch.take(kFeatures * tile * kLanes<Real>);
+  }
+  HvpWorker(const HvpWorker&) = delete;
+
+  // All that one panel adds.
+  void run(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
+    own_.visit([](const char*, auto& param) { param.set_zero(); });
+    positions_.begin();
+    panel_.move_to(visit.batch, visit.head, visit.group);
+    panel_.load_queries();
+    tangents_.load(panel_.place);
+    load();
+    for (Index t = 0; t < c_.plan.tiles; ++t) {
+      for_parts(c_.plan, t, c_.geometry.len_kv, panel_.seen_by_all, [&](const KeyRange& keys) {
+        const PanelTile tile = panel_.tile(keys);
+        if (tile.kind != TileKind::empty) run_tile(visit, t, tile);
+      });
+      wait(visit, t);
+      s_.tiles.pass(visit.gate(t, c_.plan.tiles));
+    }
+    finish();
+    if (!s_.sums_queries) write_query();
+    positions_.finish(own_.score, visit.head);
+    ordered.add(visit, [&](double* sums) {
+      if (s_.sums_queries) write_query();
+      own_.visit([&](const char*, auto& param) {
+        for (Index i = 0; i < param.size(); ++i) *sums++ += double(param[i]);
+      });
+    });
+  }
+
+ private:
+  // Rows of the panel, padded to whole vectors, and a copy of them without numbers that are not finite.
+  struct RowPair {
+    Real *memory = nullptr, *clean_memory = nullptr;
+    Rows<Real> rows, clean;
+    bool given = false;
+  };
+
+  void wait(const VisitingOrder::Visit& visit, Index t) const {
+    s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
+  }
+
+  void load() {
+    const TilePlace& place = panel_.place;
+    const Source& source = panel_.query[0].source();
+    const auto lanes_of = [&](const TensorView<const Real>& view, const LaneTile<Real>& to) {
+      if (!view.given()) return to.fill(Real(0));
+      pack_lanes(view.row(place.batch, place.head, place.query), view.strides().row, place.rows,
+                 to.rows, to.data, to.lanes);
+    };
+    lanes_of(o_.grad_out, dout_);
+    lanes_of(o_.grad_out_tangent, dout_tangent_);
+    // delta = rowsum(dO o out),  delta. = rowsum(dO. o out + dO o out.)
+    lanes_of(o_.out, out_);
+    lane_dot<Real>(dout_, out_, c_.plan.vectors, delta_.data);
+    lane_dot<Real>(dout_tangent_, out_, c_.plan.vectors, delta_tangent_.data);
+    lanes_of(o_.out_tangent, out_);
+    lane_dot<Real>(dout_, out_, c_.plan.vectors, lse_tangent_.data);
+    for (int v = 0; v < c_.plan.vectors; ++v) delta_tangent_.add(0, v, lse_tangent_.load(0, v));
+    lanes_of(o_.lse_tangent, lse_tangent_);
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      states_.store(v, c_.op.normaliser.begin(panel_.queries(v)));
+    states_.restore(saved_state() + panel_.first_row(), c_.geometry.query_rows(), place.rows);
+
+    dq_tangent_.rows = side_x_.rows = source.width;
+    for (const auto& sums :
+         {dq_tangent_, side_x_, sums_.features, sums_.feature_tangents, sums_.scalar_tangents})
+      sums.fill(Real(0));
+    finite_ = true;
+    const auto rows_of = [&](const TensorView<const Real>& view, Index head, Index column,
+                             Index columns, Real factor, RowPair& to) {
+      const Index padded = whole_vectors<Real>(columns);
+      std::fill(to.memory, to.memory + c_.plan.lanes * padded, Real(0));
+      to.given = view.given();
+      for (Index r = 0; to.given && r < place.rows; ++r) {
+        const Real* from = view.row(place.batch, head, place.query + r) + column;
+        for (Index col = 0; col < columns; ++col) to.memory[r * padded + col] = from[col] * factor;
+      }
+      to.rows = {to.memory, place.rows, columns, padded};
+      finite_ = finite_ && all_finite(to.rows);
+    };
+    const auto query_rows = [&](const TensorView<const Real>& view, RowPair& to) {
+      rows_of(view, source.query_head, source.query_column, source.width, c_.row_factor(), to);
+    };
+    query_rows(c_.in.query, q_);
+    query_rows(d_.query, q_tangent_);
+    rows_of(o_.grad_out, place.head, 0, c_.geometry.dim_v, Real(1), do_);
+    rows_of(o_.grad_out_tangent, place.head, 0, c_.geometry.dim_v, Real(1), do_tangent_);
+    if (!finite_)
+      for (RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_})
+        pair->clean = finite_copy(pair->rows, pair->clean_memory, pair->rows.stride);
+  }
+  [[nodiscard]] const Real* saved_state() const { return s_.saved.state.data(); }
+
+  void run_tile(const VisitingOrder::Visit& visit, Index t, const PanelTile& tile) {
+    const TilePlace& at = tile.at;
+    const auto part = [&](const LaneTile<Real>& of) { return of.part(0, at.keys); };
+    marked_ = false;
+    score_tile(tile);
+    pulls(tile);
+    weigh(at);
+    const MovingTile<Real> moving{at,
+                                  part(dots_),
+                                  part(dot_tangents_),
+                                  hides(tile) ? marks(tile) : LaneTile<Real>{},
+                                  part(dscores_),
+                                  part(dscore_tangents_),
+                                  key_lanes_,
+                                  key_tangent_lanes_};
+    if (s_.grads.bias.given()) {
+      wait(visit, t);
+      add_bias(at);
+    }
+    if (!c_.plain())
+      MovingChain<Op, Real>{c_, panel_.query[0], tangents_, sums_, positions_}.run(moving);
+    // dQ. = D. K + D K.
+    const Source& source = panel_.query[0].source();
+    add_lanes(panel_.query[0].key_rows(at.key, at.keys), tile, dscore_tangents_);
+    if (d_.key.given())
+      add_lanes({d_.key.row(at.batch, source.kv_head, at.key) + source.key_column, at.keys,
+                 source.width, d_.key.strides().row},
+                tile, dscores_);
+    wait(visit, t);
+    if (!c_.plain()) add_key_features(moving);
+    // dK. = D.^T Q + D^T Q.
+    if (s_.grads.key.given()) {
+      Real* to = s_.grads.key.row(at.batch, source.kv_head, at.key) + source.key_column;
+      const Index stride = s_.grads.key.strides().row;
+      add_rows(dscore_tangents_, tile, q_, to, stride);
+      if (q_tangent_.given) add_rows(dscores_, tile, q_tangent_, to, stride);
+    }
+    // dV. = w.^T dO + w^T dO.
+    if (s_.grads.value.given()) {
+      Real* to = s_.grads.value.row(at.batch, c_.geometry.kv_head(at.head), at.key);
+      const Index stride = s_.grads.value.strides().row;
+      add_rows(weight_tangents_, tile, do_, to, stride);
+      if (do_tangent_.given) add_rows(weights_, tile, do_tangent_, to, stride);
+    }
+  }
+
+  // Scores to weights_, their tangents to weight_tangents_; dot products and theirs stay.
+  void score_tile(const PanelTile& tile) {
+    const TilePlace& at = tile.at;
+    const auto& side = panel_.query[0];
+    tangents_.dots(at, dot_tangents_, {});
+    side.dots(at, dots_);
+    std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
+    const LaneTile<Real> scores = weights_.part(0, at.keys),
+                         own = weight_tangents_.part(0, at.keys);
+    for (Index j = 0; j < at.keys; ++j)
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        if (c_.plain()) scores.store(j, v, dots_.load(j, v));
+        own.store(j, v, dot_tangents_.load(j, v));
+      }
+    side.scores(at, tile.kind, c_.plain() ? scores : dots_.part(0, at.keys), {}, scores, top_,
+                transposed_);
+    tangents_.scores(at, dots_, {}, {}, own, transposed_);
+  }
+
+  // X to dscores_, X. to pull_tangents_
+  void pulls(const PanelTile& tile) {
+    const TilePlace& at = tile.at;
+    const Rows<Real> values = panel_.values(at);
+    product<Store::overwrite>(at, values, dout_, dscores_);
+    product<Store::overwrite>(at, values, dout_tangent_, pull_tangents_);
+    if (d_.value.given())
+      product<Store::add>(at,
+                          {d_.value.row(at.batch, c_.geometry.kv_head(at.head), at.key), at.keys,
+                           c_.geometry.dim_v, d_.value.strides().row},
+                          dout_, pull_tangents_);
+  }
+  template <Store store>
+  void product(const TilePlace& at, const Rows<Real>& rows, const LaneTile<Real>& lanes,
+               const LaneTile<Real>& out) const {
+    for_strips(at, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> of = strip.lanes_of(lanes), to = strip.of(out);
+      panel_gemm<store>(own.count, own.columns, strip.vectors,
+                        Broadcast<Real>{own.data, own.stride, 1}, of.data, of.lanes, to.data,
+                        to.lanes);
+    });
+  }
+
+  // Scores and their tangents become w and w., X and X. become g and g.
+  void weigh(const TilePlace& at) const {
+    panel_.dropout.drop(dscores_.part(0, at.keys), at);
+    panel_.dropout.drop(pull_tangents_.part(0, at.keys), at);
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const auto state = states_.load(v);
+      const P factor = c_.op.normaliser.finish(state);
+      const P delta = delta_.load(0, v), delta_tangent = delta_tangent_.load(0, v),
+              lse_tangent = lse_tangent_.load(0, v);
+      const KeyRange keys = at.keys_of(v);
+      for (Index j = keys.begin; j < keys.end; ++j) {
+        const P score = weights_.load(j, v);
+        const auto hidden = is_hidden(score);
+        const P w = zero_where(hidden, c_.op.normaliser.weight(state, score) * factor);
+        const P w_tangent = zero_where(hidden, w * (weight_tangents_.load(j, v) - lse_tangent));
+        const P pull = dscores_.load(j, v) - delta;
+        const P pull_tangent = pull_tangents_.load(j, v) - delta_tangent;
+        weights_.store(j, v, w);
+        weight_tangents_.store(j, v, w_tangent);
+        dscores_.store(j, v, zero_where(hidden, w * pull));
+        dscore_tangents_.store(j, v, zero_where(hidden, w_tangent * pull + w * pull_tangent));
+      }
+    }
+    panel_.dropout.drop(weights_.part(0, at.keys), at);
+    panel_.dropout.drop(weight_tangents_.part(0, at.keys), at);
+  }
+
+  // Lanes beyond the last query count as hidden.
+  [[nodiscard]] bool hides(const PanelTile& tile) const {
+    return tile.kind == TileKind::partial || c_.mask.has_bias();
+  }
+  [[nodiscard]] LaneTile<Real> marks(const PanelTile& tile) {
+    const LaneTile<Real> own = marks_.part(0, tile.at.keys);
+    if (!marked_) panel_.mark_hidden(tile.at, tile.kind, own);
+    marked_ = true;
+    return own;
+  }
+
+  // dq.[column][lane] += sum over keys of rows[key][column] * weights[key][lane]
+  void add_lanes(const Rows<Real>& rows, const PanelTile& tile, const LaneTile<Real>& weights) {
+    const bool plainly = !hides(tile) || all_finite(rows);
+    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks(tile);
+    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
+      const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
+      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(dq_tangent_);
+      if (plainly)
+        add_lane_product(own, of, strip.vectors, tile.at.rows, to);
+      else
+        add_lane_product_guarded(own, of, strip.of(hidden), strip.vectors, tile.at.rows, to, copy_);
+    });
+  }
+  // to[key] += sum over lanes of weights[key][lane] * rows[lane]
+  void add_rows(const LaneTile<Real>& weights, const PanelTile& tile, const RowPair& pair, Real* to,
+                Index stride) {
+    const bool plainly = finite_ || !hides(tile);
+    const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks(tile);
+    for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
+      const Index first = strip.first_vector * kLanes<Real>;
+      const Index count = std::min<Index>(strip.vectors * kLanes<Real>, pair.rows.count - first);
+      const LaneTile<Real> own = strip.of(weights);
+      Real* out = to + strip.keys.begin * stride;
+      if (plainly)
+        add_row_product(own, pair.rows.part(first, count), out, stride);
+      else
+        add_row_product_guarded(own, strip.of(hidden), pair.rows.part(first, count),
+                                pair.clean.part(first, count), out, stride);
+    });
+  }
+
+  void add_bias(const TilePlace& at) const {
+    const TensorView<Real>& bias = s_.grads.bias;
+    Real* to = BoundMask<Real>::broadcast_row(bias, at.batch, at.head, at.query) + at.key;
+    const Index step = bias.shape().len > 1 ? bias.strides().row : 0;
+    for (int v = 0; v < c_.plan.vectors; ++v) {
+      const KeyRange keys = at.keys_of(v);
+      const Index first = v * kLanes<Real>, end = std::min<Index>(at.rows, first + kLanes<Real>);
+      for (Index i = first; i < end; ++i)
+        for (Index j = keys.begin; j < keys.end; ++j)
+          to[i * step + j] += dscore_tangents_.row(j)[i];
+    }
+  }
+  void add_key_features(const MovingTile<Real>& tile) const {
+    if constexpr (kFeatures > 0) {
+      const Index row = c_.keys.row(tile.place.batch, tile.place.head, 0, tile.place.key);
+      using Chain = MovingChain<Op, Real>;
+      Chain::add_key_features(tile, tile.key_lanes, s_.dfeatures.data() + row * kFeatures);
+      Chain::add_key_features(tile, tile.key_tangent_lanes,
+                              dfeature_tangents_.data() + row * kFeatures);
+    }
+  }
+
+  // After the last tile: the panel's own rows and scalars.
+  void finish() {
+    const auto& side = panel_.query[0];
+    if constexpr (SideNeeds<Op>::any)
+      for (int v = 0; v < c_.plan.vectors; ++v) {
+        P df[Score::query_features + 1], tangents[Score::query_features + 1];
+        for (int i = 0; i < Score::query_features; ++i) {
+          df[i] = sums_.features.load(i, v);
+          tangents[i] = sums_.feature_tangents.load(i, v);
+        }
+        const MovingRow<Real> row{side.lane_row(v), tangents_.side()};
+        chain_moving_features<Score::query_features>(
+            df, tangents, side_x_, v, [&](auto* f) { c_.op.score.query_features_of(row, f); },
+            [&](const auto* f, const auto* moving_df, const auto& add) {
+              c_.op.score.query_features_vjp(row, f, moving_df, add);
+            });
+      }
+    for (int v = 0; v < c_.plan.vectors; ++v)
+      for (Index col = 0; col < dq_tangent_.rows; ++col)
+        dq_tangent_.store(col, v,
+                          dq_tangent_.load(col, v) * c_.row_factor() + side_x_.load(col, v));
+    double scalars[scalars_of<Score> + 1];
+    for (int i = 0; i < scalars_of<Score>; ++i)
+      scalars[i] = sum_valid_lanes(sums_.scalar_tangents.row(i), panel_.place.rows);
+    chain_scalars(own_.score, panel_.place.head, scalars);
+  }
+  void write_query() const {
+    if (!s_.grads.query.given()) return;
+    const TilePlace& place = panel_.place;
+    const Source& source = panel_.query[0].source();
+    Real* to =
+        s_.grads.query.row(place.batch, source.query_head, place.query) + source.query_column;
+    const Index stride = s_.grads.query.strides().row;
+    if (s_.sums_queries)
+      add_unpacked_lanes(dq_tangent_.data, dq_tangent_.lanes, place.rows, dq_tangent_.rows, to,
+                         stride);
+    else
+      unpack_lanes(dq_tangent_.data, dq_tangent_.lanes, place.rows, dq_tangent_.rows, to, stride);
+  }
+
+  const Context& c_;
+  TangentOperands<Real> d_;
+  HvpOperands<Real> o_;
+  BackwardShared<Op, Real>& s_;
+  std::vector<Real>& dfeature_tangents_;
+  Op own_;  // tangents of the parameters' gradients
+  Panel<Op, Real> panel_;
+  ScoreTangents<Op, Real> tangents_;
+  StreamStates<typename Op::NormaliserType, Real> states_;
+  PositionSumsOf<Score, Real> positions_;
+  MovingSums<Op, Real> sums_;
+  LaneTile<Real> dots_, dot_tangents_, weights_, weight_tangents_, dscores_, dscore_tangents_,
+      pull_tangents_, marks_;                           // [tile][lanes]
+  LaneTile<Real> dout_, dout_tangent_, out_;            // [dim_v][lanes]
+  LaneTile<Real> dq_tangent_, side_x_;                  // [dim_qk][lanes]
+  LaneTile<Real> delta_, delta_tangent_, lse_tangent_;  // [1][lanes]
+  RowPair q_, q_tangent_, do_, do_tangent_;
+  Real *transposed_, *top_, *copy_, *key_lanes_, *key_tangent_lanes_;
+  bool finite_ = true;   // are all rows of the panel?
+  bool marked_ = false;  // are the marks those of the tile at hand?
+};
+
+// Adds to the keys' result what the gradients of their features, which move, contribute.
+template <class Op, class Real>
+void chain_moving_keys(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
+                       const std::vector<Real>& dfeatures, const std::vector<Real>& tangents,
+                       const TensorView<Real>& to, int threads) {
+  using Score = typename Op::ScoreType;
+  constexpr int count = Score::key_features;
+  if constexpr (count > 0) {
+    const Geometry& g = c.geometry;
+    constexpr Index width = kPanelLanes<Real>;
+    parallel_for(g.batch * g.kv_heads, threads, [&](Index unit) {
+      const Index b = unit / g.kv_heads, kv = unit % g.kv_heads;
+      Scratch<Real> scratch(3 * (g.dim_qk + 1) * width);
+      const auto take = [&] {
+        return SideTiles<Real>{{scratch.take(g.dim_qk * width), g.dim_qk, width}, {}, {}, {}};
+      };
+      SideTiles<Real> rows = take(), moved = take(), sums = take();
+      for (Index h = 0; h < g.heads; ++h) {
+        const Source source = c.op.normaliser.source(g, h, 0);
+        if (source.kv_head != kv || (h > 0 && c.keys.shares(h, h - 1))) continue;
+        rows.x.rows = moved.x.rows = sums.x.rows = source.width;
+        for (Index j = 0; j < g.len_kv; j += width) {
+          const Index keys = std::min(width, g.len_kv - j), at = c.keys.row(b, h, 0, j) * count;
+          const auto load = [&](const TensorView<const Real>& from, const LaneTile<Real>& lanes) {
+            if (!from.given()) return lanes.fill(Real(0));
+            pack_lanes(from.row(b, kv, j) + source.key_column, from.strides().row, keys,
+                       source.width, lanes.data, width);
+          };
+          load(c.key, rows.x);
+          load(d.key, moved.x);
+          sums.x.fill(Real(0));
+          for (int v = 0; v < kPanelVectors; ++v) {
+            const Index first = v * kLanes<Real>;
+            Pack<Real> df[count], df_tangents[count];
+            for (int i = 0; i < count; ++i) {
+              Real lanes[kLanes<Real>] = {}, tangent_lanes[kLanes<Real>] = {};
+              for (Index n = first; n < std::min<Index>(keys, first + kLanes<Real>); ++n) {
+                lanes[n - first] = dfeatures[std::size_t(at + n * count + i)];
+                tangent_lanes[n - first] = tangents[std::size_t(at + n * count + i)];
+              }
+              df[i] = Pack<Real>::load(lanes);
+              df_tangents[i] = Pack<Real>::load(tangent_lanes);
+            }
+            const MovingRow<Real> row{rows.row(v, j), moved};
+            chain_moving_features<count>(
+                df, df_tangents, sums.x, v, [&](auto* f) { c.op.score.key_features_of(row, f); },
+                [&](const auto* f, const auto* moving_df, const auto& add) {
+                  c.op.score.key_features_vjp(row, f, moving_df, add);
+                });
+          }
+          add_unpacked_lanes(sums.x.data, width, keys, source.width,
+                             to.row(b, kv, j) + source.key_column, to.strides().row);
+        }
+      }
+    });
+  }
+}
+
+// A checked call.
+template <class Op, class Real>
+void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
+             const BoundMask<Real>& bound, const Saved<Real>& saved, HvpOperands<Real> operands,
+             const TangentOperands<Real>& d, const Op& direction, const GradientOperands<Real>& to,
+             Op* to_op, const Options& options) {
+  using Worker = HvpWorker<Op, Real>;
+  std::vector<Real> out_tangent(std::size_t(g.query_rows() * g.dim_v)),
+      lse_tangent(std::size_t(g.query_rows()));
+  const TensorView<Real> out_view(out_tangent.data(), {g.batch, g.heads, g.len_q, g.dim_v}),
+      lse_view(lse_tangent.data(), {g.batch, g.heads, g.len_q, 1});
+  JvpOutputs<Real> moved;
+  moved.saved = &saved;
+  moved.known_out = operands.out;
+  moved.out_tangent = out_view;
+  moved.lse_tangent = lse_view;
+  run_jvp(op, g, in, bound, d, direction, moved, options);
+  operands.out_tangent = out_view;
+  operands.lse_tangent = lse_view;
+
+  KeySide<Op, Real> keys(op, g, in.key);
+  Plan plan = plan_call<Real>(op, g, bound, options, 0, true);
+  plan.group = 1;
+  const CallContext<Op, Real> c{
+      op, g, bound, in, plan, Real(scale_of(op, g, options)), keys, options.dropout};
+  KeyTangents<Op, Real> key_tangents(c, d, direction);
+  BackwardShared<Op, Real> shared(c, saved, {operands.out, operands.grad_out}, to);
+  std::vector<Real> dfeature_tangents(shared.dfeatures.size());
+  const Index units = g.batch * g.heads * c.groups_of(1);
+  const auto build = [&](Scratch<Real>& scratch) {
+    return Worker(c, d, key_tangents, direction, operands, shared, dfeature_tangents, scratch);
+  };
+  const Index elements = scratch_elements<Real>(build);
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
+  keys.build(workers);
+  key_tangents.build(workers);
+  std::vector<TensorView<Real>> summed{to.key, to.value, to.bias};
+  if (shared.sums_queries) summed.push_back(to.query);
+  set_zero(summed, workers);
+  if (units > 0) {
+    std::vector<Scratch<Real>> scratch;
+    std::vector<std::unique_ptr<Worker>> ready;
+    for (int w = 0; w < workers; ++w) {
+      scratch.emplace_back(elements);
+      ready.push_back(std::make_unique<Worker>(c, d, key_tangents, direction, operands, shared,
+                                               dfeature_tangents, scratch.back()));
+    }
+    Visits visits(shared.order);
+    const auto work = [&](int w) {
+      Index family = Visits::kNone;
+      while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit, sums);
+    };
+    run_workers(workers, work, [&] {
+      shared.tiles.abandon();
+      sums.abandon();
+    });
+    if (to.key.given())
+      chain_moving_keys(c, d, shared.dfeatures, dfeature_tangents, to.key, workers);
+  }
+  if (to_op) *to_op = shared.parameter_gradients(c, sums.total());
+}
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

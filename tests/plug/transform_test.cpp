@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row transforms of queries and keys, and their parameters: against the slow twin, with the same bits for any number of
+// threads, from a cache, and as what calls on transformed tensors give.
+
+#include "catch.hpp"
+#include "message_of.hpp"
+
+#include <heed/check/op_check.hpp>
+#include <heed/kv_cache.hpp>
+#include <heed/ops/differential.hpp>
+#include <heed/ops/scaled_dot.hpp>
+#include <heed/plug/own_score.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace heed;
+using heed_test::message_of;
+
+// The formula is that of plain attention.
+template <class T>
+struct Turned {
+  using Transform = Rotation<T>;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit;
+  }
+};
+
+// QK-norm, then rotation, under a learnt temperature.
+template <class T>
+struct NormedTurned {
+  using Transform = Then<RmsNorm<T>, Rotation<T>>;
+  Param<T> heat = T(0.7);
+  static constexpr auto parameters = std::tuple{named("heat", &NormedTurned::heat)};
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return pair.logit * p[0];
+  }
+};
+
+// Squared distances of transformed rows: features and products are of the same rows.
+template <class T>
+struct Metric {
+  using Transform = Diagonal<T>;
+  using Features = SquaredNorms;
+  Param<T> precision = T(0.2);
+  static constexpr auto parameters = std::tuple{named("precision", &Metric::precision)};
+  using PlaceFree = Metric;
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return S(-0.5) * p[0] * squared_distance(pair);
+  }
+};
+
+template <class T>
+using TwoMaps = Attention<T, OwnScore<Turned, T>, Difference<T, GivenLambda<T>>, Identity<T>>;
+
+// Parameters as they may be: one value or per head, gains other than 1.
+template <class Op>
+void fill(Op& op, const Geometry& g, bool per_head) {
+  using T = typename Op::Scalar;
+  const Index heads = per_head ? g.heads : 1;
+  if constexpr (requires { op.score.log_base; }) {
+    op.score.log_base = Param<T>(std::vector<Index>{heads});
+    for (Index h = 0; h < heads; ++h) op.score.log_base[h] = T(4 + 0.5 * double(h));
+  }
+  const auto fill_gain = [&](Param<T>& gain, double at) {
+    gain = Param<T>(std::vector<Index>{heads, g.dim_qk});
+    for (Index n = 0; n < gain.size(); ++n) gain[n] = T(1 + 0.4 * std::sin(at + double(n)));
+  };
+  if constexpr (requires { op.score.query_gain; }) fill_gain(op.score.query_gain, 1);
+  if constexpr (requires { op.score.key_gain; }) fill_gain(op.score.key_gain, 2);
+  if constexpr (requires { op.score.gain; }) fill_gain(op.score.gain, 3);
+}
+
+template <class Op>
+void check() {
+  for (const Geometry& g : {Geometry{2, 4, 4, 2, 11, 11, 6, 6}, Geometry{1, 2, 2, 1, 30, 29, 6, 3}})
+    for (const bool per_head : {false, true}) {
+      Op op;
+      fill(op, g, per_head);
+      const OpReport report = check_op(op, g, {.max_entries_per_tensor = 16});
+      INFO(report.text());
+      CHECK(report.passed());
+      CHECK(report.cases.size() >= 8);
+    }
+}
+
+// All gradients of a call.
+template <class Call>
+[[nodiscard]] std::vector<float> gradients_of(Call& call) {
+  call.forward();
+  call.backward();
+  std::vector<float> all = call.grad_key;
+  all.insert(all.end(), call.grad_query.begin(), call.grad_query.end());
+  all.insert(all.end(), call.grad_value.begin(), call.grad_value.end());
+  for_each_param(call.grad_op, [&](const char*, const auto& param) {
+    all.insert(all.end(), param.data(), param.data() + param.size());
+  });
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("Row transforms agree with the twin", "[plug]") {
+  SECTION("a rotation of learnt base") { check<OwnAttention<Turned, double>>(); }
+  SECTION("a norm, then a rotation") { check<OwnAttention<NormedTurned, double>>(); }
+  SECTION("a learnt metric, with norms of its rows") { check<OwnAttention<Metric, double>>(); }
+}
+
+TEST_CASE("Each map transforms its own columns", "[plug]") {
+  TwoMaps<double> op;
+  const Geometry g{1, 2, 2, 1, 13, 15, 8, 4};
+  fill(op, g, true);
+  const OpReport report = check_op(op, g, {.max_entries_per_tensor = 16});
+  INFO(report.text());
+  CHECK(report.passed());
+}
+
+TEST_CASE("Gradients through transforms have the same bits for any number of threads", "[plug]") {
+  const Geometry g{2, 4, 4, 2, 100, 150, 8, 8};
+  for (const bool per_head : {false, true}) {
+    OwnAttention<NormedTurned, float> op;
+    fill(op, g, per_head);
+    OpCall<OwnAttention<NormedTurned, float>> call(op, g, causal<float>(Align::bottom_right));
+    std::vector<float> first;
+    for (const int threads : {1, 2, 3}) {
+      call.options.threads = threads;
+      const std::vector<float> gradients = gradients_of(call);
+      if (first.empty()) first = gradients;
+      CHECK(gradients == first);
+    }
+  }
+}
+
+TEST_CASE("What a hidden key holds does not get through a transform", "[plug]") {
+  const Geometry g{1, 2, 2, 2, 40, 45, 4, 4};
+  std::vector<Index> of_keys(45, 0);
+  for (std::size_t j = 3; j < 45; j += 7) of_keys[j] = 1;  // a document that no query is of
+  OwnAttention<NormedTurned, float> op;
+  fill(op, g, true);
+  OpCall<OwnAttention<NormedTurned, float>> call(
+      op, g, documents<float>(std::vector<Index>(40, 0), of_keys));
+  for (std::size_t j = 3; j < 45; j += 7)
+    for (const std::size_t row : {j, 45 + j})
+      std::fill_n(call.key.begin() + Index(row * 4), 4, std::numeric_limits<float>::quiet_NaN());
+  for (const float number : gradients_of(call)) CHECK(std::isfinite(number));
+  for (const float number : call.out) CHECK(std::isfinite(number));
+}
+
+TEST_CASE("A rotation is what a call on rotated tensors gives", "[plug]") {
+  const Geometry g{1, 4, 4, 2, 100, 100, 16, 8};
+  OwnAttention<Turned, float> op;
+  OpCall<OwnAttention<Turned, float>> call(op, g, causal<float>());
+  OpCall<ScaledDot<float>> rotated({}, g, causal<float>());
+  for (auto* rows : {&rotated.query, &rotated.key})
+    for (std::size_t row = 0; row < rows->size() / 16; ++row)
+      for (std::size_t m = 0; m < 8; ++m) {
+        const double angle = double(row % 100) * std::pow(10000.0, -double(m) / 8);
+        float &a = (*rows)[row * 16 + m], &b = (*rows)[row * 16 + m + 8];
+        const double x = a, y = b;
+        a = float(x * std::cos(angle) - y * std::sin(angle));
+        b = float(x * std::sin(angle) + y * std::cos(angle));
+      }
+  const auto worst = [&] {
+    double difference = 0;
+    for (std::size_t n = 0; n < call.out.size(); ++n)
+      difference = std::max(difference, std::abs(double(call.out[n]) - double(rotated.out[n])));
+    return difference;
+  };
+  call.forward();
+  rotated.forward();
+  CHECK(worst() < 1e-4);  // angles up to 100, each off by 2^-22 of itself
+  // Where products are rounded to bfloat16, a number between two of them may go either way.
+  call.options.precision = rotated.options.precision = Precision::mixed;
+  call.forward();
+  rotated.forward();
+  CHECK(worst() < 2e-2);
+}
+
+TEST_CASE("A cache keeps transformed keys, and refuses those of other parameters", "[plug]") {
+  const Index len = 40;
+  const Shape kept{1, 2, len, 4}, all{1, 4, len, 4}, one{1, 4, 1, 4};
+  const auto numbers = [](Index count, double at) {
+    std::vector<float> x(static_cast<std::size_t>(count));
+    for (std::size_t n = 0; n < x.size(); ++n) x[n] = float(std::sin(at + 3 * double(n)));
+    return x;
+  };
+  const std::vector<float> keys = numbers(2 * len * 4, 1), queries = numbers(4 * len * 4, 2);
+  for (const bool per_head : {false, true}) {
+    OwnAttention<Turned, float> op;
+    fill(op, {1, 4, 4, 2, 1, len, 4, 4}, per_head);
+    std::vector<float> whole(queries.size()), out(16), fresh(16);
+    const TensorView<const float> k(keys.data(), kept), q(queries.data(), all);
+    forward(op, {q, k, k}, causal<float>(), {whole.data(), all});
+
+    KvCache<float> cache(1, 2, 4, 4);
+    cache.append(k, k);
+    op.score.first_query = len - 1;
+    const TensorView<const float> last(queries.data() + (len - 1) * 4, one,
+                                       {4 * len * 4, len * 4, 4});
+    for (int call = 0; call < 2; ++call) {
+      forward(op, cache.inputs(last), {}, {out.data(), one});
+      CHECK(cache.key_features().len() == len);
+      forward(op, {last, cache.keys(), cache.values()}, {}, {fresh.data(), one});
+      CHECK(out == fresh);
+    }
+    for (std::size_t h = 0; h < 4; ++h)
+      for (std::size_t c = 0; c < 4; ++c)
+        CHECK(std::abs(out[h * 4 + c] - whole[(h * len + len - 1) * 4 + c]) < 1e-5);
+    op.score.log_base[0] += 0.25F;
+    CHECK(message_of([&] {
+            forward(op, cache.inputs(last), {}, {out.data(), one});
+          }) ==
+          "heed::forward: key_features are of an op with other numbers that they depend on; "
+          "KvCache::forget_features() makes room for those of this call");
+  }
+}
+
+TEST_CASE("Gains that do not fit are refused", "[plug]") {
+  OwnAttention<Metric, float> op;
+  op.score.gain = Param<float>(std::vector<Index>{3, 4});
+  OpCall<OwnAttention<Metric, float>> call(op, {1, 2, 2, 2, 9, 9, 4, 4});
+  CHECK(message_of([&] {
+          call.forward();
+        }).find("gain has gains of 3 heads, it must have those of 1 or 2") != std::string::npos);
+}
