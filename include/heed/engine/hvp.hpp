@@ -13,6 +13,7 @@
 // Ops     one softmax without a further readout: plain attention, adaptive resonance, own scores, with learnt tables of
 //         positions. A score's second derivatives come from dual numbers through its score_vjp, or, where it has none, of
 //         dual numbers of dual numbers through the formula.
+// Cost    with jvp(), 8.5 times the flops of forward, 3.4 times those of backward, and the second derivatives of the score.
 // Memory  O(len): out., lse. and what side values of keys gather.
 
 #include <heed/engine/hvp_walk.hpp>
