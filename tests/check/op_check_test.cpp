@@ -3,9 +3,11 @@
 // what ran.
 
 #include "catch.hpp"
+#include "message_of.hpp"
 
 #include <heed/check/op_check.hpp>
 #include <heed/check/op_timing.hpp>
+#include <heed/engine/explain.hpp>
 #include <heed/ops/intent_gate.hpp>
 #include <heed/ops/scaled_dot.hpp>
 #include <heed/plug/own_score.hpp>
@@ -17,6 +19,7 @@
 namespace {
 
 using namespace heed;
+using heed_test::message_of;
 
 enum class Fault { none, one_query, rectangular, widths, extra, extra_at_zero };
 
@@ -243,6 +246,32 @@ TEST_CASE("check_op says which sizes an op refuses, and why", "[op_check]") {
   CHECK(holds(own_row.text(),
               "(heads 2, kv_heads 1, len_q 1, len_kv 1, dim_qk 4, dim_v 4), causal & bias"));
   CHECK(holds(own_row.text(), "left out, the readout reads key and value of its own row"));
+}
+
+TEST_CASE("check_op, time_op and explain refuse sizes that no call has", "[op_check]") {
+  const ScaledDot<double> op;
+  Geometry g{1, 3, 3, 3, 5, 5, 4, 4};
+  const auto all_say = [&](const std::string& what) {
+    CHECK(message_of([&] { (void)check_op(op, g); }) == "check_op: " + what);
+    CHECK(message_of([&] { (void)time_op(op, g); }) == "time_op: " + what);
+    CHECK(message_of([&] { (void)explain(op, g); }) == "heed::explain: " + what);
+  };
+  g.query_heads = 0;
+  all_say("the geometry has query_heads 0, for 3 heads of the op it must be 3");
+  g.query_heads = 3;
+  g.kv_heads = 2;
+  all_say("3 heads cannot share 2 kv_heads evenly");
+  g.kv_heads = 3;
+  g.dim_v = 0;
+  all_say("the geometry has dim_qk 4 and dim_v 0, both must be at least 1");
+  g.dim_v = 4;
+  g.len_q = -2;
+  all_say(
+      "the geometry has batch 1, heads 3, kv_heads 3, len_q -2, len_kv 5; none may be negative");
+  g.len_q = 0;
+  CHECK(message_of([&] { (void)check_op(op, g); }) ==
+        "check_op: the geometry has batch 1, heads 3, len_q 0, len_kv 5; all must be at least 1");
+  CHECK(explain(op, g).units == 0);
 }
 
 TEST_CASE("time_op tells the minimum, the median and the quartiles of both passes") {

@@ -10,6 +10,7 @@
 #include <heed/kv_cache.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/plug/own_score.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -115,13 +116,55 @@ TEST_CASE("Gradients go back through a merge", "[engine]") {
   CHECK(dstrength == Approx(call.grad_op.score.strength[0]).epsilon(1e-12));
 }
 
+// s log n (q . k), n the number of keys that the query sees.
+template <class T>
+struct Scalable {
+  using Features = LogVisible;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.query[0] * pair.logit;
+  }
+};
+
+TEST_CASE("An op whose scores count visible keys has no parts", "[engine]") {
+  CHECK(detail::parts_merge<Dar<double>>);
+  CHECK_FALSE(detail::parts_merge<OwnAttention<Scalable, double>>);
+}
+
 TEST_CASE("Parts that do not fit are refused", "[engine]") {
   const Partial<float> a(Shape{1, 2, 3, 4}), b(Shape{1, 2, 3, 5});
   CHECK(message_of([&] { (void)merge(a, b); }) ==
         "heed::merge: the parts have shapes (1,2,3,4) and (1,2,3,5), they must be the same");
+  CHECK(message_of([] {
+          Partial<float>(Shape{1, -2, 3, 4});
+        }) == "Partial: the shape is (1,-2,3,4), extents must not be negative");
+  Partial<float> cut = a;
+  cut.out.resize(5);
+  const std::string held =
+      "a part of shape (1,2,3,4) holds 5 numbers of out and 6 of lse, it needs 24 and 6";
+  CHECK(message_of([&] { (void)merge(a, cut); }) == "heed::merge: " + held);
+  CHECK(message_of([&] { (void)merge_backward(a, a, a, cut); }) == "heed::merge_backward: " + held);
+  const float x[8]{};
+  const Inputs<float> in{{x, {1, 1, 2, 4}}, {x, {1, 1, 2, 4}}, {x, {1, 1, 2, 4}}};
+  CHECK(message_of([&] { forward(ScaledDot<float>{}, in, {}, StoredView<float>{}); }) ==
+        "heed::forward: out was not given, it must have shape (1,1,2,4)");
+  OpCall<ScaledDot<float>> reversed({}, {1, 1, 1, 1, 3, 7, 4, 4}, key_range<float>(6, 2));
+  CHECK(message_of([&] {
+          reversed.forward();
+        }).find("key_range is [6, 2), its end must not lie before its beginning") !=
+        std::string::npos);
   OpCall<ScaledDot<float>> call({}, {1, 1, 1, 1, 3, 7, 4, 4}, key_range<float>(3, 8));
   CHECK(message_of([&] { call.forward(); }).find("key_range is [3, 8), it must lie in [0, 7]") !=
         std::string::npos);
+}
+
+TEST_CASE("What out holds where a part saw no key does not reach the whole", "[engine]") {
+  Partial<float> a(Shape{1, 1, 2, 1}), b(a.shape);
+  a.out = {std::numeric_limits<float>::quiet_NaN(), 2.0F};
+  a.lse[1] = b.lse[0] = b.lse[1] = 0.0F;
+  b.out = {3.0F, 4.0F};
+  CHECK(merge(a, b).out == std::vector<float>{3.0F, 3.0F});
+  CHECK(merge(b, a).out == std::vector<float>{3.0F, 3.0F});
 }
 
 TEST_CASE("A part that is NaN makes the whole NaN, in its row alone", "[engine]") {

@@ -37,6 +37,37 @@ struct Everything {
   }
 };
 
+// Does not say that its slope is a parameter.
+template <class T>
+struct Unnamed {
+  Param<T> slope = T(0.3);
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return pair.logit - p[0] * distance(pair);
+  }
+};
+// Takes its option for a parameter.
+template <class T>
+struct OptionAsParameter {
+  Param<T> slope = T(0.3);
+  double cap = 2;
+  static constexpr auto parameters =
+      std::tuple{named("slope", &OptionAsParameter::slope), named("cap", &OptionAsParameter::cap)};
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return p[1] * math::tanh(S(p[0] * pair.logit));
+  }
+};
+// Keys have norms, queries have none.
+template <class T>
+struct Featureless {
+  using Features = SquaredKeyNorms;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit - pair.key[0] - pair.query[0];
+  }
+};
+
 // The words of core/functions.hpp, and comparisons of what is differentiated.
 template <class T>
 struct MoreWords {
@@ -238,6 +269,21 @@ TEST_CASE("Wrong sizes and ranges are told in one sentence", "[own]") {
   CHECK(said() == "heed::forward: offset is inf, it must be finite");
   CHECK(message_of([] { require_within(-1, interval_of(Range::not_negative), "f", "x"); }) ==
         "f: x is -1, it must not be negative");
+}
+
+TEST_CASE("A formula that reads numbers which nobody gives is told so", "[own]") {
+  const auto said = [](const auto& op) {
+    return message_of([&] { op.validate(kSizes, "heed::forward"); });
+  };
+  CHECK(said(OwnAttention<Unnamed, float>{}) ==
+        "heed::forward: score() of the formula reads p[0], `parameters` names so many numbers per "
+        "head, options not counted: 0 (plug/own_score.hpp)");
+  CHECK(said(OwnAttention<OptionAsParameter, double>{}) ==
+        "heed::forward: score() of the formula reads p[1], `parameters` names so many numbers per "
+        "head, options not counted: 1 (plug/own_score.hpp)");
+  CHECK(said(OwnAttention<Featureless, float>{}) ==
+        "heed::forward: score() of the formula reads pair.query[0], its Features give each query "
+        "row so many numbers: 0 (plug/own_score.hpp)");
 }
 
 TEST_CASE("Options and parameters go along when an op is converted", "[own]") {

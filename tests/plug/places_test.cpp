@@ -65,6 +65,8 @@ struct Image {
 template <class Real>
 struct Nearest {
   Param<Real> table = Param<Real>(std::vector<Index>{1, 4});
+  std::vector<Index> shape(const Geometry&) const { return {-1, 4}; }
+  static constexpr auto parameters = std::tuple{tensor("table", &Nearest::table, &Nearest::shape)};
   static constexpr auto positions = &Nearest::table;
   Index bucket(Index i, Index j) const { return std::min<Index>(i - j, 3); }
   template <class S>
@@ -196,7 +198,8 @@ TEST_CASE("Tables that do not fit are refused", "[plug]") {
     OwnAttention<Buckets, float> op;
     fill(op, 3);
     OpCall<OwnAttention<Buckets, float>> call(op, g);
-    CHECK(message_of([&] { call.forward(); }).find("it must be (1 or 2 heads, buckets)") !=
-          std::string::npos);
+    CHECK(message_of([&] { call.forward(); }) ==
+          "heed: the score's table of positions has shape (3,16), it must be (1 or 2,buckets): one "
+          "for all heads, or one per head");
   }
 }

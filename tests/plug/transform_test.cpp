@@ -223,6 +223,23 @@ TEST_CASE("A cache keeps transformed keys, and refuses those of other parameters
   }
 }
 
+TEST_CASE("A cache keeps normed keys, and refuses those of another eps", "[plug]") {
+  OwnAttention<NormedTurned, float> op;
+  const Shape kept{1, 2, 9, 4}, one{1, 4, 1, 4};
+  std::vector<float> rows(72), query(16), out(16);
+  for (std::size_t n = 0; n < rows.size(); ++n) rows[n] = float(std::sin(3 * double(n)));
+  std::copy_n(rows.begin(), 16, query.begin());
+  KvCache<float> cache(1, 2, 4, 4);
+  cache.append({rows.data(), kept}, {rows.data(), kept});
+  const TensorView<const float> q(query.data(), one);
+  forward(op, cache.inputs(q), {}, {out.data(), one});
+  CHECK(cache.key_features().len() == 9);
+  op.score.eps = 1e-3;
+  CHECK(message_of([&] {
+          forward(op, cache.inputs(q), {}, {out.data(), one});
+        }).find("of an op with other numbers") != std::string::npos);
+}
+
 TEST_CASE("Gains that do not fit are refused", "[plug]") {
   OwnAttention<Metric, float> op;
   op.score.gain = Param<float>(std::vector<Index>{3, 4});

@@ -250,6 +250,10 @@ template <AttentionOp Op>
 [[nodiscard]] OpReport check_op(const Op& op, const Geometry& g = detail::kCheckGeometry,
                                 GradcheckOptions options = {.max_entries_per_tensor = 8}) {
   static_assert(check_attention_op<Op>());
+  require_sizes(op, g, "check_op");
+  require(g.query_rows() > 0 && g.len_kv > 0, "check_op: the geometry has batch ", g.batch,
+          ", heads ", g.heads, ", len_q ", g.len_q, ", len_kv ", g.len_kv,
+          "; all must be at least 1");
   const auto exact = cast_op<double>(op);
   using Exact = std::remove_const_t<decltype(exact)>;
   using Score = typename Exact::ScoreType;

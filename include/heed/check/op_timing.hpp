@@ -55,6 +55,7 @@ template <class Op>
                                const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   require(repeats > 0, "time_op: repeats is ", repeats, ", it must be positive");
+  require_sizes(op, g, "time_op");
   Geometry plain_sizes = g;
   plain_sizes.query_heads = g.heads;
   OpCall<Op> mine(op, g, mask, options);

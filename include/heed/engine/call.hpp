@@ -57,8 +57,9 @@ struct Outputs {
   Outputs(const StoredView<Real>& to, const StoredView<Real>& lse_to) : out(to), lse(lse_to) {}
 };
 
-// The gradients of the loss for what forward() wrote, of the same shapes; lse's only where the loss depends on it, and
-// where the op's normaliser differentiates_lse (plug/normaliser.hpp). A view alone stands for out's.
+// The gradients of the loss for what forward() wrote, of the same shapes: out's always, of zeros for a loss of lse alone;
+// lse's only where the loss depends on it, and where the op's normaliser differentiates_lse (plug/normaliser.hpp). A view
+// alone stands for out's.
 template <class Real>
 struct OutputGradients {
   StoredView<const Real> out, lse = {};
@@ -223,6 +224,8 @@ inline void require_one_piece(const MemoryView& view, const char* name, const st
 
 inline void require_shape(const MemoryView& view, const Shape& wanted, const char* name,
                           const std::string& where) {
+  require(view.shape != Shape{} || wanted == Shape{}, where, ": ", name,
+          " was not given, it must have shape ", wanted);
   require_view(view, name, where);
   require_one_piece(view, name, where);
   require(view.shape == wanted, where, ": ", name, " has shape ", view.shape, ", it must be ",
@@ -311,6 +314,21 @@ void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
 }
 
 }  // namespace detail
+
+// Throws unless calls of an op may have these sizes, which no inputs have been asked for.
+template <class Op>
+void require_sizes(const Op& op, const Geometry& g, const std::string& where) {
+  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
+          ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
+          ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
+  require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
+          g.dim_v, ", both must be at least 1");
+  const Index query_heads = op.normaliser.query_heads(g.heads);
+  require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
+          ", for ", g.heads, " heads of the op it must be ", query_heads);
+  require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
+          " heads cannot share ", g.kv_heads, " kv_heads evenly");
+}
 
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Op, class Real>

@@ -167,6 +167,7 @@ template <AttentionOp Op>
   using Real = typename Op::Scalar;
   const bool back = pass == Pass::backward;
   require_options<Real>(options);
+  require_sizes(op, g, "heed::explain");
   op.validate(g, "heed::explain");
   detail::require_sources(op.normaliser, g, "heed::explain");
   const BoundMask<Real> bound(mask, g, "heed::explain", options.threads);

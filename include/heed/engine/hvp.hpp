@@ -13,6 +13,7 @@
 // Ops     one softmax without a further readout: plain attention, adaptive resonance, own scores, with learnt tables of
 //         positions. A score's second derivatives come from dual numbers through its score_vjp, or, where it has none, of
 //         dual numbers of dual numbers through the formula.
+// Cost    with jvp(), 8.5 times the flops of forward, 3.4 times those of backward, and the second derivatives of the score.
 // Memory  O(len): out., lse. and what side values of keys gather.
 
 #include <heed/engine/hvp_walk.hpp>
@@ -42,10 +43,10 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   using Score = typename Op::ScoreType;
   static_assert(
       mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity && !Score::has_table &&
-          !reads_inputs<Score> && !features_read_parameters<OfQueries, Score> &&
-          !features_read_parameters<OfKeys, Score>,
+          !Score::has_transform && !reads_inputs<Score> &&
+          !features_read_parameters<OfQueries, Score> && !features_read_parameters<OfKeys, Score>,
       "heed: hvp() carries ops whose weights are one softmax, whose rows are not read out "
-      "further and whose score reads rows alone, no numbers of tokens, table of categories "
+      "further and whose score reads rows as they are, no numbers of tokens, table "
       "or features with parameters; this op is of another kind (engine/hvp.hpp)");
   const std::string where = door_name("heed::hvp", options.name);
   require_options<Real>(options);

@@ -307,7 +307,8 @@ class KeySide {
         dtransform.assign(std::size_t(g_.batch * heads() * Needs::maps), zeros);
       }
       const auto transform_at = [&](Index b, Index side, Index map) {
-        return dtransform.data() + (b * heads() + side) * Needs::maps + map;
+        return Score::has_transform ? dtransform.data() + (b * heads() + side) * Needs::maps + map
+                                    : nullptr;
       };
       parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;

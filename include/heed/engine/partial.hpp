@@ -15,10 +15,12 @@
 //   dL/dout_a = w_a dL/dout                     dL/dlse_a = w_a (dL/dlse + dL/dout . (out_a - out))
 //
 // merge() is associative and commutative up to rounding, and a Partial that no forward() has written is its identity.
-// Ops      those whose weights are one softmax over the keys (Mergeable in plug/promises.hpp), and whose rows are not read
-//          out further; others do not compile.
-// Bounds   |out - exact| <= 4 eps max(|out_a|, |out_b|) + what the parts err by; an lse of NaN or +infinity makes its row NaN.
-// Errors   std::invalid_argument where shapes differ.
+// Ops      those whose weights are one softmax over the keys (Mergeable in plug/promises.hpp), whose rows are not read out
+//          further, and whose scores do not count the keys that a query sees (counts_visible, as LogVisible does): a part
+//          would count its own. Others do not compile.
+// Bounds   |out - exact| <= 4 eps max(|out_a|, |out_b|) + what the parts err by; an lse of NaN or +infinity makes its row NaN,
+//          and of a part whose lse is -infinity no number of out is read.
+// Errors   std::invalid_argument where shapes differ, or out and lse hold not what the shape says.
 
 #include <heed/engine/doors.hpp>
 
@@ -39,7 +41,7 @@ struct Partial {
 
   // Of no keys at all.
   explicit Partial(const Shape& of)
-      : shape(of),
+      : shape(checked(of)),
         out(std::size_t(element_count(of, "Partial")), Real(0)),
         lse(rows(), -std::numeric_limits<Real>::infinity()) {}
 
@@ -56,6 +58,11 @@ struct Partial {
   }
 
  private:
+  [[nodiscard]] static Shape checked(const Shape& of) {
+    require(of.batch >= 0 && of.heads >= 0 && of.len >= 0 && of.dim >= 0, "Partial: the shape is ",
+            of, ", extents must not be negative");
+    return of;
+  }
   [[nodiscard]] Shape lse_shape() const { return {shape.batch, shape.heads, shape.len, 1}; }
 };
 
@@ -66,6 +73,18 @@ void require_same(const Partial<Real>& a, const Partial<Real>& b, const char* wh
                   const char* names) {
   require(a.shape == b.shape, where, ": ", names, " have shapes ", a.shape, " and ", b.shape,
           ", they must be the same");
+  for (const Partial<Real>* part : {&a, &b}) {
+    const auto numbers = std::size_t(element_count(part->shape, where));
+    require(part->out.size() == numbers && part->lse.size() == part->rows(), where,
+            ": a part of shape ", part->shape, " holds ", part->out.size(), " numbers of out and ",
+            part->lse.size(), " of lse, it needs ", numbers, " and ", part->rows());
+  }
+}
+
+// A part's number of out times its share; 0 where the row sees no key, whatever out holds.
+template <class Real>
+[[nodiscard]] Real weighed(Real lse, Real share, Real out) {
+  return lse == -std::numeric_limits<Real>::infinity() ? Real(0) : share * out;
 }
 
 // The share exp(part - whole) of a part; 0 of a row that sees no key.
@@ -88,7 +107,8 @@ template <class Real>
     const Real of_a = detail::share_of(a.lse[row], whole.lse[row]),
                of_b = detail::share_of(b.lse[row], whole.lse[row]);
     for (std::size_t n = row * dim; n < (row + 1) * dim; ++n)
-      whole.out[n] = of_a * a.out[n] + of_b * b.out[n];
+      whole.out[n] =
+          detail::weighed(a.lse[row], of_a, a.out[n]) + detail::weighed(b.lse[row], of_b, b.out[n]);
   }
   return whole;
 }
@@ -119,13 +139,27 @@ template <class Real>
   return {gradient_of(a), gradient_of(b)};
 }
 
+namespace detail {
+
+// Does forward() over parts of the keys say all that merge() needs?
+template <class Op>
+inline constexpr bool parts_merge =
+    mergeable<typename Op::NormaliserType>&& Op::ReadoutType::identity &&
+    !Op::ScoreType::counts_visible;
+
+}  // namespace detail
+
 // forward() as one part of a row's keys: those that the mask leaves of the ones given.
 template <AttentionOp Op>
 [[nodiscard]] Partial<typename Op::Scalar> forward_partial(
     const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask = {},
     Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   static_assert(
-      mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity,
+      !Op::ScoreType::counts_visible,
+      "heed: a score that counts the keys which a query sees (counts_visible, LogVisible) counts "
+      "those of a part alone, so that parts do not merge (engine/partial.hpp)");
+  static_assert(
+      detail::parts_merge<Op>,
       "heed: parts of keys merge where an op's weights are one softmax and its rows are "
       "not read out further (Mergeable in plug/promises.hpp); this op is of another kind");
   const Shape &q = in.query.shape(), &v = in.value.shape();

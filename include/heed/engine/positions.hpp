@@ -31,8 +31,8 @@ class PositionTable {
   PositionTable(const Score& score, const Geometry& g) : score_(score), g_(g) {
     const Param<Real>& table = score.*Score::positions;
     require(table.shape().size() == 2 && (table.extent(0) == 1 || table.extent(0) == g.heads),
-            "heed: the score's table of positions has ", table.shape().size(), " extents and ",
-            table.size(), " entries, it must be (1 or ", g.heads, " heads, buckets)");
+            "heed: the score's table of positions has shape ", detail::extents_text(table.shape()),
+            ", it must be (1 or ", g.heads, ",buckets): one for all heads, or one per head");
     if constexpr (kByDistance) {
       for (Index n = 0; n < line(); ++n) {
         const Index i_minus_j = distance(n), i = std::max<Index>(i_minus_j, 0);

@@ -31,6 +31,21 @@ consteval bool check_part() {
   return true;
 }
 
+// Is the Param that `positions` points to an entry of the score's list, and one with a shape?
+template <class Score>
+consteval bool find_positions() {
+  bool found = false;
+  for_each_entry<Score>([&]<class Entry>(const Entry& entry) {
+    using Pointer = std::remove_cvref_t<decltype(Score::positions)>;
+    if constexpr (Entry::kind == ParameterKind::tensor || Entry::kind == ParameterKind::fixed)
+      if constexpr (std::is_same_v<decltype(entry.member), Pointer>)
+        found |= entry.member == Score::positions;
+  });
+  return found;
+}
+template <class Score>
+inline constexpr bool names_positions = find_positions<Score>();
+
 // Has the score a member called score_vjp, whatever its signature? If so, the name is ambiguous here.
 struct AnyScoreVjp {
   int score_vjp;
@@ -110,6 +125,15 @@ consteval bool check_score() {
              requires(const Score s) { s.bucket(Index(0), Index(0)); }),
         "heed: a score with a table of positions needs `positions`, a pointer to its Param, and "
         "bucket(distance) or bucket(i, j) const (plug/score.hpp)");
+  static_assert(
+      Score::has_positions || !requires(const Score s) { s.bucket(Index(0)); } &&
+                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); },
+      "heed: a score with bucket() needs `positions`, a pointer to its Param, without "
+      "which pair.position is 0 (plug/score.hpp)");
+  if constexpr (Score::has_positions)
+    static_assert(detail::names_positions<Score>,
+                  "heed: `parameters` of the score does not name its table of positions: add "
+                  "heed::tensor(name, &Score::table, &Score::shape) (plug/score.hpp)");
   if constexpr (Score::has_table)
     static_assert(
         requires(const Score s, Real* out, const double* d, Score& grad) {

@@ -54,7 +54,8 @@
 //
 // Cost    without score_vjp dual numbers over vectors differentiate the formula; what it does not read, or
 //         what a parameter does not reach, costs nothing (autodiff/lane_dual.hpp).
-// Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range.
+// Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range, and where score()
+//         reads an entry of p, pair.query or pair.key that there is not: each call runs it once on doubles.
 
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
@@ -65,7 +66,9 @@
 #include <heed/simd/functions.hpp>
 
 #include <algorithm>
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <type_traits>
 #include <utility>
 
@@ -126,6 +129,38 @@ template <class S, class Formula, class Pair, class Scalars>
   }
 }
 
+// Numbers 1 that know how many of them a formula may read, and why.
+template <std::size_t count>
+struct CountedNumbers : std::array<double, count> {
+  const char *where, *name, *because;
+
+  CountedNumbers(const char* in, const char* of, const char* why)
+      : where(in), name(of), because(why) {
+    this->fill(1.0);
+  }
+  double operator[](std::size_t at) const {
+    require(at < count, where, ": score() of the formula reads ", name, "[", Index(at), "], ",
+            because, " ", count, " (plug/own_score.hpp)");
+    return 1.0;
+  }
+};
+template <class Score>
+struct CountedPair : PairOf<Score, double> {
+  CountedNumbers<std::size_t(Score::query_features)> query;
+  CountedNumbers<std::size_t(Score::key_features)> key;
+
+  explicit CountedPair(const char* where)
+      : PairOf<Score, double>{.dot = 0.5,
+                              .logit = 0.5,
+                              .projected = 0.5,
+                              .table = 0.5,
+                              .position = 0.5,
+                              .query_index = 2,
+                              .key_index = 1},
+        query(where, "pair.query", "its Features give each query row so many numbers:"),
+        key(where, "pair.key", "its Features give each key row so many numbers:") {}
+};
+
 }  // namespace detail
 
 // A formula as a score that the engine runs: with the side values that it asks for, and the defaults of a score.
@@ -153,6 +188,10 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                          OwnScore, void>;
 
   static constexpr bool has_positions = requires { Formula<Real>::positions; };
+  // Key features of a formula read no member of it.
+  [[nodiscard]] std::vector<double> feature_numbers() const requires has_transform {
+    return detail::feature_numbers_of<TransformType>(*this);
+  }
   static constexpr bool has_table = has_relative_rows;
   [[nodiscard]] Index table_size() const requires has_relative_rows {
     return relative_rows().extent(1);
@@ -188,6 +227,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
       Formula<Real>::check(g, where);
     if constexpr (has_transform) TransformType::check(g, where);
     if constexpr (has_relative_rows) detail::check_relative_rows(relative_rows(), g, where);
+    check_reads(where);
   }
   void keep_jointly() {
     if constexpr (requires(Formula<Real> & formula) { formula.keep_jointly(); })
@@ -209,6 +249,17 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
   }
   [[nodiscard]] Index relative_head(Index h, Index dim) const requires has_relative_rows {
     return relative_rows().extent(0) == 1 ? 0 : h * table_size() * dim;
+  }
+  // Refuses a formula that reads numbers which nobody has: the engine's arrays do not look.
+  void check_reads(const char* where) const {
+    const Formula<Real>& formula = *this;
+    const detail::CountedPair<OwnScore> pair(where);
+    const detail::CountedNumbers<std::size_t(scalars_of<OwnScore>)> p(
+        where, "p", "`parameters` names so many numbers per head, options not counted:");
+    if constexpr (requires { formula.template score<double>(pair, p); })
+      (void)formula.template score<double>(pair, p);
+    else if constexpr (requires { formula.score(pair, p); })
+      (void)formula.score(pair, p);
   }
 };
 

@@ -20,7 +20,9 @@
 //                                             a number s per row: their sum. May write to x
 //   differs_by_head() const            true   do the keys of a key-value head depend on the query head that reads them?
 //   PlaceFree, KeptFeatures                   promises (plug/promises.hpp), of its own: that it reads no place; that the
-//                                             key's row, its position and learnt parameters are all that it reads of keys
+//                                             key's row, its position, learnt parameters, and the numbers that
+//                                             `std::vector<double> feature_numbers() const` gives, if it has that, are all
+//                                             that transformed keys depend on
 //
 // x and d are rows of W queries or keys, a number S (x.Scalar) of each at a time: x(c), c < x.dim(), x.set(c, s), and
 // x.index(), the positions. A transform keeps the width of a row.
@@ -92,6 +94,15 @@ void check_gains(const Param<Real>& gains, const Geometry& g, const char* where,
   require(!gains.given() || gains.extent(0) == 1 || gains.extent(0) == g.heads, where, ": ", name,
           " has gains of ", gains.given() ? gains.extent(0) : 0,
           " heads, it must have those of 1 or ", g.heads);
+}
+
+// What transformed keys depend on beside rows, positions and parameters.
+template <class Transform>
+[[nodiscard]] std::vector<double> feature_numbers_of(const Transform& transform) {
+  if constexpr (requires { transform.feature_numbers(); })
+    return transform.feature_numbers();
+  else
+    return {};
 }
 
 }  // namespace detail
@@ -167,6 +178,8 @@ struct RmsNorm : PlainTransform {
                  tensor_if_given("key_gain", &RmsNorm::key_gain, &RmsNorm::shape),
                  option("eps", &RmsNorm::eps, Range::positive)};
   using PlaceFree = RmsNorm;
+  using KeptFeatures = RmsNorm;
+  [[nodiscard]] std::vector<double> feature_numbers() const { return {eps}; }
   [[nodiscard]] bool differs_by_head() const { return key_gain.given() && key_gain.extent(0) > 1; }
   void check(const Geometry& g, const char* where) const {
     detail::check_gains(query_gain, g, where, "query_gain");
@@ -250,6 +263,12 @@ struct Then : First, Second {
       std::conditional_t<kept_features<First> && kept_features<Second>, Then, void>;
   [[nodiscard]] bool differs_by_head() const {
     return First::differs_by_head() || Second::differs_by_head();
+  }
+  [[nodiscard]] std::vector<double> feature_numbers() const {
+    std::vector<double> numbers = detail::feature_numbers_of<First>(*this);
+    const std::vector<double> others = detail::feature_numbers_of<Second>(*this);
+    numbers.insert(numbers.end(), others.begin(), others.end());
+    return numbers;
   }
   void check(const Geometry& g, const char* where) const {
     First::check(g, where);

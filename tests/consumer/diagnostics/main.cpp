@@ -2,6 +2,7 @@
 // Mistakes that authors of variants make, one for each value of MISTAKE, and a program without one for 0. With CHECK
 // the author calls check_op() first.
 #include <heed/attention.hpp>
+#include <heed/mask/visible.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>
@@ -150,15 +151,37 @@ struct Incomplete {
   void validate(const heed::Geometry&, const char*) const {}
 };
 
+// A table that `parameters` does not name for 23, bucket() without `positions` for 24.
+template <class T>
+struct Table {
+  heed::Param<T> table = heed::Param<T>(std::vector<heed::Index>{1, 8});
+  std::vector<heed::Index> shape(const heed::Geometry&) const { return {-1, 8}; }
+#if MISTAKE == 23
+  static constexpr auto positions = &Table::table;
+#else
+  static constexpr auto parameters =
+      std::tuple{heed::tensor("table", &Table::table, &Table::shape)};
+#endif
+  heed::Index bucket(heed::Index) const { return 0; }
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit + pair.position;
+  }
+};
+
 using heed::Attention, heed::DotScore, heed::Softmax, heed::Identity;
 #if MISTAKE < 9
 using Op = heed::OwnAttention<Mine, float>;
-#elif MISTAKE >= 17 || (MISTAKE >= 10 && MISTAKE < 13)
+#elif (MISTAKE >= 17 && MISTAKE <= 21) || (MISTAKE >= 10 && MISTAKE < 13)
 using Op = Attention<float, DotScore<float>, Rows<float>, Identity<float>>;
 #elif MISTAKE == 13
 using Op = Attention<float, DotScore<float>, Softmax<float>, Readout<float>>;
 #elif MISTAKE == 9 || MISTAKE == 14
 using Op = Attention<float, Score<float>, Softmax<float>, Identity<float>>;
+#elif MISTAKE == 22
+using Op = heed::ScaledDot<float>;
+#elif MISTAKE == 23 || MISTAKE == 24
+using Op = heed::OwnAttention<Table, float>;
 #else
 using Op = Incomplete;
 #endif
@@ -168,7 +191,11 @@ int main() {
   float x[] = {1, 0, 0, 1}, out[4], grad[4];
   const heed::Inputs<float> in{{x, shape}, {x, shape}, {x, shape}};
   heed::Saved<float> saved;
-#if defined(CHECK)
+#if MISTAKE == 22
+  const auto mask =
+      heed::visible<float>([](auto, auto, auto i, auto j) { return j <= i && i - j < 8; });
+  heed::forward(Op{}, in, mask, {out, shape}, &saved);
+#elif defined(CHECK)
   return heed::check_op(Op{}).passed() ? 0 : 1;
 #else
   heed::forward(Op{}, in, heed::causal<float>(), {out, shape}, &saved);
