@@ -202,6 +202,9 @@ consteval bool check_normaliser() {
           HasRowVjp<Normaliser, Real>,
           "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
     } else {
+      static_assert(!Normaliser::differentiates_lse,
+                    "heed: a normaliser without vjp() gives no lse of its own: "
+                    "differentiates_lse needs vjp(RowBlock&, grad) (plug/normaliser.hpp)");
       using Row = detail::TapedRow<Normaliser, Real>;
       static_assert(
           requires(const Normaliser n, const Row& row) { n.forward(row); },
