@@ -4,8 +4,8 @@
 # include heed: another instruction set is an undefined reference. For this machine's:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
 # One source file for two places of the list of ops (heed/compiled.hpp), so that they compile beside each other: one place
-# from each half, since the last ones are empty. Another file holds what heed/compiled_engine.hpp promises: it is that
-# header without the word "extern".
+# from each half, since the last ones are empty. They see the whole engine, which may be inlined. Another file holds what
+# heed/compiled_engine.hpp promises: it is that header without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 function(heed_add_compiled)
@@ -18,7 +18,7 @@ function(heed_add_compiled)
     set(source "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/place_${place}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
-#include <heed/compiled_engine.hpp>
+#include <heed/engine/doors.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {

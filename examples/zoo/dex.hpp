@@ -25,15 +25,15 @@ struct Dex : heed::PlainReadout {
   }
 
   void forward(const heed::ReadoutPanel<T>& panel) const {
-    add_scaled(panel, panel.tile, mapped(panel, panel.tile.constant()), panel.tile);
+    const heed::LaneTile<T> moved = mapped(panel, panel.tile.constant());
+    add_scaled(panel, -lambda.head(panel.head), moved.constant(), panel.tile);
   }
   void vjp(const heed::ReadoutPanel<T>& panel, Dex& grad) const {
     const Index d = panel.tile.rows, stride = heed::whole_vectors<T>(d);
     const heed::LaneTile<T> work = mapped(panel, panel.saved);
     heed::lane_dot<T>(panel.tile, work, panel.vectors, panel.delta);
     grad.lambda.head(panel.head) -= T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
-    work.fill(T(0));
-    add_scaled(panel, work, panel.tile, work);
+    scale_rows(panel, -lambda.head(panel.head), work);
     T* rows = panel.work.row(d);
     std::fill(rows, rows + panel.valid_lanes * stride, T(0));
     heed::unpack_lanes(work.data, work.lanes, panel.valid_lanes, d, rows, stride);
@@ -61,13 +61,6 @@ struct Dex : heed::PlainReadout {
     const heed::LaneTile<T> to = panel.work.part(0, panel.tile.rows);
     map(panel).template apply<heed::Store::overwrite>(m, panel.vectors, to);
     return to;
-  }
-  // to = a - lambda b
-  void add_scaled(const heed::ReadoutPanel<T>& panel, const heed::LaneTile<T>& a,
-                  const heed::LaneTile<T>& b, const heed::LaneTile<T>& to) const {
-    for_each_cell(panel, to, [&](Index c, int v) {
-      return a.load(c, v) - lambda.head(panel.head) * b.load(c, v);
-    });
   }
 };
 

@@ -70,6 +70,13 @@ void for_each_cell(const heed::ReadoutPanel<T>& panel, const heed::LaneTile<T>& 
   for (Index c = 0; c < panel.tile.rows; ++c)
     for (int v = 0; v < panel.vectors; ++v) to.store(c, v, f(c, v));
 }
+// to += factor from
+template <class T>
+void add_scaled(const heed::ReadoutPanel<T>& panel, T factor, const heed::LaneTile<const T>& from,
+                const heed::LaneTile<T>& to) {
+  for_each_cell(panel, to,
+                [&](Index c, int v) { return to.load(c, v) + from.load(c, v) * factor; });
+}
 // to = factor tile
 template <class T>
 void scale_rows(const heed::ReadoutPanel<T>& panel, T factor, const heed::LaneTile<T>& to) {

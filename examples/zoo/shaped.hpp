@@ -33,15 +33,11 @@ struct OwnValue : heed::PlainReadout {
   static constexpr auto parameters = std::tuple{heed::named("own", &OwnValue::own)};
 
   void forward(const heed::ReadoutPanel<T>& panel) const {
-    for_each_cell(panel, panel.tile, [&](Index c, int v) {
-      return panel.tile.load(c, v) + panel.own_value.load(c, v) * own.head(panel.head);
-    });
+    add_scaled(panel, own.head(panel.head), panel.own_value, panel.tile);
   }
   void vjp(const heed::ReadoutPanel<T>& panel, OwnValue& grad) const {
     add_dot(panel, panel.own_value, grad.own);
-    for_each_cell(panel, panel.down_value, [&](Index c, int v) {
-      return panel.down_value.load(c, v) + panel.tile.load(c, v) * own.head(panel.head);
-    });
+    add_scaled(panel, own.head(panel.head), panel.tile.constant(), panel.down_value);
     heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
   template <class S>

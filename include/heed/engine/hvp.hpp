@@ -13,6 +13,8 @@
 // Ops     one softmax without a further readout: plain attention, adaptive resonance, own scores, with learnt tables of
 //         positions. A score's second derivatives come from dual numbers through its score_vjp, or, where it has none, of
 //         dual numbers of dual numbers through the formula.
+// Cost    with jvp(), 8.5 times the flops of forward, 3.4 times those of backward, and the second derivatives of the score:
+//         those of DAR take longer than all products (8 to 10 times the time of backward, AVX2, width 64).
 // Memory  O(len): out., lse. and what side values of keys gather.
 
 #include <heed/engine/hvp_walk.hpp>
@@ -45,8 +47,8 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
           !Score::has_transform && !reads_inputs<Score> &&
           !features_read_parameters<OfQueries, Score> && !features_read_parameters<OfKeys, Score>,
       "heed: hvp() carries ops whose weights are one softmax, whose rows are not read out "
-      "further and whose score reads rows alone, no numbers of tokens, tables, row transforms or "
-      "features with parameters; this op is of another kind (engine/hvp.hpp)");
+      "further and whose score reads rows as they are, no numbers of tokens, table "
+      "or features with parameters; this op is of another kind (engine/hvp.hpp)");
   const std::string where = door_name("heed::hvp", options.name);
   require_options<Real>(options);
   require(!options.precision.mixes(), where,

@@ -22,6 +22,10 @@
 #include <heed/engine/jvp_walk.hpp>
 #include <heed/engine/tile/second_derivatives.hpp>
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {

@@ -9,9 +9,10 @@
 //
 // It is the transpose of backward: for every u, <u, J x.> = <J^T u, x.>.
 //
-// Ops     all. Scores by their score_vjp, or by dual numbers through the formula, fused, in vectors; streaming
-//         normalisers by their dscore and vjp; row normalisers by their jvp(). Row normalisers without it, and readouts, by
-//         dual numbers through reference(), a number at a time and in double: exact, and slower than the rest of the pass.
+// Ops     all but those with row transforms (plug/transform.hpp), which do not compile. Scores by their score_vjp, or by
+//         dual numbers through the formula, fused, in vectors; streaming normalisers by their dscore and vjp; row
+//         normalisers by their jvp(). Row normalisers without it, and readouts, by dual numbers through reference(), a
+//         number at a time and in double: exact, and slower than the rest of the pass.
 // Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
 // Memory  O(len).
 

@@ -20,7 +20,12 @@
 #include <heed/engine/tile/score_tangents.hpp>
 #include <heed/engine/visiting_order.hpp>
 
+#include <algorithm>
+#include <array>
 #include <deque>
+#include <limits>
+#include <type_traits>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {

@@ -126,8 +126,9 @@ consteval bool check_score() {
         "heed: a score with a table of positions needs `positions`, a pointer to its Param, and "
         "bucket(distance) or bucket(i, j) const (plug/score.hpp)");
   static_assert(
-      Score::has_positions || !requires(const Score s) { s.bucket(Index(0)); } &&
-                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); },
+      Score::has_positions || (
+                                  !requires(const Score s) { s.bucket(Index(0)); } &&
+                                  !requires(const Score s) { s.bucket(Index(0), Index(0)); }),
       "heed: a score with bucket() needs `positions`, a pointer to its Param, without "
       "which pair.position is 0 (plug/score.hpp)");
   if constexpr (Score::has_positions)
@@ -201,6 +202,9 @@ consteval bool check_normaliser() {
           HasRowVjp<Normaliser, Real>,
           "heed: a row normaliser needs vjp(RowBlock&, grad) const (plug/normaliser.hpp)");
     } else {
+      static_assert(!Normaliser::differentiates_lse,
+                    "heed: a normaliser without vjp() gives no lse of its own: "
+                    "differentiates_lse needs vjp(RowBlock&, grad) (plug/normaliser.hpp)");
       using Row = detail::TapedRow<Normaliser, Real>;
       static_assert(
           requires(const Normaliser n, const Row& row) { n.forward(row); },

@@ -196,9 +196,9 @@ void gemm_vectors(Index rows, Index depth, A a, const Element* b, Index b_row, S
 // C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
 // largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
 template <Store S, class Element, template <class> class A>
-void panel_gemm(Index rows, Index depth, int vectors, A<Element> a, const Element* b,
-                       Index b_row, detail::SumOf<Element>* c, Index c_row,
-                       detail::SumOf<Element>* running_max = nullptr) {
+void panel_gemm(Index rows, Index depth, int vectors, A<Element> a, const Element* b, Index b_row,
+                detail::SumOf<Element>* c, Index c_row,
+                detail::SumOf<Element>* running_max = nullptr) {
   switch (vectors) {
     case 1: return detail::gemm_vectors<1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
     case 2: return detail::gemm_vectors<2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
