@@ -236,7 +236,7 @@ TEST_CASE("a union shows what either side shows, and a negation what its mask hi
   check_pairs(!(window<float>(4, -1) & tensor & near), kG, [&](Index b, Index h, Index i, Index j) {
     return !(j >= i - 4 && is_allowed(b, j) && is_near(h, i, j));
   });
-  check_pairs(!(near | tensor) & causal<float>(), kG, [&](Index b, Index h, Index i, Index j) {
+  check_pairs((!(near | tensor)) & causal<float>(), kG, [&](Index b, Index h, Index i, Index j) {
     return !(is_near(h, i, j) || is_allowed(b, j)) && j <= i;
   });
   check_pairs(!Mask<float>{}, kG, [](Index, Index, Index, Index) { return false; });
@@ -245,7 +245,7 @@ TEST_CASE("a union shows what either side shows, and a negation what its mask hi
   check_pairs(block_lists<float>(lists) | near, kG, [&](Index b, Index h, Index i, Index j) {
     return listed(lists, kG, b, h, i, j) || is_near(h, i, j);
   });
-  check_pairs(BlockMask<float>(near, kG).mask() | window<float>(-1, -1) & causal<float>(), kG,
+  check_pairs(BlockMask<float>(near, kG).mask() | (window<float>(-1, -1) & causal<float>()), kG,
               [&](Index, Index h, Index i, Index j) { return is_near(h, i, j) || j <= i; });
   // Halves that fill each other up hide nothing.
   const Mask<float> odd = visible<float>([](auto, auto, auto, auto j) { return j % 2 == 1; });

@@ -21,7 +21,7 @@ using namespace heed;
 namespace {
 
 using Row = std::vector<double>;
-using Rows = std::vector<Row>;
+using RowList = std::vector<Row>;
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 const double kInf = std::numeric_limits<double>::infinity();
 
@@ -29,8 +29,8 @@ const double kInf = std::numeric_limits<double>::infinity();
 
 template <class T>
 struct FlowRun {
-  Rows weights, dscores, weights_again;  // [row][key]; the latter two from the backward pass
-  Row lse, residual;                     // [row]
+  RowList weights, dscores, weights_again;  // [row][key]; the latter two from the backward pass
+  Row lse, residual;                        // [row]
   double deta = 0;
 };
 
@@ -41,7 +41,7 @@ struct Block {
   std::vector<T> scores, top, lse, diagnostics, work, dweights, weights, dscores;
   RowBlock<T> view;
 
-  Block(const Rows& drives, Index work_tiles)
+  Block(const RowList& drives, Index work_tiles)
       : keys(Index(drives.at(0).size())),
         lanes((Index(drives.size()) + kLanes<T> - 1) / kLanes<T> * kLanes<T>),
         scores(tile(drives)),
@@ -67,7 +67,7 @@ struct Block {
     view.dscores[0] = {dscores.data(), keys, lanes};
     view.valid_lanes = Index(drives.size());
   }
-  std::vector<T> tile(const Rows& rows) const {
+  std::vector<T> tile(const RowList& rows) const {
     std::vector<T> numbers(std::size_t(keys * lanes));
     for (Index j = 0; j < keys; ++j)
       for (Index i = 0; i < lanes; ++i)
@@ -75,8 +75,8 @@ struct Block {
             T(rows[std::size_t(i) < rows.size() ? std::size_t(i) : 0][std::size_t(j)]);
     return numbers;
   }
-  Rows rows_of(const std::vector<T>& numbers) const {
-    Rows rows(std::size_t(view.valid_lanes), Row(std::size_t(keys)));
+  RowList rows_of(const std::vector<T>& numbers) const {
+    RowList rows(std::size_t(view.valid_lanes), Row(std::size_t(keys)));
     for (std::size_t i = 0; i < rows.size(); ++i)
       for (std::size_t j = 0; j < rows[i].size(); ++j)
         rows[i][j] = double(numbers[j * std::size_t(lanes) + i]);
@@ -85,7 +85,7 @@ struct Block {
 };
 
 template <class T>
-FlowRun<T> run(const ResonantFlow<T>& flow, const Rows& drives, const Rows& dweights = {},
+FlowRun<T> run(const ResonantFlow<T>& flow, const RowList& drives, const RowList& dweights = {},
                Index head = 0, bool in_place = false) {
   FlowRun<T> result;
   Block<T> forward(drives, flow.work_tiles(false));
@@ -116,7 +116,8 @@ FlowRun<T> run(const ResonantFlow<T>& flow, const Rows& drives, const Rows& dwei
 
 // The same by the long-hand twin on the visible entries, with exact derivatives.
 template <class T>
-FlowRun<double> run_by_hand(const ResonantFlow<T>& flow, const Rows& drives, const Rows& dweights) {
+FlowRun<double> run_by_hand(const ResonantFlow<T>& flow, const RowList& drives,
+                            const RowList& dweights) {
   FlowRun<double> result;
   for (std::size_t i = 0; i < drives.size(); ++i) {
     Tape<double> tape;
@@ -145,7 +146,7 @@ FlowRun<double> run_by_hand(const ResonantFlow<T>& flow, const Rows& drives, con
   return result;
 }
 
-double distance(const Rows& a, const Rows& b) {
+double distance(const RowList& a, const RowList& b) {
   double worst = a.size() == b.size() ? 0 : kInf, largest = 1e-300;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
     if (a[i].size() != b[i].size()) return kInf;
@@ -162,17 +163,17 @@ bool same_bits(const Row& a, const Row& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-Rows random_rows(Index rows, Index keys, double spread, unsigned seed) {
+RowList random_rows(Index rows, Index keys, double spread, unsigned seed) {
   std::mt19937 bits(seed);
   std::normal_distribution<double> normal(0, spread);
-  Rows result(static_cast<std::size_t>(rows), Row(static_cast<std::size_t>(keys)));
+  RowList result(static_cast<std::size_t>(rows), Row(static_cast<std::size_t>(keys)));
   for (auto& row : result)
     for (double& x : row) x = normal(bits);
   return result;
 }
 
 // Row 1 sees nothing, row 2 its last key, odd rows beyond every third key.
-void hide_some(Rows& drives) {
+void hide_some(RowList& drives) {
   for (std::size_t i = 1; i < drives.size(); ++i)
     for (std::size_t j = 0; j < drives[i].size(); ++j)
       if (i == 1 || (i == 2 && j + 1 < drives[i].size()) || (i > 2 && i % 2 == 1 && j % 3 == 1))
@@ -210,9 +211,9 @@ std::vector<Setting> all_settings() {
 
 template <class T>
 void check_against_twin(double tolerance, Index keys, double spread) {
-  Rows drives = random_rows(2 * kLanes<T> - 1, keys, spread, 5);
+  RowList drives = random_rows(2 * kLanes<T> - 1, keys, spread, 5);
   hide_some(drives);
-  Rows dweights = random_rows(Index(drives.size()), keys, 1, 6);
+  RowList dweights = random_rows(Index(drives.size()), keys, 1, 6);
   for (std::size_t i = 0; i < drives.size(); ++i)
     for (std::size_t j = 0; j < drives[i].size(); ++j)
       if (drives[i][j] == -kInf) dweights[i][j] = kNan;
@@ -279,7 +280,7 @@ TEST_CASE("the resonant flow and its gradients agree with the long hand in float
 }
 
 TEST_CASE("rows of the drive's gradient sum to 0") {
-  const Rows drives = random_rows(3, 30, 2, 8), dweights = random_rows(3, 30, 1, 9);
+  const RowList drives = random_rows(3, 30, 2, 8), dweights = random_rows(3, 30, 1, 9);
   for (const Setting& s : all_settings()) {
     const auto got = run(flow_of<double>(s.mode, s.eta, s.steps), drives, dweights);
     for (const Row& row : got.dscores) {
@@ -291,7 +292,7 @@ TEST_CASE("rows of the drive's gradient sum to 0") {
 }
 
 TEST_CASE("a row that sees no key has weight 0, lse -infinity and residual 0") {
-  const Rows none = {{-kInf, -kInf}, {0, 1}};
+  const RowList none = {{-kInf, -kInf}, {0, 1}};
   for (const Setting& s : all_settings()) {
     const auto got = run(flow_of<float>(s.mode, s.eta, s.steps), none, {{kNan, kNan}, {1, 2}});
     CHECK(got.weights[0] == Row{0, 0});
@@ -307,8 +308,8 @@ TEST_CASE("a row that sees no key has weight 0, lse -infinity and residual 0") {
 TEST_CASE("no bit of a lane depends on another lane") {
   for (const Setting& s : all_settings()) {
     const auto flow = flow_of<float>(s.mode, s.eta, s.steps);
-    Rows drives = random_rows(kLanes<float>, 50, 2, 11);
-    const Rows dweights = random_rows(kLanes<float>, 50, 1, 12);
+    RowList drives = random_rows(kLanes<float>, 50, 2, 11);
+    const RowList dweights = random_rows(kLanes<float>, 50, 1, 12);
     const auto before = run(flow, drives, dweights);
     for (std::size_t i = 1; i < drives.size(); ++i)
       for (std::size_t j = 0; j < 50; ++j)
@@ -347,12 +348,12 @@ TEST_CASE("drives of any size give finite weights") {
 }
 
 TEST_CASE("a row constant changes nothing but lse") {
-  Rows drives = random_rows(4, 20, 1, 14), moved = drives;
+  RowList drives = random_rows(4, 20, 1, 14), moved = drives;
   for (auto& row : moved)
     for (double& d : row) d += 64;
   for (const Setting& s : all_settings()) {
     const auto flow = flow_of<double>(s.mode, s.eta, s.steps);
-    const Rows dweights = random_rows(4, 20, 1, 15);
+    const RowList dweights = random_rows(4, 20, 1, 15);
     const auto a = run(flow, drives, dweights), b = run(flow, moved, dweights);
     CHECK(distance(a.weights, b.weights) <= 1e-12);
     CHECK(distance(a.dscores, b.dscores) <= 1e-12);
@@ -362,7 +363,7 @@ TEST_CASE("a row constant changes nothing but lse") {
 }
 
 TEST_CASE("eta = 1 is softmax, whatever the number of steps") {
-  const Rows drives = random_rows(3, 12, 2, 16);
+  const RowList drives = random_rows(3, 12, 2, 16);
   for (const auto mode : {FlowMode::steps, FlowMode::equilibrium})
     for (const int n : {1, 2, 6}) {
       const auto got = run(flow_of<double>(mode, 1, n), drives);
@@ -395,7 +396,7 @@ TEST_CASE("the equilibrium is exact for every eta, length and size of the drive"
       if (keys > 1000 && (eta > 1 || eta < 0.5)) continue;  // time
       for (const double size : {1e-3, 1.0, 5.0, 100.0, 1e4}) {
         if (keys == 1000 && eta > 2 && size != 5.0) continue;
-        Rows drives = random_rows(keys > 1000 ? 1 : 3, keys, size, unsigned(keys));
+        RowList drives = random_rows(keys > 1000 ? 1 : 3, keys, size, unsigned(keys));
         if (keys > 1) drives[0][0] = drives[0][1] = drives[0][0] + 3 * size;  // a tie at the top
         const auto got = run(flow_of<double>(FlowMode::equilibrium, eta), drives);
         for (std::size_t i = 0; i < drives.size(); ++i) {
@@ -448,13 +449,13 @@ struct LongEquilibrium {
   }
 };
 
-// Rows of `keys` drives whose largest leads by `lead` in units of 1/eta, the others close together. A weight's
+// RowList of `keys` drives whose largest leads by `lead` in units of 1/eta, the others close together. A weight's
 // relative error grows with its exponent.
 template <class T>
 void check_long_equilibrium(double eta, Index keys, double lead, double tolerance) {
   INFO("eta " << eta << ", " << keys << " keys, lead " << lead);
   const double rate = double(T(eta));
-  Rows drives = random_rows(3, keys, 1 / rate, unsigned(keys)), x = random_rows(3, keys, 1, 7);
+  RowList drives = random_rows(3, keys, 1 / rate, unsigned(keys)), x = random_rows(3, keys, 1, 7);
   for (auto& row : drives) {
     row[std::size_t(keys / 2)] = *std::max_element(row.begin(), row.end()) + lead / rate;
     for (double& d : row) d = double(T(d));
@@ -490,7 +491,7 @@ TEST_CASE(
     INFO("eta " << eta);
     const auto check = [](const auto& got) {
       CHECK(distance(got.weights_again, {{1}, {1}}) <= 1e-7);
-      CHECK(got.dscores == Rows{{0}, {0}});
+      CHECK(got.dscores == RowList{{0}, {0}});
       CHECK(got.deta == 0);
     };
     check(run(flow_of<float>(FlowMode::equilibrium, eta), {{0.7}, {-3}}, {{1.3}, {-0.1}}));
@@ -499,7 +500,7 @@ TEST_CASE(
     const auto beside =
         run(flow_of<float>(FlowMode::equilibrium, eta), {{-kInf, 0.7, -kInf}}, {{kNan, 1.3, kNan}});
     CHECK(distance(beside.weights_again, {{0, 1, 0}}) <= 1e-7);
-    CHECK(beside.dscores == Rows{{0, 0, 0}});
+    CHECK(beside.dscores == RowList{{0, 0, 0}});
     CHECK(beside.deta == 0);
   }
 }
@@ -518,7 +519,7 @@ TEST_CASE(
 }
 
 TEST_CASE("many steps of the flow tend to its equilibrium, and their gradients too") {
-  const Rows drives = random_rows(4, 6, 1.5, 21), dweights = random_rows(4, 6, 1, 22);
+  const RowList drives = random_rows(4, 6, 1.5, 21), dweights = random_rows(4, 6, 1, 22);
   for (const double eta : {0.2, 0.5, 1.6, 2.2})
     for (const auto& [n_steps, rest] :
          {std::pair{FlowMode::steps, FlowMode::equilibrium},
@@ -533,7 +534,7 @@ TEST_CASE("many steps of the flow tend to its equilibrium, and their gradients t
 }
 
 TEST_CASE("a tolerance ends the search for the equilibrium early and is kept") {
-  const Rows drives = {{0, 0.3, -1, 0.1}, {5, 0, 0, 0}};
+  const RowList drives = {{0, 0.3, -1, 0.1}, {5, 0, 0, 0}};
   auto flow = flow_of<double>(FlowMode::equilibrium, 0.3);
   const auto exact = run(flow, drives);
   flow.tolerance = 1e-4;
@@ -611,7 +612,7 @@ TEST_CASE("the contraction is half of |1 - eta|, the largest of all heads") {
 }
 
 TEST_CASE("each head reads its own eta and adds to its own gradient") {
-  const Rows drives = random_rows(2, 5, 1, 31), dweights = random_rows(2, 5, 1, 32);
+  const RowList drives = random_rows(2, 5, 1, 31), dweights = random_rows(2, 5, 1, 32);
   auto flow = flow_of<double>(FlowMode::steps, 0.3, 3);
   const auto alone = run(flow, drives, dweights);
   flow.eta = {0.9, 0.3};
@@ -748,7 +749,7 @@ void replay(const Golden& g) {
         pair.logit = scale * pair.dot;
         return pair;
       };
-      Rows scores(std::size_t(len_q), Row(std::size_t(len_kv), -kInf)), dweights = scores;
+      RowList scores(std::size_t(len_q), Row(std::size_t(len_kv), -kInf)), dweights = scores;
       Row own_norm(scores.size());
       for (Index i = 0; i < len_q; ++i) {
         for (std::size_t c = 0; c < std::size_t(dim); ++c)
