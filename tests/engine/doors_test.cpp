@@ -227,7 +227,7 @@ const Refusal kForwardRefusals[] = {
        a.out = {a.out.data(), {2, 4, 5, 5}};
      },
      {"out", "(2,4,5,5)", "(2,4,5,6)"}},
-    {"no output", [](Args& a) { a.out = {}; }, {"out", "(0,0,0,0)", "(2,4,5,6)"}},
+    {"no output", [](Args& a) { a.out = {}; }, {"out", "was not given", "(2,4,5,6)"}},
     {"an output of null",
      [](Args& a) {
        a.out = {nullptr, {2, 4, 5, 6}};
