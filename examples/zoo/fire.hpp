@@ -14,7 +14,8 @@ namespace zoo::fire {
 
 template <class T>
 struct Score {
-  heed::Param<T> c = T(0.1), threshold = T(16);
+  heed::Param<T> c = T(0.1),
+                 threshold = T(16.5);  // between positions: at a tie maximum() has two slopes
   heed::Param<T> in1 = T(1), shift1 = T(0.1), out1 = T(-1), in2 = T(-1), shift2 = T(0.5),
                  out2 = T(0.5);
   static constexpr auto parameters =
