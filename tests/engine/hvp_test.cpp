@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hessian-vector products: against central differences of backward, and by the symmetry of the Hessian.
 
+#include "bell_numbers.hpp"
 #include "direction.hpp"
 #include "message_of.hpp"
 
@@ -19,17 +20,7 @@ namespace {
 
 // A bell of the distance, a power and a maximum, and a table of distances, which multiplies.
 template <class T>
-struct Bell {
-  using Features = SquaredNorms;
-  Param<T> width = T(0.2);
-  Param<T> table = Param<T>({1, 4}, {T(0.1), T(-0.3), T(0.2), T(0.4)});
-  std::vector<Index> shape(const Geometry&) const { return {-1, 4}; }
-  static constexpr auto parameters =
-      std::tuple{named("width", &Bell::width), tensor("table", &Bell::table, &Bell::shape)};
-  static constexpr auto positions = &Bell::table;
-  [[nodiscard]] Index bucket(Index distance) const {
-    return std::min<Index>(std::abs(distance), 3);
-  }
+struct Bell : BellNumbers<T> {
   template <class S>
   S score(const auto& pair, const auto& p) const {
     const S bell = math::exp(S(-p[0] * squared_distance(pair)));

@@ -4,8 +4,8 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "own_op.hpp"
 
-#include <heed/check/op_check.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/plug/own_score.hpp>
 
@@ -17,7 +17,7 @@
 namespace {
 
 using namespace heed;
-using heed_test::message_of;
+using namespace heed_test;
 
 // A temperature of the query's place and of what it sees, differentiated by the library:
 // f = p0 log(i + 1) + p1 + 0.1 p0 n
@@ -129,25 +129,9 @@ void check(Op op) {
        {Geometry{2, 4, 4, 2, 11, 11, 6, 6}, Geometry{1, 2, 2, 1, 70, 131, 6, 3}})
     for (const bool per_head : {false, true}) {
       if (per_head) spread(op, g.heads);
-      const OpReport report = check_op(op, g, {.max_entries_per_tensor = 24});
-      INFO(report.text());
-      CHECK(report.passed());
-      CHECK(report.cases.size() >= 8);
+      check_passes(op, g, 24);
       op = Op{};
     }
-}
-
-// All that a call gives of the parameters and of key.
-template <class Call>
-[[nodiscard]] std::vector<float> gradients_of(Call& call) {
-  call.forward();
-  call.backward();
-  std::vector<float> all = call.grad_key;
-  all.insert(all.end(), call.grad_query.begin(), call.grad_query.end());
-  for_each_param(call.grad_op, [&](const char*, const auto& param) {
-    all.insert(all.end(), param.data(), param.data() + param.size());
-  });
-  return all;
 }
 
 }  // namespace
@@ -165,13 +149,7 @@ TEST_CASE("Gradients through features that read parameters have the same bits on
     if (per_head) spread(op, 4);
     OpCall<OwnAttention<Weighed, float>> call(op, {2, 4, 4, 2, 100, 150, 8, 8},
                                               causal<float>(Align::bottom_right));
-    std::vector<float> first;
-    for (const int threads : {1, 2, 3}) {
-      call.options.threads = threads;
-      const std::vector<float> gradients = gradients_of(call);
-      if (first.empty()) first = gradients;
-      CHECK(gradients == first);
-    }
+    check_bits_on_threads(call);
   }
 }
 

@@ -4,8 +4,8 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "own_op.hpp"
 
-#include <heed/check/op_check.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/plug/own_score.hpp>
 
@@ -18,7 +18,7 @@
 namespace {
 
 using namespace heed;
-using heed_test::message_of;
+using namespace heed_test;
 
 // Read times a parameter, and once more squared, so that its gradient depends on the pair.
 template <class T>
@@ -46,21 +46,7 @@ void fill(OwnAttention<Relative, T>& op, Index heads, Index clip, Index dim) {
 void check(const Geometry& g, Index heads, Index clip) {
   OwnAttention<Relative, double> op;
   fill(op, heads, clip, g.dim_qk);
-  const OpReport report = check_op(op, g, {.max_entries_per_tensor = 12});
-  INFO(report.text());
-  CHECK(report.passed());
-  CHECK(report.cases.size() >= 8);
-}
-
-template <class Call>
-[[nodiscard]] std::vector<float> gradients_of(Call& call) {
-  call.forward();
-  call.backward();
-  std::vector<float> all = call.grad_key;
-  all.insert(all.end(), call.grad_query.begin(), call.grad_query.end());
-  const auto& rows = call.grad_op.score.rows;
-  all.insert(all.end(), rows.data(), rows.data() + rows.size());
-  return all;
+  check_passes(op, g, 12);
 }
 
 }  // namespace
@@ -76,13 +62,7 @@ TEST_CASE("Gradients of relative rows have the same bits for any number of threa
   fill(op, 4, 128, 8);
   OpCall<OwnAttention<Relative, float>> call(op, {2, 4, 4, 2, 150, 190, 8, 8},
                                              causal<float>(Align::bottom_right));
-  std::vector<float> first;
-  for (const int threads : {1, 2, 3}) {
-    call.options.threads = threads;
-    const std::vector<float> gradients = gradients_of(call);
-    if (first.empty()) first = gradients;
-    CHECK(gradients == first);
-  }
+  check_bits_on_threads(call);
 }
 
 TEST_CASE("What stands in hidden rows does not reach relative rows", "[plug]") {

@@ -4,8 +4,8 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "own_op.hpp"
 
-#include <heed/check/op_check.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/ops/differential.hpp>
 #include <heed/ops/scaled_dot.hpp>
@@ -20,7 +20,7 @@
 namespace {
 
 using namespace heed;
-using heed_test::message_of;
+using namespace heed_test;
 
 // The formula is that of plain attention.
 template <class T>
@@ -85,25 +85,8 @@ void check() {
     for (const bool per_head : {false, true}) {
       Op op;
       fill(op, g, per_head);
-      const OpReport report = check_op(op, g, {.max_entries_per_tensor = 16});
-      INFO(report.text());
-      CHECK(report.passed());
-      CHECK(report.cases.size() >= 8);
+      check_passes(op, g, 16);
     }
-}
-
-// All gradients of a call.
-template <class Call>
-[[nodiscard]] std::vector<float> gradients_of(Call& call) {
-  call.forward();
-  call.backward();
-  std::vector<float> all = call.grad_key;
-  all.insert(all.end(), call.grad_query.begin(), call.grad_query.end());
-  all.insert(all.end(), call.grad_value.begin(), call.grad_value.end());
-  for_each_param(call.grad_op, [&](const char*, const auto& param) {
-    all.insert(all.end(), param.data(), param.data() + param.size());
-  });
-  return all;
 }
 
 }  // namespace
@@ -129,13 +112,7 @@ TEST_CASE("Gradients through transforms have the same bits for any number of thr
     OwnAttention<NormedTurned, float> op;
     fill(op, g, per_head);
     OpCall<OwnAttention<NormedTurned, float>> call(op, g, causal<float>(Align::bottom_right));
-    std::vector<float> first;
-    for (const int threads : {1, 2, 3}) {
-      call.options.threads = threads;
-      const std::vector<float> gradients = gradients_of(call);
-      if (first.empty()) first = gradients;
-      CHECK(gradients == first);
-    }
+    check_bits_on_threads(call);
   }
 }
 
