@@ -16,6 +16,8 @@
 #include <heed/engine/query_gradients.hpp>
 
 #include <deque>
+#include <memory>
+#include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -450,6 +452,27 @@ void set_zero(const std::vector<TensorView<Real>>& views, int threads) {
   });
 }
 
+// All visits of a pass, by workers that build(scratch) makes, a pointer each, on `elements` numbers of scratch.
+template <class Op, class Real, class Build>
+void run_visits(BackwardShared<Op, Real>& shared, OrderedSums& sums, int workers, Index elements,
+                Build&& build) {
+  std::vector<Scratch<Real>> scratch;
+  std::vector<std::invoke_result_t<Build&, Scratch<Real>&>> ready;
+  for (int w = 0; w < workers; ++w) {
+    scratch.emplace_back(elements);
+    ready.push_back(build(scratch.back()));
+  }
+  Visits visits(shared.order);
+  const auto work = [&](int w) {
+    Index family = Visits::kNone;
+    while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit, sums);
+  };
+  run_workers(workers, work, [&] {
+    shared.tiles.abandon();
+    sums.abandon();
+  });
+}
+
 // A checked call.
 template <class Op, class Real>
 void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
@@ -469,31 +492,17 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                                 options.precision.products()};
   BackwardShared<Op, Real> shared(c, saved, output, grads);
   const Index units = g.batch * g.heads * c.groups_of(1);
-  const Index elements =
-      scratch_elements<Real>([&](Scratch<Real>& scratch) { return Worker(c, shared, scratch); });
+  const auto build = [&](Scratch<Real>& scratch) {
+    return std::make_unique<Worker>(c, shared, scratch);
+  };
+  const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
   keys.build(workers);
   std::vector<TensorView<Real>> summed{grads.key, grads.value, grads.bias};
   if (shared.sums_queries) summed.push_back(grads.query);
   set_zero(summed, workers);
-  if (units > 0) {
-    std::vector<Scratch<Real>> scratch;
-    std::vector<std::unique_ptr<Worker>> ready;
-    for (int w = 0; w < workers; ++w) {
-      scratch.emplace_back(elements);
-      ready.push_back(std::make_unique<Worker>(c, shared, scratch.back()));
-    }
-    Visits visits(shared.order);
-    const auto work = [&](int w) {
-      Index family = Visits::kNone;
-      while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit, sums);
-    };
-    run_workers(workers, work, [&] {
-      shared.tiles.abandon();
-      sums.abandon();
-    });
-  }
+  if (units > 0) run_visits(shared, sums, workers, elements, build);
   if (grad_op) *grad_op = shared.parameter_gradients(c, sums.total());
   if (units > 0)
     keys.chain(shared.dfeatures.data(), shared.drows.data(), grads.key,

@@ -504,7 +504,8 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
   std::vector<Real> dfeature_tangents(shared.dfeatures.size());
   const Index units = g.batch * g.heads * c.groups_of(1);
   const auto build = [&](Scratch<Real>& scratch) {
-    return Worker(c, d, key_tangents, direction, operands, shared, dfeature_tangents, scratch);
+    return std::make_unique<Worker>(c, d, key_tangents, direction, operands, shared,
+                                    dfeature_tangents, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
@@ -515,22 +516,7 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
   if (shared.sums_queries) summed.push_back(to.query);
   set_zero(summed, workers);
   if (units > 0) {
-    std::vector<Scratch<Real>> scratch;
-    std::vector<std::unique_ptr<Worker>> ready;
-    for (int w = 0; w < workers; ++w) {
-      scratch.emplace_back(elements);
-      ready.push_back(std::make_unique<Worker>(c, d, key_tangents, direction, operands, shared,
-                                               dfeature_tangents, scratch.back()));
-    }
-    Visits visits(shared.order);
-    const auto work = [&](int w) {
-      Index family = Visits::kNone;
-      while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit, sums);
-    };
-    run_workers(workers, work, [&] {
-      shared.tiles.abandon();
-      sums.abandon();
-    });
+    run_visits(shared, sums, workers, elements, build);
     if (to.key.given())
       chain_moving_keys(c, d, shared.dfeatures, dfeature_tangents, to.key, workers);
   }
