@@ -20,13 +20,16 @@
 //          rows whose squares could leave the range of Real are scaled by an exact power of two.
 // Fuzzy    expects rows of non-negative values, best complement coded: [a, 1-a] with a in [0,1].
 // Errors   std::invalid_argument; a refused call leaves the memory as it was.
-// Cost     count * dim multiply-adds per row (at most twice that under fuzzy); learn() and find()
-//          allocate nothing. Const calls are free of races.
+// Accuracy sums over a row are those of whole vectors, lane by lane, then of the numbers behind them.
+// Cost     count * dim multiply-adds per row (at most twice that under fuzzy), in vectors; learn() and
+//          find() allocate nothing. Const calls are free of races.
 // Source   GPT2-ART note, sections 1, 2.1 and 2.3; the fuzzy search, choice and complement coding
 //          follow Carpenter, Grossberg and Rosen, "Fuzzy ART", Neural Networks 4 (1991).
 
+#include <heed/core/functions.hpp>
 #include <heed/core/view.hpp>
 #include <heed/ops/prototype/art_types.hpp>
+#include <heed/simd/exp.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -167,15 +170,17 @@ class ArtMemory {
   template <class... Where>
   void require_values(const Real* row, const char* function, const Where&... where) const {
     const bool fuzzy = options_.matching == ArtMatching::fuzzy;
-    Real sum = 0;
+    // x * 0 is 0 for a finite x and NaN for any other.
+    if (!fuzzy && sum([row](auto at) { return at(row) * Real(0); }) == Real(0)) return;
+    Real total = 0;
     for (Index c = 0; c < dim(); ++c) {
       require(std::isfinite(row[c]), function, ": value ", c, " of ", where..., " is ", row[c],
               "; it must be finite");
       require(!fuzzy || row[c] >= 0, function, ": value ", c, " of ", where..., " is ", row[c],
               "; fuzzy matching needs values of at least 0");
-      if (fuzzy) sum += row[c];
+      if (fuzzy) total += row[c];
     }
-    require(std::isfinite(sum), function, ": the values of ", where..., " add up to ", sum,
+    require(std::isfinite(total), function, ": the values of ", where..., " add up to ", total,
             "; fuzzy matching needs a finite sum");
   }
 
@@ -226,40 +231,37 @@ class ArtMemory {
 
   [[nodiscard]] Affinity affinity(const Real* row, const Measure& measured, Index i) const {
     const Real* w = prototype(i);
-    const auto [scale, norm] = measure_of(i);
-    Real sum = 0;
+    const Real scale = measure_of(i).scale, norm = measure_of(i).norm;
     if (options_.matching == ArtMatching::fuzzy) {
-      for (Index c = 0; c < dim(); ++c) sum += std::min(row[c], w[c]);
-      return {sum / (options_.choice_alpha + norm),
-              measured.norm > 0 ? sum / measured.norm : Real(0)};
+      const Real both = sum([&](auto at) { return math::minimum(at(row), at(w)); });
+      return {both / (options_.choice_alpha + norm),
+              measured.norm > 0 ? both / measured.norm : Real(0)};
     }
-    for (Index c = 0; c < dim(); ++c) sum += (w[c] * scale) * (row[c] * measured.scale);
+    const Real dot = sum([&](auto at) { return (at(w) * scale) * (at(row) * measured.scale); });
     // Divided twice: the product of two small denominators could be 0.
     const Real cosine =
-        sum / (norm + options_.eps * scale) / (measured.norm + options_.eps * measured.scale);
+        dot / (norm + options_.eps * scale) / (measured.norm + options_.eps * measured.scale);
     return {cosine, cosine};
   }
 
   void adapt(Index i, const Real* row) {
     Real* w = prototype(i);
     const Real eta = options_.learning_rate;
-    for (Index c = 0; c < dim(); ++c) {
-      const Real target = std::min(row[c], w[c]);
-      const Real step = target - w[c];  // -inf for opposite values near the largest Real
-      w[c] = std::isfinite(step) ? w[c] + eta * step : (1 - eta) * w[c] + eta * target;
-    }
+    for_each_vector([&](auto at, auto put) {
+      const auto old = at(w), target = math::minimum(at(row), old);
+      const auto step = target - old;  // -inf for opposite values near the largest Real
+      const auto small_steps = (1 - eta) * old + eta * target;
+      put(w,
+          math::select(step < std::numeric_limits<Real>::lowest(), small_steps, old + eta * step));
+    });
     remeasure(i);
   }
 
   [[nodiscard]] Measure measure(const Real* row) const {
-    Real sum = 0;
-    if (options_.matching == ArtMatching::fuzzy) {
-      for (Index c = 0; c < dim(); ++c) sum += row[c];
-      return {Real(1), sum};
-    }
+    if (options_.matching == ArtMatching::fuzzy)
+      return {Real(1), sum([row](auto at) { return at(row); })};
     const Real scale = safe_scale(row);
-    for (Index c = 0; c < dim(); ++c) sum += (row[c] * scale) * (row[c] * scale);
-    return {scale, std::sqrt(sum)};
+    return {scale, std::sqrt(sum([=](auto at) { return (at(row) * scale) * (at(row) * scale); }))};
   }
 
   // 1 where sums of up to 2^28 squares stay in range (float: largest value in [2^-50, 2^50)), else
@@ -267,13 +269,39 @@ class ArtMemory {
   [[nodiscard]] Real safe_scale(const Real* row) const {
     constexpr int safe = std::numeric_limits<Real>::max_exponent / 2 - 14;
     constexpr int most = std::numeric_limits<Real>::max_exponent - 2;  // 2^-most is a normal number
+    Pack<Real> lanes = Real(0);
     Real largest = 0;
-    for (Index c = 0; c < dim(); ++c) largest = std::max(largest, std::abs(row[c]));
+    for_each_vector([&](auto at, auto) { widen(lanes, largest, math::absolute(at(row))); });
+    for (int i = 0; i < kLanes<Real>; ++i) largest = std::max(largest, lanes.lane(i));
     if (largest == 0) return Real(1);
     const int exponent = std::ilogb(largest);
     if (exponent >= -safe && exponent < safe) return Real(1);
     return std::ldexp(Real(1), std::clamp(-exponent, -most, most));
   }
+
+  // Calls step(at, put) for the values of a row from left to right: at(x) reads them of row x, a vector or one number,
+  // and put(x, value) writes them.
+  template <class Step>
+  void for_each_vector(const Step& step) const {
+    Index c = 0;
+    for (; c + kLanes<Real> <= dim(); c += kLanes<Real>)
+      step([c](const Real* x) { return Pack<Real>::load(x + c); },
+           [c](Real* x, Pack<Real> value) { value.store(x + c); });
+    for (; c < dim(); ++c)
+      step([c](const Real* x) { return x[c]; }, [c](Real* x, Real value) { x[c] = value; });
+  }
+  // The sum of term(at) over a row.
+  template <class Term>
+  [[nodiscard]] Real sum(const Term& term) const {
+    Pack<Real> lanes = Real(0);
+    Real rest = 0;
+    for_each_vector([&](auto at, auto) { add(lanes, rest, term(at)); });
+    return sum_lanes(lanes) + rest;
+  }
+  static void add(Pack<Real>& lanes, Real&, Pack<Real> x) { lanes += x; }
+  static void add(Pack<Real>&, Real& rest, Real x) { rest += x; }
+  static void widen(Pack<Real>& lanes, Real&, Pack<Real> x) { lanes = math::maximum(lanes, x); }
+  static void widen(Pack<Real>&, Real& largest, Real x) { largest = std::max(largest, x); }
 
   // Storage: (capacity, dim) prototypes, then (capacity, 2) scales and norms.
   [[nodiscard]] Real* prototype(Index i) { return storage_.data() + i * dim(); }
