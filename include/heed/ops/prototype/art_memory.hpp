@@ -30,6 +30,7 @@
 #include <heed/core/view.hpp>
 #include <heed/ops/prototype/art_types.hpp>
 #include <heed/simd/exp.hpp>
+#include <heed/simd/transpose.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -47,10 +48,12 @@ class ArtMemory {
  public:
   explicit ArtMemory(const ArtOptions<Real>& options)
       : options_(detail::checked_art_options(options)) {
+    constexpr Index most = std::numeric_limits<Index>::max() / Index(sizeof(Real)) / 2;
     const Index values = checked_product(capacity(), dim() + 2, "ArtMemory: capacity x (dim + 2)");
-    require(values <= std::numeric_limits<Index>::max() / Index(sizeof(Real)),
-            "ArtMemory: capacity ", capacity(), " x dim ", dim(), " exceeds the address space");
-    storage_.assign(std::size_t(values), Real(0));
+    require(values <= most - 2 * kLanes<Real>, "ArtMemory: capacity ", capacity(), " x dim ", dim(),
+            " exceeds the address space");
+    storage_.assign(std::size_t(values + 2 * (whole_vectors<Real>(capacity()) - capacity())),
+                    Real(0));
   }
 
   // Copies only: a moved-from memory would have a count without prototypes.
@@ -136,8 +139,8 @@ class ArtMemory {
   struct Measure {
     Real scale, norm;
   };
-  struct Affinity {
-    Real choice, match;
+  struct Affinities {
+    Pack<Real> choices, matches;
   };
   struct Search {
     ArtWinner<Real> winner;
@@ -202,12 +205,11 @@ class ArtMemory {
   [[nodiscard]] Search search(const Real* row) const {
     const Measure measured = measure(row);
     ArtWinner<Real> first, resonant;
-    for (Index i = 0; i < count_; ++i) {
-      const auto [choice, match] = affinity(row, measured, i);
+    for_each_affinity(row, measured, [&](Index i, Real choice, Real match) {
       if (first.index < 0 || choice > first.choice) first = {i, choice, match};
       if (match >= options_.vigilance && (resonant.index < 0 || choice > resonant.choice))
         resonant = {i, choice, match};
-    }
+    });
     const bool found = resonant.index >= 0;
     return {first,
             {resonant.index, found ? resonant.match : first.match,
@@ -222,24 +224,39 @@ class ArtMemory {
     if (options_.matching == ArtMatching::cosine || resonant.index == first.index) return 1;
     if (resonant.index < 0) return count_;
     Index ahead = 0;
-    for (Index i = 0; i < count_; ++i) {
-      const Real choice = affinity(row, measured, i).choice;
+    for_each_affinity(row, measured, [&](Index i, Real choice, Real) {
       ahead += choice > resonant.choice || (choice == resonant.choice && i < resonant.index);
-    }
+    });
     return ahead + 1;
   }
 
-  [[nodiscard]] Affinity affinity(const Real* row, const Measure& measured, Index i) const {
-    const Real* w = prototype(i);
-    const Real scale = measure_of(i).scale, norm = measure_of(i).norm;
-    if (options_.matching == ArtMatching::fuzzy) {
-      const Real both = sum([&](auto at) { return math::minimum(at(row), at(w)); });
-      return {both / (options_.choice_alpha + norm),
-              measured.norm > 0 ? both / measured.norm : Real(0)};
+  // Calls f(i, choice, match) for each prototype in turn. As many prototypes as a vector has lanes are looked at together.
+  template <class F>
+  void for_each_affinity(const Real* row, const Measure& measured, F&& f) const {
+    constexpr Index W = kLanes<Real>;
+    for (Index first = 0; first < count_; first += W) {
+      const Index count = std::min(W, count_ - first);
+      const auto [choices, matches] = affinities(row, measured, first, count);
+      for (Index k = 0; k < count; ++k) f(first + k, choices.lane(int(k)), matches.lane(int(k)));
     }
-    const Real dot = sum([&](auto at) { return (at(w) * scale) * (at(row) * measured.scale); });
+  }
+  // Of the prototypes [first, first + count), one a lane.
+  [[nodiscard]] Affinities affinities(const Real* row, const Measure& measured, Index first,
+                                      Index count) const {
+    const Pack<Real> scale = Pack<Real>::load(scales() + first);
+    const Pack<Real> norm = Pack<Real>::load(norms() + first);
+    if (options_.matching == ArtMatching::fuzzy) {
+      const Pack<Real> both = sums(count, [&](Index k, auto at) {
+        return math::minimum(at(row), at(prototype(first + k)));
+      });
+      return {both / (options_.choice_alpha + norm),
+              measured.norm > 0 ? both / measured.norm : Pack<Real>(Real(0))};
+    }
+    const Pack<Real> dot = sums(count, [&](Index k, auto at) {
+      return (at(prototype(first + k)) * scales()[first + k]) * (at(row) * measured.scale);
+    });
     // Divided twice: the product of two small denominators could be 0.
-    const Real cosine =
+    const Pack<Real> cosine =
         dot / (norm + options_.eps * scale) / (measured.norm + options_.eps * measured.scale);
     return {cosine, cosine};
   }
@@ -295,25 +312,38 @@ class ArtMemory {
   [[nodiscard]] Real sum(const Term& term) const {
     Pack<Real> lanes = Real(0);
     Real rest = 0;
-    for_each_vector([&](auto at, auto) { add(lanes, rest, term(at)); });
+    add_terms(lanes, rest, term);
     return sum_lanes(lanes) + rest;
+  }
+  // Lane k of the result is the sum of term(k, at) over a row, for k < count; 0 behind.
+  template <class Term>
+  [[nodiscard]] Pack<Real> sums(Index count, const Term& term) const {
+    Pack<Real> lanes[std::size_t(kLanes<Real>)];
+    Real rest[std::size_t(kLanes<Real>)] = {};
+    std::fill(std::begin(lanes), std::end(lanes), Pack<Real>(Real(0)));
+    for (Index k = 0; k < count; ++k)
+      add_terms(lanes[k], rest[k], [&](auto at) { return term(k, at); });
+    return detail::sums_of_lanes<Real>(lanes) + Pack<Real>::load(rest);
+  }
+  template <class Term>
+  void add_terms(Pack<Real>& lanes, Real& rest, const Term& term) const {
+    for_each_vector([&](auto at, auto) { add(lanes, rest, term(at)); });
   }
   static void add(Pack<Real>& lanes, Real&, Pack<Real> x) { lanes += x; }
   static void add(Pack<Real>&, Real& rest, Real x) { rest += x; }
   static void widen(Pack<Real>& lanes, Real&, Pack<Real> x) { lanes = math::maximum(lanes, x); }
   static void widen(Pack<Real>&, Real& largest, Real x) { largest = std::max(largest, x); }
 
-  // Storage: (capacity, dim) prototypes, then (capacity, 2) scales and norms.
+  // Storage: (capacity, dim) prototypes, then their scales and then their norms, each in whole vectors.
   [[nodiscard]] Real* prototype(Index i) { return storage_.data() + i * dim(); }
   [[nodiscard]] const Real* prototype(Index i) const { return storage_.data() + i * dim(); }
-  [[nodiscard]] Measure measure_of(Index i) const {
-    const Real* at = storage_.data() + capacity() * dim() + 2 * i;
-    return {at[0], at[1]};
-  }
+  [[nodiscard]] const Real* scales() const { return storage_.data() + capacity() * dim(); }
+  [[nodiscard]] const Real* norms() const { return scales() + whole_vectors<Real>(capacity()); }
   void remeasure(Index i) {
     const auto [scale, norm] = measure(prototype(i));
-    Real* at = storage_.data() + capacity() * dim() + 2 * i;
-    at[0] = scale, at[1] = norm;
+    Real* scales = storage_.data() + capacity() * dim();
+    scales[i] = scale;
+    scales[whole_vectors<Real>(capacity()) + i] = norm;
   }
 
   std::vector<Real> storage_;
