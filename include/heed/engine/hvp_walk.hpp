@@ -94,6 +94,8 @@ class HvpWorker {
     panel_.load_queries();
     tangents_.load(panel_.place);
     load();
+    // Invariant: behind tile t, the rows of dK. and dV. in tiles 0 ... t have all that this panel and those before it in
+    // the family add to them, and queries_ holds the sums over the keys of these tiles.
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       for_parts(c_.plan, t, c_.geometry.len_kv, panel_.seen_by_all, [&](const KeyRange& keys) {
         const PanelTile tile = panel_.tile(keys);
