@@ -8,8 +8,12 @@
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 using namespace heed;
 using namespace heed_test;
@@ -102,13 +106,13 @@ struct Everything {
 template <class T>
 [[nodiscard]] OwnAttention<Everything, T> everything(const Geometry& g, bool per_head) {
   OwnAttention<Everything, T> op;
-  op.score.rows = Param<T>({per_head ? g.heads : 1, 7, g.dim_qk});
+  op.score.rows = Param<T>(std::vector<Index>{per_head ? g.heads : 1, 7, g.dim_qk});
   for (Index n = 0; n < op.score.rows.size(); ++n)
     op.score.rows[n] = T(0.5 * std::sin(5 + 3 * double(n)));
   if (!per_head) return op;
   for (Param<T>* param : {&op.score.rise, &op.score.weight, &op.score.log_base}) {
     const T middle = (*param)[0];
-    *param = Param<T>({g.heads});
+    *param = Param<T>(std::vector<Index>{g.heads});
     for (Index h = 0; h < g.heads; ++h) (*param)[h] = middle * T(1 + 0.2 * double(h));
   }
   return op;

@@ -6,12 +6,31 @@
 #include "learnt_features.hpp"
 #include "turned_scores.hpp"
 
+#include <heed/plug/features.hpp>
 #include <heed/plug/own_score.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
 
 using namespace heed;
 using namespace heed_test;
 
 namespace {
+
+// Cosines of turned rows, whose products the engine may scale as it likes.
+template <class T>
+struct TurnedCosine {
+  using Transform = Rotation<T>;
+  using Features = InverseNorms;
+  using NormedDots = TurnedCosine;
+  Param<T> heat = T(2.5);
+  static constexpr auto parameters = std::tuple{named("heat", &TurnedCosine::heat)};
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return p[0] * cosine(pair);
+  }
+};
 
 template <class Op>
 void check_transform() {
@@ -40,6 +59,10 @@ TEST_CASE("Hessian-vector products of rows that are normed and turned are those 
 TEST_CASE("Hessian-vector products through a transform of one's own are those of differences",
           "[hvp]") {
   check_transform<OwnAttention<Bent, double>>();
+}
+
+TEST_CASE("Hessian-vector products of cosines of turned rows are those of differences", "[hvp]") {
+  check_transform<OwnAttention<TurnedCosine, double>>();
 }
 
 TEST_CASE("Hessian-vector products under a learnt metric are those of differences", "[hvp]") {
