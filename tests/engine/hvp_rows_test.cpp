@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <vector>
 
 using namespace heed;
 using namespace heed_test;
@@ -120,24 +121,26 @@ TEST_CASE(
 
 TEST_CASE("What is hidden leaves no trace in Hessian-vector products of transformed rows",
           "[hvp]") {
-  using Op = OwnAttention<TurnedShaw, double>;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Geometry g{1, 2, 2, 1, 9, 40, 6, 5};
   // Keys among those that are seen and behind them, and a query that sees nothing.
   bool seen[9 * 40];
   for (Index i = 0; i < 9; ++i)
     for (Index j = 0; j < 40; ++j) seen[i * 40 + j] = i != 3 && j != 4 && j != 17 && j < 31;
-  OpCall<Op> call(filled<Op>(g, true), g,
-                  boolean<double>(TensorView<const bool>(seen, {1, 1, 9, 40})));
-  Direction<Op> direction(call, 7);
-  const auto clean = run_hvp(call, direction);
-  for (Index c = 0; c < 6; ++c) {
+  const Mask<double> mask = boolean<double>(TensorView<const bool>(seen, {1, 1, 9, 40}));
+  const auto look = [&]<class Op>(const Op& op) {
+    OpCall<Op> call(op, g, mask);
+    Direction<Op> direction(call, 7);
+    const auto clean = run_hvp(call, direction);
+    const auto spoil = [&](std::vector<double>& numbers, std::vector<double>& tangents, Index row) {
+      for (Index c = 0; c < 6; ++c)
+        numbers[std::size_t(row * 6 + c)] = tangents[std::size_t(row * 6 + c)] = nan;
+    };
     for (Index j = 0; j < 40; ++j)
-      if (!seen[j]) call.key[std::size_t(j * 6 + c)] = direction.key[std::size_t(j * 6 + c)] = nan;
-    for (Index h = 0; h < 2; ++h) {
-      const auto at = std::size_t((h * 9 + 3) * 6 + c);
-      call.query[at] = direction.query[at] = nan;
-    }
-  }
-  CHECK(run_hvp(call, direction) == clean);
+      if (!seen[j]) spoil(call.key, direction.key, j);
+    for (Index h = 0; h < 2; ++h) spoil(call.query, direction.query, h * 9 + 3);
+    CHECK(run_hvp(call, direction) == clean);
+  };
+  look(filled<OwnAttention<TurnedShaw, double>>(g, true));
+  look(filled<OwnAttention<NormedTurned, double>>(g, true));
 }
