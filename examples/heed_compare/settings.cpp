@@ -188,6 +188,11 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
       ->type_name("X")
       ->capture_default_str()
       ->check(heed_program::number(0, 1e30));
+  app.add_option("--init", settings.init,
+                 "With --train: first weights, normal numbers: fan-in, with deviation "
+                 "1 / sqrt(columns of the matrix), or gpt2, with 0.02 whatever the width")
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_option("--task", settings.task,
                  "With --train: trains on a generated task instead of a text, such as mqar or "
                  "mqar:len=128,pairs=8, and compares accuracy and loss on its answers (default "
@@ -223,7 +228,7 @@ void note_unused(const CLI::App& app, bool trains) {
   const std::vector<const char*> unused =
       trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
              : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth",
-                                        "--len",   "--batch", "--lr"};
+                                        "--len",   "--batch", "--lr",    "--init"};
   for (const char* option : unused)
     if (app.count(option) > 0)
       std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option,
