@@ -532,12 +532,15 @@ TEST_CASE("Settings keep the default of a field that their JSON does not have") 
   config.dropout = 0.1;
   config.attention_dropout = 0.3;
   config.variant = "ode";
+  config.init = "fan-in";
   nlohmann::json stored = nlohmann::json::parse(json_of(config));
-  CHECK(stored.size() == 14);
+  CHECK(stored.size() == 15);
   CHECK(json_of(from_json<ModelConfig>(stored.dump(), "it")) == stored.dump());
   stored.erase("attention_dropout");
+  stored.erase("init");
   const ModelConfig old = from_json<ModelConfig>(stored.dump(), "it");
   CHECK(old.attention_dropout == 0);
+  CHECK(old.init == "gpt2");
   CHECK(old.width == 48);
   CHECK(old.dropout == 0.1);
   CHECK(old.variant == "ode");
