@@ -247,6 +247,14 @@ void take_task(const CLI::App& app, Settings& settings) {
     if (app.count(option) > 0)
       throw UsageError("--task is " + settings.task + " and " + option +
                        " names a text; it must be one of both");
+  // Sizes with which plain attention learns the tasks within minutes.
+  const auto unless_given = [&](const char* option, Index& size, Index value) {
+    if (app.count(option) == 0) size = value;
+  };
+  unless_given("--width", settings.model.width, 64);
+  unless_given("--heads", settings.model.heads, 2);
+  unless_given("--depth", settings.model.depth, 2);
+  unless_given("--batch", settings.model.batch, 64);
   try {
     const auto task = tasks::make_task(settings.task);
     settings.task = task->spec();

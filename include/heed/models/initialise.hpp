@@ -10,14 +10,14 @@
 //   parameters of ops as their makers left them
 //
 //   gpt2      s = 0.02
-//   fan-in    s = 1 / sqrt(columns), where a row of the matrix multiplies so many numbers; of the tables of tokens and
-//             positions, too
+//   fan-in    s = 1 / sqrt(columns) for projections and for the tables of tokens and positions; 0.02 for what ops hold
+//             per head, which are parameters of three extents
 //
-// A row of length sqrt(width) comes out of a norm, and scores q k / sqrt(dim) of such rows have the deviation
-// width s^2: 1 with fan-in, but 0.026 with 0.02 and a width of 64. Attention then begins as a mean of all keys, the
-// gradient of what it should read is as small, and heads that have to find each other in two layers, as associative
-// recall needs, do not come about in thousands of steps (bench/RESULTS.md, "Associative recall"). GPT-2's number is
-// meant for widths from 768 on, where both are alike.
+// A norm gives rows of length sqrt(width), and scores q k / sqrt(dim) of such rows have the deviation width s^2: 1 with
+// fan-in, 0.026 with gpt2 and a width of 64. There attention begins as the mean of all keys, the gradient of what it
+// should read is as small, and heads of two layers that need each other, as in associative recall, do not come about in
+// thousands of steps (bench/RESULTS.md, "Associative recall"). GPT-2 is 768 to 1,600 wide, where 1 / sqrt(columns) is
+// 0.036 to 0.025.
 //
 // Source  Radford et al. 2019 (GPT-2); LeCun et al. 1998, "Efficient BackProp", section 4.6 (fan-in).
 
@@ -49,13 +49,15 @@ void initialise(LanguageModel<Real>& model, std::uint64_t seed,
     ++stream;
     const bool untouched =
         std::all_of(value.data(), value.data() + value.size(), [](Real x) { return x == Real(0); });
-    if (value.shape().size() < 2 || value.size() == 0 || !untouched) return;
+    if (value.shape().size() < 2 || !untouched) return;
     bool writes = false;
     for (const char* end :
          {"c_proj.weight", "out_proj.weight", ".out.weight", "mlp.2.weight", "ff.3.weight"})
       writes = writes || name.ends_with(end);
-    const double deviation =
-        first == FirstWeights::gpt2 ? 0.02 : 1 / std::sqrt(double(value.shape().back()));
+    const bool per_head = value.shape().size() > 2 && name != model.options().position;
+    const double deviation = first == FirstWeights::gpt2 || per_head
+                                 ? 0.02
+                                 : 1 / std::sqrt(double(value.shape().back()));
     fill_normal(value, writes ? deviation / std::sqrt(2 * depth) : deviation, seed, stream);
   }));
 }
