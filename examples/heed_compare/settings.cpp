@@ -196,7 +196,8 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--task", settings.task,
                  "With --train: trains on a generated task instead of a text, such as mqar or "
                  "mqar:len=128,pairs=8, and compares accuracy and loss on its answers (default "
-                 "text); help lists all tasks with their numbers and sources")
+                 "text); the defaults are then --width 64 --heads 2 --depth 2 --batch 64. help "
+                 "lists all tasks with their numbers and sources")
       ->type_name("NAME");
   app.add_option("--text", settings.text_file,
                  "Text to compare on. Timings take its bytes as tokens and repeat it as often as "
