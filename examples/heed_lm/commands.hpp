@@ -15,7 +15,7 @@ namespace heed_lm {
 
 struct TrainCommand {
   DataSettings data;
-  ModelConfig model;
+  ModelConfig model{.init = "fan-in"};
   TrainSettings train;
   std::string out, resume, gpt2;
   std::string report;  // folder for the page of pictures; empty: none

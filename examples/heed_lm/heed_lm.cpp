@@ -102,6 +102,11 @@ void add_model(CLI::App& app, TrainCommand& c) {
   o.share("--dropout", c.model.dropout, "Share of embeddings and block outputs that is dropped");
   o.share("--attention-dropout", c.model.attention_dropout,
           "Share of the attention's weights that is dropped");
+  app.add_option("--init", c.model.init,
+                 "First weights, normal numbers: fan-in, with deviation 1 / sqrt(columns of the "
+                 "matrix), or gpt2, with 0.02 whatever the width")
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_flag("--untied{false}", c.model.tied,
                "Gives the output a matrix of its own instead of the embedding");
   app.add_flag("--no-mask{false}", c.model.causal,

@@ -536,6 +536,8 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
   says(train + "--task parens", "--text and --task were given" + sources);
   says(train + "--width 65", "--width is 65, it must be a multiple of --heads, 4");
   says("heed_compare --train 2 --width 65", "--width is 65, it must be a multiple of --heads, 4");
+  says(train + "--init xavier", "--init is xavier, it must be fan-in or gpt2");
+  says("heed_compare --train 2 --init xavier", "--init is xavier, it must be fan-in or gpt2");
   for (const std::string& program : {train + "--variant differential ", compare})
     says(program + "--width 6 --heads 2",
          "differential does not fit --width 6 with --heads 2, which make a head of 3 columns "
