@@ -33,7 +33,7 @@ void RunReport::step(const Report& report) {
   else
     training_.add(at, report.loss);
   rate_.add(at, report.rate);
-  speed_.add(at, report.tokens_per_second);
+  pace_.add(at, report.step_seconds / double(report.step_tokens));
 }
 
 void RunReport::evaluation(Index step, double loss) {
@@ -50,20 +50,32 @@ void RunReport::write() {
   }
 }
 
-std::string RunReport::mean_text() const {
-  const std::size_t each = training_.steps_per_point();
+std::string RunReport::mean_text(const heed_report::Curve& curve) {
+  const std::size_t each = curve.steps_per_point();
   return each == 1 ? "" : "Each point is the mean of " + std::to_string(each) + " steps.";
 }
 
 heed_report::Picture RunReport::losses() const {
   LinePlot plot{"loss",
                 "Loss on training and validation text",
-                mean_text(),
+                mean_text(training_),
                 {"step"},
                 {"loss, nats per token"},
                 {training_.series("training")}};
   if (!validation_.x.empty()) plot.series.push_back(validation_);
   return draw(plot);
+}
+
+// Steps have equally many tokens, so that the mean of their seconds per token is the time of all over the tokens of all.
+heed_report::Picture RunReport::speed() const {
+  heed_report::Series series = pace_.series("");
+  for (double& y : series.y) y = 1 / y;
+  return draw(LinePlot{"speed",
+                       "Speed of training steps",
+                       "Evaluations and the writing of files are not in it. " + mean_text(pace_),
+                       {"step"},
+                       {"tokens per second", false, true},
+                       {series}});
 }
 
 heed_report::Page RunReport::page() const {
@@ -85,12 +97,7 @@ heed_report::Page RunReport::page() const {
                                  {"step"},
                                  {"learning rate", false, true},
                                  {rate_.series("")}}),
-                   draw(LinePlot{"speed",
-                                 "Speed since the start of this run",
-                                 "Evaluations and files that are written take their part.",
-                                 {"step"},
-                                 {"tokens per second", false, true},
-                                 {speed_.series("")}})};
+                   speed()};
   return page;
 }
 

@@ -37,6 +37,10 @@ struct Picture {
 // A number as text of at most four digits: 0.25, 1e-6, 12.5k, 3M.
 [[nodiscard]] std::string number_text(double value);
 
+// A number as the label of a bar or point, with two digits after the first one, below 1 with two in all: 1.20, 12.3, 0.50,
+// 0.012, 12.3k, 4.2e-5. What is drawn changes more than that from run to run.
+[[nodiscard]] std::string label_text(double value);
+
 // An estimate of the width of a text, not too small for most fonts.
 [[nodiscard]] double text_width(std::string_view text, double size = 12);
 

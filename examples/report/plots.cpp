@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plots.hpp"
 
+#include "labels.hpp"
 #include "scale.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -42,23 +44,21 @@ class Legend {
  public:
   Legend(Drawing& drawing, double top) : drawing_(drawing), y_(top + kLine) {}
 
-  void add(const std::string& name, std::size_t i, bool line) {
+  void add(const std::string& whole_name, std::size_t i) {
+    const std::string name = fitted(whole_name, kWidth - 2 * kMargin - kSample - 6);
     const double width = kSample + 6 + text_width(name) + 10;
-    if (x_ > kMargin && x_ + width > kWidth) {
+    if (x_ > kMargin && x_ + width - 10 > kWidth - kMargin) {
       x_ = kMargin;
       y_ += kLine;
     }
-    if (line)
-      drawing_.line({x_, y_ - 4}, {x_ + kSample, y_ - 4}, stroke(i));
-    else
-      drawing_.rectangle({x_ + kSample - 12, y_ - 10}, 12, 11, colour("f", i));
+    drawing_.rectangle({x_, y_ - 10}, kSample, 11, colour("bar f", i));
     drawing_.text({x_ + kSample + 6, y_}, name);
     x_ += width;
   }
   [[nodiscard]] double end() const { return y_ + 4; }
 
  private:
-  static constexpr double kSample = 24;
+  static constexpr double kSample = 12;
   Drawing& drawing_;
   double x_ = kMargin, y_;
 };
@@ -69,21 +69,47 @@ class Legend {
   return width;
 }
 
+[[nodiscard]] double half_width(double tick) { return text_width(number_text(tick)) / 2; }
+
+// The scale of an x axis between `left` and `right`, or less where its first or last number would leave the picture.
+[[nodiscard]] Scale x_scale(std::vector<double> ticks, bool logarithmic, double left,
+                            double right) {
+  left = std::max(left, kMargin + half_width(ticks.front()));
+  right = std::min(right, kWidth - kMargin - half_width(ticks.back()));
+  return {std::move(ticks), logarithmic, left, right};
+}
+
 // The x axis of a plot: grid lines from `top` to `bottom`, numbers and the label below. Returns the end.
 double x_axis(Drawing& drawing, const Scale& x, double top, double bottom,
               const std::string& label) {
   double last_end = -kWidth;
   for (const double tick : x.ticks()) {
     drawing.line({x(tick), top}, {x(tick), bottom}, "grid");
-    const std::string text = number_text(tick);
-    const double half = text_width(text) / 2;
+    const double half = half_width(tick);
     if (x(tick) - half < last_end + 4) continue;
-    drawing.text({x(tick), bottom + 15}, text, Anchor::middle);
+    drawing.text({x(tick), bottom + 16}, number_text(tick), Anchor::middle);
     last_end = x(tick) + half;
   }
-  const double middle = (x(x.ticks().front()) + x(x.ticks().back())) / 2;
-  drawing.text({middle, bottom + 15 + kLine}, label, Anchor::middle);
-  return bottom + 20 + kLine;
+  const double half = text_width(label) / 2,
+               middle = (x(x.ticks().front()) + x(x.ticks().back())) / 2;
+  drawing.text(
+      {std::max(kMargin + half, std::min(middle, kWidth - kMargin - half)), bottom + 16 + kLine},
+      label, Anchor::middle);
+  return bottom + 21 + kLine;
+}
+
+// The ticks of the points' own places; none where there are fewer than two places.
+[[nodiscard]] std::vector<double> places_of_points(const LinePlot& plot) {
+  std::vector<double> places;
+  for (const Series& s : plot.series)
+    for (const double x : s.x) {
+      Range alone(plot.x.logarithmic);
+      if (alone.include(x)) places.push_back(x);
+    }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  if (places.size() < 2) places.clear();
+  return places;
 }
 
 class LineDrawing {
@@ -96,65 +122,118 @@ class LineDrawing {
       for (std::size_t i = 0; i < s.x.size(); ++i) note(x_range, y_range, s.x[i], s.y[i]);
     for (const auto& [axis, range] : {std::pair(&plot_.x, &x_range), std::pair(&plot_.y, &y_range)})
       if (axis->from_zero && !axis->logarithmic) (void)range->include(0);
-    const double top = head_of(drawing_, plot_.title) + kAxisName, bottom = top + kPlotHeight;
+    const double top = head_of(drawing_, plot_.title) + kAxisName, bottom = top + height();
     const Scale y(y_range, 5, bottom, top);
-    const double left = kMargin + widest(y.ticks()) + 6, right = kWidth - 16;
-    const Scale x(x_range, 5, left, right);
+    const Scale x = x_scale(x_ticks(x_range), plot_.x.logarithmic, kMargin + widest(y.ticks()) + 6,
+                            kWidth - room_for_names());
+    const double left = x(x.ticks().front());
+    right_ = x(x.ticks().back());
     drawing_.text({kMargin, top - 10}, plot_.y.label);
     const double end = x_axis(drawing_, x, top, bottom, plot_.x.label);
     for (const double tick : y.ticks()) {
-      drawing_.line({left, y(tick)}, {right, y(tick)}, "grid");
+      drawing_.line({left, y(tick)}, {right_, y(tick)}, "grid");
       drawing_.text({left - 5, y(tick) + 4}, number_text(tick), Anchor::end);
     }
-    drawing_.rectangle({left, top}, right - left, bottom - top, "frame");
+    drawing_.rectangle({left, top}, right_ - left, bottom - top, "frame");
+    find_ends(x, y, bottom);
     for (std::size_t i = 0; i < plot_.series.size(); ++i) series(i, x, y);
-    return drawing_.finish(plot_.name, plot_.title,
-                           foot_of(drawing_, legend(end), plot_.note, left_out_));
+    if (is_named()) names(top, bottom);
+    return drawing_.finish(plot_.name, plot_.title, foot_of(drawing_, end, plot_.note, left_out_));
   }
 
  private:
-  static constexpr double kPlotHeight = 200;
+  static constexpr double kPlotHeight = 200, kWidestName = 150;
+  static constexpr double kNameHeight = 14, kLeader = 20;
+
+  [[nodiscard]] bool is_named() const { return plot_.series.size() > 1; }
+  [[nodiscard]] std::string name_of(std::size_t i) const {
+    return fitted(plot_.series[i].name, kWidestName);
+  }
+  // A quarter more than the names need: lines to names that fill the whole side would be steep.
+  [[nodiscard]] double height() const {
+    return std::max(kPlotHeight, 1.25 * kNameHeight * double(plot_.series.size()));
+  }
+
+  [[nodiscard]] std::vector<double> x_ticks(const Range& range) const {
+    std::vector<double> ticks;
+    if (plot_.x.at_points) ticks = places_of_points(plot_);
+    return ticks.empty() ? ticks_over(range, 5) : ticks;
+  }
+  [[nodiscard]] double room_for_names() const {
+    double room = 0;
+    if (is_named())
+      for (std::size_t i = 0; i < plot_.series.size(); ++i)
+        room = std::max(room, kLeader + text_width(name_of(i)) + kMargin);
+    return room;
+  }
 
   // Notes a point in both ranges, or, where one of its coordinates cannot be drawn, in none.
   void note(Range& x_range, Range& y_range, double x, double y) {
-    Range x_alone(x_range.logarithmic()), y_alone(y_range.logarithmic());
-    if (!x_alone.include(x) || !y_alone.include(y)) {
+    if (!is_drawn(x, y)) {
       ++left_out_;
       return;
     }
     (void)x_range.include(x);
     (void)y_range.include(y);
   }
+  [[nodiscard]] bool is_drawn(double x, double y) const {
+    Range x_alone(plot_.x.logarithmic), y_alone(plot_.y.logarithmic);
+    return x_alone.include(x) && y_alone.include(y);
+  }
+
+  // Finds where each line ends, at the bottom where nothing of it is drawn, and gives the lines their looks.
+  void find_ends(const Scale& x, const Scale& y, double bottom) {
+    for (const Series& s : plot_.series) {
+      Point end{right_, bottom};
+      for (std::size_t n = 0; n < s.x.size(); ++n)
+        if (is_drawn(s.x[n], s.y[n])) end = {x(s.x[n]), y(s.y[n])};
+      ends_.push_back(end);
+      looks_.push_back(looks_.size());
+    }
+    if (looks_.size() <= std::size_t(kColours)) return;
+    std::vector<std::size_t> order = looks_;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return ends_[a].y < ends_[b].y; });
+    for (std::size_t rank = 0; rank < order.size(); ++rank) looks_[order[rank]] = rank;
+  }
 
   void series(std::size_t i, const Scale& x, const Scale& y) {
     const Series& s = plot_.series[i];
     std::vector<Point> run;
     const auto put = [&] {
-      if (run.size() > 1) drawing_.polyline(run, stroke(i));
-      if (run.size() == 1 || plot_.marks)
-        for (const Point& p : run) drawing_.circle(p, 2.5, colour("f", i));
+      if (run.size() > 1) drawing_.polyline(run, stroke(looks_[i]));
+      if (run.size() == 1 || s.marks)
+        for (const Point& p : run) drawing_.circle(p, 3, colour("f", looks_[i]));
       run.clear();
     };
-    for (std::size_t n = 0; n < s.x.size(); ++n) {
-      Range x_alone(plot_.x.logarithmic), y_alone(plot_.y.logarithmic);
-      if (x_alone.include(s.x[n]) && y_alone.include(s.y[n]))
+    for (std::size_t n = 0; n < s.x.size(); ++n)
+      if (is_drawn(s.x[n], s.y[n]))
         run.push_back({x(s.x[n]), y(s.y[n])});
       else
         put();
-    }
     put();
   }
 
-  [[nodiscard]] double legend(double top) {
-    if (plot_.series.size() < 2) return top;
-    Legend legend(drawing_, top);
-    for (std::size_t i = 0; i < plot_.series.size(); ++i) legend.add(plot_.series[i].name, i, true);
-    return legend.end();
+  // Writes the names beside the ends of their lines, each with a thin line that leads to it.
+  void names(double top, double bottom) {
+    std::vector<double> wishes;
+    for (const Point& end : ends_) wishes.push_back(end.y);
+    const std::vector<double> places =
+        spread_out(wishes, kNameHeight, top + kNameHeight / 2, bottom - kNameHeight / 2);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const Point end = ends_[i], name{right_ + kLeader, places[i]};
+      drawing_.polyline({{std::max(end.x, right_ + 1), end.y}, {name.x - 3, name.y}},
+                        colour("leader l", looks_[i]));
+      drawing_.text({name.x, name.y + 4}, name_of(i));
+    }
   }
 
   const LinePlot& plot_;
   Drawing drawing_;
   std::size_t left_out_ = 0;
+  double right_ = 0;  // of the frame
+  std::vector<Point> ends_;
+  std::vector<std::size_t> looks_;  // numbers of colours and dashes
 };
 
 class BarDrawing {
@@ -162,30 +241,54 @@ class BarDrawing {
   explicit BarDrawing(const BarChart& chart) : chart_(chart) {}
 
   [[nodiscard]] Picture run() {
-    const double top = head_of(drawing_, chart_.title);
-    const double row = kBar * double(std::max<std::size_t>(1, chart_.groups.size())) + kGap;
-    const double bottom = top + row * double(chart_.labels.size()) + kGap / 2;
+    top_ = head_of(drawing_, chart_.title);
+    row_ = kBar * double(std::max<std::size_t>(1, chart_.groups.size())) + kGap;
+    const double bottom = top_ + row_ * double(chart_.labels.size()) + kGap / 2;
     const Range range = range_of();
-    double left = 0;
-    for (const std::string& label : chart_.labels) left = std::max(left, text_width(label));
-    left += kMargin + 6;
-    const Scale x(range, 4, left, kWidth - (chart_.points ? 16 : 52));
-    const double end = x_axis(drawing_, x, top, bottom, chart_.axis);
-    for (std::size_t i = 0; i < chart_.labels.size(); ++i) {
-      const double y = top + kGap / 2 + row * double(i);
-      drawing_.text({left - 6, y + (row - kGap) / 2 + 4}, chart_.labels[i], Anchor::end);
-      for (std::size_t g = 0; g < chart_.groups.size(); ++g)
-        entry(chart_.groups[g], g, i, y + kBar * double(g), x);
-    }
-    if (chart_.points) drawing_.rectangle({left, top}, kWidth - 16 - left, bottom - top, "frame");
+    const Scale x = x_scale(ticks_over(range, 4), false, kMargin + 6 + widest_label(),
+                            kWidth - kMargin - widest_value());
+    const double left = x(x.ticks().front()), right = x(x.ticks().back());
+    const double end = x_axis(drawing_, x, top_, bottom, chart_.axis);
+    for (std::size_t i = 0; i < chart_.labels.size(); ++i)
+      drawing_.text({left - 6, middle(i, 0) + (row_ - kGap - kBar) / 2 + 4},
+                    fitted(chart_.labels[i], kWidestLabel), Anchor::end);
+    if (!chart_.points) each([&](std::size_t g, std::size_t i) { bar(g, i, x); });
+    if (chart_.points) drawing_.rectangle({left, top_}, right - left, bottom - top_, "frame");
     for (const double at : reference_places(range))
-      drawing_.line({x(at), top}, {x(at), bottom}, "mark");
+      drawing_.line({x(at), top_}, {x(at), bottom}, "mark");
+    each([&](std::size_t g, std::size_t i) { value(g, i, x); });
     return drawing_.finish(chart_.name, chart_.title,
                            foot_of(drawing_, legend(end), chart_.note, left_out_));
   }
 
  private:
-  static constexpr double kBar = 15, kGap = 7;
+  static constexpr double kBar = 15, kGap = 7, kWidestLabel = 150;
+
+  [[nodiscard]] double widest_label() const {
+    double width = 0;
+    for (const std::string& label : chart_.labels)
+      width = std::max(width, text_width(fitted(label, kWidestLabel)));
+    return width;
+  }
+  // Of the column of values.
+  [[nodiscard]] double widest_value() const {
+    double width = 0;
+    for (const Group& group : chart_.groups)
+      for (const double value : group.values)
+        width = std::max(width, text_width(label_text(value)) + 6);
+    return width;
+  }
+
+  // The y of the middle of entry i of group g.
+  [[nodiscard]] double middle(std::size_t i, std::size_t g) const {
+    return top_ + kGap / 2 + row_ * double(i) + kBar * (double(g) + 0.5);
+  }
+
+  template <class Function>
+  void each(const Function& function) const {
+    for (std::size_t i = 0; i < chart_.labels.size(); ++i)
+      for (std::size_t g = 0; g < chart_.groups.size(); ++g) function(g, i);
+  }
 
   [[nodiscard]] Range range_of() const {
     Range range;
@@ -193,8 +296,10 @@ class BarDrawing {
     if (chart_.reference) (void)range.include(*chart_.reference);
     for (const Group& group : chart_.groups)
       for (std::size_t i = 0; i < group.values.size(); ++i) {
-        (void)range.include(group.values[i] - spread(group, i));
-        (void)range.include(group.values[i] + spread(group, i));
+        if (!is_drawn(group.values[i])) continue;
+        (void)range.include(group.values[i]);
+        if (const auto whisker = whisker_of(group, i))
+          (void)(range.include(whisker->low) && range.include(whisker->high));
       }
     return range;
   }
@@ -202,52 +307,61 @@ class BarDrawing {
   // Where lines across the chart stand: at the reference, if any, and at 0, where bars begin.
   [[nodiscard]] std::vector<double> reference_places(const Range& range) const {
     std::vector<double> places;
-    if (chart_.reference) places.push_back(*chart_.reference);
+    Range alone;
+    if (chart_.reference && alone.include(*chart_.reference)) places.push_back(*chart_.reference);
     if (!chart_.points && !range.empty()) places.push_back(0);
     return places;
   }
 
-  [[nodiscard]] static double spread(const Group& group, std::size_t i) {
-    const double half = i < group.spreads.size() ? group.spreads[i] : 0;
-    return std::isfinite(half) ? half : 0;
-  }
-
-  void entry(const Group& group, std::size_t g, std::size_t i, double y, const Scale& x) {
+  [[nodiscard]] static bool is_drawn(double value) {
     Range alone;
-    if (!alone.include(group.values[i])) {
-      ++left_out_;
-      return;
-    }
-    const double at = x(group.values[i]), half = spread(group, i), middle = y + kBar / 2;
-    if (chart_.points) {
-      whisker(x(group.values[i] - half), x(group.values[i] + half), middle, g);
-      drawing_.circle({at, middle}, 4, colour("f", g));
-      return;
-    }
-    const double zero = x(0);
-    drawing_.rectangle({std::min(zero, at), y + 1}, std::abs(at - zero), kBar - 2, colour("f", g));
-    const double end = std::max(zero, x(group.values[i] + half));
-    if (half > 0) whisker(x(group.values[i] - half), x(group.values[i] + half), middle, g);
-    drawing_.text({end + 4, middle + 4}, number_text(group.values[i]));
+    return alone.include(value);
+  }
+  [[nodiscard]] static std::optional<Whisker> whisker_of(const Group& group, std::size_t i) {
+    if (i >= group.whiskers.size()) return {};
+    const Whisker& w = group.whiskers[i];
+    if (!is_drawn(w.low) || !is_drawn(w.high) || !(w.low < w.high)) return {};
+    return w;
   }
 
-  void whisker(double from, double to, double y, std::size_t g) {
-    const std::string css = chart_.points ? colour("line l", g) : "mark";
-    drawing_.line({from, y}, {to, y}, css);
-    for (const double end : {from, to}) drawing_.line({end, y - 4}, {end, y + 4}, css);
+  void bar(std::size_t g, std::size_t i, const Scale& x) {
+    const double value = chart_.groups[g].values[i];
+    if (!is_drawn(value)) return;
+    const double zero = x(0), at = x(value);
+    drawing_.rectangle({std::min(zero, at), middle(i, g) - kBar / 2 + 1}, std::abs(at - zero),
+                       kBar - 2, colour("bar f", g));
+  }
+
+  // Draws what stands on top of bars and lines: whisker, point and the value as text.
+  void value(std::size_t g, std::size_t i, const Scale& x) {
+    const Group& group = chart_.groups[g];
+    const double y = middle(i, g);
+    if (!is_drawn(group.values[i])) {
+      ++left_out_;
+      drawing_.text({kWidth - kMargin, y + 4}, "\u2013", Anchor::end);
+      return;
+    }
+    if (const auto whisker = whisker_of(group, i)) {
+      const std::string css = chart_.points ? colour("line l", g) : "whisker";
+      const double low = x(whisker->low), high = x(whisker->high);
+      drawing_.line({low, y}, {high, y}, css);
+      for (const double end : {low, high}) drawing_.line({end, y - 4}, {end, y + 4}, css);
+    }
+    if (chart_.points) drawing_.circle({x(group.values[i]), y}, 4, colour("f", g));
+    drawing_.text({kWidth - kMargin, y + 4}, label_text(group.values[i]), Anchor::end);
   }
 
   [[nodiscard]] double legend(double top) {
     if (chart_.groups.size() < 2) return top;
     Legend legend(drawing_, top);
-    for (std::size_t g = 0; g < chart_.groups.size(); ++g)
-      legend.add(chart_.groups[g].name, g, false);
+    for (std::size_t g = 0; g < chart_.groups.size(); ++g) legend.add(chart_.groups[g].name, g);
     return legend.end();
   }
 
   const BarChart& chart_;
   Drawing drawing_;
   std::size_t left_out_ = 0;
+  double top_ = 0, row_ = 0;
 };
 
 // From a number to one of the levels of colour.
@@ -411,6 +525,15 @@ Picture draw(const LinePlot& plot) { return LineDrawing(plot).run(); }
 Picture draw(const BarChart& chart) { return BarDrawing(chart).run(); }
 Picture draw(const HeatMap& map) { return HeatDrawing(map).run(); }
 Picture draw(const TextStrip& strip) { return StripDrawing(strip).run(); }
+
+Whisker whisker_over(const std::vector<double>& numbers) {
+  if (numbers.empty()) return {};
+  const auto [low, high] = std::minmax_element(numbers.begin(), numbers.end());
+  const bool finite =
+      std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  return finite ? Whisker{*low, *high} : Whisker{none, none};
+}
 
 void Curve::add(double x, double y) {
   if (sums_.empty() || sums_.back().count == each_) {
