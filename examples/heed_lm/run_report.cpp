@@ -33,7 +33,8 @@ void RunReport::step(const Report& report) {
   else
     training_.add(at, report.loss);
   rate_.add(at, report.rate);
-  pace_.add(at, report.step_seconds / double(report.step_tokens));
+  tokens_.add(at, double(report.step_tokens));
+  seconds_.add(at, report.step_seconds);
 }
 
 void RunReport::evaluation(Index step, double loss) {
@@ -66,13 +67,14 @@ heed_report::Picture RunReport::losses() const {
   return draw(plot);
 }
 
-// Steps have equally many tokens, so that the mean of their seconds per token is the time of all over the tokens of all.
+// A point has the tokens of its steps over the seconds of its steps.
 heed_report::Picture RunReport::speed() const {
-  heed_report::Series series = pace_.series("");
-  for (double& y : series.y) y = 1 / y;
+  heed_report::Series series = tokens_.series("");
+  const heed_report::Series seconds = seconds_.series("");
+  for (std::size_t i = 0; i < series.y.size(); ++i) series.y[i] /= seconds.y[i];
   return draw(LinePlot{"speed",
                        "Speed of training steps",
-                       "Evaluations and the writing of files are not in it. " + mean_text(pace_),
+                       "Evaluations and the writing of files are not in it. " + mean_text(tokens_),
                        {"step"},
                        {"tokens per second", false, true},
                        {series}});

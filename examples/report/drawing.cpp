@@ -100,6 +100,19 @@ std::string label_text(double value) {
   return text;
 }
 
+std::string label_text(double value, double step) {
+  const std::string coarse = label_text(value);
+  const int decimals = 1 - int(std::floor(std::log10(2 * step) + 1e-9));
+  const std::size_t point = coarse.find('.');
+  const std::size_t has = point == std::string::npos ? 0 : coarse.size() - point - 1;
+  // Units and exponents stay as they are.
+  if (coarse.find_first_of("kMGe") != std::string::npos || decimals > 6 || decimals <= int(has))
+    return coarse;
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", decimals, value);
+  return text;
+}
+
 std::string number_text(double value) {
   char text[64];
   const double size = std::abs(value);
@@ -168,6 +181,13 @@ void Drawing::text(Point at, std::string_view text, Anchor anchor, const std::st
   body_ += "<text" + attribute("x", at.x) + attribute("y", at.y) +
            attribute("text-anchor", names[int(anchor)]) + attribute("class", css) + ">" +
            escaped(text) + "</text>\n";
+}
+
+void Drawing::upright_text(Point end, std::string_view text) {
+  const std::string place = coordinate(end.x) + " " + coordinate(end.y);
+  body_ += "<text" + attribute("x", end.x) + attribute("y", end.y) +
+           attribute("text-anchor", std::string("end")) +
+           attribute("transform", "rotate(-90 " + place + ")") + ">" + escaped(text) + "</text>\n";
 }
 
 double Drawing::paragraph(double top, const std::string& words, const std::string& css,

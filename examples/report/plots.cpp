@@ -245,8 +245,10 @@ class BarDrawing {
     row_ = kBar * double(std::max<std::size_t>(1, chart_.groups.size())) + kGap;
     const double bottom = top_ + row_ * double(chart_.labels.size()) + kGap / 2;
     const Range range = range_of();
-    const Scale x = x_scale(ticks_over(range, 4), false, kMargin + 6 + widest_label(),
-                            kWidth - kMargin - widest_value());
+    const std::vector<double> ticks = ticks_over(range, 4);
+    step_ = ticks[1] - ticks[0];
+    const Scale x =
+        x_scale(ticks, false, kMargin + 6 + widest_label(), kWidth - kMargin - widest_value());
     const double left = x(x.ticks().front()), right = x(x.ticks().back());
     const double end = x_axis(drawing_, x, top_, bottom, chart_.axis);
     for (std::size_t i = 0; i < chart_.labels.size(); ++i)
@@ -270,12 +272,16 @@ class BarDrawing {
       width = std::max(width, text_width(fitted(label, kWidestLabel)));
     return width;
   }
+  // Points on an axis that shows a part of their size have the digits that this axis tells apart.
+  [[nodiscard]] std::string value_text(double value) const {
+    return chart_.points ? label_text(value, step_) : label_text(value);
+  }
   // Of the column of values.
   [[nodiscard]] double widest_value() const {
     double width = 0;
     for (const Group& group : chart_.groups)
       for (const double value : group.values)
-        width = std::max(width, text_width(label_text(value)) + 6);
+        width = std::max(width, text_width(value_text(value)) + 6);
     return width;
   }
 
@@ -348,7 +354,7 @@ class BarDrawing {
       for (const double end : {low, high}) drawing_.line({end, y - 4}, {end, y + 4}, css);
     }
     if (chart_.points) drawing_.circle({x(group.values[i]), y}, 4, colour("f", g));
-    drawing_.text({kWidth - kMargin, y + 4}, label_text(group.values[i]), Anchor::end);
+    drawing_.text({kWidth - kMargin, y + 4}, value_text(group.values[i]), Anchor::end);
   }
 
   [[nodiscard]] double legend(double top) {
@@ -361,7 +367,7 @@ class BarDrawing {
   const BarChart& chart_;
   Drawing drawing_;
   std::size_t left_out_ = 0;
-  double top_ = 0, row_ = 0;
+  double top_ = 0, row_ = 0, step_ = 1;  // step: of the axis
 };
 
 // From a number to one of the levels of colour.
@@ -416,31 +422,69 @@ class HeatDrawing {
     for (std::size_t i = 0; i < map_.values.size(); ++i)
       if (!is_hidden(i)) shown.push_back(map_.values[i]);
     const Heat heat(range_of(shown, left_out_));
-    const double top = head_of(drawing_, map_.title) + kAxisName, left = 36,
-                 size = kWidth - left - 16;
-    const double cell = size / double(std::max<std::size_t>(1, std::max(map_.rows, map_.columns)));
-    const double right = left + cell * double(map_.columns),
-                 bottom = top + cell * double(map_.rows);
-    drawing_.text({kMargin, top - 10}, map_.y_label);
-    draw_cells(heat, {left, top}, cell);
-    drawing_.rectangle({left, top}, right - left, bottom - top, "frame");
-    const auto each = std::max<std::size_t>(1, std::max(map_.rows, map_.columns) / 8);
-    for (std::size_t i = 0; i < map_.columns; i += each)
-      drawing_.text({left + (double(i) + 0.5) * cell, bottom + 15}, std::to_string(i),
-                    Anchor::middle);
-    for (std::size_t i = 0; i < map_.rows; i += each)
-      drawing_.text({left - 5, top + (double(i) + 0.5) * cell + 4}, std::to_string(i), Anchor::end);
-    drawing_.text({(left + right) / 2, bottom + 15 + kLine}, map_.x_label, Anchor::middle);
-    const double end = heat.legend(drawing_, bottom + 20 + kLine, map_.scale_label);
+    place_cells();
+    const double right = corner_.x + width_ * double(map_.columns),
+                 bottom = corner_.y + height_ * double(map_.rows);
+    drawing_.text({kMargin, corner_.y - 10}, map_.y_label);
+    draw_cells(heat);
+    drawing_.rectangle(corner_, right - corner_.x, bottom - corner_.y, "frame");
+    name_rows();
+    const double below = name_columns(bottom);
+    const double half = text_width(map_.x_label) / 2;
+    drawing_.text({std::max(kMargin + half, (corner_.x + right) / 2), below + kLine}, map_.x_label,
+                  Anchor::middle);
+    const double end = heat.legend(drawing_, below + 5 + kLine, map_.scale_label);
     return drawing_.finish(map_.name, map_.title, foot_of(drawing_, end, map_.note, left_out_));
   }
 
  private:
   static constexpr double kOverlap =
       0.2;  // of neighbours, so that the background does not shine through
+  static constexpr double kNamedRow = 16, kWidestName = 150;
+
+  void place_cells() {
+    const double top = head_of(drawing_, map_.title) + kAxisName;
+    double left = 36;
+    for (const std::string& name : map_.row_names)
+      left = std::max(left, kMargin + text_width(fitted(name, kWidestName)) + 6);
+    corner_ = {left, top};
+    const double size = kWidth - left - 16;
+    const auto count = [](std::size_t n) { return double(std::max<std::size_t>(1, n)); };
+    width_ = height_ = size / count(std::max(map_.rows, map_.columns));
+    if (!map_.row_names.empty()) height_ = kNamedRow;
+    if (!map_.column_names.empty()) width_ = std::min(4 * kNamedRow, size / count(map_.columns));
+  }
+
+  [[nodiscard]] std::size_t every() const {
+    return std::max<std::size_t>(1, std::max(map_.rows, map_.columns) / 8);
+  }
+  void name_rows() {
+    for (std::size_t i = 0; i < map_.rows; i += map_.row_names.empty() ? every() : 1)
+      drawing_.text(
+          {corner_.x - 5, corner_.y + (double(i) + 0.5) * height_ + 4},
+          map_.row_names.empty() ? std::to_string(i) : fitted(map_.row_names[i], kWidestName),
+          Anchor::end);
+  }
+  // Returns the base line of the lowest name.
+  [[nodiscard]] double name_columns(double bottom) {
+    const auto middle = [&](std::size_t i) { return corner_.x + (double(i) + 0.5) * width_; };
+    if (map_.column_names.empty()) {
+      for (std::size_t i = 0; i < map_.columns; i += every())
+        drawing_.text({middle(i), bottom + 15}, std::to_string(i), Anchor::middle);
+      return bottom + 15;
+    }
+    double longest = 0;
+    const auto each = std::size_t(std::max(1.0, std::ceil(13 / width_)));
+    for (std::size_t i = 0; i < map_.columns; i += each) {
+      const std::string name = fitted(map_.column_names[i], kWidestName);
+      drawing_.upright_text({middle(i) + 4, bottom + 5}, name);
+      longest = std::max(longest, text_width(name));
+    }
+    return bottom + 5 + longest;
+  }
 
   // Draws one path per colour, in which neighbours in a row share a box.
-  void draw_cells(const Heat& heat, Point corner, double cell) {
+  void draw_cells(const Heat& heat) {
     std::map<int, std::string> paths;
     for (std::size_t r = 0; r < map_.rows; ++r)
       for (std::size_t c = 0; c < map_.columns;) {
@@ -448,8 +492,8 @@ class HeatDrawing {
         std::size_t end = c + 1;
         while (end < map_.columns && level_at(heat, r, end) == level) ++end;
         if (level >= 0)
-          paths[level] += box({corner.x + double(c) * cell, corner.y + double(r) * cell},
-                              double(end - c) * cell + kOverlap, cell + kOverlap);
+          paths[level] += box({corner_.x + double(c) * width_, corner_.y + double(r) * height_},
+                              double(end - c) * width_ + kOverlap, height_ + kOverlap);
         c = end;
       }
     for (const auto& [level, path] : paths) drawing_.cells(path, Heat::colour_of(level));
@@ -469,6 +513,8 @@ class HeatDrawing {
   const HeatMap& map_;
   Drawing drawing_;
   std::size_t left_out_ = 0;
+  Point corner_;
+  double width_ = 0, height_ = 0;  // of a cell
 };
 
 class StripDrawing {

@@ -62,6 +62,8 @@ struct HeatMap {
   std::vector<double> values;  // (rows, columns), the first row on top
   std::vector<bool> hidden =
       {};  // likewise, or empty: cells without a value, which are not left out
+  // A name for each row and each column, or empty: they are counted from 0 and the cells are squares.
+  std::vector<std::string> row_names = {}, column_names = {};
 };
 [[nodiscard]] Picture draw(const HeatMap& map);
 

@@ -177,7 +177,10 @@ struct TextBox {
                                                           : anchor->second == "middle"
                                                               ? x - width / 2
                                                               : x - width;
-    boxes.push_back({left, y - 0.74 * size, left + width, y + 0.2 * size, e.text});
+    if (e.attributes.contains("transform"))  // upright, and ends at the point
+      boxes.push_back({x - 0.74 * size, y, x + 0.2 * size, y + width, e.text});
+    else
+      boxes.push_back({left, y - 0.74 * size, left + width, y + 0.2 * size, e.text});
   }
   return boxes;
 }
@@ -318,6 +321,12 @@ TEST_CASE("Numbers on axes are short") {
   CHECK(label_text(-12345) == "-12.3k");
   CHECK(label_text(3.456e9) == "3.46G");
   CHECK(label_text(1e13) == "1e13");
+  CHECK(label_text(3.12449, 0.01) == "3.124");
+  CHECK(label_text(1.8244, 0.1) == "1.82");
+  CHECK(label_text(0.5083, 0.05) == "0.51");
+  CHECK(label_text(0, 0.01) == "0.000");
+  CHECK(label_text(0.0042, 1) == "0.0042");
+  CHECK(label_text(12345, 0.01) == "12.3k");
   CHECK(coordinate(-0.001) == "0");
   CHECK(coordinate(100) == "100");
   CHECK(coordinate(1.5) == "1.5");
@@ -599,6 +608,41 @@ TEST_CASE("Hidden cells of a heat map are not drawn, not counted and give no col
       svg(draw(HeatMap{"h", "t", "", "", "", "", 1, 3, {0, 1, 1e6}, {false, false, true}}));
   CHECK(xml.all("path", "cells").size() == 2);
   CHECK_FALSE(says(xml, "left out"));
+}
+
+TEST_CASE("Rows and columns of a heat map stand beside their names, which cover no other text") {
+  for (unsigned seed = 1; seed <= 100; ++seed) {
+    Draws draws(seed);
+    HeatMap map{"h", "A title", "", "task", "variant", "share", 0, 0, {}};
+    map.rows = std::size_t(draws.whole(1, 20));
+    map.columns = std::size_t(draws.whole(1, 30));
+    if (!draws.one_in(4))
+      for (std::size_t r = 0; r < map.rows; ++r) map.row_names.push_back(draws.name());
+    if (!draws.one_in(4))
+      for (std::size_t c = 0; c < map.columns; ++c) map.column_names.push_back(draws.name());
+    for (std::size_t i = 0; i < map.rows * map.columns; ++i) map.values.push_back(draws.real(0, 1));
+    CAPTURE(seed);
+    CHECK(faults_of_texts(draw(map)) == "");
+  }
+  const Xml xml = svg(draw(HeatMap{"h",
+                                   "t",
+                                   "",
+                                   "",
+                                   "",
+                                   "",
+                                   2,
+                                   3,
+                                   {0, 0, 0, 0, 1, 0},
+                                   {},
+                                   {"first", "second"},
+                                   {"a", "b", "c"}}));
+  std::istringstream lightest(xml.all("path", "cells").at(1).attributes.at("d").substr(1));
+  double x = 0, y = 0;
+  lightest >> x >> y;
+  const Element row = xml.text_of("second"), column = xml.text_of("b");
+  CHECK(row.number("y") == Approx(y + 12).margin(0.02));     // in the middle of 16
+  CHECK(column.number("x") == Approx(x + 36).margin(0.02));  // in the middle of 64
+  CHECK(column.attributes.at("transform").rfind("rotate(-90 ", 0) == 0);
 }
 
 TEST_CASE("A strip shows each character below its column") {
