@@ -76,7 +76,7 @@ std::string coordinate(double value) {
 std::string label_text(double value) {
   // 9.996 is 10.0, and 999.6 is 1.00k: the first digit is known after rounding.
   char text[64];
-  std::snprintf(text, sizeof text, "%.*e", std::abs(value) < 0.995 ? 1 : 2, value);
+  std::snprintf(text, sizeof text, "%.*e", std::abs(value) < 1 ? 1 : 2, value);
   const double rounded = std::strtod(text, nullptr), size = std::abs(rounded);
   if (size == 0) return "0";
   double unit = 1;
