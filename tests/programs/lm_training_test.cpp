@@ -2,6 +2,7 @@
 #include "catch.hpp"
 #include "heed_lm/generation.hpp"
 #include "heed_lm/json_fields.hpp"
+#include "heed_lm/run_report.hpp"
 #include "heed_lm/training.hpp"
 #include "tasks/flip_flop.hpp"
 #include "tasks/mqar.hpp"
@@ -14,10 +15,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <sstream>
+#include <thread>
 
 using namespace heed_lm;
 namespace nn = heed::nn;
@@ -235,6 +239,72 @@ TEST_CASE(
   CHECK(loss > 1);
   for (const Index batch : {1, 3, 1000})
     CHECK(score(*run.model, c, *data, batch).loss == Approx(loss).epsilon(1e-6));
+}
+
+TEST_CASE("The seconds of steps leave out evaluations, saves and what watches a step") {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kSteps = 6;
+  Run run = new_run(kSteps);
+  const auto data = open_data(parentheses(), *run.tokenizer);
+  double of_steps = 0;
+  int steps = 0, pauses = 0;
+  const auto wait = [&] {
+    ++pauses;
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  };
+  Watch watch;
+  watch.evaluate_every = watch.save_every = 1;
+  watch.on_step = [&](const Report& report) {
+    const Batch batch = data->training_batch(4, run.train.seed, std::uint64_t(report.step - 1));
+    CHECK(report.step_tokens == Index(batch.inputs.size()));
+    CHECK(report.step_seconds > 0);
+    of_steps += report.step_seconds;
+    ++steps;
+    wait();
+  };
+  watch.on_evaluation = [&](Index, double) { wait(); };
+  watch.on_save = wait;
+  const Clock::time_point start = Clock::now();
+  train(run, *data, 1, watch);
+  const double all = std::chrono::duration<double>(Clock::now() - start).count();
+  CHECK(steps == kSteps);
+  CHECK(pauses == 3 * kSteps);
+  // Steps and pauses do not overlap: whatever else the machine does, they fit into the whole time.
+  CHECK(of_steps + 0.030 * pauses <= all);
+}
+
+// The y of each point of a picture's line, and that of the frame's top.
+std::pair<std::vector<double>, double> heights_of(const std::filesystem::path& picture) {
+  const std::vector<std::byte> bytes = heed::io::read_file(picture);
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string points = "<polyline points=\"", frame = "<rect x=\"";
+  std::istringstream line(text.substr(text.find(points) + points.size()));
+  std::vector<double> heights;
+  char comma = 0;
+  for (double x = 0, y = 0; line >> x >> comma >> y;) heights.push_back(y);
+  const std::size_t y = text.find("y=\"", text.find(frame));
+  return {heights, std::stod(text.substr(y + 3))};
+}
+
+TEST_CASE("The plot of a run's speed has the tokens of its steps over the seconds of its steps") {
+  const heed_test::TemporaryFolder folder;
+  RunReport report(folder.path / "pages", "A run");
+  // Four steps have 190, 10, 100 and 100 tokens and take 0.3, 0.1, 0.3 and 0.1 s: 400 tokens in 0.8 s, 500 tokens/s. Means
+  // of speeds or of seconds per token are others, and so is the speed since the start of the run, with evaluations.
+  for (Index step = 1; step <= 240; ++step)
+    report.step({.step = step,
+                 .steps = 240,
+                 .loss = 1,
+                 .tokens_per_second = 3,
+                 .step_tokens = step % 4 == 0   ? 50
+                                : step % 4 == 1 ? 150
+                                                : 100,
+                 .step_seconds = step % 2 == 0 ? 0.1 : 0.3});
+  report.evaluation(240, 1.5);
+  report.write();
+  const auto [heights, top] = heights_of(folder.path / "pages" / "speed.svg");
+  CHECK(heights.size() == 60);
+  for (const double y : heights) CHECK(y == Approx(top).margin(0.02));  // of the tick at 500
 }
 
 TEST_CASE("A score counts right answers, also by their difficulty, whatever the batch") {
