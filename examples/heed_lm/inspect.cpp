@@ -196,7 +196,7 @@ int run_inspect(const InspectCommand& command) {
 
   Inspection in{command.checkpoint, run.config.variant, {}, {}, {}};
   for (const Index id : ids) in.tokens.push_back(run.tokenizer->token(id));
-  in.layers = read_layers(*run.model, context, ids, {.links = command.top});
+  in.layers = read_layers(*run.model, context, 1, ids, {.links = command.top});
   Index most = 0;
   for (const WeightMeasures& m : in.layers) most = std::max(most, m.heads);
   require_among("--head", command.head, most, "heads");

@@ -16,14 +16,14 @@ namespace heed_lm {
 namespace nn = heed::nn;
 
 std::vector<heed::WeightMeasures> read_layers(Model& model, nn::Context<float>& context,
-                                              std::span<const Index> ids,
+                                              Index batch, std::span<const Index> ids,
                                               const heed::WeightRequest& request) {
   // The loss computes the head a chunk of tokens at a time; its value is of no interest here.
-  (void)model.loss(context, 1, ids, ids);
+  (void)model.loss(context, batch, ids, ids);
   std::vector<heed::WeightMeasures> layers;
   for (auto& block : model.blocks()) {
-    auto measures = zoo::weights_of(block.attention(), context, 1, request);
-    if (!measures) measures = nn::weights_of(block.attention(), context, 1, request);
+    auto measures = zoo::weights_of(block.attention(), context, batch, request);
+    if (!measures) measures = nn::weights_of(block.attention(), context, batch, request);
     if (!measures)
       throw std::runtime_error("the attention of layer " + std::to_string(layers.size()) +
                                " is none whose weights can be measured");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which tokens the tokens of a sequence read, in each layer and head of a model.
+// Which tokens the tokens of sequences read, in each layer and head of a model.
 
 #include "model_config.hpp"
 
@@ -12,11 +12,11 @@
 
 namespace heed_lm {
 
-// Runs the model on one sequence, and returns the measures of each block. Throws std::runtime_error for a block whose
+// Runs the model on `batch` sequences of ids, one below the other, and returns the measures of each block. Throws std::runtime_error for a block whose
 // attention is none of the library or the zoo.
 [[nodiscard]] std::vector<heed::WeightMeasures> read_layers(Model& model,
                                                             heed::nn::Context<float>& context,
-                                                            std::span<const Index> ids,
+                                                            Index batch, std::span<const Index> ids,
                                                             const heed::WeightRequest& request);
 
 // Means over the tokens of a head that read something.
