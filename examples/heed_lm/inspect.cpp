@@ -45,7 +45,7 @@ struct Inspection {
   return text;
 }
 
-// 3 "e" 0.456, 0 "T" 0.120
+// 3 'e' 0.456, 0 'T' 0.120
 [[nodiscard]] std::string links_text(const Inspection& in, const WeightMeasures& m, Index row) {
   std::string text;
   for (const WeightLink& link : m.links_of(row)) {
@@ -110,7 +110,7 @@ void print_readings(const Inspection& in, bool all_tokens, std::FILE* to) {
 // A number of each layer and head.
 [[nodiscard]] heed_report::Picture map_of(const Inspection& in, const char* name, const char* title,
                                           const char* unit, double HeadReading::*number) {
-  heed_report::HeatMap map{name, title, "Means over tokens.", "head", "layer", unit};
+  heed_report::HeatMap map{name, title, "Means over tokens.", "head", "layer", unit, 0, 0, {}};
   map.rows = in.layers.size();
   for (const WeightMeasures& m : in.layers)
     map.columns = std::max(map.columns, std::size_t(m.heads));

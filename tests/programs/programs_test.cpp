@@ -437,7 +437,7 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
   const Result one = shell.done(inspect + "--layer 1 --head 0 --top 2 --json -");
   CHECK(lines_of(one.err).size() == 2 + 9);
   CHECK(std::regex_match(lines_of(one.err).at(10),
-                         std::regex(R"(  8 "i"  reads \d ".+" -?\d\.\d{3}, \d ".+" -?\d\.\d{3})")));
+                         std::regex(R"(  8 'i'  reads \d '.+' -?\d\.\d{3}, \d '.+' -?\d\.\d{3})")));
   const Json chosen = Json::parse(one.out);
   REQUIRE(chosen.at("heads").size() == 1);
   CHECK(chosen.at("heads").at(0).at("layer") == 1);
