@@ -77,7 +77,8 @@ Picture draw(const LinkMap& map) {
   if (negative) say("Bands of the second colour have weights below 0.");
   if (first > 0)
     say("The last " + std::to_string(count - first) + " of " + std::to_string(count) + " tokens; " +
-        std::to_string(before) + " links of theirs go to tokens before.");
+        std::to_string(before) + (before == 1 ? " link of theirs goes" : " links of theirs go") +
+        " to tokens before.");
   say(left_out_text(left_out));
   const double end = drawing.paragraph(top + kRow * double(count - first) + 4, note, "note");
   return drawing.finish(map.name, map.title, end + kMargin);
