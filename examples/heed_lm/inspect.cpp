@@ -60,7 +60,7 @@ struct Inspection {
 
 // Means of each chosen head, and below them what its tokens read: all of them, or the last one alone.
 void print_readings(const Inspection& in, bool all_tokens, std::FILE* to) {
-  std::fprintf(to, "%zu tokens, %zu layers; %s\n", in.tokens.size(), in.layers.size(),
+  std::fprintf(to, "tokens %zu, layers %zu; %s\n", in.tokens.size(), in.layers.size(),
                in.variant.c_str());
   for (const HeadReading& head : in.chosen) {
     const WeightMeasures& m = in.layers[std::size_t(head.layer)];

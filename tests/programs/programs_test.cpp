@@ -407,7 +407,7 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
               files = documented("heed_lm inspect --report");
   const Result all = shell.done(inspect + "--json a.json --report pages");
   CHECK(lines_matched(all.out, lines) == lines);
-  CHECK(lines_of(all.out).at(0) == "9 tokens, 2 layers; differential");
+  CHECK(lines_of(all.out).at(0) == "tokens 9, layers 2; differential");
   CHECK(lines_of(all.out).size() == 1 + 2 * 2 * 2);
   const std::string text = read(shell.path("a.json"));
   CHECK(paths_of(text, fields) == fields);
