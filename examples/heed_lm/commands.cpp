@@ -143,16 +143,6 @@ void require_outputs(const TrainCommand& command) {
   heed_program::require_pages_apart({"--report", command.report}, files);
 }
 
-// Tells a model of its cost of steps, or says that its attention counts none.
-void set_ponder(Run& run) {
-  try {
-    run.model->set_ponder(run.train.ponder);
-  } catch (const std::invalid_argument&) {
-    heed::fail("--ponder is ", run.train.ponder, ", ", run.config.variant,
-               " counts no steps; it must be 0");
-  }
-}
-
 // The run that the command starts or goes on with, and its data in tokens.
 struct Prepared {
   Run run;
@@ -184,7 +174,8 @@ struct Prepared {
     p.run.train = command.train;
     p.run.model = std::make_unique<Model>(make_model(p.run.config, Naming::options));
   }
-  set_ponder(p.run);
+  heed::require(p.run.train.ponder == 0 || p.run.model->counts_steps(), "--ponder is ",
+                p.run.train.ponder, ", ", p.run.config.variant, " counts no steps; it must be 0");
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": the run was trained on other data than these, or with another part held out");

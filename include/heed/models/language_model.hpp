@@ -74,6 +74,11 @@ class LanguageModel {
     head(c, hidden(), logits);
   }
 
+  // Does every block count the steps that its attention takes?
+  [[nodiscard]] bool counts_steps() const {
+    return std::all_of(blocks_.begin(), blocks_.end(),
+                       [](const auto& block) { return block.attention().counts_steps(); });
+  }
   // From now on gradient() is that of loss() + ponder_cost(): `weight` times the mean of the steps that each block's
   // attention takes, over heads and tokens, summed over the blocks. Throws where a block counts no steps.
   void set_ponder(double weight) {

@@ -68,6 +68,8 @@ class AttentionLayer {
   // In training, attention weights are dropped at `rate` in [0, 1). Each stream and each step drops others.
   virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
+  // Does the op count the steps that each token takes, so that they can have a cost?
+  [[nodiscard]] virtual bool counts_steps() const { return false; }
   // Adds `weight` times the mean, over heads and tokens, of the steps that the op counts to the loss whose gradient
   // backward() computes. A layer whose op gives no steps throws for a weight other than 0.
   virtual void set_ponder(double weight) {

@@ -224,6 +224,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void restrict_to(const Mask<Real>& also) override { stage.mask = stage.mask & also; }
   void set_dropout(double rate, std::uint64_t stream) override { stage.set_dropout(rate, stream); }
+  [[nodiscard]] bool counts_steps() const override {
+    return stage.op.readout.without_steps() == nullptr;
+  }
   void set_ponder(double weight) override { stage.set_ponder(weight); }
   [[nodiscard]] double ponder_cost() const override { return stage.ponder_cost(); }
 
