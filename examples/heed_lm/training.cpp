@@ -135,7 +135,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
   const nn::WarmupCosine schedule{s.warmup, std::max(s.steps, s.warmup), s.learning_rate,
                                   0.1 * s.learning_rate};
   Model& model = *run.model;
-  model.set_ponder(s.ponder);    // of a run that was made by hand
+  model.set_ponder(s.ponder);
   run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
   const Clock::time_point start = Clock::now();
   const Index first = run.step;

@@ -230,6 +230,9 @@ TEST_CASE(
   CHECK(whole() == of_gradient);
 
   Model plain = small_model("sdpa"), by_size = small_model("dialectical");
+  CHECK(model.counts_steps());
+  CHECK_FALSE(plain.counts_steps());
+  CHECK_FALSE(by_size.counts_steps());
   CHECK(message_of([&] { plain.set_ponder(0.1); }) ==
         "OpStage::set_ponder: the weight is 0.1, the op's readout counts no steps "
         "(plug/readout.hpp)");
