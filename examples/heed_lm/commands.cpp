@@ -174,6 +174,8 @@ struct Prepared {
     p.run.train = command.train;
     p.run.model = std::make_unique<Model>(make_model(p.run.config, Naming::options));
   }
+  heed::require(p.run.train.ponder == 0 || p.run.model->counts_steps(), "--ponder is ",
+                p.run.train.ponder, ", ", p.run.config.variant, " counts no steps; it must be 0");
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": the run was trained on other data than these, or with another part held out");

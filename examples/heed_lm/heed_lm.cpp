@@ -127,6 +127,10 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.real("--weight-decay", c.train.weight_decay,
          "Decay of matrices per step, as a multiple of the learning rate");
   o.real("--clip", c.train.clip, "Largest norm of the gradient, longer ones are scaled; 0: any");
+  o.real(
+      "--ponder", c.train.ponder,
+      "Cost of a step, in nats, of attention that halts by learnt probabilities (dialectical-act): "
+      "training minimises the loss and so much times the mean of its steps");
   o.seed(c.train.seed, "Seed of weights, batches and dropout");
   app.add_option("--precision", c.train.precision,
                  "float, or mixed: products of layers and of attention round their operands to "

@@ -57,6 +57,7 @@ std::vector<std::string> all_names() {
   std::vector<std::string> names = nn::attention_names();
   names.insert(names.end(), kStacks.begin(), kStacks.end());
   names.push_back(nn::kGatedAttention);
+  names.push_back(nn::kDialecticalAct);
   return names;
 }
 
@@ -198,6 +199,52 @@ TEST_CASE("The gradients of the dialectical model are those of its loss") {
       nn::Context<double> c;
       check_model(model, c, causal ? "causal" : "without a mask");
     }
+}
+
+TEST_CASE(
+    "The gradients of a model that ponders are those of its loss and of what its steps cost") {
+  // With these weights no row is near a jump of its number of steps, where differences would be of no use.
+  Model model = small_model(nn::kDialecticalAct);
+  model.set_ponder(0.3);
+  nn::Context<double> c;
+  c.threads = 1;
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const auto whole = [&] {
+    const double loss = model.loss(c, kBatch, ids, targets);
+    return loss + model.ponder_cost();
+  };
+  double of_gradient = 0;
+  const auto report =
+      check_layer(model, whole, [&] { of_gradient = model.gradient(c, kBatch, ids, targets); });
+  INFO(report.text());
+  CHECK(report.passed);
+  // Losses that are reported are cross-entropies.
+  CHECK(of_gradient == Approx(model.loss(c, kBatch, ids, targets)).epsilon(1e-12));
+  // 0.3 times the mean of N + R in each of the two blocks, 2 to 7 steps.
+  CHECK(model.ponder_cost() > 2 * 0.3);
+  CHECK(model.ponder_cost() < 2 * 0.3 * 7);
+  const double cost = model.ponder_cost();
+  model.set_ponder(0.6);
+  CHECK(whole() == Approx(of_gradient + 2 * cost).epsilon(1e-12));
+  model.set_ponder(0);
+  CHECK(whole() == of_gradient);
+
+  Model plain = small_model("sdpa"), by_size = small_model("dialectical");
+  CHECK(model.counts_steps());
+  CHECK_FALSE(plain.counts_steps());
+  CHECK_FALSE(by_size.counts_steps());
+  CHECK(message_of([&] { plain.set_ponder(0.1); }) ==
+        "OpStage::set_ponder: the weight is 0.1, the op's readout counts no steps "
+        "(plug/readout.hpp)");
+  CHECK(message_of([&] { by_size.set_ponder(0.1); }) ==
+        "OpStage::set_ponder: the weight is 0.1, the op's rows halt by the size of their steps; "
+        "halting must be adaptive");
+  CHECK(message_of([&] { model.set_ponder(-1); }) ==
+        "OpStage::set_ponder: the weight is -1, it must be finite and not negative");
+  Model remembers = small_model("prototype-art");
+  CHECK(message_of([&] { remembers.set_ponder(0.1); }) ==
+        "AttentionLayer::set_ponder: the weight is 0.1, the layer counts no steps; it must be 0");
+  remembers.set_ponder(0);
 }
 
 TEST_CASE("The gradients of the stacks with a frame of their own are those of their loss") {

@@ -202,7 +202,8 @@ TEST_CASE("A run with a number that is not finite is not saved, and the old file
 TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
   for (const std::string variant :
        {"sdpa", "dar", "differential-v2", "intent-calculated", "ode", "dialectical", "prototype",
-        "sdpa-latent", "sdpa-gated", "qkvi", "qkvi-from-q", "ode-lm", kDialecticalLm}) {
+        "sdpa-latent", "sdpa-gated", "dialectical-act", "qkvi", "qkvi-from-q", "ode-lm",
+        kDialecticalLm}) {
     INFO(variant);
     Run one = new_run(3, variant), two = new_run(3, variant);
     train_on(one, 1);
@@ -210,6 +211,32 @@ TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
     CHECK(same_bits(weights_of(*one.model), weights_of(*two.model)));
     CHECK_FALSE(same_bits(weights_of(*one.model), weights_of(*new_run(3, variant).model)));
   }
+}
+
+TEST_CASE("A cost of steps makes a model that halts by learnt probabilities take fewer") {
+  const auto steps_of = [](double ponder) {
+    Run run = new_run(120, "dialectical-act");
+    run.train.learning_rate = 5e-3;
+    run.train.ponder = ponder;
+    train_on(run, 2);
+    const auto data = open_data(parentheses(), *run.tokenizer);
+    nn::Context<float> c;
+    (void)score(*run.model, c, *data, 16);
+    double steps = 0, tokens = 0;
+    for (const auto& block : run.model->blocks())
+      for (const nn::TokenNumbers& numbers : block.attention().token_diagnostics())
+        if (numbers.name == "steps")
+          for (const double x : numbers.of) {
+            steps += x;
+            ++tokens;
+          }
+    REQUIRE(tokens > 0);
+    return steps / tokens;
+  };
+  const double free = steps_of(0), dear = steps_of(1);
+  CAPTURE(free, dear);
+  CHECK(dear < free - 0.1);
+  CHECK(dear < 2.2);  // 2 is the least: one step, and all of the probability behind it
 }
 
 TEST_CASE("Training lowers the loss of rows that it never saw") {
@@ -509,6 +536,7 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
         "its training config has learning_rate = 1e+300, it must lie in [0, 1e+30]");
   CHECK(training("weight_decay", -1e-9) ==
         "its training config has weight_decay = -1e-09, it must lie in [0, 1e+30]");
+  CHECK(training("ponder", -1) == "its training config has ponder = -1, it must lie in [0, 1e+30]");
   CHECK(training("seed", -1) ==
         "its training config has seed = -1, which would be read as 18446744073709551615");
   CHECK(model("seed", -1) == own + "has seed = -1, which would be read as 18446744073709551615");

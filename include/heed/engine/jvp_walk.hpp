@@ -43,8 +43,9 @@ template <class Real>
 struct JvpOutputs {
   const Saved<Real>* saved = nullptr;     // of forward(), or null
   TensorView<const Real> known_out = {};  // that of the same forward()
-  TensorView<Real> out = {}, lse = {};    // written where `saved` is not given; lse as asked for
-  TensorView<Real> out_tangent = {}, lse_tangent = {};
+  // Written where `saved` is not given; lse and steps as asked for.
+  TensorView<Real> out = {}, lse = {}, steps = {};
+  TensorView<Real> out_tangent = {}, lse_tangent = {}, steps_tangent = {};
 };
 
 // Rows before a readout that is not the identity, and what moves with them.
@@ -611,6 +612,16 @@ void read_out_moving(const Op& op, const Op& direction, const Geometry& g, const
           if (to.out.given()) to.out(b, h, t, c) = Real(context.out[next].value);
           to.out_tangent(b, h, t, c) = Real(context.out[next].grad[0]);
         }
+  if constexpr (Readout::counts_steps) {
+    next = 0;
+    for (Index b = 0; b < g.batch && !context.steps.empty(); ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index t = 0; t < g.len_q; ++t, ++next) {
+          if (to.steps.given()) to.steps(b, h, t, 0) = Real(context.steps[next].value);
+          if (to.steps_tangent.given())
+            to.steps_tangent(b, h, t, 0) = Real(context.steps[next].grad[0]);
+        }
+  }
 }
 
 // Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
