@@ -14,6 +14,7 @@
 #include <heed/core/parallel.hpp>
 #include <heed/engine/queries.hpp>
 #include <heed/measure/weight_measures.hpp>
+#include <heed/simd/functions.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -235,7 +236,9 @@ class WeightWorker {
       const P w = weights.load(j, v), a = math::absolute(w);
       total += w;
       size += a;
-      logs += zero_where(a == zero, a * math::log(a));
+      // math::log() asks the C library lane by lane. Here a is 0 or of ordinary size, or too small to count.
+      const Scientific<Real> parts(a);
+      logs += a * log_of(parts.exponent, parts.mantissa - Real(1));
       reach += a * math::absolute(origin - Real(j));
       top = max(a, top);
     }

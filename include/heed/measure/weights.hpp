@@ -29,7 +29,8 @@
 //           The same bits for any number of threads.
 // Errors    std::invalid_argument where the arguments do not fit, or where `saved` is of another call; std::bad_alloc
 // Memory    O(len_q (links + sets)) for the results, and what forward() has per thread
-// Cost      the scores of forward(), one logarithm a pair, and no product with the values
+// Cost      the scores of forward(), one logarithm a pair, and no product with the values: 1.0 to 1.3 times forward() with up
+//           to three links, 2.3 times with 16 (bench/NOTES.md)
 
 #include <heed/engine/doors.hpp>
 #include <heed/measure/weight_walk.hpp>
