@@ -31,6 +31,7 @@ struct GatedSink : heed::PlainRows {
 template <class Real>
 struct Gate : heed::PlainReadout {
   using P = heed::Pack<Real>;
+  using PlaceFree = Gate;
   static constexpr int query_inputs = 2;
   static constexpr bool saves_mixed = true;
   static constexpr const char* query_inputs_name = "gate";
