@@ -95,18 +95,22 @@ struct CheckDirection {
     add_parameters(moved.op, only, step);
     moved.infer();
     moved.out.insert(moved.out.end(), moved.lse.begin(), moved.lse.end());
+    moved.out.insert(moved.out.end(), moved.steps.begin(), moved.steps.end());
     return std::move(moved.out);
   }
 };
 
-// Numbers of out, and of lse behind them where the call asks for it.
+// Numbers of out, and behind them of lse and of steps where the call asks for them.
 template <class Op>
 struct CheckResults {
   std::vector<double> numbers;
   Outputs<double> views;
   explicit CheckResults(OpCall<Op>& call)
-      : numbers(call.out.size() + call.lse.size()), views(numbers.data(), call.out_view().shape()) {
-    if (!call.lse.empty()) views.lse = {numbers.data() + call.out.size(), call.lse_shape()};
+      : numbers(call.out.size() + call.lse.size() + call.steps.size()),
+        views(numbers.data(), call.out_view().shape()) {
+    double* next = numbers.data() + call.out.size();
+    if (!call.lse.empty()) views.lse = {next, call.lse_shape()};
+    if (!call.steps.empty()) views.steps = {next + call.lse.size(), call.steps_shape()};
   }
   CheckResults(const CheckResults&) = delete;
 };
@@ -118,6 +122,7 @@ GradientReport check_tangents_of(OpCall<Op>& call, const CheckDirection<Op>& dir
                                  Index failures, Each&& each) {
   std::vector<double> u = call.grad_out;
   u.insert(u.end(), call.grad_lse.begin(), call.grad_lse.end());
+  u.insert(u.end(), call.grad_steps.begin(), call.grad_steps.end());
   std::vector<double> sum(u.size());
   CheckResults<Op> moved(call), found(call);
   const std::vector<NamedTensor> gradients = call.gradients();

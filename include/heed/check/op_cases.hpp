@@ -175,13 +175,18 @@ inline void require_something(const Geometry& g, const char* where) {
           "; all must be at least 1");
 }
 
-// Runs both passes of a call for a loss of out, and of lse where the normaliser differentiates_lse.
+// Runs both passes of a call for a loss of out, of lse where the normaliser differentiates_lse, and of steps where the
+// readout gives them.
 template <class Op>
 void run_check_call(OpCall<Op>& call) {
   call.grad_out = gradcheck_grad_out(call.geometry());
   if (Op::NormaliserType::differentiates_lse) {
     call.grad_lse = spread_numbers(element_count(call.lse_shape(), "check_op"));
     call.lse.assign(call.grad_lse.size(), 0);
+  }
+  if (call.op.readout.without_steps() == nullptr) {
+    call.grad_steps = spread_numbers(call.geometry().query_rows());
+    call.steps.assign(call.grad_steps.size(), 0);
   }
   call.forward();
   call.backward();

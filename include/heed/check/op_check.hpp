@@ -8,9 +8,10 @@
 //   return report.passed() ? 0 : 1;
 //
 //   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op; and lse,
-//               where the normaliser differentiates_lse
+//               where the normaliser differentiates_lse, and steps, where the readout gives them
 //   gradients   backward() against central differences of the twin: inputs, the extra one included, a bias of the
-//               mask, and parameters; the loss depends on out, and on lse where the normaliser differentiates_lse
+//               mask, and parameters; the loss depends on out, on lse where the normaliser differentiates_lse, and on
+//               steps where the readout gives them
 //   forward     jvp() against backward(), <u, J x> = <J^T u, x> (check/jvp_check.hpp); of an op that jvp() does not take,
 //   mode        the report's text says so, and why
 //   score_vjp   where the score has one: against dual numbers, on random pairs
@@ -84,10 +85,12 @@ void check_call(OpCall<Op>& call, const std::string& name, const GradcheckOption
   for (std::size_t i = 0; i < call.lse.size(); ++i)
     if (const double lse = slow.lse[i % maps][i / maps]; call.lse[i] != lse)
       note(out, {"lse", Index(i), call.lse[i], lse}, 1e-10, 20);
+  for (std::size_t i = 0; i < call.steps.size(); ++i)
+    note(out, {"steps", Index(i), call.steps[i], slow.steps[i]}, 1e-10, 20);
   report.cases.emplace_back("out, " + name, out);
 
   const std::vector<NamedTensor> tensors = op_tensors(call.op, problem);
-  OpLoss<Op> loss{call.op, problem, call.grad_out, {}, call.grad_lse};
+  OpLoss<Op> loss{call.op, problem, call.grad_out, {}, call.grad_lse, call.grad_steps};
   for (const NamedTensor& tensor : tensors) loss.names.push_back(tensor.name);
   report.cases.emplace_back("gradients, " + name,
                             check_gradient_on<double>(loss, tensors, call.gradients(), options));

@@ -163,6 +163,13 @@ class BackwardWorker {
       readout.lse = my.panel.lse.constant();
       readout.dlse = my.dlse;
     }
+    if constexpr (Readout::counts_steps) {
+      std::fill(readout.steps, readout.steps + lanes, Real(0));
+      if (s_.output.grad_steps.given())
+        pack_lanes(s_.output.grad_steps.row(place.batch, place.head, place.query),
+                   s_.output.grad_steps.strides().row, place.rows, 1, readout.steps, lanes);
+      readout.dsteps = readout.steps;
+    }
     my.extra = readout.extra;
     my.query = readout.query;
     c_.op.read_out_vjp(readout, own_);

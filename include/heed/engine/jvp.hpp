@@ -121,19 +121,22 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   require_one_piece(in.value, "value", where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_tangents(d, in, mask, where);
-  check_outputs<Op>(tangent, g, in, mask, where);
+  check_outputs(op, tangent, g, in, mask, where);
   require_apart_from_tangents(tangent.out, "the tangent of out", d, where);
   require_apart_from_tangents(tangent.lse, "the tangent of lse", d, where);
+  require_apart_from_tangents(tangent.steps, "the tangent of steps", d, where);
   if (tangent.lse.given())
     require(Op::NormaliserType::differentiates_lse, where,
             ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
             "(plug/normaliser.hpp)");
   if (written) {
-    check_outputs<Op>(*written, g, in, mask, where);
-    for (const auto& [view, name] : {std::pair{&written->out, "out"}, {&written->lse, "lse"}}) {
+    check_outputs(op, *written, g, in, mask, where);
+    for (const auto& [view, name] :
+         {std::pair{&written->out, "out"}, {&written->lse, "lse"}, {&written->steps, "steps"}}) {
       require_apart_from_tangents(*view, name, d, where);
       require_apart(*view, tangent.out, name, "the tangent of out", where);
       require_apart(*view, tangent.lse, name, "the tangent of lse", where);
+      require_apart(*view, tangent.steps, name, "the tangent of steps", where);
     }
   } else {
     require_shape(known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
@@ -162,9 +165,11 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   to.saved = saved;
   to.out_tangent = copies.write(tangent.out);
   to.lse_tangent = copies.write(tangent.lse);
+  to.steps_tangent = copies.write(tangent.steps);
   if (written) {
     to.out = copies.write(written->out);
     to.lse = copies.write(written->lse);
+    to.steps = copies.write(written->steps);
   } else {
     to.known_out = copies.read(known_out);
   }
@@ -175,8 +180,9 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
 }  // namespace detail
 
 // out_tangent = the derivative of forward()'s out along `tangents` and, if given, along `op_tangent`, an object of the
-// op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent}, where
-// lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone. `saved` and `out` are
+// op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent,
+// steps_tangent}, where lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone, and
+// steps_tangent (batch, heads, len_q, 1) of readouts that count steps. `saved` and `out` are
 // those of forward() with the same op, inputs, mask, scale and dropout.
 //
 // What a mask hides leaves no trace, neither the input nor its tangent. A row that sees no key has tangent 0; a row that
@@ -195,7 +201,7 @@ void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
                              options);
 }
 
-// The same without an earlier forward(): `out`, or {out, lse}, is written as forward() does, up to rounding.
+// The same without an earlier forward(): `out`, or {out, lse, steps}, is written as forward() does, up to rounding.
 template <AttentionOp Op>
 void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
          const Tangents<typename Op::Scalar>& tangents, const Outputs<typename Op::Scalar>& out,
