@@ -6,11 +6,13 @@
 #include "message_of.hpp"
 
 #include <heed/check/op_causality.hpp>
+#include <heed/ops/dialectical.hpp>
 #include <heed/ops/intent_gate.hpp>
 #include <heed/ops/scaled_dot.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -72,6 +74,15 @@ TEST_CASE("Causal ops pass check_causality with every tensor that they read", "[
   check_causal(IntentGated<float>{}, {"query", "key", "value", "extra"});
   check_causal(OwnAttention<Forgetting, float>{}, {"query", "key", "value", "key_inputs"});
   check_causal(Reads{}, {"query", "key", "value", "query_inputs", "key_inputs"});
+
+  // One whose rows take steps, of which each row's share is an output, too.
+  const Geometry g{2, 4, 4, 2, 11, 11, 6, 6};
+  auto ponders = make_dialectical<double>(g, {.halting = Halting::adaptive});
+  int n = 0;
+  ponders.visit([&](const char*, Param<double>& param) {
+    for (Index i = 0; i < param.size(); ++i) param[i] = 0.5 * std::sin(double(++n));
+  });
+  check_causal(ponders, {"query", "key", "value"});
 }
 
 TEST_CASE("check_causality tells the tensors that bring later tokens to earlier outputs",
