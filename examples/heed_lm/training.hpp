@@ -49,6 +49,9 @@ struct Score {
   Index answers = 0;              // number of targets
   struct Part {
     Index answers = 0, right = 0;
+    // What the attention reports of the tokens at these answers (steps, tension), by name: sums over the answers of the
+    // mean over the blocks that report it.
+    std::map<std::string, double> reports;
   };
   std::map<Index, Part> by_difficulty;  // empty for data whose targets have none
 };

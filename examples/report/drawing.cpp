@@ -171,6 +171,14 @@ void Drawing::polyline(const std::vector<Point>& points, const std::string& css)
   body_ += "<polyline" + attribute("points", places) + attribute("class", css) + "/>\n";
 }
 
+void Drawing::band(Point from, Point to, double height, const std::string& css) {
+  std::string places;
+  for (const Point& p : {Point{from.x, from.y - height / 2}, Point{to.x, to.y - height / 2},
+                         Point{to.x, to.y + height / 2}, Point{from.x, from.y + height / 2}})
+    places += (places.empty() ? "" : " ") + coordinate(p.x) + "," + coordinate(p.y);
+  body_ += "<polygon" + attribute("points", places) + attribute("class", css) + "/>\n";
+}
+
 void Drawing::cells(const std::string& data, const std::string& fill) {
   body_ += "<path" + attribute("class", "cells") + attribute("fill", fill) + attribute("d", data) +
            "/>\n";

@@ -60,6 +60,8 @@ class Drawing {
                  const std::string& fill = "");
   void circle(Point centre, double radius, const std::string& css);
   void polyline(const std::vector<Point>& points, const std::string& css);
+  // A filled band between two upright edges of this height, whose middles are `from` and `to`.
+  void band(Point from, Point to, double height, const std::string& css);
   // Many cells of one colour; `data` is that of an SVG path.
   void cells(const std::string& data, const std::string& fill);
   void text(Point at, std::string_view text, Anchor anchor = Anchor::start,

@@ -6,6 +6,7 @@
 #include "temporary.hpp"
 
 #include "report/labels.hpp"
+#include "report/links.hpp"
 #include "report/page.hpp"
 #include "report/plots.hpp"
 #include "report/scale.hpp"
@@ -777,4 +778,51 @@ TEST_CASE(
   CHECK_THROWS_WITH(prepare_folder(inner / "other.svg" / "c"), Catch::Contains("cannot be made"));
   fs::create_directories(folder.path / "c" / "report.html");
   CHECK_THROWS_WITH(prepare_folder(folder.path / "c"), Catch::Contains("not a regular file"));
+}
+
+TEST_CASE("Bands of links begin at the reader, end at what it reads, and are as wide as weights") {
+  LinkMap map{"reads", "Who reads whom", "", {"a", " ", "<", "\xC3"}, {}};
+  map.links = {{2, 0, 0.5}, {3, 1, -0.25}, {3, 3, 1}, {1, 1, kNaN}};
+  const Xml xml = svg(draw(map));
+  // The letters of a row stand on one line, at both ends of the bands.
+  const std::vector<Element> letters = xml.all("text", "letter");
+  REQUIRE(letters.size() == 2 * 4);
+  CHECK(letters[2].text == "\u2423");
+  CHECK(letters[4].text == "<");
+  const auto line = [&](std::size_t token) { return letters[2 * token].number("y"); };
+  const std::vector<Element> bands = xml.all("polygon");
+  REQUIRE(bands.size() == 3);
+  const auto corners = [&](std::size_t n) { return points_of(bands[n]); };
+  CHECK(bands[0].is("f1"));  // the lightest first, in the colour of weights below 0
+  CHECK(bands[1].is("f0"));
+  const auto middles = [&](std::size_t n) {
+    const std::vector<Point> p = corners(n);
+    return Point{(p[0].y + p[3].y) / 2, (p[1].y + p[2].y) / 2};
+  };
+  CHECK(middles(1).x - middles(1).y == Approx(line(2) - line(0)).margin(0.02));
+  CHECK(middles(0).x - middles(0).y == Approx(line(3) - line(1)).margin(0.02));
+  CHECK(middles(2).x == Approx(middles(2).y));
+  const auto height = [&](std::size_t n) { return corners(n)[3].y - corners(n)[0].y; };
+  CHECK(height(1) == Approx(height(2) / 2).margin(0.02));
+  CHECK(height(0) == Approx(height(2) / 4).margin(0.02));
+  CHECK(height(2) < line(1) - line(0));
+  CHECK(says(xml, "weights below 0"));
+  CHECK(says(xml, "1 value that cannot be drawn is left out."));
+}
+
+TEST_CASE("Of a long text the end is drawn, and links that leave it are counted") {
+  LinkMap map{"reads", "t", "", std::vector<std::string>(kMostLinkTokens + 10, "x"), {}};
+  map.links = {{4, 1, 0.5}, {20, 9, 0.5}, {20, 10, 0.5}};
+  const Xml xml = svg(draw(map));
+  CHECK(xml.all("text", "letter").size() == 2 * kMostLinkTokens);
+  CHECK(xml.all("polygon").size() == 1);
+  CHECK(says(xml, "The last 48 of 58 tokens; 1 link of theirs goes to tokens before."));
+  CHECK_NOTHROW(svg(draw(LinkMap{"reads", "t", "", {}, {}})));
+}
+
+TEST_CASE("Tokens are shown by signs, and long ones are cut") {
+  CHECK(token_sign("a b\n") == "a\u2423b\u21B5");
+  CHECK(token_sign(std::string(14, 'x')) == std::string(14, 'x'));
+  CHECK(token_sign(std::string(15, 'x')) == std::string(14, 'x') + "\u2026");
+  CHECK(token_sign("\u00E9\u00E9") == "\u00E9\u00E9");
 }

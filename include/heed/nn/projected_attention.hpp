@@ -224,6 +224,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void restrict_to(const Mask<Real>& also) override { stage.mask = stage.mask & also; }
   void set_dropout(double rate, std::uint64_t stream) override { stage.set_dropout(rate, stream); }
+  [[nodiscard]] bool counts_steps() const override {
+    return stage.op.readout.without_steps() == nullptr;
+  }
+  void set_ponder(double weight) override { stage.set_ponder(weight); }
+  [[nodiscard]] double ponder_cost() const override { return stage.ponder_cost(); }
 
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     std::vector<std::pair<std::string, double>> means;
@@ -235,6 +240,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                          sum / std::max<double>(1, double(saved.diagnostics[d].size())));
     }
     return means;
+  }
+  [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const override {
+    return stage.token_diagnostics();
   }
 
  private:
