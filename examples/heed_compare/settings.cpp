@@ -188,10 +188,16 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
       ->type_name("X")
       ->capture_default_str()
       ->check(heed_program::number(0, 1e30));
+  app.add_option("--init", settings.init,
+                 "With --train: first weights, normal numbers: fan-in, with deviation "
+                 "1 / sqrt(columns of the matrix), or gpt2, with 0.02 whatever the width")
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_option("--task", settings.task,
                  "With --train: trains on a generated task instead of a text, such as mqar or "
                  "mqar:len=128,pairs=8, and compares accuracy and loss on its answers (default "
-                 "text); help lists all tasks with their numbers and sources")
+                 "text); the defaults are then --width 64 --heads 2 --depth 2 --batch 64. help "
+                 "lists all tasks with their numbers and sources")
       ->type_name("NAME");
   app.add_option("--text", settings.text_file,
                  "Text to compare on. Timings take its bytes as tokens and repeat it as often as "
@@ -223,7 +229,7 @@ void note_unused(const CLI::App& app, bool trains) {
   const std::vector<const char*> unused =
       trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
              : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth",
-                                        "--len",   "--batch", "--lr"};
+                                        "--len",   "--batch", "--lr",    "--init"};
   for (const char* option : unused)
     if (app.count(option) > 0)
       std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option,
@@ -242,6 +248,14 @@ void take_task(const CLI::App& app, Settings& settings) {
     if (app.count(option) > 0)
       throw UsageError("--task is " + settings.task + " and " + option +
                        " names a text; it must be one of both");
+  // Sizes with which plain attention learns the tasks within minutes.
+  const auto unless_given = [&](const char* option, Index& size, Index value) {
+    if (app.count(option) == 0) size = value;
+  };
+  unless_given("--width", settings.model.width, 64);
+  unless_given("--heads", settings.model.heads, 2);
+  unless_given("--depth", settings.model.depth, 2);
+  unless_given("--batch", settings.model.batch, 64);
   try {
     const auto task = tasks::make_task(settings.task);
     settings.task = task->spec();

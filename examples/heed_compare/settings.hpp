@@ -46,6 +46,7 @@ struct Settings {
   Index train_steps = 0;        // 0: nothing is trained
   int seeds = 1;                // number of runs, with seeds seed, seed + 1, ...
   double learning_rate = 2e-3;  // peak of the schedule
+  std::string init = "fan-in";  // first weights, as ModelConfig has them
   ModelSizes model;             // its len is that of the task where there is one
   std::string task;  // spec of the task that is trained on (tasks/task_list.hpp); empty: a text
   std::string text_file, then_file;  // empty: not given

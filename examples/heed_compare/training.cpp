@@ -96,6 +96,7 @@ class Trainer {
     config.depth = settings_.model.depth;
     config.len = settings_.model.len;
     config.hidden = 4 * config.width;
+    config.init = settings_.init;
     config.seed = seed;
     return config;
   }

@@ -4,6 +4,8 @@
 #include "../tasks/task_list.hpp"
 #include "statistics.hpp"
 
+#include <heed/variants.hpp>
+
 #include <algorithm>
 
 namespace compare {
@@ -22,33 +24,53 @@ using Losses = std::vector<double> TrainedVariant::*;
   return names;
 }
 
+// Adds the mean of the seeds of a variant, with a whisker over all of them.
+void add_seeds(Group& group, const std::vector<double>& of_seeds) {
+  group.values.push_back(mean_of(of_seeds));
+  group.whiskers.push_back(heed_report::whisker_over(of_seeds));
+}
+
 [[nodiscard]] Group group_of(const TrainingComparison& comparison, const char* name,
                              Losses losses) {
   Group group{name, {}};
-  for (const TrainedVariant& v : comparison.variants) {
-    group.values.push_back(mean_of(v.*losses));
-    group.spreads.push_back(spread_of(v.*losses));
-  }
+  for (const TrainedVariant& v : comparison.variants) add_seeds(group, v.*losses);
   return group;
 }
 
-[[nodiscard]] Picture validation(const Settings& settings, const TrainingComparison& c) {
-  const std::string note = settings.seeds > 1 ? "Means of " + std::to_string(settings.seeds) +
-                                                    " seeds; bars reach one standard deviation."
-                                              : "One seed, so that the spread is not known.";
-  return draw(BarChart{"validation_loss",
-                       "Validation loss after training",
-                       note,
-                       "loss, nats per token",
-                       names_of(c),
-                       {group_of(c, "", &TrainedVariant::losses)},
-                       true});
+// What points and whiskers are.
+[[nodiscard]] std::string seeds_note(const Settings& settings) {
+  return settings.seeds > 1 ? "Means of " + std::to_string(settings.seeds) +
+                                  " seeds; whiskers reach from the lowest to the highest seed."
+                            : "One seed, so that the spread is not known.";
 }
 
-[[nodiscard]] Picture forgetting(const TrainingComparison& c) {
+// Plain attention, if it was trained; null if not.
+[[nodiscard]] const TrainedVariant* baseline_of(const TrainingComparison& c) {
+  for (const TrainedVariant& v : c.variants)
+    if (v.name == heed::kBaseline) return &v;
+  return nullptr;
+}
+
+[[nodiscard]] Picture validation(const Settings& settings, const TrainingComparison& c) {
+  BarChart chart{"validation_loss",
+                 "Validation loss after training",
+                 seeds_note(settings),
+                 "loss, nats per token",
+                 names_of(c),
+                 {group_of(c, "", &TrainedVariant::losses)},
+                 true};
+  const TrainedVariant* baseline = baseline_of(c);
+  if (baseline != nullptr && c.variants.size() > 1) {
+    chart.reference = mean_of(baseline->losses);
+    chart.note += " The line stands at plain attention.";
+  }
+  return draw(chart);
+}
+
+[[nodiscard]] Picture forgetting(const Settings& settings, const TrainingComparison& c) {
   return draw(BarChart{"forgetting",
                        "Loss on the first text before and after the second",
-                       "",
+                       seeds_note(settings),
                        "validation loss, nats per token",
                        names_of(c),
                        {group_of(c, "first text", &TrainedVariant::losses),
@@ -58,17 +80,16 @@ using Losses = std::vector<double> TrainedVariant::*;
 }
 
 [[nodiscard]] Picture accuracies(const Settings& settings, const TrainingComparison& c) {
-  BarChart chart{"accuracy", "Answers that are right", "", "share of answers", names_of(c), {},
+  BarChart chart{"accuracy",
+                 "Answers that are right",
+                 seeds_note(settings),
+                 "share of answers",
+                 names_of(c),
+                 {},
                  true};
-  chart.note =
-      settings.seeds > 1 ? "Means over seeds; bars reach one standard deviation." : "One seed.";
   for (const std::string& test : tests_of(c.variants.front())) {
     Group group{test, {}, {}};
-    for (const TrainedVariant& v : c.variants) {
-      const std::vector<double> of_seeds = accuracies_of(v, test);
-      group.values.push_back(mean_of(of_seeds));
-      group.spreads.push_back(spread_of(of_seeds));
-    }
+    for (const TrainedVariant& v : c.variants) add_seeds(group, accuracies_of(v, test));
     chart.groups.push_back(std::move(group));
   }
   return draw(chart);
@@ -80,7 +101,6 @@ using Losses = std::vector<double> TrainedVariant::*;
   LinePlot plot{"accuracy_by_difficulty", "Answers that are right, by difficulty",
                 "Means over seeds.",      {counts},
                 {"share of answers"},     {}};
-  plot.marks = true;
   for (const TrainedVariant& v : c.variants) {
     std::map<Index, heed_lm::Score::Part> parts;
     for (const Outcome& outcome : v.outcomes) {
@@ -90,7 +110,7 @@ using Losses = std::vector<double> TrainedVariant::*;
         parts[difficulty].right += part.right;
       }
     }
-    heed_report::Series series{v.name, {}, {}};
+    heed_report::Series series{v.name, {}, {}, true};
     for (const auto& [difficulty, part] : parts) {
       series.x.push_back(double(difficulty));
       series.y.push_back(double(part.right) / double(part.answers));
@@ -111,15 +131,43 @@ using Losses = std::vector<double> TrainedVariant::*;
                        {group}});
 }
 
+[[nodiscard]] std::string points_note(const TrainingComparison& c) {
+  const std::size_t each = c.variants.back().curve.steps_per_point();
+  return each > 1 ? "Each point is the mean of " + std::to_string(each) + " steps. " : "";
+}
+
 [[nodiscard]] Picture curves(const TrainingComparison& c) {
-  std::size_t each = 1;
-  LinePlot plot{"training_loss", "Training loss of the first seed", "",
+  LinePlot plot{"training_loss", "Training loss of the first seed", points_note(c),
                 {"step"},        {"loss, nats per token"},          {}};
-  for (const TrainedVariant& v : c.variants) {
-    each = v.curve.steps_per_point();
-    plot.series.push_back(v.curve.series(v.name));
+  for (const TrainedVariant& v : c.variants) plot.series.push_back(v.curve.series(v.name));
+  return draw(plot);
+}
+
+// The points of the curve that are means of the same steps as one of the baseline, over that one.
+[[nodiscard]] heed_report::Series ratio_to(const heed_report::Series& baseline,
+                                           const heed_report::Series& curve) {
+  heed_report::Series ratio{curve.name, {}, {}};
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < curve.x.size(); ++i) {
+    while (at < baseline.x.size() && baseline.x[at] < curve.x[i]) ++at;
+    if (at == baseline.x.size() || baseline.x[at] != curve.x[i]) continue;
+    ratio.x.push_back(curve.x[i]);
+    ratio.y.push_back(curve.y[i] / baseline.y[at]);
   }
-  if (each > 1) plot.note = "Each point is the mean of " + std::to_string(each) + " steps.";
+  return ratio;
+}
+
+// All variants see the same batches in the same order, so that the ratio scatters less than either loss.
+[[nodiscard]] Picture curves_over(const TrainedVariant& baseline, const TrainingComparison& c) {
+  LinePlot plot{"training_loss_ratio",
+                "Training loss relative to plain attention",
+                points_note(c) + "First seed, the same batches for all.",
+                {"step"},
+                {"loss over that of " + baseline.name},
+                {}};
+  const heed_report::Series of_baseline = baseline.curve.series(baseline.name);
+  for (const TrainedVariant& v : c.variants)
+    plot.series.push_back(ratio_to(of_baseline, v.curve.series(v.name)));
   return draw(plot);
 }
 
@@ -171,12 +219,15 @@ heed_report::Page training_page(const Settings& settings, const TrainingComparis
                        count(m.batch, ", seeds ") + count(settings.seeds, " from ") +
                        count(settings.seed, ", threads ") + std::to_string(settings.threads)}};
   page.pictures = {validation(settings, comparison), speeds(comparison), curves(comparison)};
+  const TrainedVariant* baseline = baseline_of(comparison);
+  if (baseline != nullptr && comparison.variants.size() > 1)
+    page.pictures.push_back(curves_over(*baseline, comparison));
   if (!settings.task.empty()) {
     page.pictures.push_back(accuracies(settings, comparison));
     if (!tasks::task_entry(tasks::task_name(settings.task)).difficulty.empty())
       page.pictures.push_back(by_difficulty(settings, comparison));
   }
-  if (!settings.then_file.empty()) page.pictures.push_back(forgetting(comparison));
+  if (!settings.then_file.empty()) page.pictures.push_back(forgetting(settings, comparison));
   for (Picture& picture : measures(comparison)) page.pictures.push_back(std::move(picture));
   return page;
 }

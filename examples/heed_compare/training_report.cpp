@@ -133,6 +133,7 @@ void add_records(const Settings& settings, const TrainedVariant& v,
         {"seeds", settings.seeds},
         {"seed", settings.seed},
         {"learning_rate", settings.learning_rate},
+        {"init", settings.init},
         {"threads", settings.threads}}},
       {"variants", variants},
       {"records", records}};

@@ -143,11 +143,13 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
   Index faults = 0;  // skipped steps in a row
   Once say_skip(watch.on_fault), say_unsaved(watch.on_fault);
   while (run.step < s.steps) {
+    const Clock::time_point step_start = Clock::now();
     const Batch batch = data.training_batch(s.batch, s.seed, std::uint64_t(run.step));
     context.step = std::uint64_t(run.step);
     run.optimiser.options.learning_rate = schedule.at(run.step);
     double loss = 0;
     const char* const fault = take_step(run, context, batch, loss);
+    const Clock::time_point now = Clock::now();
     ++run.step;
     const std::string place = "step " + std::to_string(run.step) + ": ";
     if (fault != nullptr) {
@@ -160,11 +162,12 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
     }
     tokens += double(batch.inputs.size());
 
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = std::chrono::duration<double>(now - start).count();
     if (watch.on_step)
       watch.on_step({run.step, s.steps, loss, run.optimiser.options.learning_rate, tokens / seconds,
                      seconds / double(run.step - first) * double(s.steps - run.step),
-                     fault != nullptr});
+                     Index(batch.inputs.size()),
+                     std::chrono::duration<double>(now - step_start).count(), fault != nullptr});
     if (faults == kMostFaults)
       throw NotFinite(place + std::to_string(faults) +
                       " steps in a row met numbers that are not finite" + kAdvice);

@@ -3,6 +3,7 @@
 
 // Attention layers around the zoo's variants, by name.
 
+#include <heed/measure/weight_measures.hpp>
 #include <heed/models/attention_measures.hpp>
 #include <heed/nn/attention_layer.hpp>
 
@@ -21,6 +22,11 @@ namespace zoo {
 // The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp); none for other layers.
 [[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
     const heed::nn::AttentionLayer<float>& layer, heed::Index batch);
+
+// Which tokens the tokens of its last forward() read (heed/models/attention_weights.hpp); nothing for other layers.
+[[nodiscard]] std::optional<heed::WeightMeasures> weights_of(
+    const heed::nn::AttentionLayer<float>& layer, const heed::nn::Context<float>& context,
+    heed::Index batch, const heed::WeightRequest& request);
 
 // Is it a variant of the zoo whose mask is made to show later keys? There is no causal layer of it.
 [[nodiscard]] bool reads_later_keys(const std::string& name);

@@ -567,7 +567,10 @@ TEST_CASE("Two steps of AdamW give the same bits for any number of threads, in d
   for (const std::string& name : layer_names()) check_determinism<double>(name);
 }
 
-TEST_CASE("Matrices start with deviation 0.02, those that write to the residual stream with less") {
+TEST_CASE(
+    "Matrices start with the deviation asked for, those that write to the residual stream with "
+    "less") {
+  const bool fan_in = GENERATE(false, true);
   nn::GptOptions o = small_gpt();
   o.width = 64;
   o.hidden = 0;
@@ -575,7 +578,10 @@ TEST_CASE("Matrices start with deviation 0.02, those that write to the residual 
   Model gpt = gpt_around<double>("sdpa", o);
   Model halting = nn::make_dialectical_lm<double>(100, 64, 64, 32, 4, {});
   for (Model* model : {&gpt, &halting}) {
-    nn::initialise(*model, 7);
+    if (fan_in)
+      nn::initialise(*model, 7, nn::first_weights_named("fan-in"));
+    else
+      nn::initialise(*model, 7);
     const double depth = double(model->blocks().size());
     model->visit([&](const std::string& name, auto& value, auto&) {
       INFO(name);
@@ -595,12 +601,21 @@ TEST_CASE("Matrices start with deviation 0.02, those that write to the residual 
       bool writes = false;
       for (const char* end : {"attn.c_proj.weight", ".out.weight", "mlp.2.weight", "ff.3.weight"})
         writes = writes || name.ends_with(end);
-      const double want = writes ? 0.02 / std::sqrt(2 * depth) : 0.02;
+      // 64, but 128 in the dialectical synthesis and 256 in the MLP's second matrix.
+      const double from = double(value.shape().back()), all = fan_in ? 1 / std::sqrt(from) : 0.02;
+      CHECK((from == 64 || from == 128 || from == 256));
+      const double want = writes ? all / std::sqrt(2 * depth) : all;
       const double spread = 5 / std::sqrt(double(value.size()));
       CHECK(std::abs(root / want - 1) < spread);
       CHECK(std::abs(mean) < want * spread);
     });
   }
+}
+
+TEST_CASE("First weights of an unknown name are refused") {
+  CHECK(nn::first_weights_named("gpt2") == nn::FirstWeights::gpt2);
+  CHECK(message_of([] { (void)nn::first_weights_named("xavier"); }) ==
+        "first_weights_named: name is \"xavier\", it must be gpt2 or fan-in");
 }
 
 TEST_CASE("Initialising fills the same bits for the same seed and leaves what is not zero") {

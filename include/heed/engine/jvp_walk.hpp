@@ -624,26 +624,14 @@ void read_out_moving(const Op& op, const Op& direction, const Geometry& g, const
   }
 }
 
-// A checked call.
+// Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
 template <class Op, class Real>
-void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
-             const BoundMask<Real>& bound, const TangentOperands<Real>& d, const Op& direction,
-             const JvpOutputs<Real>& to, const Options& options) {
+void walk_jvp(const CallContext<Op, Real>& c, KeySide<Op, Real>& keys,
+              KeyTangents<Op, Real>& key_tangents, const TangentOperands<Real>& d,
+              const Op& direction, const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Op, Real>;
   using Normaliser = typename Op::NormaliserType;
-  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
-  Index row_tiles = 0;
-  if constexpr (!Normaliser::streams)
-    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
-  const CallContext<Op, Real> c{op,
-                                g,
-                                bound,
-                                in,
-                                make_plan<Real>(g, bound, options, row_tiles, 0, true),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout};
-  KeyTangents<Op, Real> key_tangents(c, d, direction);
+  const Geometry& g = c.geometry;
   ReadoutRows<Real> rows;
   if constexpr (!Op::ReadoutType::identity) {
     for (auto* numbers : {&rows.mixed, &rows.mixed_tangent})
@@ -667,7 +655,29 @@ void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
       for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
         worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
     });
-  if constexpr (!Op::ReadoutType::identity) read_out_moving(op, direction, g, in, d, rows, to);
+  if constexpr (!Op::ReadoutType::identity) read_out_moving(c.op, direction, g, c.in, d, rows, to);
+}
+
+// A checked call.
+template <class Op, class Real>
+void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
+             const BoundMask<Real>& bound, const TangentOperands<Real>& d, const Op& direction,
+             const JvpOutputs<Real>& to, const Options& options) {
+  using Normaliser = typename Op::NormaliserType;
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  Index row_tiles = 0;
+  if constexpr (!Normaliser::streams)
+    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
+  const CallContext<Op, Real> c{op,
+                                g,
+                                bound,
+                                in,
+                                make_plan<Real>(g, bound, options, row_tiles, 0, true),
+                                Real(scale_of(op, g, options)),
+                                keys,
+                                options.dropout};
+  KeyTangents<Op, Real> key_tangents(c, d, direction);
+  walk_jvp(c, keys, key_tangents, d, direction, to, options);
 }
 
 }  // namespace detail
