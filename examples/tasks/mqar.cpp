@@ -96,7 +96,7 @@ Description<MqarForgetting::Options> MqarForgetting::describe() {
           "HazyResearch/zoology (forgetting MQAR)",
           "1 where the key was rewritten, else 0",
           {},
-          {64, 6, 3, 64, 0.01},
+          {64, 4, 2, 64, 0.01},
           {{"len", &O::len, 4, 65536, "tokens of a sequence"},
            {"pairs", &O::pairs, 1, 16384, "keys"},
            {"updates", &O::updates, 0, 16384, "keys that are given a second value"},

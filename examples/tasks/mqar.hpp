@@ -13,7 +13,8 @@
 // order; the new value is uniform over the values that differ from the key's first one.
 //
 // Published   mqar: V 8192, a 0.01, length and pairs 64:4, 128:8, 256:16, 512:64.  mqar-forgetting: V 8192, P 8, U 4.
-// Shrunken    64:4 with V 64; mqar-forgetting: 64, P 6, U 3, V 64.
+// Shrunken    64:4 with V 64; mqar-forgetting: 64, P 4, U 2, V 64.
+// Learnt      by plain attention of two blocks of width 64 in 300 and 700 steps of 64 sequences (bench/RESULTS.md).
 // Difficulty  mqar: tokens from a key to its query. mqar-forgetting: 1 where the key was rewritten, else 0.
 // Source      Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models", section 3 and
 //             appendix on MQAR, figure 2; HazyResearch/zoology, multiquery_ar.py and forgetting_mqar.py.

@@ -126,7 +126,7 @@ TEST_CASE("mqar: gaps follow the power law, and the second key takes what the fi
 
 TEST_CASE("mqar-forgetting: the last value that the key was given") {
   for (const auto& [spec, pairs] :
-       {std::pair{"mqar-forgetting", 9}, {"mqar-forgetting:published", 12}})
+       {std::pair{"mqar-forgetting", 6}, {"mqar-forgetting:published", 12}})
     check_solves(spec, [pairs = std::size_t(pairs)](const Tokens& prompt) {
       Index value = -1;
       for (std::size_t i = 0; i < pairs; ++i)
@@ -137,7 +137,7 @@ TEST_CASE("mqar-forgetting: the last value that the key was given") {
 
 TEST_CASE("mqar-forgetting: the drawn keys are rewritten once, by another value") {
   std::vector<double> rewritten(6);
-  for (const Sequence& s : sequences_of("mqar-forgetting", 3000)) {
+  for (const Sequence& s : sequences_of("mqar-forgetting:pairs=6,updates=3", 3000)) {
     std::map<Index, Tokens> given;
     for (std::size_t i = 0; i < 9; ++i) given[s.inputs[2 * i]].push_back(s.inputs[2 * i + 1]);
     REQUIRE(given.size() == 6);

@@ -27,18 +27,26 @@ void require_steps(const Op& op, const char* name, const std::string& where) {
   require(why == nullptr, where, ": ", name, " was given, ", why ? why : "");
 }
 
+// f(name, tensor) for all that a call reads as numbers: of its inputs, or of their tangents, and of its mask's bias.
+template <class Tensors, class Bias, class F>
+void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
+  f("query", of.query);
+  f("key", of.key);
+  f("value", of.value);
+  f("extra", of.extra);
+  f("query_inputs", of.query_inputs);
+  f("key_inputs", of.key_inputs);
+  f("bias", bias);
+}
+
 template <class Op, class Real>
 void check_outputs(const Op& op, const Outputs<Real>& outputs, const Geometry& g,
                    const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
   require_output(outputs.out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
   const auto apart = [&](const StoredView<Real>& out, const char* name) {
-    require_apart(out, in.query, name, "query", where);
-    require_apart(out, in.key, name, "key", where);
-    require_apart(out, in.value, name, "value", where);
-    require_apart(out, in.extra, name, "extra", where);
-    require_apart(out, in.query_inputs, name, "query_inputs", where);
-    require_apart(out, in.key_inputs, name, "key_inputs", where);
-    require_apart(out, mask.bias, name, "bias", where);
+    for_each_operand(in, mask.bias, [&](const char* input, const auto& view) {
+      require_apart(out, view, name, input, where);
+    });
     require_apart(out, mask.allowed, name, "the boolean mask", where);
   };
   apart(outputs.out, "out");

@@ -24,35 +24,57 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
+// Parts with a form over dual numbers, which jvp() runs where they have no derivative of their own.
+template <class Score, class Real>
+concept HasMovingTransform = requires(const Rebound<Score, MovingPack<Real>> score,
+                                      const MovingRowInPlace<Real>& x) {
+  score.transform(RowSide::key, Index(0), x);
+};
+template <class Normaliser>
+concept HasMovingReference = requires(const Rebound<Normaliser, Moving> normaliser,
+                                      const LongHandRow<Moving>& row) {
+  { normaliser.reference(row) } -> std::convertible_to<std::vector<Moving>>;
+};
+template <class Op>
+concept HasMovingReadout = requires(const typename Op::template rebind<Moving> op,
+                                    ReadoutContext<Moving>& context) {
+  op.read_out_reference(context);
+};
+
+// Which parts of an op jvp() can run.
+struct MovingParts {
+  bool transform = true, normaliser = true, readout = true;
+  [[nodiscard]] constexpr bool all() const { return transform && normaliser && readout; }
+};
+template <class Op>
+[[nodiscard]] consteval MovingParts moving_parts() {
+  using Real = typename Op::Scalar;
+  using Normaliser = typename Op::NormaliserType;
+  MovingParts can;
+  if constexpr (Op::ScoreType::has_transform)
+    can.transform = HasMovingTransform<typename Op::ScoreType, Real>;
+  if constexpr (!Normaliser::streams && !HasRowJvp<Normaliser, Real> && HasRowVjp<Normaliser, Real>)
+    can.normaliser = HasMovingReference<Normaliser>;
+  if constexpr (!Op::ReadoutType::identity) can.readout = HasMovingReadout<Op>;
+  return can;
+}
+
 // Fails to compile, with one sentence, where a part of the op has no form over dual numbers.
 template <class Op>
 consteval bool check_moving_op() {
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  using Score = typename Op::ScoreType;
-  using Real = typename Op::Scalar;
-  if constexpr (Score::has_transform)
-    static_assert(
-        requires(const Rebound<Score, MovingPack<Real>> s, const MovingRowInPlace<Real>& x) {
-          s.transform(RowSide::key, Index(0), x);
-        },
-        "heed: jvp() runs transform() of rows over dual numbers; this one does not take them "
-        "(plug/transform.hpp)");
-  if constexpr (!Normaliser::streams)
-    static_assert(
-        HasRowJvp<Normaliser, typename Op::Scalar> || !HasRowVjp<Normaliser, typename Op::Scalar> ||
-            requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
-              { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
-            },
-        "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
-        "that takes them (plug/normaliser.hpp)");
-  if constexpr (!Readout::identity)
-    static_assert(
-        requires { typename Op::template rebind<Moving>; } &&
-            requires(const typename Op::template rebind<Moving> op,
-                     ReadoutContext<Moving>& context) { op.read_out_reference(context); },
-        "heed: jvp() runs reference() of a readout over dual numbers; this one has none that takes "
-        "them (plug/readout.hpp)");
+  constexpr MovingParts can = moving_parts<Op>();
+  static_assert(
+      can.transform,
+      "heed: jvp() runs transform() of rows over dual numbers; this one does not take them "
+      "(plug/transform.hpp)");
+  static_assert(
+      can.normaliser,
+      "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
+      "that takes them (plug/normaliser.hpp)");
+  static_assert(
+      can.readout,
+      "heed: jvp() runs reference() of a readout over dual numbers; this one has none that takes "
+      "them (plug/readout.hpp)");
   return true;
 }
 
@@ -78,13 +100,9 @@ void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<
 template <class Real>
 void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
                                  const Tangents<Real>& d, const std::string& where) {
-  require_apart(out, d.query, name, "the tangent of query", where);
-  require_apart(out, d.key, name, "the tangent of key", where);
-  require_apart(out, d.value, name, "the tangent of value", where);
-  require_apart(out, d.extra, name, "the tangent of extra", where);
-  require_apart(out, d.bias, name, "the tangent of bias", where);
-  require_apart(out, d.query_inputs, name, "the tangent of query_inputs", where);
-  require_apart(out, d.key_inputs, name, "the tangent of key_inputs", where);
+  for_each_operand(d, d.bias, [&](const char* input, const auto& tangent) {
+    require_apart(out, tangent, name, (std::string("the tangent of ") + input).c_str(), where);
+  });
 }
 
 // Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.

@@ -41,10 +41,9 @@
 // needs_rehearsal() is true, the door of forward first runs the op with rehearsal() in place of the readout; and the
 // doors of both passes run the op after settle(saved), which sees what that first, or the forward, pass has reported.
 //
-// Rows of a tile are columns of the value, lanes are queries: a product with a weight matrix is
-// panel_gemm(out_features, in_features, vectors, Broadcast{weight}, tile, ...). Lanes from
-// valid_lanes on are padding: they may hold any finite number and must add to no parameter gradient.
-// No result of a lane may depend on another lane.
+// Rows of a tile are columns of the value, lanes are queries: a product with a learnt matrix, and its derivatives, are a
+// LinearMap (plug/linear_map.hpp). Lanes from valid_lanes on are padding: they may hold any finite number and must add to no
+// parameter gradient. No result of a lane may depend on another lane.
 
 #include <heed/core/geometry.hpp>
 #include <heed/plug/parameters.hpp>
