@@ -169,6 +169,16 @@ TEST_CASE("ponder: one row by hand halts after two steps of four") {
   CHECK(grad.readout.halt[0] == Approx(dl * z1).epsilon(1e-13));
 }
 
+TEST_CASE("ponder: a step of no size halts no row before its probabilities do") {
+  // Weights of 0: no step moves a row, and h = sigmoid(1) after each of them.
+  const Geometry g{1, 2, 2, 2, 3, 3, 4, 4};
+  OpCall<Op> call(make_dialectical<double>(g, {.max_steps = 4, .halting = Halting::adaptive}), g);
+  ask_for_steps(call);
+  call.forward();
+  for (const double rho : call.steps) CHECK(rho == Approx(3 - sigmoid(1)).epsilon(1e-14));
+  CHECK(farthest(call.out, call.query) < 1e-15);
+}
+
 TEST_CASE("ponder: the last step that may be taken has all that is left") {
   // h = sigmoid(-2) = 0.119 after each step: three steps spend 0.36.
   OneWide row(0.0, -2.0, 3);
