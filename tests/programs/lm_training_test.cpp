@@ -413,7 +413,7 @@ TEST_CASE("Plain attention learns associative recall from first weights by fan-i
   run.train.learning_rate = 5e-3;
   run.train.warmup = 50;
   run.train.batch = 32;
-  train(run, *data, 2, {});
+  train(run, *data, 1, {});
   nn::Context<float> c;
   CHECK(score(*run.model, c, *data, 64).accuracy > 0.9);
 }
