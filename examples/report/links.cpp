@@ -63,7 +63,7 @@ Picture draw(const LinkMap& map) {
     negative = negative || link.weight < 0;
     const double width = kWidest * std::min(1.0, std::abs(link.weight));
     drawing.band({kLeft, middle(link.reader)}, {kRight, middle(link.read)}, std::max(0.25, width),
-                 link.weight < 0 ? "f1" : "f0");
+                 link.weight < 0 ? "band f1" : "band f0");
   }
   for (std::size_t token = first; token < count; ++token) {
     const std::string sign = token_sign(map.tokens[token]);

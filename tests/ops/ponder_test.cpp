@@ -433,6 +433,18 @@ TEST_CASE("ponder: steps may be stored as bfloat16 and in any layout") {
       }
 }
 
+TEST_CASE("ponder: no heads, no queries and no keys") {
+  for (const Geometry& g : {Geometry{2, 0, 0, 1, 5, 5, 4, 4}, Geometry{2, 2, 2, 1, 0, 5, 4, 4},
+                            Geometry{2, 2, 2, 1, 5, 0, 4, 4}}) {
+    CAPTURE(g.heads, g.len_q, g.len_kv);
+    OpCall<Op> call(random_op(g, 3), g);
+    ask_for_steps(call);
+    call.forward();
+    call.backward();
+    for (const double rho : call.steps) CHECK(rho > 1);
+  }
+}
+
 TEST_CASE("ponder: what does not fit is refused in one sentence") {
   const Geometry g{1, 2, 2, 2, 5, 5, 4, 4};
   OpCall<Op> call(random_op(g, 3), g);

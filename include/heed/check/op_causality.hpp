@@ -9,8 +9,8 @@
 //
 // Of each tensor that the op reads by itself - query, key, value, the extra input, query_inputs and key_inputs - one token at
 // a time gets other numbers in all heads, in all ways of audit_causality() (check/causality.hpp). No output of an earlier
-// token, and none of another sequence, may change a bit: out, and lse where the normaliser differentiates_lse. In the op's
-// own scalar, under a causal mask or the one that is given.
+// token, and none of another sequence, may change a bit: out, lse where the normaliser differentiates_lse, and the steps of
+// rows where the readout gives them. In the op's own scalar, under a causal mask or the one that is given.
 //
 // Errors  those of forward(), and std::invalid_argument unless query i stands at key i: len_q equals len_kv and first_query
 //         is 0
@@ -60,7 +60,8 @@ void for_each_by_token(const Shape& shape, F&& f) {
 template <class Real>
 [[nodiscard]] std::vector<Real> by_token(const std::vector<Real>& numbers, const Shape& shape) {
   std::vector<Real> tokens(numbers.size());
-  for_each_by_token(shape, [&](std::size_t n, std::size_t m) { tokens[m] = numbers[n]; });
+  if (!numbers.empty())
+    for_each_by_token(shape, [&](std::size_t n, std::size_t m) { tokens[m] = numbers[n]; });
   return tokens;
 }
 
@@ -84,19 +85,19 @@ template <AttentionOp Op>
   OpCall<Op> call(op, g, mask);
   if (Op::NormaliserType::differentiates_lse)
     call.lse.assign(std::size_t(element_count(call.lse_shape(), "check_causality")), 0);
-  const Shape out_shape = g.out_shape(), lse_shape = call.lse_shape();
+  if (call.op.readout.without_steps() == nullptr) call.steps.assign(std::size_t(g.query_rows()), 0);
   const auto results = [&] {  // (batch, len, all numbers of a token)
     call.infer();
-    const Numbers out = detail::by_token(call.out, out_shape),
-                  lse = detail::by_token(call.lse, call.lse.empty() ? Shape{} : lse_shape);
-    const auto rows = std::size_t(g.batch * g.len_q);
-    const std::size_t outs = out.size() / rows, lses = lse.size() / rows;
+    const Numbers parts[] = {detail::by_token(call.out, g.out_shape()),
+                             detail::by_token(call.lse, call.lse_shape()),
+                             detail::by_token(call.steps, call.steps_shape())};
+    const Index rows = g.batch * g.len_q;
     Numbers all;
-    all.reserve(out.size() + lse.size());
-    for (std::size_t row = 0; row < rows; ++row) {
-      all.insert(all.end(), out.begin() + Index(row * outs), out.begin() + Index((row + 1) * outs));
-      all.insert(all.end(), lse.begin() + Index(row * lses), lse.begin() + Index((row + 1) * lses));
-    }
+    for (Index row = 0; row < rows; ++row)
+      for (const Numbers& part : parts) {
+        const Index width = Index(part.size()) / rows;
+        all.insert(all.end(), part.begin() + row * width, part.begin() + (row + 1) * width);
+      }
     return all;
   };
   const Inputs<Real> in = call.inputs();

@@ -22,7 +22,8 @@
 // which ran, and why one did not. Formulas with a jump must not have one near the random inputs.
 // A reference() that is to be run on plain numbers alone says so in its signature: `requires std::is_arithmetic_v<S>`. Forward
 // mode then is what it goes without.
-// Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes.
+// Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes; of the time that a file with this
+// call compiles, forward mode takes an eighth (2 of 16 s, g++ 12 at -O1).
 
 #include <heed/check/jvp_check.hpp>
 #include <heed/check/op_cases.hpp>

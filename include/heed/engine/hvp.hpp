@@ -22,6 +22,8 @@
 #include <heed/engine/hvp_walk.hpp>
 #include <heed/engine/jvp.hpp>
 
+#include <string>
+
 namespace heed {
 inline namespace HEED_ABI {
 
@@ -93,15 +95,11 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
     require_shape(grad_out_tangent, out_shape, "the tangent of grad_out", where);
   check_tangents(tangents, in, mask, where);
   check_gradients(to, in, mask, out, OutputGradients<Real>(grad_out), where);
-  for (const auto& [view, name] : {std::pair{&to.query, "grad_query"},
-                                   {&to.key, "grad_key"},
-                                   {&to.value, "grad_value"},
-                                   {&to.bias, "grad_bias"},
-                                   {&to.query_inputs, "grad_query_inputs"},
-                                   {&to.key_inputs, "grad_key_inputs"}}) {
-    require_apart_from_tangents(*view, name, tangents, where);
-    require_apart(*view, grad_out_tangent, name, "the tangent of grad_out", where);
-  }
+  for_each_operand(to, to.bias, [&](const char* input, const auto& view) {
+    const std::string name = std::string("grad_") + input;
+    require_apart_from_tangents(view, name.c_str(), tangents, where);
+    require_apart(view, grad_out_tangent, name.c_str(), "the tangent of grad_out", where);
+  });
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
   const Op direction = op_tangent ? *op_tangent : zeros_like(op);
   require_direction(op, direction, where);

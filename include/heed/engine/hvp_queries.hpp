@@ -6,7 +6,7 @@
 //   dQ. = D. K + D K.                     by the walk, over the row factor, as sums over the keys
 //   dG  -> R^T dG, dR += dG Q^T           of a table by distance (engine/relative_rows.hpp), with their tangents
 //   df  -> df . df/dq                     of features
-//   dQ  -> dQ . dt/dq                     of the score's transform: it asks for dQ beside dQ.
+//   dQ  -> dQ . dt/dq                     of the score's transform t, which asks for dQ itself beside its tangent
 //
 // Memory  per worker twice what backward keeps of them; a table's gradient has the size of the table.
 

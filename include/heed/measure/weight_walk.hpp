@@ -230,22 +230,28 @@ class WeightWorker {
     // Of key `first` from each query; distances are exact up to 2^24 tokens in float.
     const P origin =
         P::iota() + Real(c_.geometry.query_position(panel_.place.query + from) - first);
-    P total = zero, size = zero, logs = zero, reach = zero, least = P::load(least_ + from);
+    P total = zero, size = zero, logs = zero, reach = zero, top = zero;
     for (Index j = keys.begin; j < keys.end; ++j) {
       const P w = weights.load(j, v), a = math::absolute(w);
       total += w;
       size += a;
       logs += zero_where(a == zero, a * math::log(a));
       reach += a * math::absolute(origin - Real(j));
-      if (any_lane(a > least)) {
-        link(v, first + j, w);
-        least = P::load(least_ + from);
-      }
+      top = max(a, top);
     }
     RowSums<Real>::add(sums_.total, v, total);
     RowSums<Real>::add(sums_.size, v, size);
     RowSums<Real>::add(sums_.logs, v, logs);
     RowSums<Real>::add(sums_.reach, v, reach);
+    if (any_lane(top > P::load(least_ + from))) link_block(weights, v, first, keys);
+  }
+  // The links among these keys. Few blocks of a long row have any.
+  [[gnu::noinline]] void link_block(const LaneTile<Real>& weights, int v, Index first,
+                                    const KeyRange& keys) {
+    for (Index j = keys.begin; j < keys.end; ++j) {
+      const P w = weights.load(j, v);
+      if (any_lane(math::absolute(w) > P::load(least_ + v * kWidth))) link(v, first + j, w);
+    }
   }
 
   // Puts key `key` among the links of the queries of vector v that give it more than their last link has. Keys arrive in

@@ -95,8 +95,9 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   void check(const Geometry& g, const char* where) const {
     require(g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
             ", it must equal dim_qk, which is ", g.dim_qk);
-    require(!adaptive() || (this->halt.given() && this->halt_bias.given()), where,
-            ": halting is adaptive, ", this->halt.given() ? "halt.bias" : "halt.weight",
+    const bool has_unit = this->halt.given() && this->halt_bias.given();
+    require(!adaptive() || has_unit || g.heads == 0, where, ": halting is adaptive, ",
+            this->halt.given() ? "halt.bias" : "halt.weight",
             " was not given; make_dialectical() makes both for a geometry");
   }
 

@@ -5,7 +5,7 @@
 // Of a row x, with d for "gradient of":
 //
 //   features f(x)       dx += df . df/dx                          by the features' vjp on dual numbers
-//   table entries W x   dx += W^T de                              dx. += W.^T de + W^T de.
+//   entries e = W x     dx += W^T de                              dx. += W.^T de + W^T de.
 //   transform t(x)      dx  = dt . dt/dx                          by the transform's vjp on dual numbers
 //
 // What features and transforms read of parameters and of numbers of tokens gets its gradients, with tangents, likewise.
@@ -26,7 +26,6 @@ struct MovingLanes {
     const LaneTile<Real> value = one();
     return {value, one()};
   }
-  void set_rows(Index rows) { value.rows = tangent.rows = rows; }
   void fill(Real x) const {
     value.fill(x);
     tangent.fill(x);
@@ -161,11 +160,9 @@ class MovingTransformGradients {
  public:
   explicit MovingTransformGradients(const MovingTransform<Score, Real>& transform)
       : transform_(transform) {
-    if constexpr (Score::has_transform) {
-      gradients_ = transform.score();
-      visit_parameters(gradients_, [&](const char*, const auto& param) { size_ += param.size(); });
-    }
+    if constexpr (Score::has_transform) gradients_ = transform.score();
   }
+  // Starts at zeros; before run().
   void begin() {
     if constexpr (Score::has_transform)
       visit_parameters(gradients_, [](const char*, auto& param) { param.set_zero(); });
@@ -195,8 +192,7 @@ class MovingTransformGradients {
           for (Index c = 0; c < tile.rows; ++c) tile.store(c, v, zero_where(idle, tile.load(c, v)));
       }
   }
-  // How many parameters the score has, and f(n, tangent) for each of them, in the order of visit_parameters().
-  [[nodiscard]] Index size() const { return size_; }
+  // f(n, tangent) for each parameter of the score, numbered as visit_parameters() meets them.
   template <class F>
   void for_each_tangent(F&& f) const {
     if constexpr (Score::has_transform) {
@@ -210,7 +206,6 @@ class MovingTransformGradients {
  private:
   const MovingTransform<Score, Real>& transform_;
   typename MovingTransform<Score, Real>::Lifted gradients_;
-  Index size_ = 0;
 };
 
 }  // namespace detail
