@@ -34,7 +34,7 @@ Description<Needles::Options> Needles::describe() {
           "Ye et al. 2024 (Differential Transformer)",
           "depth of the needle in %, rounded to a quarter",
           {},
-          {128, 6, 2, 16, 32, 32},
+          {64, 2, 2, 16, 16, 16},
           {{"len", &O::len, 8, 65536, "tokens of a sequence"},
            {"needles", &O::needles, 1, 1024, "cities with a number (N)"},
            {"asked", &O::asked, 1, 1024, "cities that are asked for (R)"},

@@ -11,7 +11,7 @@
 //
 // Published   N:R = 1:1, 2:2, 4:2, 6:2 in a context of 4,096 tokens (and up to 64 K), needles that are sentences, "The
 //             magic number of CITY is NUMBER", in a text.
-// Shrunken    6:2 in 128 tokens.
+// Shrunken    2:2 in 64 tokens, with 16 cities, numbers and words.
 // Difficulty  the depth of the needle in the hay in %, rounded to a quarter.
 // Source      Ye et al. 2024, "Differential Transformer", section 3.4: accuracy by depth (table 2, figure 5) and attention
 //             on the answer and on noise (table 3). Answer::source is the number of the needle; its city stands in front.

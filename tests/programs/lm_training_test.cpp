@@ -398,12 +398,13 @@ TEST_CASE("A model learns a task's answers, on sequences of the run's seed") {
 }
 
 // Two heads in two blocks have to find each other for this. With first weights of 0.02 they do not in 2,000 steps, and an
-// answer is one of the two values that were shown. Seeds 1 to 8 of the batches take 200 to 1,000 steps to 97 %.
+// answer is one of the two values that were shown. Seed 1 takes 200 steps; the others are to spare, for machines whose
+// sums end in other bits.
 TEST_CASE("Plain attention learns associative recall from first weights by fan-in") {
   const auto task =
       std::make_shared<tasks::Mqar>(tasks::Mqar::Options{.len = 16, .pairs = 2, .vocabulary = 16});
   const auto data = make_task_source(task, 3);
-  Run run = new_run(1200, "sdpa");
+  Run run = new_run(600, "sdpa");
   run.config.vocabulary = task->vocabulary();
   run.config.width = 32;
   run.config.heads = 1;
@@ -413,7 +414,7 @@ TEST_CASE("Plain attention learns associative recall from first weights by fan-i
   run.train.learning_rate = 5e-3;
   run.train.warmup = 50;
   run.train.batch = 32;
-  train(run, *data, 2, {});
+  train(run, *data, 1, {});
   nn::Context<float> c;
   CHECK(score(*run.model, c, *data, 64).accuracy > 0.9);
 }

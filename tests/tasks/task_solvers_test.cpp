@@ -408,7 +408,8 @@ TEST_CASE("flip-flop: instructions and bits have their probabilities, in trainin
 }
 
 TEST_CASE("needles: the number that stands behind the city") {
-  for (const std::string spec : {"needles", "needles:needles=1,asked=1", "needles:len=28"})
+  for (const std::string spec :
+       {"needles", "needles:needles=1,asked=1", "needles:len=28,needles=6"})
     check_solves(spec, [](const Tokens& prompt) {
       return *(std::find(prompt.begin(), prompt.end(), prompt.back()) + 1);
     });
@@ -418,7 +419,7 @@ TEST_CASE("needles: cities stand in needles alone, and one asked needle at each 
   constexpr Index cities = 16, numbers = 32, hay = 124, last = hay - 2;
   std::vector<double> depths(5), order(2);
   double hay_numbers = 0, hay_tokens = 0;
-  for (const Sequence& s : sequences_of("needles", 4000)) {
+  for (const Sequence& s : sequences_of("needles:len=128,needles=6,numbers=32,words=32", 4000)) {
     REQUIRE(s.inputs.size() == 128);
     CHECK(s.inputs[std::size_t(hay)] == 80);  // ASK
     std::map<Index, Index> number_of;

@@ -194,7 +194,7 @@ TEST_CASE("Sequences are these on every machine") {
       {"memorise", 0x5BB5809EF971822F},
       {"induction", 0xBFC93226E524C0E5},
       {"flip-flop", 0xECB1D66CA21FC2EB},
-      {"needles", 0xF33C5D58FDFAF212},
+      {"needles:len=128,needles=6,numbers=32,words=32", 0xF33C5D58FDFAF212},
       {"dyck", 0x10DD807B54810D02},
       {"parity", 0x19D5BD4F7CF945F4},
       {"modular-sum", 0x7843BDF6B850B9C9},
@@ -245,9 +245,10 @@ TEST_CASE("What a spec cannot ask for is told in one sentence") {
        "selective-copy: len is 64, it must be more than 65 for 32 copies");
   says("memorise:len=7", "memorise: len is 7, it must be even");
   says("flip-flop:len=7", "flip-flop: len is 7, it must be even");
-  says("needles:asked=7", "needles: asked is 7, it must be at most needles, 6");
-  says("needles:cities=5", "needles: cities is 5, it must be at least needles, 6");
-  says("needles:len=27", "needles: len is 27, 6 needles of which 2 are asked for need 28");
+  says("needles:needles=6,asked=7", "needles: asked is 7, it must be at most needles, 6");
+  says("needles:needles=6,cities=5", "needles: cities is 5, it must be at least needles, 6");
+  says("needles:needles=6,len=27",
+       "needles: len is 27, 6 needles of which 2 are asked for need 28");
   says("dyck:least=64", "dyck: least is 64, it must be less than len, 64");
   says("parity:least=21", "parity: least is 21, it must be at most len, 20");
   says(
