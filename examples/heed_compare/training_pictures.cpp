@@ -14,114 +14,170 @@ using heed_report::BarChart;
 using heed_report::Group;
 using heed_report::LinePlot;
 using heed_report::Picture;
-using Losses = std::vector<double> TrainedVariant::*;
+using Variants = std::vector<const TrainedVariant*>;
 
-[[nodiscard]] std::vector<std::string> names_of(const TrainingComparison& comparison) {
-  std::vector<std::string> names;
-  for (const TrainedVariant& v : comparison.variants) names.push_back(v.name);
-  return names;
-}
+// Pictures of one task; with several tasks their names and titles tell which.
+class TaskPictures {
+ public:
+  TaskPictures(const Settings& settings, const TrainingComparison& comparison,
+               const Experiment::Task& task)
+      : task_(task),
+        variants_(variants_of(comparison, task.spec)),
+        several_(comparison.tasks.size() > 1),
+        name_(tasks::task_name(task.spec)),
+        seeds_(settings.training.seeds > 1 ? "Means of " + std::to_string(settings.training.seeds) +
+                                                 " seeds; bars reach one standard deviation."
+                                           : "One seed, so that the spread is not known.") {}
 
-[[nodiscard]] Group group_of(const TrainingComparison& comparison, const char* name,
-                             Losses losses) {
-  Group group{name, {}};
-  for (const TrainedVariant& v : comparison.variants) {
-    group.values.push_back(mean_of(v.*losses));
-    group.spreads.push_back(spread_of(v.*losses));
-  }
-  return group;
-}
-
-[[nodiscard]] Picture validation(const Settings& settings, const TrainingComparison& c) {
-  const std::string note = settings.seeds > 1 ? "Means of " + std::to_string(settings.seeds) +
-                                                    " seeds; bars reach one standard deviation."
-                                              : "One seed, so that the spread is not known.";
-  return draw(BarChart{"validation_loss",
-                       "Validation loss after training",
-                       note,
-                       "loss, nats per token",
-                       names_of(c),
-                       {group_of(c, "", &TrainedVariant::losses)},
-                       true});
-}
-
-[[nodiscard]] Picture forgetting(const TrainingComparison& c) {
-  return draw(BarChart{"forgetting",
-                       "Loss on the first text before and after the second",
-                       "",
-                       "validation loss, nats per token",
-                       names_of(c),
-                       {group_of(c, "first text", &TrainedVariant::losses),
-                        group_of(c, "first text, after the second", &TrainedVariant::forgotten),
-                        group_of(c, "second text", &TrainedVariant::second)},
-                       true});
-}
-
-[[nodiscard]] Picture accuracies(const Settings& settings, const TrainingComparison& c) {
-  BarChart chart{"accuracy", "Answers that are right", "", "share of answers", names_of(c), {},
-                 true};
-  chart.note =
-      settings.seeds > 1 ? "Means over seeds; bars reach one standard deviation." : "One seed.";
-  for (const std::string& test : tests_of(c.variants.front())) {
-    Group group{test, {}, {}};
-    for (const TrainedVariant& v : c.variants) {
-      const std::vector<double> of_seeds = accuracies_of(v, test);
-      group.values.push_back(mean_of(of_seeds));
-      group.spreads.push_back(spread_of(of_seeds));
+  [[nodiscard]] std::vector<Picture> all() const {
+    std::vector<Picture> pictures = {validation(), speeds(), curves()};
+    const CellResult& first = variants_.front()->runs.front();
+    if (task_.spec != kText) {
+      pictures.push_back(accuracies());
+      if (!tasks::task_entry(name_).difficulty.empty()) pictures.push_back(by_difficulty());
+      if (!first.course.empty()) pictures.push_back(courses());
     }
-    chart.groups.push_back(std::move(group));
+    if (!first.stages.empty()) pictures.push_back(forgetting());
+    for (Picture& picture : measures()) pictures.push_back(std::move(picture));
+    return pictures;
   }
-  return draw(chart);
-}
 
-// Means over seeds, of held-out sequences.
-[[nodiscard]] Picture by_difficulty(const Settings& settings, const TrainingComparison& c) {
-  const std::string& counts = tasks::task_entry(tasks::task_name(settings.task)).difficulty;
-  LinePlot plot{"accuracy_by_difficulty", "Answers that are right, by difficulty",
-                "Means over seeds.",      {counts},
-                {"share of answers"},     {}};
-  plot.marks = true;
-  for (const TrainedVariant& v : c.variants) {
-    std::map<Index, heed_lm::Score::Part> parts;
-    for (const Outcome& outcome : v.outcomes) {
-      if (outcome.test != kHeldOut) continue;
-      for (const auto& [difficulty, part] : outcome.score.by_difficulty) {
-        parts[difficulty].answers += part.answers;
-        parts[difficulty].right += part.right;
+ private:
+  [[nodiscard]] std::string file(const std::string& name) const {
+    return several_ ? name + "_" + name_ : name;
+  }
+  [[nodiscard]] std::string title(const std::string& text) const {
+    return several_ ? name_ + ": " + text : text;
+  }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const TrainedVariant* v : variants_) names.push_back(v->name);
+    return names;
+  }
+  template <class F>
+  [[nodiscard]] Group group_of(const std::string& name, F&& values) const {
+    Group group{name, {}};
+    for (const TrainedVariant* v : variants_) {
+      group.values.push_back(mean_of(values(*v)));
+      group.spreads.push_back(spread_of(values(*v)));
+    }
+    return group;
+  }
+
+  [[nodiscard]] Picture validation() const {
+    return draw(BarChart{file("validation_loss"),
+                         title("Validation loss after training"),
+                         seeds_,
+                         "loss, nats per token",
+                         names(),
+                         {group_of("", [](const TrainedVariant& v) { return losses_of(v); })},
+                         true});
+  }
+  [[nodiscard]] Picture forgetting() const {
+    return draw(
+        BarChart{file("forgetting"),
+                 title("Loss on the first text before and after the second"),
+                 "",
+                 "validation loss, nats per token",
+                 names(),
+                 {group_of("first text", [](const TrainedVariant& v) { return losses_of(v); }),
+                  group_of("first text, after the second", forgotten_losses_of),
+                  group_of("second text", second_losses_of)},
+                 true});
+  }
+  [[nodiscard]] Picture accuracies() const {
+    BarChart chart{file("accuracy"),
+                   title("Answers that are right"),
+                   seeds_,
+                   "share of answers",
+                   names(),
+                   {},
+                   true};
+    for (const std::string& test : tests_of(*variants_.front()))
+      chart.groups.push_back(
+          group_of(test, [&](const TrainedVariant& v) { return accuracies_of(v, test); }));
+    return draw(chart);
+  }
+  // Means over seeds, of held-out sequences.
+  [[nodiscard]] Picture by_difficulty() const {
+    LinePlot plot{file("accuracy_by_difficulty"),
+                  title("Answers that are right, by difficulty"),
+                  "Means over seeds.",
+                  {tasks::task_entry(name_).difficulty},
+                  {"share of answers"},
+                  {}};
+    plot.marks = true;
+    for (const TrainedVariant* v : variants_) {
+      std::map<Index, heed_lm::Score::Part> parts;
+      for (const CellResult& run : v->runs)
+        for (const auto& [difficulty, part] : score_of(run, kHeldOut).by_difficulty) {
+          parts[difficulty].answers += part.answers;
+          parts[difficulty].right += part.right;
+        }
+      heed_report::Series series{v->name, {}, {}};
+      for (const auto& [difficulty, part] : parts) {
+        series.x.push_back(double(difficulty));
+        series.y.push_back(double(part.right) / double(part.answers));
       }
+      plot.series.push_back(std::move(series));
     }
-    heed_report::Series series{v.name, {}, {}};
-    for (const auto& [difficulty, part] : parts) {
-      series.x.push_back(double(difficulty));
-      series.y.push_back(double(part.right) / double(part.answers));
+    return draw(plot);
+  }
+  // Seeds have the same steps, but for those that ended early.
+  [[nodiscard]] Picture courses() const {
+    LinePlot plot{file("accuracy_course"),
+                  title("Answers that are right, in the course of training"),
+                  "Means over seeds, on rows that no other figure is about.",
+                  {"step"},
+                  {"share of answers"},
+                  {}};
+    plot.marks = true;
+    for (const TrainedVariant* v : variants_) {
+      std::map<Index, std::vector<double>> of_step;
+      for (const CellResult& run : v->runs)
+        for (const Evaluation& one : run.course) of_step[one.step].push_back(one.accuracy);
+      heed_report::Series series{v->name, {}, {}};
+      for (const auto& [step, values] : of_step) {
+        series.x.push_back(double(step));
+        series.y.push_back(mean_of(values));
+      }
+      plot.series.push_back(std::move(series));
     }
-    plot.series.push_back(std::move(series));
+    return draw(plot);
   }
-  return draw(plot);
-}
-
-[[nodiscard]] Picture speeds(const TrainingComparison& c) {
-  Group group{"", {}};
-  for (const TrainedVariant& v : c.variants) group.values.push_back(v.tokens_per_second);
-  return draw(BarChart{"speed",
-                       "Speed of training",
-                       "Median over seeds.",
-                       "tokens per second",
-                       names_of(c),
-                       {group}});
-}
-
-[[nodiscard]] Picture curves(const TrainingComparison& c) {
-  std::size_t each = 1;
-  LinePlot plot{"training_loss", "Training loss of the first seed", "",
-                {"step"},        {"loss, nats per token"},          {}};
-  for (const TrainedVariant& v : c.variants) {
-    each = v.curve.steps_per_point();
-    plot.series.push_back(v.curve.series(v.name));
+  [[nodiscard]] Picture speeds() const {
+    Group group{"", {}};
+    for (const TrainedVariant* v : variants_) group.values.push_back(tokens_per_second_of(*v));
+    return draw(BarChart{file("speed"),
+                         title("Speed of training"),
+                         "Median over seeds.",
+                         "tokens per second",
+                         names(),
+                         {group}});
   }
-  if (each > 1) plot.note = "Each point is the mean of " + std::to_string(each) + " steps.";
-  return draw(plot);
-}
+  [[nodiscard]] Picture curves() const {
+    Index each = 1;
+    LinePlot plot{file("training_loss"),
+                  title("Training loss of the first seed"),
+                  "",
+                  {"step"},
+                  {"loss, nats per token"},
+                  {}};
+    for (const TrainedVariant* v : variants_) {
+      const TrainingCurve& curve = v->runs.front().curve;
+      each = curve.steps_per_point;
+      plot.series.push_back({v->name, curve.step, curve.loss});
+    }
+    if (each > 1) plot.note = "Each point is the mean of " + std::to_string(each) + " steps.";
+    return draw(plot);
+  }
+  [[nodiscard]] std::vector<Picture> measures() const;
+
+  const Experiment::Task& task_;
+  Variants variants_;
+  bool several_;
+  std::string name_, seeds_;
+};
 
 // The name of a measure's file: what is no letter or digit becomes "_".
 [[nodiscard]] std::string file_name(const std::string& measure) {
@@ -132,52 +188,75 @@ using Losses = std::vector<double> TrainedVariant::*;
 }
 
 // A chart for each measure, with the variants that have it; none for a measure that is 0 for all of them.
-[[nodiscard]] std::vector<Picture> measures(const TrainingComparison& c) {
+std::vector<Picture> TaskPictures::measures() const {
   std::map<std::string, BarChart> charts;
-  for (const TrainedVariant& v : c.variants)
-    for (const auto& [name, value] : v.measures) {
+  for (const TrainedVariant* v : variants_)
+    for (const auto& [name, value] : means_of(*v, &CellResult::measures)) {
       BarChart& chart = charts[name];
       if (chart.groups.empty()) chart.groups.push_back({"", {}});
-      chart.labels.push_back(v.name);
+      chart.labels.push_back(v->name);
       chart.groups[0].values.push_back(value);
     }
   std::vector<Picture> pictures;
   for (auto& [name, chart] : charts) {
     const std::vector<double>& values = chart.groups[0].values;
     if (std::count(values.begin(), values.end(), 0.0) == std::ptrdiff_t(values.size())) continue;
-    chart.name = file_name(name);
-    chart.title = "After training: " + name;
-    chart.axis = name + ", mean over layers";
+    chart.name = file(file_name(name));
+    chart.title = title("After training: " + name);
+    chart.axis = name + ", mean over layers and seeds";
     pictures.push_back(draw(chart));
   }
   return pictures;
 }
 
+// Accuracy of all variants on all tasks but the text.
+[[nodiscard]] Picture accuracy_table(const TrainingComparison& comparison) {
+  heed_report::HeatMap map{"accuracy_by_task",
+                           "Answers that are right, by task",
+                           "Means over seeds. Rows from the top: ",
+                           "task, from the left: ",
+                           "variant",
+                           "share of answers"};
+  for (const Experiment::Task& task : comparison.tasks) {
+    if (task.spec == kText) continue;
+    map.x_label += (map.columns == 0 ? "" : ", ") + tasks::task_name(task.spec);
+    ++map.columns;
+  }
+  for (const TrainedVariant* row : variants_of(comparison, comparison.tasks.front().spec)) {
+    map.note += (map.rows == 0 ? "" : ", ") + row->name;
+    ++map.rows;
+    for (const Experiment::Task& task : comparison.tasks)
+      for (const TrainedVariant* v : variants_of(comparison, task.spec))
+        if (task.spec != kText && v->name == row->name)
+          map.values.push_back(mean_of(accuracies_of(*v)));
+  }
+  map.note += ".";
+  return draw(map);
+}
+
 }  // namespace
 
 heed_report::Page training_page(const Settings& settings, const TrainingComparison& comparison) {
-  const ModelSizes& m = settings.model;
+  const TrainingSettings& training = settings.training;
+  const ModelSizes& m = training.model;
+  const std::size_t variants = settings.variants.size();
   const auto count = [](auto number, const char* what) { return std::to_string(number) + what; };
   heed_report::Page page;
-  page.title =
-      "Language models with " + count(comparison.variants.size(), " variants of attention");
-  if (comparison.variants.size() == 1)
-    page.title = "A language model with " + comparison.variants[0].name;
-  page.facts = {
-      {"data", comparison.data},
-      {"model", "width " + count(m.width, ", heads ") + count(m.heads, ", blocks ") +
-                    count(m.depth, ", tokens ") + std::to_string(m.len)},
-      {"training", "steps " + count(settings.train_steps, ", sequences per step ") +
-                       count(m.batch, ", seeds ") + count(settings.seeds, " from ") +
-                       count(settings.seed, ", threads ") + std::to_string(settings.threads)}};
-  page.pictures = {validation(settings, comparison), speeds(comparison), curves(comparison)};
-  if (!settings.task.empty()) {
-    page.pictures.push_back(accuracies(settings, comparison));
-    if (!tasks::task_entry(tasks::task_name(settings.task)).difficulty.empty())
-      page.pictures.push_back(by_difficulty(settings, comparison));
-  }
-  if (!settings.then_file.empty()) page.pictures.push_back(forgetting(comparison));
-  for (Picture& picture : measures(comparison)) page.pictures.push_back(std::move(picture));
+  page.title = "Language models with " + count(variants, " variants of attention");
+  if (variants == 1) page.title = "A language model with " + comparison.variants[0].name;
+  for (const Experiment::Task& task : comparison.tasks) page.facts.emplace_back("data", task.data);
+  page.facts.emplace_back("model", "width " + count(m.width, ", heads ") +
+                                       count(m.heads, ", blocks ") + std::to_string(m.depth));
+  page.facts.emplace_back(
+      "training", "steps " + count(training.steps, ", sequences per step ") +
+                      count(m.batch, ", seeds ") + count(training.seeds, " from ") +
+                      count(settings.seed, ", threads ") + std::to_string(settings.threads));
+  std::size_t answering = 0;
+  for (const Experiment::Task& task : comparison.tasks) answering += task.spec != kText;
+  if (answering > 1) page.pictures.push_back(accuracy_table(comparison));
+  for (const Experiment::Task& task : comparison.tasks)
+    for (Picture& picture : TaskPictures(settings, comparison, task).all())
+      page.pictures.push_back(std::move(picture));
   return page;
 }
 
