@@ -99,12 +99,12 @@ TEST_CASE(
 TEST_CASE("A list of tasks may have numbers of a task between its commas") {
   CHECK(read_tasks("text") == std::vector<std::string>{kText});
   const auto specs =
-      read_tasks("induction:len=20,vocabulary=12,text,parity,mqar:published,len=128");
+      read_tasks("induction:len=20,vocabulary=12,text,parity,mqar:published,len=1024");
   REQUIRE(specs.size() == 4);
   CHECK(specs[0] == "induction:len=20,vocabulary=12");
   CHECK(specs[1] == kText);
   CHECK(specs[2] == "parity:least=1,len=20");
-  CHECK(specs[3].starts_with("mqar:len=128,pairs=64,vocabulary=8192"));
+  CHECK(specs[3].starts_with("mqar:len=1024,pairs=64,vocabulary=8192"));
   const auto all = read_tasks("all");
   CHECK(all.size() == 17);
   CHECK(all.back() == kText);
