@@ -154,8 +154,15 @@ class CellRun {
 
   // Adds the score, and tells whether it is finite.
   bool add_test(const Experiment::Test& test) {
+    set_noise(test.noise);
     result_.tests.push_back({test.name, score_on(*test.source)});
+    set_noise(0);
     return std::isfinite(result_.tests.back().score.loss);
+  }
+
+  void set_noise(double sigma) {
+    std::uint64_t stream = 0;
+    for (auto& block : run_.model->blocks()) block.attention().set_noise(sigma, stream++);
   }
 
   // The score of a model that gives no finite loss has none.
