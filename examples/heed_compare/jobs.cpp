@@ -11,6 +11,8 @@
 
 #include <csignal>
 #include <list>
+#include <optional>
+#include <vector>
 
 namespace compare {
 

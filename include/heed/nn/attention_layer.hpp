@@ -66,6 +66,10 @@ class AttentionLayer {
   // noise.
   virtual void set_noise(double sigma, std::uint64_t stream) = 0;
 
+  // From now on a memory that training fills beside the weights learns, as it does at first, or stays as it is and pulls
+  // no keys. Nothing happens to a layer without one.
+  virtual void set_memory_learning(bool) {}
+
   // Names and means over tokens of the numbers that the last forward() reported.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};

@@ -80,7 +80,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     projected.forward(c, batch, x, y);
     batch_ = batch;
     projected.key_gradient.resize(0, 0);
-    if (c.training) learn(c);
+    if (c.training && learns_) learn(c);
   }
   void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                 const MatrixView<const Real>& dy, const MatrixView<Real>& dx) override {
@@ -113,6 +113,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   void set_dropout(double rate, std::uint64_t stream) override {
     projected.set_dropout(rate, stream);
   }
+  void set_memory_learning(bool learns) override { learns_ = learns; }
   void set_noise(double sigma, std::uint64_t stream) override {
     projected.set_noise(sigma, stream);
   }
@@ -265,6 +266,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   Param<Real> prototypes_,
       counts_;       // what was learned so far; op.score.W is what the last forward() read
   Index batch_ = 0;  // of the last forward()
+  bool learns_ = true;
 };
 
 }  // namespace nn
