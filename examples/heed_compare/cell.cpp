@@ -27,6 +27,14 @@ const heed_lm::Score& score_of(const CellResult& result, const std::string& test
   throw std::out_of_range("there is no test \"" + test + "\"");
 }
 
+double backward_transfer(const CellResult& result, double StageScore::*score) {
+  const Index last = result.stages.back().after;
+  double sum = 0;
+  for (Index j = 0; j < last; ++j)
+    sum += stage_of(result, last, j).*score - stage_of(result, j, j).*score;
+  return sum / double(last);
+}
+
 const StageScore& stage_of(const CellResult& result, Index after, Index on) {
   for (const StageScore& stage : result.stages)
     if (stage.after == after && stage.on == on) return stage;

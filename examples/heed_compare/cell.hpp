@@ -88,6 +88,10 @@ struct CellResult {
 // The score of the test; throws std::out_of_range for a test that was not made.
 [[nodiscard]] const heed_lm::Score& score_of(const CellResult& result, const std::string& test);
 
+// What later stages did to earlier ones: the mean of score(after the last stage, on j) - score(after j, on j) over all stages
+// j but the last (Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory", equation 3). Accuracy below 0 is forgetting.
+[[nodiscard]] double backward_transfer(const CellResult& result, double StageScore::*score);
+
 // The score on stage `on` after stage `after`.
 [[nodiscard]] const StageScore& stage_of(const CellResult& result, Index after, Index on);
 

@@ -14,9 +14,11 @@ namespace nn = heed::nn;
 
 // Of a layer around any variant that programs offer.
 [[nodiscard]] std::vector<nn::Measure> layer_measures(const nn::AttentionLayer<float>& layer,
-                                                      Index rows) {
-  const auto of_zoo = zoo::measures_of(layer, rows);
-  return of_zoo ? *of_zoo : nn::measures_of(layer, rows);
+                                                      Index rows, const nn::ChosenTokens& chosen) {
+  // Pairs of so many sequences: answers are few.
+  constexpr Index sequences = 4;
+  const auto of_zoo = zoo::measures_of(layer, rows, sequences, chosen);
+  return of_zoo ? *of_zoo : nn::measures_of(layer, rows, sequences, chosen);
 }
 
 // Means over layers.
@@ -47,10 +49,25 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
       }));
   const heed_lm::Batch batch = source.validation_batch(0, rows);
   (void)model.loss(context, batch.rows, batch.inputs, batch.targets);
-  for (auto& block : model.blocks())
-    for (const auto& [name, value] : layer_measures(block.attention(), batch.rows))
-      all.add(name, value);
+  const auto add = [&](Means& means, const nn::ChosenTokens& chosen) {
+    for (auto& block : model.blocks())
+      for (const auto& [name, value] : layer_measures(block.attention(), batch.rows, chosen))
+        means.add(name, value);
+  };
+  add(all, {});
   to.measures = all.means();
+  if (batch.difficulties.empty()) return;  // a text asks everywhere
+  std::vector<char> asked, others;
+  for (const Index target : batch.targets) {
+    asked.push_back(target != heed_lm::kNoTarget);
+    others.push_back(target == heed_lm::kNoTarget);
+  }
+  for (const auto& [marks, measures] :
+       {std::pair{&asked, &to.at_answers}, {&others, &to.elsewhere}}) {
+    Means means;
+    add(means, {*marks, batch.len});
+    *measures = means.means();
+  }
 }
 
 }  // namespace compare

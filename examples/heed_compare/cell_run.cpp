@@ -35,6 +35,7 @@ class CellRun {
     run_.model = std::make_unique<heed_lm::Model>(heed_lm::make_model(run_.config));
     if (const std::optional<Index> at = task_.stages.front()->bottleneck())
       for (auto& block : run_.model->blocks()) block.attention().restrict_to(mask_behind(*at));
+    let_memory_learn(cell.variant != kNoMemory);
     result_.parameters = nn::count_weights<float>(*run_.model);
   }
 
@@ -143,6 +144,7 @@ class CellRun {
   // Goes on with the later stages, and scores all of them after each.
   void run_stages() {
     for (Index after = 0; after < Index(task_.stages.size()); ++after) {
+      if (after == 1 && cell_.variant == kFrozenMemory) let_memory_learn(false);
       if (after > 0 && sound_)
         train_on(*task_.stages[std::size_t(after)], ", stage " + std::to_string(after + 1), {});
       for (Index on = 0; on < Index(task_.stages.size()); ++on) {
@@ -154,8 +156,18 @@ class CellRun {
 
   // Adds the score, and tells whether it is finite.
   bool add_test(const Experiment::Test& test) {
+    set_noise(test.noise);
     result_.tests.push_back({test.name, score_on(*test.source)});
+    set_noise(0);
     return std::isfinite(result_.tests.back().score.loss);
+  }
+
+  void let_memory_learn(bool learns) {
+    for (auto& block : run_.model->blocks()) block.attention().set_memory_learning(learns);
+  }
+  void set_noise(double sigma) {
+    std::uint64_t stream = 0;
+    for (auto& block : run_.model->blocks()) block.attention().set_noise(sigma, stream++);
   }
 
   // The score of a model that gives no finite loss has none.

@@ -68,6 +68,36 @@ class EveryOtherRow final : public DataSource {
   Index first_;
 };
 
+// A source of a task all of whose tokens are moved up: an alphabet of its own.
+class OtherAlphabet final : public DataSource {
+ public:
+  OtherAlphabet(Experiment::Source from, Index up) : from_(std::move(from)), up_(up) {}
+  [[nodiscard]] heed_lm::Batch training_batch(Index rows, std::uint64_t seed,
+                                              std::uint64_t step) const override {
+    return moved(from_->training_batch(rows, seed, step));
+  }
+  [[nodiscard]] Index validation_rows() const override { return from_->validation_rows(); }
+  [[nodiscard]] heed_lm::Batch validation_batch(Index first, Index rows) const override {
+    return moved(from_->validation_batch(first, rows));
+  }
+  [[nodiscard]] std::string description() const override { return from_->description(); }
+  [[nodiscard]] std::uint64_t fingerprint() const override {
+    return from_->fingerprint() * 31 + std::uint64_t(up_);
+  }
+  [[nodiscard]] std::optional<Index> bottleneck() const override { return from_->bottleneck(); }
+
+ private:
+  [[nodiscard]] heed_lm::Batch moved(heed_lm::Batch batch) const {
+    for (Index& token : batch.inputs) token += up_;
+    for (Index& token : batch.targets)
+      if (token != heed_lm::kNoTarget) token += up_;
+    return batch;
+  }
+
+  Experiment::Source from_;
+  Index up_;
+};
+
 [[nodiscard]] std::string number_text(std::uint64_t x) {
   return print("%016llx", static_cast<unsigned long long>(x));
 }
@@ -101,10 +131,12 @@ Experiment::Task Experiment::open_task(const std::string& spec) {
   const std::shared_ptr<const tasks::Task> own = tasks::make_task(spec);
   Task task;
   task.spec = spec;
-  task.vocabulary = own->vocabulary();
+  task.vocabulary = own->vocabulary() * training.alphabets;
   task.positions = own->len();
   const Source source = heed_lm::make_task_source(own, settings_.seed);
   task.stages = {source};
+  for (int n = 1; n < training.alphabets; ++n)
+    task.stages.push_back(std::make_shared<OtherAlphabet>(source, n * own->vocabulary()));
   task.watched =
       heed_lm::make_task_source(own, settings_.seed + kWatchedSeed, tasks::Split::validation);
   task.evaluate_every = training.evaluate_every.value_or(std::max<Index>(1, training.steps / 20));
@@ -129,9 +161,13 @@ Experiment::Task Experiment::open_task(const std::string& spec) {
 Experiment::Task Experiment::open_text() {
   const std::string text =
       settings_.text_file.empty() ? default_text() : read_text(settings_.text_file);
-  const std::string& then_file = settings_.training.then_file;
-  const std::string then = then_file.empty() ? "" : read_text(then_file, "--then");
-  const auto tokenizer = tokenizer_for(text + then);
+  std::vector<std::string> later;
+  std::string all = text;
+  for (const std::string& file : settings_.training.then_files) {
+    later.push_back(read_text(file, "--then"));
+    all += later.back();
+  }
+  const auto tokenizer = tokenizer_for(all);
   heed_lm::DataSettings data;
   data.len = settings_.training.model.len;
   const auto source = [&](const std::string& whose, const std::string& from) -> Source {
@@ -148,12 +184,10 @@ Experiment::Task Experiment::open_text() {
   task.vocabulary = tokenizer->vocab_size();
   task.positions = data.len;
   const Source first = source(name, text);
-  text_ = number_text(first->fingerprint());
   task.stages = {first};
-  if (!then.empty()) {
-    task.stages.push_back(source("--then " + then_file, then));
-    then_ = number_text(task.stages[1]->fingerprint());
-  }
+  for (std::size_t n = 0; n < later.size(); ++n)
+    task.stages.push_back(source("--then " + settings_.training.then_files[n], later[n]));
+  for (const Source& stage : task.stages) texts_.push_back(number_text(stage->fingerprint()));
   task.data = first->description() + ", vocabulary " + std::to_string(task.vocabulary);
   task.evaluate_every = settings_.training.evaluate_every.value_or(0);
   task.watched = std::make_shared<EveryOtherRow>(first, 0);
@@ -174,7 +208,10 @@ ModelConfig Experiment::config_of(const Cell& cell) const {
   const Task& of = task(cell.task);
   const ModelSizes& sizes = settings_.training.model;
   ModelConfig config;
-  config.variant = cell.variant == kUnmatched ? heed::kBaseline : cell.variant;
+  config.variant = cell.variant;
+  if (cell.variant == kUnmatched) config.variant = heed::kBaseline;
+  if (cell.variant == kFrozenMemory || cell.variant == kNoMemory)
+    config.variant = nn::kPrototypeArt;
   config.vocabulary = of.vocabulary;
   config.width = sizes.width;
   config.heads = sizes.heads;
@@ -221,10 +258,10 @@ SharedSettings Experiment::shared_settings() const {
   add("lengths", training.lengths);
   add("noise", training.noise);
   add("sweep", training.rates.size() > 1);
-  if (!text_.empty()) {
+  add("alphabets", training.alphabets);
+  if (!texts_.empty()) {
     add("len", sizes.len);
-    add("text", text_);
-    add("then", then_);
+    add("texts", texts_);
   }
   return shared;
 }

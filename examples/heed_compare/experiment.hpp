@@ -17,6 +17,10 @@ inline constexpr const char* kUnmatched = "sdpa-4x";
 // The names of the controls that --train runs beside the variants: baselines, and layers with a memory.
 [[nodiscard]] std::vector<std::string> training_controls();
 
+// prototype-art whose memory learns in the first stage only, or never: controls of experiments of several stages.
+inline constexpr const char *kFrozenMemory = "prototype-art-frozen",
+                            *kNoMemory = "prototype-art-off";
+
 class Experiment {
  public:
   using Source = std::shared_ptr<const heed_lm::DataSource>;
@@ -32,7 +36,7 @@ class Experiment {
     std::string data;  // one line for people
     Index vocabulary = 0;
     Index positions = 0;         // tokens of the longest sequence of training and tests
-    std::vector<Source> stages;  // what is trained on, one after another; one, or two with --then
+    std::vector<Source> stages;  // what is trained on, one after another
     // Rows that serve to choose a learning rate and to see when a model has learnt its task. No test has them.
     Source watched;
     Index evaluate_every = 0;  // steps between two scores on the watched rows; 0: none
@@ -61,7 +65,7 @@ class Experiment {
   const Settings& settings_;
   std::vector<Task> tasks_;
   std::map<std::string, Index> hidden_;  // of each variant
-  std::string text_, then_;  // what is in the texts, as a number; empty where there is none
+  std::vector<std::string> texts_;  // what is in the texts, as numbers; none where none is read
 };
 
 }  // namespace compare

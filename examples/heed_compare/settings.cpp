@@ -142,7 +142,9 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--variants", words.variants,
                  "Variants to compare, separated by commas (default: all of heed's): " +
                      joined(variant_names()) + of_zoo + "; with --train also the controls " +
-                     joined(training_controls()))
+                     joined(training_controls()) + "; " + kFrozenMemory + " and " + kNoMemory +
+                     ", whose memory learns before --then or --alphabets, or never, run only "
+                     "where they are named")
       ->type_name("A,B,...");
   app.add_option(
          "--shape", words.shape,
@@ -201,8 +203,8 @@ void note_unused(const CLI::App& app, const Settings& settings) {
 void require_outputs(const Settings& settings) {
   const heed_program::NamedFile json = named("--json", settings.json_file),
                                 csv = named("--csv", settings.csv_file);
-  const std::vector<heed_program::NamedFile> inputs = {{"--text", settings.text_file},
-                                                       {"--then", settings.training.then_file}};
+  std::vector<heed_program::NamedFile> inputs = {{"--text", settings.text_file}};
+  for (const std::string& file : settings.training.then_files) inputs.push_back({"--then", file});
   if (!settings.json_file.empty() && settings.json_file == settings.csv_file)
     throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
   for (const heed_program::NamedFile& output : {json, csv}) {
@@ -211,8 +213,8 @@ void require_outputs(const Settings& settings) {
   }
   if (!json.path.empty() && !csv.path.empty() && heed_program::same_file(json.path, csv.path))
     throw UsageError("--json \"" + json.path + "\" and --csv \"" + csv.path + "\" name one file");
-  heed_program::require_pages_apart({"--report", settings.report_folder},
-                                    {inputs[0], inputs[1], json, csv});
+  inputs.insert(inputs.end(), {json, csv});
+  heed_program::require_pages_apart({"--report", settings.report_folder}, inputs);
   if (settings.report_folder.empty()) return;
   try {
     heed_report::prepare_folder(settings.report_folder);
@@ -259,6 +261,7 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   take_training(app, training, settings);
   std::vector<std::string> known = known_names(settings.trains());
   settings.variants = settings.trains() && settings.quick ? variant_names() : known;
+  if (settings.trains()) known.insert(known.end(), {kFrozenMemory, kNoMemory});
   if (app.count("--variants") > 0) {
     for (std::string& name : zoo_names()) known.push_back(std::move(name));
     const char* hiding = settings.trains() ? "--train" : settings.causal ? "--causal" : nullptr;

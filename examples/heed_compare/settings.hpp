@@ -52,9 +52,10 @@ struct TrainingSettings {
   std::optional<Index>
       evaluate_every;  // steps; 0: never. None: a twentieth of the steps, never for a text
   ModelSizes model;
-  std::string then_file;   // empty: not given
-  std::string out_folder;  // where finished cells are kept; empty: not given
-  int jobs = 1;            // cells at a time
+  std::vector<std::string> then_files;  // texts that follow the first one
+  int alphabets = 1;                    // stages of a task, each with tokens of its own
+  std::string out_folder;               // where finished cells are kept; empty: not given
+  int jobs = 1;                         // cells at a time
   bool only_plan = false;
 };
 

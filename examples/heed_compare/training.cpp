@@ -85,7 +85,13 @@ std::vector<double> second_losses_of(const TrainedVariant& variant) {
   return stage_losses(variant, 1, 1);
 }
 std::vector<double> forgotten_losses_of(const TrainedVariant& variant) {
-  return stage_losses(variant, 1, 0);
+  if (variant.runs.empty() || variant.runs.front().stages.empty()) return {};
+  return stage_losses(variant, variant.runs.front().stages.back().after, 0);
+}
+std::vector<double> backward_transfers_of(const TrainedVariant& variant,
+                                          double StageScore::*score) {
+  if (variant.runs.empty() || variant.runs.front().stages.empty()) return {};
+  return of_runs(variant, [&](const CellResult& run) { return backward_transfer(run, score); });
 }
 double tokens_per_second_of(const TrainedVariant& variant) {
   return heed::median_of(

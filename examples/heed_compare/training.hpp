@@ -4,8 +4,8 @@
 // Measures what the variants are worth: trains the same small language model with each of them, on the same texts or tasks
 // in the same order (experiment.hpp), and compares their runs pair by pair, seed by seed.
 //
-// With a second text it also measures forgetting: each model goes on with that text for as many steps, and its loss on
-// the first text is then computed again.
+// With several stages, texts or alphabets of a task, it also measures forgetting: each model goes on with the next one for
+// as many steps, and is scored on all of them after each.
 
 #include "plan.hpp"
 #include "student.hpp"
@@ -30,9 +30,12 @@ struct TrainedVariant {
                                             const std::string& test = kHeldOut);
 [[nodiscard]] std::vector<double> accuracies_of(const TrainedVariant& variant,
                                                 const std::string& test = kHeldOut);
-// With a second text: the loss of each seed on it, and then on the first. Empty without.
+// With several stages: the loss of each seed on the second after it, on the first after the last, and what later stages
+// did to earlier ones. Empty without.
 [[nodiscard]] std::vector<double> second_losses_of(const TrainedVariant& variant);
 [[nodiscard]] std::vector<double> forgotten_losses_of(const TrainedVariant& variant);
+[[nodiscard]] std::vector<double> backward_transfers_of(const TrainedVariant& variant,
+                                                        double StageScore::*score);
 [[nodiscard]] double tokens_per_second_of(const TrainedVariant& variant);  // median
 [[nodiscard]] Index skipped_of(const TrainedVariant& variant);             // of all runs
 // Means over the runs that have the measure.

@@ -35,21 +35,24 @@ constexpr int kFormat = 2;
     sweep.push_back(
         {{"learning_rate", one.learning_rate}, {"loss", one.loss}, {"accuracy", one.accuracy}});
   for (const CellResult& run : v.runs) steps.push_back(number_or_null(steps_to_90(run)));
-  return {{"task", v.task},
-          {"name", v.name},
-          {"parameters", v.runs.front().parameters},
-          {"hidden", v.hidden},
-          {"learning_rate", v.learning_rate},
-          {"sweep", sweep},
-          {"losses", losses_of(v)},
-          {"second_losses", list_or_null(second_losses_of(v))},
-          {"forgotten_losses", list_or_null(forgotten_losses_of(v))},
-          {"steps_to_90", steps},
-          {"tokens_per_second", tokens_per_second_of(v)},
-          {"skipped_steps", skipped_of(v)},
-          {"measures", means_of(v, &CellResult::measures)},
-          {"measures_at_answers", means_of(v, &CellResult::at_answers)},
-          {"measures_elsewhere", means_of(v, &CellResult::elsewhere)}};
+  return {
+      {"task", v.task},
+      {"name", v.name},
+      {"parameters", v.runs.front().parameters},
+      {"hidden", v.hidden},
+      {"learning_rate", v.learning_rate},
+      {"sweep", sweep},
+      {"losses", losses_of(v)},
+      {"second_losses", list_or_null(second_losses_of(v))},
+      {"forgotten_losses", list_or_null(forgotten_losses_of(v))},
+      {"backward_transfer_loss", list_or_null(backward_transfers_of(v, &StageScore::loss))},
+      {"backward_transfer_accuracy", list_or_null(backward_transfers_of(v, &StageScore::accuracy))},
+      {"steps_to_90", steps},
+      {"tokens_per_second", tokens_per_second_of(v)},
+      {"skipped_steps", skipped_of(v)},
+      {"measures", means_of(v, &CellResult::measures)},
+      {"measures_at_answers", means_of(v, &CellResult::at_answers)},
+      {"measures_elsewhere", means_of(v, &CellResult::elsewhere)}};
 }
 
 // A record for each test of each run.
@@ -83,6 +86,18 @@ void add_courses(const TrainedVariant& v, Json& courses) {
                          {"accuracy", one.accuracy}});
 }
 
+void add_stages(const TrainedVariant& v, Json& stages) {
+  for (std::size_t run = 0; run < v.runs.size(); ++run)
+    for (const StageScore& one : v.runs[run].stages)
+      stages.push_back({{"variant", v.name},
+                        {"seed", v.seeds[run]},
+                        {"task", v.task},
+                        {"after", one.after + 1},
+                        {"on", one.on + 1},
+                        {"loss", one.loss},
+                        {"accuracy", one.accuracy}});
+}
+
 void add_differences(const TrainingComparison& c, const TrainedVariant& v, Json& differences) {
   const TrainedVariant* baseline = baseline_of(c, v.task);
   if (baseline == nullptr || baseline->name == v.name) return;
@@ -108,12 +123,13 @@ std::string training_json(const Settings& settings, const TrainingComparison& c)
   const TrainingSettings& training = settings.training;
   const ModelSizes& m = training.model;
   Json tasks = Json::array(), variants = Json::array(), records = Json::array(),
-       courses = Json::array(), differences = Json::array();
+       courses = Json::array(), stages = Json::array(), differences = Json::array();
   for (const Experiment::Task& task : c.tasks) tasks.push_back(json_of(task));
   for (const TrainedVariant& v : c.variants) {
     variants.push_back(json_of(v));
     add_records(v, records);
     add_courses(v, courses);
+    add_stages(v, stages);
     add_differences(c, v, differences);
   }
   const Json whole = {{"format", kFormat},
@@ -132,6 +148,7 @@ std::string training_json(const Settings& settings, const TrainingComparison& c)
                       {"variants", variants},
                       {"records", records},
                       {"courses", courses},
+                      {"stages", stages},
                       {"differences", differences}};
   return whole.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

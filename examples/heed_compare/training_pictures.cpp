@@ -76,13 +76,13 @@ class TaskPictures {
   [[nodiscard]] Picture forgetting() const {
     return draw(
         BarChart{file("forgetting"),
-                 title("Loss on the first text before and after the second"),
+                 title("Loss on the first stage before and after the later ones"),
                  "",
                  "validation loss, nats per token",
                  names(),
-                 {group_of("first text", [](const TrainedVariant& v) { return losses_of(v); }),
-                  group_of("first text, after the second", forgotten_losses_of),
-                  group_of("second text", second_losses_of)},
+                 {group_of("first stage", [](const TrainedVariant& v) { return losses_of(v); }),
+                  group_of("first stage, after the last", forgotten_losses_of),
+                  group_of("second stage", second_losses_of)},
                  true});
   }
   [[nodiscard]] Picture accuracies() const {

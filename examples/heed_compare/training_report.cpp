@@ -33,7 +33,7 @@ void report_training(const Settings& settings) {
   };
   TrainingWatch watch;
   watch.on_plan = [&](const std::string& plan) { put(training_head(settings) + plan); };
-  watch.on_task = [&](const Experiment::Task& task) { put(task_head(settings, task)); };
+  watch.on_task = [&](const Experiment::Task& task) { put(task_head(task)); };
   watch.on_variant = [&](const TrainedVariant& v) { put(variant_lines(v)); };
   watch.on_task_end = [&](const TrainingComparison& c, const Experiment::Task& task) {
     put(difference_lines(c, task.spec) + (c.tasks.size() > 1 ? "\n" : ""));

@@ -76,6 +76,8 @@ void require_texts(const CLI::App& app, const std::string& given,
     if (app.count(option) > 0 && (!text || (tasks.size() > 1 && option == std::string("--then"))))
       throw UsageError("--task is " + given + " and " + option +
                        " names a text; it must be one of both");
+  if (app.count("--alphabets") > 0 && text)
+    throw UsageError("--alphabets was given and --task is " + given + ", but a text has one");
   if (app.count("--len") > 0 && !text)
     std::fputs("heed_compare: --len has no effect with --task, whose numbers say how long\n",
                stderr);
@@ -167,12 +169,17 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
                  "With --train: also tests with normal noise on queries and keys, of so many times "
                  "their root mean square, such as 0.1,0.3,1")
       ->type_name("A,B,...");
-  app.add_option(
-         "--then", training.then_file,
-         "With --train: a second text that each model goes on with for as many steps, to see how "
-         "much of the first it forgets")
+  app.add_option("--then", training.then_files,
+                 "With --train: a text that each model goes on with for as many steps, to see how "
+                 "much of the first it forgets; given again, a third one and so on")
       ->type_name("FILE")
+      ->allow_extra_args(false)
       ->check(heed_program::path_of("file"));
+  app.add_option("--alphabets", training.alphabets,
+                 "With --task: goes on with the same task N - 1 times for as many steps, each time "
+                 "with tokens that were not there before (default 1)")
+      ->type_name("N")
+      ->check(heed_program::whole(1, 64));
   app.add_option("--out", training.out_folder,
                  "With --train: folder that keeps every run that is finished; started again, the "
                  "same command goes on with what is missing")
@@ -189,9 +196,9 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
 }
 
 std::vector<std::string> training_options() {
-  return {"--seeds",   "--width", "--heads", "--depth",       "--len",
-          "--batch",   "--lr",    "--sweep", "--sweep-seeds", "--eval-every",
-          "--lengths", "--noise", "--out",   "--jobs",        "--plan"};
+  return {"--seeds", "--alphabets", "--width", "--heads",       "--depth",      "--len",
+          "--batch", "--lr",        "--sweep", "--sweep-seeds", "--eval-every", "--lengths",
+          "--noise", "--out",       "--jobs",  "--plan"};
 }
 
 void print_task_help() {

@@ -81,13 +81,33 @@ namespace {
   return lines_of(print("learning rate %g of ", v.learning_rate), items);
 }
 
-[[nodiscard]] std::string interval_text(const Difference& d) {
-  return print("%+.4f [%+.4f, %+.4f]", d.mean, d.low, d.high);
-}
-
 // Accuracy is what a task is about, loss what a text is about.
 [[nodiscard]] Quantity quantity_of(const std::string& task) {
   return task == kText ? Quantity::loss : Quantity::accuracy;
+}
+
+// Scores on all stages after each of them, means over seeds.
+[[nodiscard]] std::string stage_lines(const TrainedVariant& v) {
+  if (v.runs.front().stages.empty()) return "";
+  const bool loss = quantity_of(v.task) == Quantity::loss;
+  const auto score = loss ? &StageScore::loss : &StageScore::accuracy;
+  const Index last = v.runs.front().stages.back().after;
+  std::string text;
+  for (Index after = 0; after <= last; ++after) {
+    text += print("    after stage %td, %s on each:", after + 1, loss ? "loss" : "accuracy");
+    for (Index on = 0; on <= last; ++on) {
+      std::vector<double> of_seeds;
+      for (const CellResult& run : v.runs) of_seeds.push_back(stage_of(run, after, on).*score);
+      const double mean = mean_of(of_seeds);
+      text += std::isfinite(mean) ? print(" %.4f", mean) : std::string(" not finite");
+    }
+    text += "\n";
+  }
+  return text + "    backward transfer " + mean_and_spread(backward_transfers_of(v, score)) + "\n";
+}
+
+[[nodiscard]] std::string interval_text(const Difference& d) {
+  return print("%+.4f [%+.4f, %+.4f]", d.mean, d.low, d.high);
 }
 
 }  // namespace
@@ -101,13 +121,12 @@ std::string training_head(const Settings& settings) {
       m.width, m.heads, m.depth, m.batch, t.steps, t.seeds, settings.threads);
 }
 
-std::string task_head(const Settings& settings, const Experiment::Task& task) {
+std::string task_head(const Experiment::Task& task) {
   return task.data + print(", %td positions\n", task.positions) +
          print("%-18s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
          (task.spec == kText ? "" : print("%-17s ", "accuracy")) +
-         (settings.training.then_file.empty()
-              ? ""
-              : print("%-17s  %-17s ", "second text", "first text then")) +
+         (task.stages.size() < 2 ? ""
+                                 : print("%-17s  %-17s ", "second stage", "first stage then")) +
          print("%8s\n", "tokens/s");
 }
 
@@ -130,7 +149,7 @@ std::string variant_lines(const TrainedVariant& v) {
               (v.task == kText ? "loss " + mean_and_spread(losses_of(v, test))
                                : "accuracy " + mean_and_spread(accuracies_of(v, test))) +
               "\n";
-  text += steps_line(v) + measure_lines(v);
+  text += steps_line(v) + stage_lines(v) + measure_lines(v);
   if (const Index skipped = skipped_of(v); skipped > 0)
     text += print("    %td %s skipped: numbers were not finite\n", skipped,
                   skipped == 1 ? "step was" : "steps were");

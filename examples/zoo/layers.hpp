@@ -18,9 +18,11 @@ namespace zoo {
     const std::string& name, heed::Index width, heed::Index heads, heed::Index layer,
     std::uint64_t seed);
 
-// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp); none for other layers.
+// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp), of all tokens or of some; none
+// for other layers.
 [[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
-    const heed::nn::AttentionLayer<float>& layer, heed::Index batch);
+    const heed::nn::AttentionLayer<float>& layer, heed::Index batch, heed::Index sequences = 2,
+    const heed::nn::ChosenTokens& chosen = {});
 
 // Is it a variant of the zoo whose mask is made to show later keys? There is no causal layer of it.
 [[nodiscard]] bool reads_later_keys(const std::string& name);

@@ -236,6 +236,17 @@ TEST_CASE("A folder of other settings, and a file that is no cell, are refused i
             ": it is that of another cell; without this file the cell is trained again");
 }
 
+TEST_CASE("Backward transfer is the mean of what later stages did to earlier ones") {
+  CellResult result;
+  // Rows: after stage 1, 2, 3; columns: on stage 1, 2, 3.
+  const double accuracy[3][3] = {{0.9, 0.1, 0.0}, {0.5, 0.8, 0.2}, {0.3, 0.6, 0.7}};
+  for (Index after = 0; after < 3; ++after)
+    for (Index on = 0; on < 3; ++on)
+      result.stages.push_back({after, on, 1 - accuracy[after][on], accuracy[after][on]});
+  CHECK(backward_transfer(result, &StageScore::accuracy) == Approx((0.3 - 0.9 + 0.6 - 0.8) / 2));
+  CHECK(backward_transfer(result, &StageScore::loss) == Approx(0.4));
+}
+
 TEST_CASE("A sweep chooses the rate with the smallest loss, of means over seeds") {
   std::vector<Cell> cells;
   std::vector<CellResult> results;

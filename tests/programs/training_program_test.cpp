@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <map>
 #include <regex>
 
 using namespace heed_test;
@@ -196,6 +197,80 @@ TEST_CASE("--lengths tests on longer sequences, where a task has such") {
   CHECK(json.at("records").size() == 2 * (3 + 1));
   CHECK(json.at("tasks").at(0).at("positions") == 41);
   CHECK(json.at("tasks").at(1).at("positions") == 7);
+}
+
+TEST_CASE("--noise tests with noise on queries and keys, which changes no other test") {
+  const Shell shell;
+  const std::string command = std::regex_replace(kSmall, std::regex("--train 4"), "--train 150") +
+                              "--task memorise:len=8,vocabulary=4 --lr 1e-2 --json - ";
+  const Json with = Json::parse(shell.done(command + "--noise 0.01,30").out);
+  CHECK(tests_in(with) == Names{"held out", "noise 0.01", "noise 30"});
+  const auto records = [](const Json& json, const std::string& test) {
+    std::vector<Json> found;
+    for (const Json& record : json.at("records"))
+      if (record.at("test") == test) found.push_back(record);
+    return found;
+  };
+  const Json without = Json::parse(shell.done(command).out);
+  CHECK(records(with, "held out") == records(without, "held out"));
+  CHECK(records(with, "noise 0.01")[0].at("loss") != records(with, "held out")[0].at("loss"));
+  CHECK(records(with, "noise 0.01")[0].at("loss").get<double>() ==
+        Approx(records(with, "held out")[0].at("loss").get<double>()).margin(0.1));
+  CHECK(records(with, "noise 30")[0].at("loss") > records(with, "noise 0.01")[0].at("loss"));
+}
+
+TEST_CASE("Measures stand at answers and elsewhere, of a task and not of a text") {
+  const Shell shell;
+  const std::string small = std::regex_replace(kSmall, std::regex("sdpa,dar"), "dar,differential");
+  const Json task = Json::parse(shell.done(small + "--task induction:len=10 --json -").out);
+  for (const Json& variant : task.at("variants")) {
+    const char* name = variant.at("name") == "dar" ? "mean_resonance" : "lambda";
+    for (const char* where : {"measures", "measures_at_answers", "measures_elsewhere"})
+      CHECK(variant.at(where).contains(name));
+  }
+  const Json& dar = task.at("variants").at(0);
+  CHECK(dar.at("measures_at_answers").at("mean_resonance") !=
+        dar.at("measures_elsewhere").at("mean_resonance"));
+  const Json text =
+      Json::parse(shell.done(small + "--text text.txt --len 16 --json -").out).at("variants");
+  CHECK(text.at(0).at("measures_at_answers").empty());
+  CHECK(text.at(0).at("measures").contains("mean_resonance"));
+}
+
+TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all after each") {
+  const Shell shell;
+  const std::string command =
+      "heed_compare --train 120 --seed 7 --width 16 --heads 2 --depth 1 --batch 8 --threads 1 --lr "
+      "1e-2 --task memorise:len=8,vocabulary=6 --alphabets 3 --eval-every 0 --variants "
+      "prototype-art,prototype-art-frozen,prototype-art-off ";
+  const Result result = shell.done(command + "--json a.json --report pages");
+  const Json json = Json::parse(read(shell.path("a.json")));
+  CHECK(json.at("tasks").at(0).at("vocabulary") == 18);
+  CHECK(json.at("stages").size() == 3 * 3 * 3);
+  std::map<std::string, std::map<std::pair<int, int>, double>> accuracy;
+  for (const Json& one : json.at("stages"))
+    accuracy[one.at("variant")][{one.at("after"), one.at("on")}] = one.at("accuracy");
+  for (const auto& [name, of] : accuracy) {
+    INFO(name);
+    for (const int stage : {1, 2, 3}) CHECK(of.at({stage, stage}) > 0.6);
+    CHECK(of.at({1, 2}) < 0.4);  // tokens that it has not seen
+    CHECK(of.at({1, 3}) < 0.4);
+  }
+  // The memories differ as they should: frozen is the whole one up to the end of the first stage, and none stays empty.
+  const auto& learning = accuracy.at("prototype-art");
+  CHECK(accuracy.at("prototype-art-frozen").at({1, 1}) == learning.at({1, 1}));
+  CHECK(accuracy.at("prototype-art-frozen") != learning);
+  CHECK(json.at("variants").at(0).at("measures").at("prototypes") > 0);
+  CHECK(json.at("variants").at(2).at("measures").at("prototypes") == 0);
+  for (const Json& variant : json.at("variants"))
+    CHECK(variant.at("backward_transfer_accuracy").size() == 1);
+  CHECK(result.out.find("    after stage 3, accuracy on each: ") != std::string::npos);
+  CHECK(result.out.find("    backward transfer ") != std::string::npos);
+  CHECK(shell.files("pages").count("forgetting.svg") == 1);
+  // Without stages there is nothing to freeze for.
+  (void)shell.done(kSmall + "--text text.txt --then text.txt --then text.txt --len 8");
+  shell.refuses("heed_compare --train 1 --alphabets 2",
+                "--alphabets was given and --task is text, but a text has one");
 }
 
 TEST_CASE("--quick needs no number of steps, and other options say otherwise") {
