@@ -216,7 +216,10 @@ std::vector<Picture> TaskPictures::measures() const {
                            "Means over seeds. Rows from the top: ",
                            "task, from the left: ",
                            "variant",
-                           "share of answers"};
+                           "share of answers",
+                           0,
+                           0,
+                           {}};
   for (const Experiment::Task& task : comparison.tasks) {
     if (task.spec == kText) continue;
     map.x_label += (map.columns == 0 ? "" : ", ") + tasks::task_name(task.spec);

@@ -30,7 +30,7 @@ struct Read {
 };
 
 template <class AnyLayer>
-Read read_by(AnyLayer& layer, nn::Context<double> c, Index len = kLen) {
+Read read_by(AnyLayer& layer, nn::Context<double>& c, Index len = kLen) {
   const auto x = normals<double>(kBatch * len, kWidth, 1);
   nn::Matrix<double> y(x.rows(), kWidth);
   layer.forward(c, kBatch, x.view(), y.view());
@@ -63,7 +63,7 @@ std::vector<double> less(const std::vector<double>& a, const std::vector<double>
 }  // namespace
 
 TEST_CASE("Queries and keys get noise of sigma times their root mean square, nothing else does") {
-  const nn::Context<double> c;
+  nn::Context<double> c;
   auto turning = turning_layer();
   auto plain = nn::differential_attention<double>(kWidth, kHeads, {}, true);
   shake<double>(plain);
@@ -105,12 +105,11 @@ TEST_CASE("Noise is a function of seed, step, stream and place, for any number o
     c.threads = threads;
     CHECK(same_bits(read_by(layer, c).query, first.query));
   }
-  nn::Context<double> other;
-  other.seed = 1;
-  CHECK_FALSE(same_bits(read_by(layer, other).query, first.query));
-  other = {};
-  other.step = 1;
-  CHECK_FALSE(same_bits(read_by(layer, other).key, first.key));
+  nn::Context<double> of_seed, of_step;
+  of_seed.seed = 1;
+  CHECK_FALSE(same_bits(read_by(layer, of_seed).query, first.query));
+  of_step.step = 1;
+  CHECK_FALSE(same_bits(read_by(layer, of_step).key, first.key));
   layer.set_noise(0.3, 2);
   CHECK_FALSE(same_bits(read_by(layer, c).query, first.query));
   // Training has none.
