@@ -58,17 +58,20 @@ class CellRun {
   }
 
   [[nodiscard]] double measure(double& step) {
-    constexpr Index warm = 1, timed = 2;
+    // Two steps behind the first one, and more where they are short.
+    constexpr Index least = 2, most = 9;
+    constexpr double enough = 0.02;
     double begun = 0, ended = 0;
     const Stopwatch watch;
-    settle(warm + timed);
+    settle(1 + most);
     heed_lm::Watch on;
     on.on_step = [&](const heed_lm::Report& report) {
-      if (report.step == warm) begun = watch.seconds();
       ended = watch.seconds();
+      if (report.step == 1) begun = ended;
     };
+    on.stop = [&] { return run_.step > least && ended - begun > enough; };
     heed_lm::train(run_, *task_.stages.front(), threads_, on);
-    step = (ended - begun) / double(timed);
+    step = (ended - begun) / double(run_.step - 1);
     const TrainingSettings& training = experiment_.settings().training;
     double all = step * double(training.steps) * double(task_.stages.size());
     if (task_.evaluate_every > 0)

@@ -59,14 +59,19 @@ class Planner {
     text += "\n";
     double seconds = 0;
     for (const Experiment::Task& task : experiment_.tasks()) {
-      std::string line;
+      const Missing *fastest = nullptr, *slowest = nullptr;
       for (const Missing& one : missing_) {
-        if (one.task != task.spec || one.seconds == 0) continue;
+        if (one.task != task.spec) continue;
         seconds += one.seconds;
-        line +=
-            print("%s %s %.3g ms", line.empty() ? "" : ",", one.variant.c_str(), 1e3 * one.step);
+        if (fastest == nullptr || one.step < fastest->step) fastest = &one;
+        if (slowest == nullptr || one.step > slowest->step) slowest = &one;
       }
-      if (!line.empty()) text += "  a step of " + tasks::task_name(task.spec) + ":" + line + "\n";
+      if (fastest == nullptr) continue;
+      text += print("  a step of %s takes %.3g ms (%s)", tasks::task_name(task.spec).c_str(),
+                    1e3 * fastest->step, fastest->variant.c_str());
+      if (slowest != fastest)
+        text += print(" to %.3g ms (%s)", 1e3 * slowest->step, slowest->variant.c_str());
+      text += "\n";
     }
     if (seconds > 0)
       text += "  about " + time_text(seconds / training.jobs) + " with " +
