@@ -15,8 +15,7 @@ namespace nn = heed::nn;
 // Of a layer around any variant that programs offer.
 [[nodiscard]] std::vector<nn::Measure> layer_measures(const nn::AttentionLayer<float>& layer,
                                                       Index rows, const nn::ChosenTokens& chosen) {
-  // Pairs of so many sequences: answers are few.
-  constexpr Index sequences = 4;
+  const Index sequences = chosen.all() ? 2 : 4;  // answers are few
   const auto of_zoo = zoo::measures_of(layer, rows, sequences, chosen);
   return of_zoo ? *of_zoo : nn::measures_of(layer, rows, sequences, chosen);
 }
