@@ -128,7 +128,7 @@ TEST_CASE("A sweep chooses the rate of each variant on rows of its own, and repo
 TEST_CASE("Steps to 90 % are counted on rows of their own, every so many steps") {
   const Shell shell;
   const std::string command = std::regex_replace(kSmall, std::regex("--train 4"), "--train 150") +
-                              "--task memorise:len=8,vocabulary=4 --lr 1e-2 --json - ";
+                              "--task memorise:len=8,vocabulary=6 --lr 1e-2 --json - ";
   const Json json = Json::parse(shell.done(command + "--eval-every 10").out);
   CHECK(json.at("courses").size() == 2 * 15);
   for (const Json& variant : json.at("variants")) {
@@ -204,7 +204,7 @@ TEST_CASE("--lengths tests on longer sequences, where a task has such") {
   CHECK(json.at("tasks").at(1).at("positions") == 7);
 }
 
-TEST_CASE("--noise tests with noise on queries and keys, which changes no other test") {
+TEST_CASE("Noise on queries and keys is a test of its own, which changes no other") {
   const Shell shell;
   const std::string command = std::regex_replace(kSmall, std::regex("--train 4"), "--train 150") +
                               "--task memorise:len=8,vocabulary=10 --lr 1e-2 --json - ";
