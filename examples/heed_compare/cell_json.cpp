@@ -18,10 +18,16 @@ using Json = nlohmann::ordered_json;
   return all;
 }
 
+[[nodiscard]] Measures measures_of(const Json& json) {
+  Measures measures;
+  for (const auto& [name, value] : json.items()) measures[name] = number(value);
+  return measures;
+}
+
 [[nodiscard]] Json json_of(const heed_lm::Score& score) {
   Json parts = Json::array();
   for (const auto& [difficulty, part] : score.by_difficulty)
-    parts.push_back({difficulty, part.answers, part.right});
+    parts.push_back({difficulty, part.answers, part.right, part.reports});
   return {{"loss", score.loss},
           {"accuracy", score.accuracy},
           {"answers", score.answers},
@@ -32,16 +38,13 @@ using Json = nlohmann::ordered_json;
   score.loss = number(json.at("loss"));
   score.accuracy = number(json.at("accuracy"));
   score.answers = json.at("answers").get<Index>();
-  for (const Json& part : json.at("by_difficulty"))
-    score.by_difficulty[part.at(0).get<Index>()] = {part.at(1).get<Index>(),
-                                                    part.at(2).get<Index>()};
+  for (const Json& one : json.at("by_difficulty")) {
+    heed_lm::Score::Part& part = score.by_difficulty[one.at(0).get<Index>()];
+    part.answers = one.at(1).get<Index>();
+    part.right = one.at(2).get<Index>();
+    part.reports = measures_of(one.at(3));
+  }
   return score;
-}
-
-[[nodiscard]] Measures measures_of(const Json& json) {
-  Measures measures;
-  for (const auto& [name, value] : json.items()) measures[name] = number(value);
-  return measures;
 }
 
 [[nodiscard]] CellResult read(const Json& json) {

@@ -61,17 +61,15 @@ class CellRun {
     // Two steps behind the first one, and more where they are short.
     constexpr Index least = 2, most = 9;
     constexpr double enough = 0.02;
-    double begun = 0, ended = 0;
-    const Stopwatch watch;
+    double seconds = 0;
     settle(1 + most);
-    heed_lm::Watch on;
-    on.on_step = [&](const heed_lm::Report& report) {
-      ended = watch.seconds();
-      if (report.step == 1) begun = ended;
+    heed_lm::Watch watch;
+    watch.on_step = [&](const heed_lm::Report& report) {
+      if (report.step > 1) seconds += report.step_seconds;
     };
-    on.stop = [&] { return run_.step > least && ended - begun > enough; };
-    heed_lm::train(run_, *task_.stages.front(), threads_, on);
-    step = (ended - begun) / double(run_.step - 1);
+    watch.stop = [&] { return run_.step > least && seconds > enough; };
+    heed_lm::train(run_, *task_.stages.front(), threads_, watch);
+    step = seconds / double(run_.step - 1);
     const TrainingSettings& training = experiment_.settings().training;
     double all = step * double(training.steps) * double(task_.stages.size());
     if (task_.evaluate_every > 0)
@@ -82,17 +80,6 @@ class CellRun {
   }
 
  private:
-  class Stopwatch {
-   public:
-    [[nodiscard]] double seconds() const {
-      return std::chrono::duration<double>(Clock::now() - begin_).count();
-    }
-
-   private:
-    using Clock = std::chrono::steady_clock;
-    Clock::time_point begin_ = Clock::now();
-  };
-
   // A fresh optimiser and a fresh schedule of so many steps.
   void settle(Index steps) {
     run_.step = run_.skipped = 0;
@@ -124,22 +111,16 @@ class CellRun {
 
   void train_first() {
     heed_report::Curve curve{100};
-    double evaluating = 0, seconds = 0;
-    Index steps = 0;
-    const Stopwatch watch;
+    double seconds = 0, tokens = 0;
     train_on(*task_.stages.front(), "", [&](const heed_lm::Report& report) {
       if (!report.skipped) curve.add(double(report.step), report.loss);
-      steps = report.step;
-      seconds = watch.seconds() - evaluating;
+      seconds += report.step_seconds;
+      tokens += double(report.step_tokens);
       if (task_.evaluate_every == 0 || report.step % task_.evaluate_every != 0) return;
-      evaluating += heed::seconds_of([&] {
-        const Score score = score_on(*task_.watched);
-        result_.course.push_back({report.step, score.loss, score.accuracy});
-      });
+      const Score score = score_on(*task_.watched);
+      result_.course.push_back({report.step, score.loss, score.accuracy});
     });
-    const Index tokens = task_.stages.front()->training_batch(run_.train.batch, cell_.seed, 0).len *
-                         run_.train.batch * steps;
-    result_.tokens_per_second = double(tokens) / seconds;
+    result_.tokens_per_second = tokens / seconds;
     const heed_report::Series series = curve.series("");
     result_.curve = {series.x, series.y, Index(curve.steps_per_point())};
   }

@@ -218,6 +218,7 @@ ModelConfig Experiment::config_of(const Cell& cell) const {
   config.depth = sizes.depth;
   config.len = of.positions;
   config.hidden = cell.hidden;
+  config.init = settings_.training.init;
   config.seed = cell.seed;
   return config;
 }
@@ -254,6 +255,7 @@ SharedSettings Experiment::shared_settings() const {
   add("heads", sizes.heads);
   add("depth", sizes.depth);
   add("seed", settings_.seed);
+  add("init", training.init);
   add("eval_every", training.evaluate_every.value_or(-1));
   add("lengths", training.lengths);
   add("noise", training.noise);

@@ -139,23 +139,35 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
   record.ms = pass.median();
   record.gflops = flops / record.ms * 1e-6;
   record.ratio_to_baseline = record.ms / baseline.median();
+  for (std::size_t round = 0; round < pass.samples.size(); ++round)
+    record.ratios.push_back(pass.samples[round] / baseline.samples[round]);
   record.scratch_bytes = pass.scratch_bytes;
   record.settings = one.runner->settings();
   return record;
 }
 
+[[nodiscard]] const Timed& baseline_of(const std::vector<Timed>& all) {
+  return *std::find_if(all.begin(), all.end(),
+                       [](const Timed& one) { return one.runner->name() == heed::kBaseline; });
+}
+
+// The names of variants, and that of the baseline, whose time is the unit of theirs.
+[[nodiscard]] std::vector<std::string> with_baseline(std::vector<std::string> names) {
+  if (std::find(names.begin(), names.end(), heed::kBaseline) == names.end())
+    names.emplace_back(heed::kBaseline);
+  return names;
+}
+
 void add_records(const std::vector<Timed>& all, const Settings& settings, Dtype dtype,
                  const std::map<std::string, double>& errors, Comparison& comparison) {
-  const auto baseline = std::find_if(all.begin(), all.end(), [](const Timed& one) {
-    return one.runner->name() == heed::kBaseline;
-  });
+  const Timed& baseline = baseline_of(all);
   for (const Timed& one : all) {
     const auto error = errors.find(one.runner->name());
     if (error == errors.end()) continue;  // a baseline that was not asked for
     const double product = 2 * one.runner->visible_pairs() * double(settings.shape.dim);
     for (Record record :
-         {record_of(one, one.forward, baseline->forward, "forward", 2 * product),
-          record_of(one, one.backward, baseline->backward, "backward", 5 * product)}) {
+         {record_of(one, one.forward, baseline.forward, "forward", 2 * product),
+          record_of(one, one.backward, baseline.backward, "backward", 5 * product)}) {
       record.dtype = dtype;
       record.peak_share = record.gflops / comparison.peak_gflops.at(dtype);
       record.gradient_error = error->second;
@@ -168,14 +180,12 @@ void compare_dtype(const Settings& settings, Dtype dtype, const std::string& tex
                    Comparison& comparison, Progress& progress) {
   const auto errors = gradient_errors(settings, dtype, text, progress);
   progress.show(std::string(dtype_name(dtype)) + ": projecting the text");
-  std::vector<std::string> names = settings.variants;
-  if (std::find(names.begin(), names.end(), heed::kBaseline) == names.end())
-    names.emplace_back(heed::kBaseline);
   const TextInput input(text, settings.shape.batch, settings.shape.len, settings.seed);
-  const Runners runners = make_runners(
-      dtype,
-      {names, baseline_geometry(settings.shape), settings.causal, settings.threads, settings.seed},
-      input);
+  const Runners runners =
+      make_runners(dtype,
+                   {with_baseline(settings.variants), baseline_geometry(settings.shape),
+                    settings.causal, settings.threads, settings.seed},
+                   input);
   std::vector<Timed> all;
   for (const auto& runner : runners) all.push_back({runner.get()});
   double& peak = comparison.peak_gflops[dtype];
@@ -222,17 +232,21 @@ std::vector<LengthTime> time_shorter_texts(const Settings& settings) {
     shorter.shape.len = settings.shape.len / part;
     if (shorter.shape.len < 16) continue;
     const TextInput input(text, shorter.shape.batch, shorter.shape.len, settings.seed);
-    const Runners runners = make_runners(dtype,
-                                         {settings.variants, baseline_geometry(shorter.shape),
-                                          settings.causal, settings.threads, settings.seed},
-                                         input);
+    const Runners runners =
+        make_runners(dtype,
+                     {with_baseline(settings.variants), baseline_geometry(shorter.shape),
+                      settings.causal, settings.threads, settings.seed},
+                     input);
     std::vector<Timed> all;
     for (const auto& runner : runners) all.push_back({runner.get()});
     double peak = 0;
     time_rounds(all, shorter, dtype, peak, progress);
+    const Timed& baseline = baseline_of(all);
     for (const Timed& one : all) {
-      times.push_back({one.runner->name(), "forward", shorter.shape.len, one.forward.median()});
-      times.push_back({one.runner->name(), "backward", shorter.shape.len, one.backward.median()});
+      times.push_back({one.runner->name(), "forward", shorter.shape.len,
+                       one.forward.median() / baseline.forward.median()});
+      times.push_back({one.runner->name(), "backward", shorter.shape.len,
+                       one.backward.median() / baseline.backward.median()});
     }
   }
   return times;

@@ -16,6 +16,7 @@ struct Record {
   double gflops = 0;             // of the two (forward) or five (backward) plain products
   double peak_share = 0;         // gflops over the measured peak of as many threads
   double ratio_to_baseline = 0;  // ms over that of sdpa, same dtype and pass
+  std::vector<double> ratios;    // of the rounds: a round's ms over that of sdpa in the same round
   Index scratch_bytes = 0;    // held by the call beyond inputs, outputs, gradients and saved rows
   double gradient_error = 0;  // worst |analytic - numeric| / max(1, |gradient|)
   std::string settings;
@@ -48,7 +49,7 @@ void require_gradients(const Comparison& comparison);
 struct LengthTime {
   std::string variant, pass;
   Index len = 0;
-  double ms = 0;  // median over the rounds
+  double ratio_to_baseline = 0;  // median over the rounds, over that of sdpa
 };
 
 // The variants at a quarter and at half of the length, in three rounds of the first dtype; nothing below 16

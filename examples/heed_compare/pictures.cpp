@@ -7,7 +7,6 @@
 #include "text_input.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 namespace compare {
 
@@ -65,17 +64,18 @@ class Pictures {
     const std::string type = dtype_name(dtype);
     BarChart chart{"cost_" + type,
                    "Time relative to plain attention, " + type,
-                   shape_text() + "; medians of " +
-                       counted(comparison_.rounds.at(dtype), " rounds, less is faster."),
+                   shape_text() + "; bars are medians of " +
+                       counted(comparison_.rounds.at(dtype), " rounds") +
+                       ", whiskers reach from the lowest to the highest round. Less is faster.",
                    "time over that of sdpa",
                    {},
                    {{"forward", {}}, {"backward", {}}}};
     for (const Record& r : comparison_.records) {
       if (r.dtype != dtype) continue;
       if (r.pass == "forward") chart.labels.push_back(r.variant);
-      // Two decimals: further ones change from run to run.
-      chart.groups[r.pass == "forward" ? 0 : 1].values.push_back(
-          std::round(100 * r.ratio_to_baseline) / 100);
+      heed_report::Group& group = chart.groups[r.pass == "forward" ? 0 : 1];
+      group.values.push_back(r.ratio_to_baseline);
+      group.whiskers.push_back(heed_report::whisker_over(r.ratios));
     }
     chart.reference = 1;
     pictures_.push_back(draw(chart));
@@ -86,21 +86,22 @@ class Pictures {
     if (times.empty()) return;
     const Dtype dtype = settings_.dtypes.front();
     for (const Record& r : comparison_.records)
-      if (r.dtype == dtype) times.push_back({r.variant, r.pass, settings_.shape.len, r.ms});
+      if (r.dtype == dtype)
+        times.push_back({r.variant, r.pass, settings_.shape.len, r.ratio_to_baseline});
     for (const std::string pass : {"forward", "backward"}) {
-      LinePlot plot{"length_" + pass,
-                    "Time against length, " + pass + ", " + dtype_name(dtype),
-                    "The longest text from all rounds, the others from three.",
-                    {"tokens", true},
-                    {"ms per pass", true},
-                    {},
-                    true};
+      LinePlot plot{
+          "length_" + pass,
+          "Time relative to plain attention against length, " + pass + ", " + dtype_name(dtype),
+          "Medians; the longest text of all rounds, the others of three.",
+          {"tokens", true, false, true},
+          {"time over that of sdpa", true},
+          {}};
       for (const std::string& variant : settings_.variants) {
-        Series series{variant, {}, {}};
+        Series series{variant, {}, {}, true};
         for (const LengthTime& t : times)
           if (t.variant == variant && t.pass == pass) {
             series.x.push_back(double(t.len));
-            series.y.push_back(t.ms);
+            series.y.push_back(t.ratio_to_baseline);
           }
         plot.series.push_back(std::move(series));
       }
@@ -127,7 +128,7 @@ class Pictures {
   }
 
   void convergence() {
-    Series series{"", {}, ode_residuals(settings_, text_, kMapTokens, kMostSteps)};
+    Series series{"", {}, ode_residuals(settings_, text_, kMapTokens, kMostSteps), true};
     for (int steps = 1; steps <= kMostSteps; ++steps) series.x.push_back(steps);
     pictures_.push_back(draw(LinePlot{
         "ode_convergence",
@@ -135,8 +136,7 @@ class Pictures {
         "Mean over the rows of all heads, first " + counted(kMapTokens, " tokens, double."),
         {"steps", false, true},
         {"residual: largest change of a weight in the last step", true},
-        {series},
-        true}));
+        {series}}));
   }
 
   void tension() {

@@ -47,8 +47,9 @@ struct TrainingSettings {
   // with seeds seed + kSweepSeed, ...
   std::vector<double> rates = {2e-3};
   int sweep_seeds = 1;
-  std::vector<Index> lengths;  // tests with sequences so many times as long
-  std::vector<double> noise;   // tests with so much noise in queries and keys
+  std::string init = "fan-in";  // first weights, as ModelConfig has them
+  std::vector<Index> lengths;   // tests with sequences so many times as long
+  std::vector<double> noise;    // tests with so much noise in queries and keys
   std::optional<Index>
       evaluate_every;  // steps; 0: never. None: a twentieth of the steps, never for a text
   ModelSizes model;

@@ -55,6 +55,13 @@ constexpr int kFormat = 2;
       {"measures_elsewhere", means_of(v, &CellResult::elsewhere)}};
 }
 
+// What attention reported at these answers, means.
+[[nodiscard]] Measures means_of(const heed_lm::Score::Part& part) {
+  Measures means;
+  for (const auto& [name, sum] : part.reports) means[name] = sum / double(part.answers);
+  return means;
+}
+
 // A record for each test of each run.
 void add_records(const TrainedVariant& v, Json& records) {
   for (std::size_t run = 0; run < v.runs.size(); ++run)
@@ -63,7 +70,8 @@ void add_records(const TrainedVariant& v, Json& records) {
       for (const auto& [difficulty, part] : score.by_difficulty)
         parts.push_back({{"difficulty", difficulty},
                          {"answers", part.answers},
-                         {"accuracy", double(part.right) / double(part.answers)}});
+                         {"accuracy", double(part.right) / double(part.answers)},
+                         {"reports", means_of(part)}});
       records.push_back({{"variant", v.name},
                          {"seed", v.seeds[run]},
                          {"task", v.task},
@@ -140,6 +148,7 @@ std::string training_json(const Settings& settings, const TrainingComparison& c)
                         {"seeds", training.seeds},
                         {"seed", settings.seed},
                         {"learning_rates", training.rates},
+                        {"init", training.init},
                         {"sweep_seeds", training.rates.size() > 1 ? training.sweep_seeds : 0},
                         {"jobs", training.jobs},
                         {"threads", settings.threads}}},

@@ -4,6 +4,8 @@
 #include "../tasks/task_list.hpp"
 #include "statistics.hpp"
 
+#include <heed/variants.hpp>
+
 #include <algorithm>
 
 namespace compare {
@@ -25,12 +27,15 @@ class TaskPictures {
         variants_(variants_of(comparison, task.spec)),
         several_(comparison.tasks.size() > 1),
         name_(tasks::task_name(task.spec)),
-        seeds_(settings.training.seeds > 1 ? "Means of " + std::to_string(settings.training.seeds) +
-                                                 " seeds; bars reach one standard deviation."
-                                           : "One seed, so that the spread is not known.") {}
+        seeds_(settings.training.seeds > 1
+                   ? "Means of " + std::to_string(settings.training.seeds) +
+                         " seeds; whiskers reach from the lowest to the highest seed."
+                   : "One seed, so that the spread is not known."),
+        baseline_(baseline_of(comparison, task.spec)) {}
 
   [[nodiscard]] std::vector<Picture> all() const {
     std::vector<Picture> pictures = {validation(), speeds(), curves()};
+    if (baseline_ != nullptr && variants_.size() > 1) pictures.push_back(curves_over_baseline());
     const CellResult& first = variants_.front()->runs.front();
     if (task_.spec != kText) {
       pictures.push_back(accuracies());
@@ -58,26 +63,32 @@ class TaskPictures {
   [[nodiscard]] Group group_of(const std::string& name, F&& values) const {
     Group group{name, {}};
     for (const TrainedVariant* v : variants_) {
-      group.values.push_back(mean_of(values(*v)));
-      group.spreads.push_back(spread_of(values(*v)));
+      const std::vector<double> of_seeds = values(*v);
+      group.values.push_back(mean_of(of_seeds));
+      group.whiskers.push_back(heed_report::whisker_over(of_seeds));
     }
     return group;
   }
 
   [[nodiscard]] Picture validation() const {
-    return draw(BarChart{file("validation_loss"),
-                         title("Validation loss after training"),
-                         seeds_,
-                         "loss, nats per token",
-                         names(),
-                         {group_of("", [](const TrainedVariant& v) { return losses_of(v); })},
-                         true});
+    BarChart chart{file("validation_loss"),
+                   title("Validation loss after training"),
+                   seeds_,
+                   "loss, nats per token",
+                   names(),
+                   {group_of("", [](const TrainedVariant& v) { return losses_of(v); })},
+                   true};
+    if (baseline_ != nullptr && variants_.size() > 1) {
+      chart.reference = mean_of(losses_of(*baseline_));
+      chart.note += " The line stands at plain attention.";
+    }
+    return draw(chart);
   }
   [[nodiscard]] Picture forgetting() const {
     return draw(
         BarChart{file("forgetting"),
                  title("Loss on the first stage before and after the later ones"),
-                 "",
+                 seeds_,
                  "validation loss, nats per token",
                  names(),
                  {group_of("first stage", [](const TrainedVariant& v) { return losses_of(v); }),
@@ -106,7 +117,6 @@ class TaskPictures {
                   {tasks::task_entry(name_).difficulty},
                   {"share of answers"},
                   {}};
-    plot.marks = true;
     for (const TrainedVariant* v : variants_) {
       std::map<Index, heed_lm::Score::Part> parts;
       for (const CellResult& run : v->runs)
@@ -114,7 +124,7 @@ class TaskPictures {
           parts[difficulty].answers += part.answers;
           parts[difficulty].right += part.right;
         }
-      heed_report::Series series{v->name, {}, {}};
+      heed_report::Series series{v->name, {}, {}, true};
       for (const auto& [difficulty, part] : parts) {
         series.x.push_back(double(difficulty));
         series.y.push_back(double(part.right) / double(part.answers));
@@ -131,12 +141,11 @@ class TaskPictures {
                   {"step"},
                   {"share of answers"},
                   {}};
-    plot.marks = true;
     for (const TrainedVariant* v : variants_) {
       std::map<Index, std::vector<double>> of_step;
       for (const CellResult& run : v->runs)
         for (const Evaluation& one : run.course) of_step[one.step].push_back(one.accuracy);
-      heed_report::Series series{v->name, {}, {}};
+      heed_report::Series series{v->name, {}, {}, true};
       for (const auto& [step, values] : of_step) {
         series.x.push_back(double(step));
         series.y.push_back(mean_of(values));
@@ -155,21 +164,49 @@ class TaskPictures {
                          names(),
                          {group}});
   }
+  [[nodiscard]] std::string points_note() const {
+    const Index each = variants_.back()->runs.front().curve.steps_per_point;
+    return each > 1 ? "Each point is the mean of " + std::to_string(each) + " steps. " : "";
+  }
   [[nodiscard]] Picture curves() const {
-    Index each = 1;
     LinePlot plot{file("training_loss"),
                   title("Training loss of the first seed"),
-                  "",
+                  points_note(),
                   {"step"},
                   {"loss, nats per token"},
                   {}};
     for (const TrainedVariant* v : variants_) {
       const TrainingCurve& curve = v->runs.front().curve;
-      each = curve.steps_per_point;
       plot.series.push_back({v->name, curve.step, curve.loss});
     }
-    if (each > 1) plot.note = "Each point is the mean of " + std::to_string(each) + " steps.";
     return draw(plot);
+  }
+  // All variants see the same batches in the same order, so that the ratio scatters less than either loss.
+  [[nodiscard]] Picture curves_over_baseline() const {
+    LinePlot plot{file("training_loss_ratio"),
+                  title("Training loss relative to plain attention"),
+                  points_note() + "First seed, the same batches for all.",
+                  {"step"},
+                  {"loss over that of " + baseline_->name},
+                  {}};
+    for (const TrainedVariant* v : variants_)
+      plot.series.push_back(
+          ratio_to(baseline_->runs.front().curve, v->runs.front().curve, v->name));
+    return draw(plot);
+  }
+  // The points of the curve that are means of the same steps as one of the baseline, over that one.
+  [[nodiscard]] static heed_report::Series ratio_to(const TrainingCurve& baseline,
+                                                    const TrainingCurve& curve,
+                                                    const std::string& name) {
+    heed_report::Series ratio{name, {}, {}};
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < curve.step.size(); ++i) {
+      while (at < baseline.step.size() && baseline.step[at] < curve.step[i]) ++at;
+      if (at == baseline.step.size() || baseline.step[at] != curve.step[i]) continue;
+      ratio.x.push_back(curve.step[i]);
+      ratio.y.push_back(curve.loss[i] / baseline.loss[at]);
+    }
+    return ratio;
   }
   [[nodiscard]] std::vector<Picture> measures() const;
 
@@ -177,6 +214,7 @@ class TaskPictures {
   Variants variants_;
   bool several_;
   std::string name_, seeds_;
+  const TrainedVariant* baseline_;
 };
 
 // The name of a measure's file: what is no letter or digit becomes "_".
@@ -213,27 +251,24 @@ std::vector<Picture> TaskPictures::measures() const {
 [[nodiscard]] Picture accuracy_table(const TrainingComparison& comparison) {
   heed_report::HeatMap map{"accuracy_by_task",
                            "Answers that are right, by task",
-                           "Means over seeds. Rows from the top: ",
-                           "task, from the left: ",
+                           "Means over seeds.",
+                           "task",
                            "variant",
                            "share of answers",
                            0,
                            0,
                            {}};
-  for (const Experiment::Task& task : comparison.tasks) {
-    if (task.spec == kText) continue;
-    map.x_label += (map.columns == 0 ? "" : ", ") + tasks::task_name(task.spec);
-    ++map.columns;
-  }
+  for (const Experiment::Task& task : comparison.tasks)
+    if (task.spec != kText) map.column_names.push_back(tasks::task_name(task.spec));
   for (const TrainedVariant* row : variants_of(comparison, comparison.tasks.front().spec)) {
-    map.note += (map.rows == 0 ? "" : ", ") + row->name;
-    ++map.rows;
+    map.row_names.push_back(row->name);
     for (const Experiment::Task& task : comparison.tasks)
       for (const TrainedVariant* v : variants_of(comparison, task.spec))
         if (task.spec != kText && v->name == row->name)
           map.values.push_back(mean_of(accuracies_of(*v)));
   }
-  map.note += ".";
+  map.rows = map.row_names.size();
+  map.columns = map.column_names.size();
   return draw(map);
 }
 

@@ -20,7 +20,9 @@ using heed_program::detail::read_number;
 // What --quick trains where no option says otherwise.
 constexpr Index kQuickSteps = 200;
 constexpr int kQuickSeeds = 2;
-constexpr ModelSizes kQuickModel{64, 4, 2, 64, 8};
+constexpr ModelSizes kQuickModel{64, 2, 2, 64, 16};
+// With these plain attention learns the tasks within minutes.
+constexpr ModelSizes kTaskModel{64, 2, 2, 128, 64};
 
 constexpr Index kMostFactor = 64;
 
@@ -52,21 +54,24 @@ template <class Number>
   return rates;
 }
 
-// --train, or what --quick stands for.
-void take_quick(const CLI::App& app, Settings& settings) {
-  TrainingSettings& training = settings.training;
-  if (!settings.quick) return;
-  if (training.steps == 0 && app.count("--task") > 0) training.steps = kQuickSteps;
-  if (training.steps == 0) return;
-  if (app.count("--seeds") == 0) training.seeds = kQuickSeeds;
+// Takes the sizes that no option gives.
+void take_sizes(const CLI::App& app, const ModelSizes& sizes, ModelSizes& to) {
   const auto take = [&](const char* option, Index ModelSizes::*size) {
-    if (app.count(option) == 0) training.model.*size = kQuickModel.*size;
+    if (app.count(option) == 0) to.*size = sizes.*size;
   };
   take("--width", &ModelSizes::width);
   take("--heads", &ModelSizes::heads);
   take("--depth", &ModelSizes::depth);
   take("--len", &ModelSizes::len);
   take("--batch", &ModelSizes::batch);
+}
+
+// --train, or what --quick stands for.
+void take_quick(const CLI::App& app, Settings& settings) {
+  TrainingSettings& training = settings.training;
+  if (!settings.quick) return;
+  if (training.steps == 0 && app.count("--task") > 0) training.steps = kQuickSteps;
+  if (training.steps > 0 && app.count("--seeds") == 0) training.seeds = kQuickSeeds;
 }
 
 void require_texts(const CLI::App& app, const std::string& given,
@@ -141,6 +146,11 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
       ->type_name("X")
       ->capture_default_str()
       ->check(heed_program::number(0, 1e30));
+  app.add_option("--init", training.init,
+                 "With --train: first weights, normal numbers: fan-in, with deviation "
+                 "1 / sqrt(columns of the matrix), or gpt2, with 0.02 whatever the width")
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_option("--sweep", words.sweep,
                  "With --train: runs each variant with each of these learning rates, chooses the "
                  "best by rows that no result is reported of, and then runs it with fresh seeds")
@@ -149,11 +159,12 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
                  "With --sweep: number of runs of each learning rate (default 1)")
       ->type_name("N")
       ->check(heed_program::whole(1, 1000));
-  app.add_option("--task", words.tasks,
-                 "With --train: trains on generated tasks instead of a text, such as mqar or "
-                 "mqar:len=128,pairs=8,parity, and compares accuracy and loss on their answers "
-                 "(default text); all is every task and the text; help lists all tasks with their "
-                 "numbers and sources")
+  app.add_option(
+         "--task", words.tasks,
+         "With --train: trains on generated tasks instead of a text, such as mqar or "
+         "mqar:len=128,pairs=8,parity, and compares accuracy and loss on their answers "
+         "(default text); the defaults are then --width 64 --heads 2 --depth 2 --batch 64. all "
+         "is every task and the text; help lists all tasks with their numbers and sources")
       ->type_name("A,B,...");
   app.add_option("--eval-every", words.evaluate_every,
                  "With --train: scores the model every N steps on rows of its own, to see when 90 "
@@ -196,9 +207,9 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
 }
 
 std::vector<std::string> training_options() {
-  return {"--seeds", "--alphabets", "--width", "--heads",       "--depth",      "--len",
-          "--batch", "--lr",        "--sweep", "--sweep-seeds", "--eval-every", "--lengths",
-          "--noise", "--out",       "--jobs",  "--plan"};
+  return {"--seeds",   "--init",  "--alphabets", "--width", "--heads",       "--depth",
+          "--len",     "--batch", "--lr",        "--sweep", "--sweep-seeds", "--eval-every",
+          "--lengths", "--noise", "--out",       "--jobs",  "--plan"};
 }
 
 void print_task_help() {
@@ -214,6 +225,10 @@ void take_training(const CLI::App& app, const TrainingWords& words, Settings& se
       throw UsageError(std::string(option) + " needs --train STEPS");
   if (training.steps == 0) return;
   training.tasks = read_tasks(words.tasks);
+  if (settings.quick)
+    take_sizes(app, kQuickModel, training.model);
+  else if (training.tasks != std::vector<std::string>{kText})
+    take_sizes(app, kTaskModel, training.model);
   require_texts(app, words.tasks, training.tasks);
   training.rates = {words.rate};
   if (app.count("--sweep") > 0) {

@@ -71,6 +71,7 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   require_within(what, "learning_rate", s.learning_rate, 0.0, kMaxReal);
   require_within(what, "weight_decay", s.weight_decay, 0.0, kMaxReal);
   require_within(what, "clip", s.clip, 0.0, kMaxReal);
+  require_within(what, "ponder", s.ponder, 0.0, kMaxReal);
   heed::require(precision_of(s.precision).has_value(), what,
                 " has precision = ", in_quotes(s.precision), ", it must be ", kFloat, " or ",
                 kMixed);

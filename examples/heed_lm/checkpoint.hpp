@@ -27,6 +27,7 @@ struct TrainSettings {
   Index batch = 16, steps = 1000, warmup = 100;
   Index len = 0;  // tokens of a sequence; 0: as many as the model has
   double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
+  double ponder = 0;  // cost of a step, of attention that counts its steps
   std::uint64_t seed = 1;
   std::string precision = kFloat;  // of large products: kFloat or kMixed
 
@@ -39,6 +40,7 @@ struct TrainSettings {
     f("learning_rate", s.learning_rate);
     f("weight_decay", s.weight_decay);
     f("clip", s.clip);
+    f("ponder", s.ponder);
     f("seed", s.seed);
     f("precision", s.precision);
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands.hpp"
 
-#include "bpe_tokenizer.hpp"
 #include "finite.hpp"
+#include "open_model.hpp"
 #include "resume.hpp"
 #include "run_report.hpp"
 
@@ -174,6 +174,8 @@ struct Prepared {
     p.run.train = command.train;
     p.run.model = std::make_unique<Model>(make_model(p.run.config, Naming::options));
   }
+  heed::require(p.run.train.ponder == 0 || p.run.model->counts_steps(), "--ponder is ",
+                p.run.train.ponder, ", ", p.run.config.variant, " counts no steps; it must be 0");
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": the run was trained on other data than these, or with another part held out");
@@ -184,37 +186,12 @@ struct Prepared {
   return p;
 }
 
-// The model and tokenizer of a checkpoint, or of a GPT-2 with its vocabulary.
-[[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
-                           const std::string& merges) {
-  const bool gpt2 = is_gpt2_file(checkpoint);
-  heed::require(!gpt2 || (!vocab.empty() && !merges.empty()), checkpoint,
-                ": a GPT-2 of Hugging Face needs --vocab and --merges");
-  Run run = gpt2 ? run_from_gpt2(checkpoint, {}, read_bpe_tokenizer(vocab, merges))
-                 : load_run(checkpoint);
-  for (const auto& [option, file] : {std::pair{"--vocab", &vocab}, {"--merges", &merges}})
-    heed::require(gpt2 || file->empty(), option, " is ", *file, ", ", checkpoint,
-                  " has a tokenizer of its own");
-  require_finite(run, checkpoint);
-  return run;
-}
-
 // Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
 [[nodiscard]] bool is_parameter(const std::string& name,
                                 const std::optional<nn::GptOptions>& gpt2) {
   if (!gpt2) return !name.starts_with("adamw.");
   return !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") &&
          !(gpt2->tied && name == "lm_head.weight");
-}
-
-[[nodiscard]] std::vector<Index> encode_prompt(const Tokenizer& tokenizer,
-                                               const std::string& prompt) {
-  heed::require(!prompt.empty(), "--prompt is \"\", it must hold at least one character");
-  try {
-    return tokenizer.encode(prompt);
-  } catch (const std::invalid_argument& error) {
-    heed::fail("--prompt ", heed::io::in_quotes(prompt), ": ", error.what());
-  }
 }
 
 // Prints what each attention layer reports of the last rows it saw: steps, tension, residual, ...

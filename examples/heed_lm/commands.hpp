@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The four commands of heed_lm.
+// The five commands of heed_lm.
 
 #include "data_source.hpp"
 #include "generation.hpp"
@@ -15,7 +15,7 @@ namespace heed_lm {
 
 struct TrainCommand {
   DataSettings data;
-  ModelConfig model;
+  ModelConfig model{.init = "fan-in"};
   TrainSettings train;
   std::string out, resume, gpt2;
   std::string report;  // folder for the page of pictures; empty: none
@@ -41,10 +41,19 @@ struct GenerateCommand {
   int threads = 0;
 };
 
+struct InspectCommand {
+  std::string checkpoint, vocab, merges, prompt;
+  std::optional<Index> layer, head;  // from 0; not given: all
+  Index top = 3;                     // links of each token
+  std::string json, report;          // a file or "-", a folder; empty: none
+  int threads = 0;
+};
+
 // Each returns the exit code; what cannot be done is thrown.
 int run_train(TrainCommand command);
 int run_eval(const EvalCommand& command);
 int run_generate(const GenerateCommand& command);
+int run_inspect(const InspectCommand& command);
 int run_info(const std::string& file);
 
 }  // namespace heed_lm

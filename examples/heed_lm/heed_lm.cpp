@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Small language models with any variant of attention: training, evaluation, text, and what a file holds.
+// Small language models with any variant of attention: training, evaluation, text, what tokens read, and what a file
+// holds.
 //
 // Exit code  0 done, 1 the work could not be finished, 2 options or input that cannot be used.
 
@@ -102,6 +103,11 @@ void add_model(CLI::App& app, TrainCommand& c) {
   o.share("--dropout", c.model.dropout, "Share of embeddings and block outputs that is dropped");
   o.share("--attention-dropout", c.model.attention_dropout,
           "Share of the attention's weights that is dropped");
+  app.add_option("--init", c.model.init,
+                 "First weights, normal numbers: fan-in, with deviation 1 / sqrt(columns of the "
+                 "matrix), or gpt2, with 0.02 whatever the width")
+      ->type_name("NAME")
+      ->capture_default_str();
   app.add_flag("--untied{false}", c.model.tied,
                "Gives the output a matrix of its own instead of the embedding");
   app.add_flag("--no-mask{false}", c.model.causal,
@@ -121,6 +127,10 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.real("--weight-decay", c.train.weight_decay,
          "Decay of matrices per step, as a multiple of the learning rate");
   o.real("--clip", c.train.clip, "Largest norm of the gradient, longer ones are scaled; 0: any");
+  o.real(
+      "--ponder", c.train.ponder,
+      "Cost of a step, in nats, of attention that halts by learnt probabilities (dialectical-act): "
+      "training minimises the loss and so much times the mean of its steps");
   o.seed(c.train.seed, "Seed of weights, batches and dropout");
   app.add_option("--precision", c.train.precision,
                  "float, or mixed: products of layers and of attention round their operands to "
@@ -172,7 +182,33 @@ void add_generate(CLI::App& app, GenerateCommand& c) {
   o.threads(c.threads);
 }
 
-// The four commands and the options that were given for each.
+void add_inspect(CLI::App& app, InspectCommand& c) {
+  const Options o(app);
+  o.required_file("checkpoint", c.checkpoint,
+                  "Checkpoint of heed_lm train, or a Hugging Face GPT-2");
+  app.add_option("--prompt", c.prompt, "Text whose tokens are looked at")
+      ->type_name("TEXT")
+      ->required();
+  const auto number = [&](const char* name, std::optional<Index>& value, const char* text) {
+    app.add_option(name, value, text)->type_name("N")->check(whole(0, kMaxSize));
+  };
+  number("--layer", c.layer, "Layer, from 0 (default: all)");
+  number("--head", c.head, "Head, from 0 (default: all)");
+  o.size("--top", c.top, "Number of tokens that are named for each token, those of largest weight");
+  app.add_option("--json", c.json,
+                 "Writes all measures as JSON; - is standard output, the text then goes to "
+                 "standard error")
+      ->type_name("FILE")
+      ->check(path_of("file"));
+  o.file("--report", c.report,
+         "Folder for report.html, a page of pictures, and for each picture as an SVG file",
+         "FOLDER");
+  o.file("--vocab", c.vocab, "GPT-2's vocab.json, for a Hugging Face GPT-2");
+  o.file("--merges", c.merges, "GPT-2's merges.txt, for a Hugging Face GPT-2");
+  o.threads(c.threads);
+}
+
+// The five commands and the options that were given for each.
 class CommandLine {
  public:
   CommandLine() {
@@ -181,11 +217,12 @@ class CommandLine {
     app_.require_subcommand(1);
     app_.footer(std::string("heed_lm COMMAND --help lists the options of a command.\n\n") +
                 heed_program::kExitCodes + kOutput);
-    for (CLI::App* command : {train_app_, eval_app_, generate_app_, info_app_})
+    for (CLI::App* command : {train_app_, eval_app_, generate_app_, inspect_app_, info_app_})
       command->footer(std::string(heed_program::kExitCodes) + kOutput);
     add_train(*train_app_, train_);
     add_eval(*eval_app_, eval_);
     add_generate(*generate_app_, generate_);
+    add_inspect(*inspect_app_, inspect_);
     Options(*info_app_).required_file("file", file_, "A safetensors file");
   }
 
@@ -217,11 +254,11 @@ class CommandLine {
   void require_command(int argc, char** argv) const {
     const std::string word = argc > 1 ? argv[1] : "";
     if (word.rfind("-", 0) == 0) return;
-    for (const CLI::App* command : {train_app_, eval_app_, generate_app_, info_app_})
+    for (const CLI::App* command : {train_app_, eval_app_, generate_app_, inspect_app_, info_app_})
       if (word == command->get_name()) return;
     throw heed_program::UsageError(
         "the command is \"" + word +
-        "\", it must be train, eval, generate or info; --help says more");
+        "\", it must be train, eval, generate, inspect or info; --help says more");
   }
   int run_command() {
     if (*train_app_) {
@@ -232,6 +269,7 @@ class CommandLine {
     }
     if (*eval_app_) return run_eval(eval_);
     if (*generate_app_) return run_generate(generate_);
+    if (*inspect_app_) return run_inspect(inspect_);
     return run_info(file_);
   }
 
@@ -241,10 +279,13 @@ class CommandLine {
   CLI::App* eval_app_ =
       app_.add_subcommand("eval", "Computes the loss on the part of the data that was held out");
   CLI::App* generate_app_ = app_.add_subcommand("generate", "Goes on with a text");
+  CLI::App* inspect_app_ = app_.add_subcommand(
+      "inspect", "Shows which tokens of a text read which, in each layer and head");
   CLI::App* info_app_ = app_.add_subcommand("info", "Lists what a file of weights holds");
   TrainCommand train_;
   EvalCommand eval_;
   GenerateCommand generate_;
+  InspectCommand inspect_;
   std::string file_;
 };
 

@@ -185,6 +185,9 @@ void require_usable(const ModelConfig& c, Naming naming) {
     heed::require(part == 0 || c.variant != kDialecticalLm, called(name), " is ", part, ", ",
                   kDialecticalLm, " has none; it must be 0");
   }
+  heed::require(c.init == "gpt2" || c.init == "fan-in", called("init"), " is ",
+                c.init.size() > 80 ? c.init.substr(0, 80) + "..." : c.init,
+                ", it must be fan-in or gpt2");
   heed::require(c.causal || c.variant == kDialecticalLm,
                 naming == Naming::options ? "--no-mask was given" : "causal is false", " for ",
                 c.variant, ", only ", kDialecticalLm, " can do without its mask");
@@ -206,7 +209,7 @@ Model make_model(const ModelConfig& config, Naming naming) {
   require_usable(config, naming);
   try {
     Model model = make_untrained(config);
-    nn::initialise(model, config.seed);
+    nn::initialise(model, config.seed, nn::first_weights_named(config.init));
     return model;
   } catch (const std::invalid_argument& error) {
     heed::fail(config.variant, " does not fit ", name_of("width", naming), " ", config.width,

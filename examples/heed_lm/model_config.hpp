@@ -23,6 +23,7 @@ struct ModelConfig {
   Index prototypes = 16;
   bool tied = true, causal = true;
   std::string activation = "gelu";
+  std::string init = "gpt2";     // of nn::first_weights_named(); of files that do not name it
   double dropout = 0;            // of the embeddings and of what each block adds
   double attention_dropout = 0;  // of the attention's weights
   std::uint64_t seed = 1;        // of the first weights
@@ -40,6 +41,7 @@ struct ModelConfig {
     f("tied", c.tied);
     f("causal", c.causal);
     f("activation", c.activation);
+    f("init", c.init);
     f("dropout", c.dropout);
     f("attention_dropout", c.attention_dropout);
     f("seed", c.seed);

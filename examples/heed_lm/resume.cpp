@@ -65,6 +65,7 @@ void require_same_settings(const TrainCommand& command, const Run& run) {
   const ModelConfig &model = command.model, &stored = run.config;
   if (!command.gpt2.empty()) {
     const Comparison is(command, command.gpt2, " has ");
+    is.flag("--init", false, "weights of its own");
     same_sizes(is, model, stored);
     heed::require(!is.given("--len") || command.data.len <= stored.len, "--len is ",
                   command.data.len, ", ", command.gpt2, " has ", stored.len, " positions");
@@ -77,12 +78,14 @@ void require_same_settings(const TrainCommand& command, const Run& run) {
   is.same("--len", command.data.len, before.len > 0 ? before.len : stored.len);
   is.same("--dropout", model.dropout, stored.dropout);
   is.same("--attention-dropout", model.attention_dropout, stored.attention_dropout);
+  is.same("--init", model.init, stored.init);
   is.flag("--no-mask", !stored.causal, "its mask");
   is.same("--batch", train.batch, before.batch);
   is.same("--warmup", train.warmup, before.warmup);
   is.same("--lr", train.learning_rate, before.learning_rate);
   is.same("--weight-decay", train.weight_decay, before.weight_decay);
   is.same("--clip", train.clip, before.clip);
+  is.same("--ponder", train.ponder, before.ponder);
   is.same("--seed", train.seed, before.seed);
   is.same("--precision", train.precision, before.precision);
   same_tokenizer(command, is, *run.tokenizer);

@@ -33,7 +33,8 @@ void RunReport::step(const Report& report) {
   else
     training_.add(at, report.loss);
   rate_.add(at, report.rate);
-  speed_.add(at, report.tokens_per_second);
+  tokens_.add(at, double(report.step_tokens));
+  seconds_.add(at, report.step_seconds);
 }
 
 void RunReport::evaluation(Index step, double loss) {
@@ -50,20 +51,33 @@ void RunReport::write() {
   }
 }
 
-std::string RunReport::mean_text() const {
-  const std::size_t each = training_.steps_per_point();
+std::string RunReport::mean_text(const heed_report::Curve& curve) {
+  const std::size_t each = curve.steps_per_point();
   return each == 1 ? "" : "Each point is the mean of " + std::to_string(each) + " steps.";
 }
 
 heed_report::Picture RunReport::losses() const {
   LinePlot plot{"loss",
                 "Loss on training and validation text",
-                mean_text(),
+                mean_text(training_),
                 {"step"},
                 {"loss, nats per token"},
                 {training_.series("training")}};
   if (!validation_.x.empty()) plot.series.push_back(validation_);
   return draw(plot);
+}
+
+// A point has the tokens of its steps over the seconds of its steps.
+heed_report::Picture RunReport::speed() const {
+  heed_report::Series series = tokens_.series("");
+  const heed_report::Series seconds = seconds_.series("");
+  for (std::size_t i = 0; i < series.y.size(); ++i) series.y[i] /= seconds.y[i];
+  return draw(LinePlot{"speed",
+                       "Speed of training steps",
+                       "Evaluations and the writing of files are not in it. " + mean_text(tokens_),
+                       {"step"},
+                       {"tokens per second", false, true},
+                       {series}});
 }
 
 heed_report::Page RunReport::page() const {
@@ -85,12 +99,7 @@ heed_report::Page RunReport::page() const {
                                  {"step"},
                                  {"learning rate", false, true},
                                  {rate_.series("")}}),
-                   draw(LinePlot{"speed",
-                                 "Speed since the start of this run",
-                                 "Evaluations and files that are written take their part.",
-                                 {"step"},
-                                 {"tokens per second", false, true},
-                                 {speed_.series("")}})};
+                   speed()};
   return page;
 }
 

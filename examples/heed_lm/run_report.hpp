@@ -27,14 +27,17 @@ class RunReport {
   [[nodiscard]] bool failed() const { return failed_; }
 
  private:
+  static constexpr std::size_t kSpeeds = 60;  // points; of fewer steps, each would jump more
   [[nodiscard]] heed_report::Page page() const;
   [[nodiscard]] heed_report::Picture losses() const;
-  [[nodiscard]] std::string mean_text() const;
+  [[nodiscard]] heed_report::Picture speed() const;
+  [[nodiscard]] static std::string mean_text(const heed_report::Curve& curve);
 
   std::filesystem::path folder_;
   heed_report::Page head_;
-  heed_report::Curve training_, rate_, speed_;
-  heed_report::Series validation_{"validation", {}, {}};
+  heed_report::Curve training_, rate_;
+  heed_report::Curve tokens_{kSpeeds}, seconds_{kSpeeds};  // of each step
+  heed_report::Series validation_{"validation", {}, {}, true};
   Report last_;
   Index skipped_ = 0;
   bool failed_ = false;

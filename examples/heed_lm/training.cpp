@@ -71,6 +71,22 @@ class Once {
 
 constexpr const char* kAdvice = "; a smaller --lr may help";
 
+// What the blocks report of the tokens of the last pass, by name: means over the blocks that report it.
+[[nodiscard]] std::map<std::string, std::vector<double>> reports_of(Model& model) {
+  std::map<std::string, std::vector<double>> sums;
+  std::map<std::string, double> blocks;
+  for (const auto& block : model.blocks())
+    for (const nn::TokenNumbers& numbers : block.attention().token_diagnostics()) {
+      std::vector<double>& sum = sums[numbers.name];
+      sum.resize(numbers.of.size());
+      for (std::size_t t = 0; t < sum.size(); ++t) sum[t] += numbers.of[t];
+      ++blocks[numbers.name];
+    }
+  for (auto& [name, sum] : sums)
+    for (double& x : sum) x /= blocks[name];
+  return sums;
+}
+
 }  // namespace
 
 Score score(Model& model, nn::Context<float>& context, const DataSource& data, Index batch) {
@@ -86,6 +102,8 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
     std::vector<Index> likeliest(rows.targets.size(), kNoTarget);
     sum += double(targets) * model.loss(context, rows.rows, rows.inputs, rows.targets, likeliest);
     score.answers += targets;
+    const auto reports =
+        rows.difficulties.empty() ? decltype(reports_of(model)){} : reports_of(model);
     for (std::size_t t = 0; t < likeliest.size(); ++t) {
       if (rows.targets[t] == kNoTarget) continue;
       const bool is_right = likeliest[t] == rows.targets[t];
@@ -94,6 +112,7 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
       Score::Part& part = score.by_difficulty[rows.difficulties[t]];
       ++part.answers;
       part.right += is_right;
+      for (const auto& [name, of] : reports) part.reports[name] += of[t];
     }
   }
   context.training = training;
@@ -119,6 +138,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
   const nn::WarmupCosine schedule{s.warmup, std::max(s.steps, s.warmup), s.learning_rate,
                                   0.1 * s.learning_rate};
   Model& model = *run.model;
+  model.set_ponder(s.ponder);
   run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
   const Clock::time_point start = Clock::now();
   const Index first = run.step;
@@ -126,11 +146,13 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
   Index faults = 0;  // skipped steps in a row
   Once say_skip(watch.on_fault), say_unsaved(watch.on_fault);
   while (run.step < s.steps) {
+    const Clock::time_point step_start = Clock::now();
     const Batch batch = data.training_batch(s.batch, s.seed, std::uint64_t(run.step));
     context.step = std::uint64_t(run.step);
     run.optimiser.options.learning_rate = schedule.at(run.step);
     double loss = 0;
     const char* const fault = take_step(run, context, batch, loss);
+    const Clock::time_point now = Clock::now();
     ++run.step;
     const std::string place = "step " + std::to_string(run.step) + ": ";
     if (fault != nullptr) {
@@ -143,11 +165,12 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
     }
     tokens += double(batch.inputs.size());
 
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = std::chrono::duration<double>(now - start).count();
     if (watch.on_step)
       watch.on_step({run.step, s.steps, loss, run.optimiser.options.learning_rate, tokens / seconds,
                      seconds / double(run.step - first) * double(s.steps - run.step),
-                     fault != nullptr});
+                     Index(batch.inputs.size()),
+                     std::chrono::duration<double>(now - step_start).count(), fault != nullptr});
     if (faults == kMostFaults)
       throw NotFinite(place + std::to_string(faults) +
                       " steps in a row met numbers that are not finite" + kAdvice);

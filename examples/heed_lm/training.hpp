@@ -23,8 +23,11 @@ struct Report {
   Index step = 0, steps = 0;
   double loss = 0;  // of the last batch, nats per token; of any kind where the step was skipped
   double rate = 0;  // learning rate
-  double tokens_per_second = 0, seconds_left = 0;
-  bool skipped = false;  // a number of the step was not finite
+  double tokens_per_second = 0;  // of the run so far, with its evaluations and saves
+  double seconds_left = 0;
+  Index step_tokens = 0;    // of this step
+  double step_seconds = 0;  // from the draw of this step's batch to the new weights
+  bool skipped = false;     // a number of the step was not finite
 };
 
 // Functions that train() calls. Each may be empty.
@@ -46,6 +49,9 @@ struct Score {
   Index answers = 0;              // number of targets
   struct Part {
     Index answers = 0, right = 0;
+    // What the attention reports of the tokens at these answers (steps, tension), by name: sums over the answers of the
+    // mean over the blocks that report it.
+    std::map<std::string, double> reports;
   };
   std::map<Index, Part> by_difficulty;  // empty for data whose targets have none
 };

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 namespace heed_report {
@@ -15,6 +16,8 @@ namespace heed_report {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+constexpr std::array<std::pair<double, const char*>, 3> kUnits{
+    {{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
 
 // The number of bytes of the UTF-8 character at `at`; 0 where there is none, or one that XML forbids.
 [[nodiscard]] std::size_t character_length(std::string_view text, std::size_t at) {
@@ -70,13 +73,51 @@ std::string coordinate(double value) {
   return shortest == "-0" ? "0" : shortest;
 }
 
+std::string label_text(double value) {
+  // 9.996 is 10.0, and 999.6 is 1.00k: the first digit is known after rounding.
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*e", std::abs(value) < 1 ? 1 : 2, value);
+  const double rounded = std::strtod(text, nullptr), size = std::abs(rounded);
+  if (size == 0) return "0";
+  double unit = 1;
+  const char* letter = "";
+  for (const auto& [each, name] : kUnits)
+    if (unit == 1 && size >= each && size < 1e12) {
+      unit = each;
+      letter = name;
+    }
+  if (size >= 1e12 || size < 1e-3) {
+    std::snprintf(text, sizeof text, "%.2g", rounded);
+    return short_exponent(text);
+  }
+  const double shown = size / unit;
+  const int decimals = shown >= 100    ? 0
+                       : shown >= 10   ? 1
+                       : shown >= 0.1  ? 2
+                       : shown >= 0.01 ? 3
+                                       : 4;
+  std::snprintf(text, sizeof text, "%.*f%s", decimals, rounded / unit, letter);
+  return text;
+}
+
+std::string label_text(double value, double step) {
+  const std::string coarse = label_text(value);
+  const int decimals = 1 - int(std::floor(std::log10(2 * step) + 1e-9));
+  const std::size_t point = coarse.find('.');
+  const std::size_t has = point == std::string::npos ? 0 : coarse.size() - point - 1;
+  // Units and exponents stay as they are.
+  if (coarse.find_first_of("kMGe") != std::string::npos || decimals > 6 || decimals <= int(has))
+    return coarse;
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", decimals, value);
+  return text;
+}
+
 std::string number_text(double value) {
-  constexpr std::array<std::pair<double, const char*>, 3> units{
-      {{1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
   char text[64];
   const double size = std::abs(value);
   if (size >= 1e4 && size < 1e13)
-    for (const auto& [unit, letter] : units)
+    for (const auto& [unit, letter] : kUnits)
       if (size >= unit) {
         std::snprintf(text, sizeof text, "%.4g%s", value / unit, letter);
         return text;
@@ -130,6 +171,14 @@ void Drawing::polyline(const std::vector<Point>& points, const std::string& css)
   body_ += "<polyline" + attribute("points", places) + attribute("class", css) + "/>\n";
 }
 
+void Drawing::band(Point from, Point to, double height, const std::string& css) {
+  std::string places;
+  for (const Point& p : {Point{from.x, from.y - height / 2}, Point{to.x, to.y - height / 2},
+                         Point{to.x, to.y + height / 2}, Point{from.x, from.y + height / 2}})
+    places += (places.empty() ? "" : " ") + coordinate(p.x) + "," + coordinate(p.y);
+  body_ += "<polygon" + attribute("points", places) + attribute("class", css) + "/>\n";
+}
+
 void Drawing::cells(const std::string& data, const std::string& fill) {
   body_ += "<path" + attribute("class", "cells") + attribute("fill", fill) + attribute("d", data) +
            "/>\n";
@@ -140,6 +189,13 @@ void Drawing::text(Point at, std::string_view text, Anchor anchor, const std::st
   body_ += "<text" + attribute("x", at.x) + attribute("y", at.y) +
            attribute("text-anchor", names[int(anchor)]) + attribute("class", css) + ">" +
            escaped(text) + "</text>\n";
+}
+
+void Drawing::upright_text(Point end, std::string_view text) {
+  const std::string place = coordinate(end.x) + " " + coordinate(end.y);
+  body_ += "<text" + attribute("x", end.x) + attribute("y", end.y) +
+           attribute("text-anchor", std::string("end")) +
+           attribute("transform", "rotate(-90 " + place + ")") + ">" + escaped(text) + "</text>\n";
 }
 
 double Drawing::paragraph(double top, const std::string& words, const std::string& css,

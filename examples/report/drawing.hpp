@@ -37,6 +37,14 @@ struct Picture {
 // A number as text of at most four digits: 0.25, 1e-6, 12.5k, 3M.
 [[nodiscard]] std::string number_text(double value);
 
+// A number as the label of a bar or point, with two digits after the first one, below 1 with two in all: 1.20, 12.3, 0.50,
+// 0.012, 12.3k, 4.2e-5. What is drawn changes more than that from run to run.
+[[nodiscard]] std::string label_text(double value);
+
+// Likewise, with as many decimals more as numbers need that differ by a fifth of `step`: on an axis with ticks at 3.10,
+// 3.11, ... 3.124 and not 3.12.
+[[nodiscard]] std::string label_text(double value, double step);
+
 // An estimate of the width of a text, not too small for most fonts.
 [[nodiscard]] double text_width(std::string_view text, double size = 12);
 
@@ -52,10 +60,15 @@ class Drawing {
                  const std::string& fill = "");
   void circle(Point centre, double radius, const std::string& css);
   void polyline(const std::vector<Point>& points, const std::string& css);
+  // A filled band between two upright edges of this height, whose middles are `from` and `to`.
+  void band(Point from, Point to, double height, const std::string& css);
   // Many cells of one colour; `data` is that of an SVG path.
   void cells(const std::string& data, const std::string& fill);
   void text(Point at, std::string_view text, Anchor anchor = Anchor::start,
             const std::string& css = "");
+
+  // Text that is read from below and ends at the point.
+  void upright_text(Point end, std::string_view text);
 
   // Sets the text in lines over the whole width, the first with its top at `top`. Returns where the last one ends.
   double paragraph(double top, const std::string& text, const std::string& css = "",

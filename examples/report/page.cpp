@@ -15,15 +15,16 @@ struct Colour {
   const char *light, *dark;
 };
 
-// Colours of series: blue, vermilion, green, purple, ochre, sky, grey; they differ also for readers to whom red and
-// green look alike.
-constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0072b2", "#4a9fe0"},
-                                                             {"#d55e00", "#ff8a4a"},
-                                                             {"#009e73", "#2fc79a"},
-                                                             {"#a8458a", "#e39bc6"},
-                                                             {"#b98500", "#f0c040"},
-                                                             {"#56b4e9", "#a5dcff"},
-                                                             {"#6a7078", "#b8bec6"}}};
+// Colours of series: blue, orange, green, pink, brown, sky, black; on dark paper blue, orange, mint, mauve, yellow, pale
+// blue, olive. Each has a contrast of at least 3 to the paper. They differ in lightness as well as in hue: by at least 22
+// units of CIELAB, also for readers who lack the receptors of red or of green.
+constexpr std::array<Colour, std::size_t(kColours)> kSeries{{{"#0068a8", "#4a9fe0"},
+                                                             {"#e0600f", "#e87722"},
+                                                             {"#23703f", "#63f0b0"},
+                                                             {"#cc6e98", "#b5659a"},
+                                                             {"#6b1f00", "#ffde4a"},
+                                                             {"#2894ec", "#c8e4ff"},
+                                                             {"#2e2b33", "#8d8a5a"}}};
 constexpr Colour kGrid{"#d9dde2", "#3a4048"}, kSoft{"#565d66", "#a9b1ba"},
     kInk{"#1b1f24", "#e6e9ec"}, kPaper{"#ffffff", "#16191d"};
 
@@ -54,8 +55,8 @@ enum class Look { page, light, dark };
   const std::string ink = look == Look::page ? "currentColor" : value_of("ink", kInk, look),
                     soft = value_of("soft", kSoft, look), grid = value_of("grid", kGrid, look);
   std::string css = "svg text{fill:" + ink + "}svg .note{fill:" + soft +
-                    "}svg .frame,svg .mark{stroke:" + ink + "}svg .grid{stroke:" + grid +
-                    "}svg .column{stroke:" + soft +
+                    "}svg .frame,svg .mark,svg .whisker{stroke:" + ink +
+                    "}svg .grid{stroke:" + grid + "}svg .column{stroke:" + soft +
                     "}svg .paper{fill:" + value_of("paper", kPaper, look) + "}";
   for (std::size_t i = 0; i < kSeries.size(); ++i) {
     const std::string n = std::to_string(i), value = value_of("c" + n, kSeries[i], look);
@@ -68,8 +69,9 @@ enum class Look { page, light, dark };
   return "svg text{font:12px system-ui,'DejaVu Sans',Arial,sans-serif}"
          "svg .title{font-size:14px;font-weight:600}"
          "svg .letter{font-family:ui-monospace,'DejaVu Sans Mono',monospace}"
-         "svg .frame{fill:none}svg .mark{stroke-width:1.2}"
+         "svg .frame{fill:none}svg .mark,svg .whisker{stroke-width:1.2}svg .bar{opacity:.75}"
          "svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
+         "svg .leader{fill:none;stroke-width:1}"
          "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
          "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6}";
 }
@@ -79,13 +81,13 @@ enum class Look { page, light, dark };
          ":root{color-scheme:light dark}"
          "body{margin:0;padding:8px;background:var(--paper);color:var(--ink);"
          "font:15px/1.45 system-ui,'DejaVu Sans',Arial,sans-serif}"
-         "main{max-width:1264px;margin:0 auto}h1{font-size:22px;margin:8px 0}"
+         "main{max-width:1248px;margin:0 auto}h1{font-size:22px;margin:8px 0}"
          "dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 12px;margin:0 0 16px}"
          "dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}"
-         ".pictures{columns:3 380px;column-gap:24px}"
+         ".pictures{columns:3 400px;column-gap:24px}"
          ".beside{column-span:all;display:flex;flex-wrap:wrap;gap:0 24px;padding-top:8px}"
-         ".beside figure{flex:1 1 380px}"
-         "figure{margin:0 0 28px;max-width:520px;break-inside:avoid}"
+         // One width for all pictures: their text is equally large.
+         "figure{margin:0 0 28px;width:400px;max-width:100%;break-inside:avoid}"
          "svg{display:block;width:100%;max-width:100%;height:auto}" +
          picture_style() + colour_style(Look::page);
 }

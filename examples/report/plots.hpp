@@ -13,36 +13,46 @@ namespace heed_report {
 struct Series {
   std::string name;
   std::vector<double> x, y;  // a y that is left out breaks the line
+  bool marks = false;        // a dot at each point; points that stand alone have one anyway
 };
 
 struct Axis {
   std::string label;  // with the unit
   bool logarithmic = false, from_zero = false;
+  bool at_points = false;  // of x: the points' own places are the ticks, from two of them on
 };
 
+// Lines; if there are several, each has its name at its end, and the plot is as high as its names need. Up to as many lines
+// as there are colours keep theirs by their number. Of more lines, those that end beside each other differ in colour.
 struct LinePlot {
   std::string name, title, note;
   Axis x, y;
   std::vector<Series> series;
-  bool marks = false;  // a dot at each point; points that stand alone have one anyway
 };
 [[nodiscard]] Picture draw(const LinePlot& plot);
+
+// A line from the lowest to the highest of the numbers that a value was made of. None is drawn where one of them is not
+// finite.
+struct Whisker {
+  double low = 0, high = 0;
+};
+[[nodiscard]] Whisker whisker_over(const std::vector<double>& numbers);
 
 // Numbers of one kind, one for each label of the chart.
 struct Group {
   std::string name;  // may be empty if it is the only one
   std::vector<double> values;
-  std::vector<double> spreads = {};  // half lengths of error bars; empty: none
+  std::vector<Whisker> whiskers = {};  // empty: none
 };
 
-// A chart of horizontal bars from 0 with their values, or, with `points`, of points with error bars on an axis that need
-// not begin at 0.
+// A chart of horizontal bars from 0, or, with `points`, of points on an axis that need not begin at 0. Values stand in a
+// column on the right, where no line crosses them.
 struct BarChart {
   std::string name, title, note, axis;
   std::vector<std::string> labels;
   std::vector<Group> groups;
   bool points = false;
-  std::optional<double> reference = {};  // a line across all bars
+  std::optional<double> reference = {};  // a line across the chart
 };
 [[nodiscard]] Picture draw(const BarChart& chart);
 
@@ -52,6 +62,8 @@ struct HeatMap {
   std::vector<double> values;  // (rows, columns), the first row on top
   std::vector<bool> hidden =
       {};  // likewise, or empty: cells without a value, which are not left out
+  // A name for each row and each column, or empty: they are counted from 0 and the cells are squares.
+  std::vector<std::string> row_names = {}, column_names = {};
 };
 [[nodiscard]] Picture draw(const HeatMap& map);
 

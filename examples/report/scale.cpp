@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
+#include <utility>
 
 namespace heed_report {
 
 namespace {
 
 constexpr std::array<double, 3> kRound{1, 2, 5};
+constexpr std::array<double, 7> kFine{1, 1.5, 2, 3, 4, 6, 8};
 constexpr double kSmallest = 1e-280,
                  kLargest = 1e300;  // so that steps and ends stay normal numbers
 
@@ -45,9 +48,14 @@ constexpr double kSmallest = 1e-280,
   const int first = int(std::floor(std::log10(low) + slack));
   const int last = std::max(first + 1, int(std::ceil(std::log10(high) - slack)));
   if (last - first > 2) return decades(first, last, wanted);
+  // Round numbers would leave more of a short axis empty than filled.
+  const bool wide = high > 4 * low || !(high > low);
+  if (!wide && high < 1.5 * low) return linear_ticks(low, high, wanted);
+  const std::span<const double> factors =
+      wide ? std::span<const double>(kRound) : std::span<const double>(kFine);
   std::vector<double> ticks;
   for (int e = first; e <= last; ++e)
-    for (const double factor : kRound) ticks.push_back(factor * std::pow(10.0, e));
+    for (const double factor : factors) ticks.push_back(factor * std::pow(10.0, e));
   const auto begin = std::upper_bound(ticks.begin(), ticks.end(), low * (1 + slack)) - 1;
   auto end = std::lower_bound(ticks.begin(), ticks.end(), high * (1 - slack));
   if (end == begin) ++end;
@@ -72,7 +80,10 @@ std::vector<double> ticks_over(const Range& range, int wanted) {
 }
 
 Scale::Scale(const Range& range, int wanted, double from, double to)
-    : logarithmic_(range.logarithmic()), from_(from), to_(to), ticks_(ticks_over(range, wanted)) {}
+    : Scale(ticks_over(range, wanted), range.logarithmic(), from, to) {}
+
+Scale::Scale(std::vector<double> ticks, bool logarithmic, double from, double to)
+    : logarithmic_(logarithmic), from_(from), to_(to), ticks_(std::move(ticks)) {}
 
 double Scale::operator()(double value) const {
   const double low = linear(ticks_.front()), high = linear(ticks_.back());

@@ -28,13 +28,16 @@ class Range {
 };
 
 // 1, 2 or 5 times powers of ten, about `wanted` of them, the first at or below the range and the last at or
-// above it. A range of one number is widened, an empty one is [0, 1] or, logarithmic, [1, 10].
+// above it; on a logarithmic axis of less than a factor of four closer ones. A range of one number is widened, an empty one
+// is [0, 1] or, logarithmic, [1, 10].
 [[nodiscard]] std::vector<double> ticks_over(const Range& range, int wanted);
 
 class Scale {
  public:
   // The first tick lies at `from`, the last at `to`.
   Scale(const Range& range, int wanted, double from, double to);
+  // With these ticks: at least two, rising, and positive on a logarithmic axis.
+  Scale(std::vector<double> ticks, bool logarithmic, double from, double to);
 
   [[nodiscard]] double operator()(double value) const;
   [[nodiscard]] const std::vector<double>& ticks() const { return ticks_; }

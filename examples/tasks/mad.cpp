@@ -222,7 +222,7 @@ Description<Compress::Options> Compress::describe() {
           "Poli et al. 2024 (MAD)",
           "which of the tokens, from 0",
           {},
-          {16, 16},
+          {8, 16},
           {{"len", &O::len, 2, 32768, "tokens to compress, and the one that holds them"},
            {"vocabulary", &O::vocabulary, 2, 1 << 20, "tokens, with the one that holds them"}}};
 }

@@ -24,7 +24,7 @@
 //             sizes up to 3. selective-copy: len 256, vocabulary 16, 16 tokens to copy. compress: len 32, vocabulary 16.
 //             memorise: len 32, vocabulary 256. 12,800 training sequences (memorise 256); here each is new.
 // Shrunken    noisy-recall: len 64. fuzzy-recall: len 64, sizes up to 2. selective-copy: len 64, 8 tokens to copy.
-//             compress: len 16. memorise: vocabulary 64.
+//             compress: len 8. memorise: vocabulary 64.
 // Difficulty  noisy-recall, fuzzy-recall: tokens since the value was last shown. selective-copy, compress: which of the
 //             tokens, from 0. memorise: none.
 // Source      Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures", section 3 and appendix B;

@@ -5,8 +5,9 @@
 //
 //   score_ij = logit_ij - slope_h |i - j|
 //
-// No derivative is written: backward differentiates score(). check_op(), known from step 3, compares both passes with a
-// slow twin and with central differences, under several masks.
+// No derivative is written: backward differentiates score(), and so does forward mode, jvp(). check_op(), known from step 3,
+// compares both passes with a slow twin and with central differences, under several masks, and jvp() with backward().
+// check_jvp() asks about jvp() alone, and compares it with central differences of forward() besides.
 
 #include <heed/check/op_check.hpp>
 #include <heed/plug/own_score.hpp>
@@ -28,7 +29,7 @@ int main() {
   heed::OwnAttention<Recency, float> op;
   op.score.slope = {0.25F, 0.5F, 1.0F, 2.0F};
 
-  const heed::OpReport report = heed::check_op(op);
-  std::printf("%s", report.text().c_str());
-  return report.passed() ? 0 : 1;
+  const heed::OpReport report = heed::check_op(op), moving = heed::check_jvp(op);
+  std::printf("%s\nforward mode alone:\n%s", report.text().c_str(), moving.text().c_str());
+  return report.passed() && moving.passed() ? 0 : 1;
 }

@@ -11,6 +11,8 @@
 
 #include "kit.hpp"
 
+#include <heed/plug/linear_map.hpp>
+
 namespace zoo::dex {
 
 template <class T>
@@ -20,47 +22,29 @@ struct Dex : heed::PlainReadout {
   std::vector<Index> shape(const heed::Geometry& g) const { return {g.heads, g.dim_v, g.dim_v}; }
   static constexpr auto parameters = std::tuple{heed::named("lambda", &Dex::lambda),
                                                 heed::tensor("weight", &Dex::weight, &Dex::shape)};
-  [[nodiscard]] Index work_rows(const heed::Geometry& g, bool backward) const {
-    return g.dim_v + (backward ? heed::whole_vectors<T>(g.dim_v) : 0);
+  Index work_rows(const heed::Geometry& g, bool backward) const {
+    return heed::LinearMap<T>::work_rows(g.dim_v, backward);
   }
 
   void forward(const heed::ReadoutPanel<T>& panel) const {
-    const heed::LaneTile<T> moved = mapped(panel, panel.tile.constant());
-    add_scaled(panel, -lambda.head(panel.head), moved.constant(), panel.tile);
+    const heed::LinearMap<T> map(weight, panel);
+    add_scaled(panel, -lambda.head(panel.head), map.product(panel.tile), panel.tile);
   }
   void vjp(const heed::ReadoutPanel<T>& panel, Dex& grad) const {
-    const Index d = panel.tile.rows, stride = heed::whole_vectors<T>(d);
-    const heed::LaneTile<T> work = mapped(panel, panel.saved);
-    heed::lane_dot<T>(panel.tile, work, panel.vectors, panel.delta);
-    grad.lambda.head(panel.head) -= T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
+    const heed::LinearMap<T> map(weight, panel);
+    const heed::LaneTile<T> work = map.product(panel.saved);
+    add_dot(panel, work, grad.lambda, -1);
     scale_rows(panel, -lambda.head(panel.head), work);
-    T* rows = panel.work.row(d);
-    std::fill(rows, rows + panel.valid_lanes * stride, T(0));
-    heed::unpack_lanes(work.data, work.lanes, panel.valid_lanes, d, rows, stride);
-    map(panel).vjp(panel.saved, {work, rows, stride, panel.vectors, panel.valid_lanes}, panel.tile,
-                   grad.weight);
+    map.vjp(panel.saved, work, panel.tile, grad.weight);
     heed::lane_dot<T>(panel.tile, panel.saved, panel.vectors, panel.delta);
   }
   template <class S>
   void reference(heed::ReadoutContext<S>& all) const {
-    const Index d = all.geometry.dim_v;
     const std::vector<S> m = all.out;
     for_each_out(all, [&](Index h, Index row, Index c, S& out) {
-      for (Index r = 0; r < d; ++r)
-        out = out - lambda.head(h) * m[std::size_t(row * d + r)] * weight[(h * d + r) * d + c];
+      const S* of_row = m.data() + row * all.geometry.dim_v;
+      out = out - lambda.head(h) * heed::map_column(of_row, weight, h, c);
     });
-  }
-
- private:
-  heed::detail::LaneProjection<T> map(const heed::ReadoutPanel<T>& panel) const {
-    return {weight, panel.head};
-  }
-  // m W
-  heed::LaneTile<T> mapped(const heed::ReadoutPanel<T>& panel,
-                           const heed::LaneTile<const T>& m) const {
-    const heed::LaneTile<T> to = panel.work.part(0, panel.tile.rows);
-    map(panel).template apply<heed::Store::overwrite>(m, panel.vectors, to);
-    return to;
   }
 };
 

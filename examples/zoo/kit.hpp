@@ -57,12 +57,13 @@ void for_each_out(heed::ReadoutContext<S>& all, F&& f) {
   for (Index n = 0; n < Index(all.out.size()); ++n)
     f(n / (g.len_q * g.dim_v) % g.heads, n / g.dim_v, n % g.dim_v, all.out[std::size_t(n)]);
 }
-// panel.delta[lane] = tile . with, and the sum over the rows that count joins a parameter's gradient.
+// panel.delta[lane] = tile . with; `factor` times the sum over the rows that count joins a parameter's gradient.
 template <class T>
 void add_dot(const heed::ReadoutPanel<T>& panel,
-             const std::type_identity_t<heed::LaneTile<const T>>& with, heed::Param<T>& grad) {
+             const std::type_identity_t<heed::LaneTile<const T>>& with, heed::Param<T>& grad,
+             double factor = 1) {
   heed::lane_dot<T>(panel.tile, with, panel.vectors, panel.delta);
-  grad.head(panel.head) += T(heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
+  grad.head(panel.head) += T(factor * heed::sum_valid_lanes(panel.delta, panel.valid_lanes));
 }
 // to = f(column, vector) for a panel's rows.
 template <class T, class F>
@@ -72,7 +73,8 @@ void for_each_cell(const heed::ReadoutPanel<T>& panel, const heed::LaneTile<T>& 
 }
 // to += factor from
 template <class T>
-void add_scaled(const heed::ReadoutPanel<T>& panel, T factor, const heed::LaneTile<const T>& from,
+void add_scaled(const heed::ReadoutPanel<T>& panel, T factor,
+                const std::type_identity_t<heed::LaneTile<const T>>& from,
                 const heed::LaneTile<T>& to) {
   for_each_cell(panel, to,
                 [&](Index c, int v) { return to.load(c, v) + from.load(c, v) * factor; });

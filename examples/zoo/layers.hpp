@@ -3,6 +3,7 @@
 
 // Attention layers around the zoo's variants, by name.
 
+#include <heed/measure/weight_measures.hpp>
 #include <heed/models/attention_measures.hpp>
 #include <heed/nn/attention_layer.hpp>
 
@@ -23,6 +24,11 @@ namespace zoo {
 [[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
     const heed::nn::AttentionLayer<float>& layer, heed::Index batch, heed::Index sequences = 2,
     const heed::nn::ChosenTokens& chosen = {});
+
+// Which tokens the tokens of its last forward() read (heed/models/attention_weights.hpp); nothing for other layers.
+[[nodiscard]] std::optional<heed::WeightMeasures> weights_of(
+    const heed::nn::AttentionLayer<float>& layer, const heed::nn::Context<float>& context,
+    heed::Index batch, const heed::WeightRequest& request);
 
 // Is it a variant of the zoo whose mask is made to show later keys? There is no causal layer of it.
 [[nodiscard]] bool reads_later_keys(const std::string& name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_op finds what is wrong at one shape alone, in a bias gradient alone and in an extra input alone; and it says
-// what ran.
+// what ran, and what did not.
 
 #include "catch.hpp"
 #include "message_of.hpp"
@@ -132,6 +132,20 @@ struct Columns : Through<T> {
   }
 };
 
+// Its long hand, and that of a softmax, for plain numbers alone: jvp() takes neither.
+template <class T>
+struct NumbersThrough : Through<T> {
+  template <class S>
+  requires std::is_arithmetic_v<S>
+  void reference(ReadoutContext<S>&) const {}
+};
+template <class T>
+struct NumbersSoftmax : RowSoftmax<T> {
+  template <class S>
+  requires std::is_arithmetic_v<S> std::vector<S> reference(const LongHandRow<S>& row)
+  const { return long_hand_softmax(row.scores[0]); }
+};
+
 template <template <class> class Readout>
 [[nodiscard]] OpReport check_with(Fault fault) {
   Attention<double, DotScore<double>, Softmax<double>, Readout<double>> op;
@@ -160,6 +174,15 @@ void check_fails_only_in(const OpReport& report, const char* part) {
   }
 }
 
+// Fails in the gradients of one tensor alone, and so in the transpose of forward mode along it.
+void check_fails_only_along(const OpReport& report, const std::string& tensor) {
+  INFO(report.text());
+  CHECK(failed(report).size() >= 2);
+  for (const auto& [name, what] : report.cases)
+    for (const Mismatch& entry : what.failures)
+      CHECK(entry.tensor == (holds(name, "gradients") ? tensor : "<u, J x> along " + tensor));
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -169,7 +192,7 @@ TEST_CASE(
   INFO(report.text());
   CHECK(report.passed());
   CHECK(report.left_out.empty());
-  CHECK(report.cases.size() == 2 * 4 + 3 * 2 * 2 + 1);
+  CHECK(report.cases.size() == 3 * (4 + 3 * 2) + 1);
   for (const char* sizes :
        {"one query of grouped heads (heads 4, kv_heads 2, len_q 1, len_kv 11, dim_qk 6, dim_v 6)",
         "rectangular (heads 4, kv_heads 2, len_q 11, len_kv 16, dim_qk 6, dim_v 6)",
@@ -183,7 +206,7 @@ TEST_CASE("check_op does not repeat sizes that the caller's have already", "[op_
       check_op(Attention<double, DotScore<double>, Softmax<double>, Through<double>>{}, decoding);
   INFO(report.text());
   CHECK(report.passed());
-  CHECK(report.cases.size() == 2 * 4 + 1);
+  CHECK(report.cases.size() == 3 * 4 + 1);
 }
 
 TEST_CASE("check_op groups the heads of a geometry that has none, for its one query",
@@ -213,9 +236,7 @@ TEST_CASE("an op that is wrong for values of another width alone fails check_op"
 TEST_CASE("a wrong gradient of the extra input fails check_op", "[op_check]") {
   CHECK(check_with<ByExtra>(Fault::none).passed());
   const OpReport report = check_with<ByExtra>(Fault::extra);
-  check_fails_only_in(report, "gradients");
-  for (const auto& [name, what] : report.cases)
-    for (const Mismatch& entry : what.failures) CHECK(entry.tensor == "extra");
+  check_fails_only_along(report, "extra");
 }
 TEST_CASE("an extra gradient that is NaN at an extra input of 0 fails check_op", "[op_check]") {
   check_fails_only_in(check_with<ByExtra>(Fault::extra_at_zero), "finite");
@@ -227,8 +248,7 @@ TEST_CASE("a gradient that is wrong for the bias alone fails check_op", "[op_che
   op.normaliser.error = 0.5;
   const OpReport report = check_op(op);
   check_fails_only_in(report, "bias");
-  for (const auto& [name, what] : report.cases)
-    for (const Mismatch& entry : what.failures) CHECK(entry.tensor == "bias");
+  check_fails_only_along(report, "bias");
 }
 
 TEST_CASE("check_op says which sizes an op refuses, and why", "[op_check]") {
@@ -246,6 +266,27 @@ TEST_CASE("check_op says which sizes an op refuses, and why", "[op_check]") {
   CHECK(holds(own_row.text(),
               "(heads 2, kv_heads 1, len_q 1, len_kv 1, dim_qk 4, dim_v 4), causal & bias"));
   CHECK(holds(own_row.text(), "left out, the readout reads key and value of its own row"));
+}
+
+TEST_CASE("check_op says of which ops there is no forward mode, and why", "[op_check]") {
+  const auto check_left_out = [](const auto& op, const std::vector<std::string>& why) {
+    const OpReport report = check_op(op);
+    INFO(report.text());
+    CHECK(report.passed());
+    CHECK(report.cases.size() == 2 * (4 + 3 * 2) + 1);
+    CHECK(report.left_out.size() == why.size());
+    for (const std::string& one : why)
+      CHECK(holds(report.text(), ("forward mode: left out, no jvp() of it: " + one).c_str()));
+  };
+  const std::string readout = "reference() of its readout takes no dual numbers",
+                    rows =
+                        "its normaliser has no jvp(), and reference() of it takes no dual "
+                        "numbers";
+  check_left_out(Attention<double, DotScore<double>, Softmax<double>, NumbersThrough<double>>{},
+                 {readout});
+  check_left_out(
+      Attention<double, DotScore<double>, NumbersSoftmax<double>, NumbersThrough<double>>{},
+      {rows, readout});
 }
 
 TEST_CASE("check_op, time_op and explain refuse sizes that no call has", "[op_check]") {

@@ -257,6 +257,10 @@ template <class T, Needs needs = Needs{}>
   auto batch = heed::make_dialectical<T>(g, {.halting = heed::Halting::batch});
   heed::detail::fill_tensors(batch, 5);
   add("dialectical-batch", batch);
+  auto adaptive =
+      heed::make_dialectical<T>(g, {.max_steps = 4, .halting = heed::Halting::adaptive});
+  heed::detail::fill_tensors(adaptive, 6);
+  add("dialectical-adaptive", adaptive);
   return all;
 }
 

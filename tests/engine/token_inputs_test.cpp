@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "own_op.hpp"
 
 #include <heed/check/op_check.hpp>
 #include <heed/engine/explain.hpp>
@@ -248,21 +249,11 @@ TEST_CASE("Gradients of numbers of tokens have the same bits for any number of t
     numbers.query_inputs.resize(numbers.query_inputs.size() / 4 * std::size_t(heads));
     numbers.key_inputs.resize(numbers.key_inputs.size() / 4 * std::size_t(heads));
     OpCall call(op, g, causal<double>(Align::bottom_right), {.key_tile = 1}, numbers);
-    std::vector<NamedTensor> first;
-    for (const int threads : {1, 2, 3, 7}) {
-      call.options.threads = threads;
-      call.forward();
-      call.backward();
-      std::vector<NamedTensor> now = call.gradients();
-      now.push_back({"out", {call.out.begin(), call.out.end()}});
-      if (first.empty()) first = now;
-      for (std::size_t n = 0; n < now.size(); ++n) {
-        INFO(now[n].name << ", " << threads << " threads, " << heads << " heads");
-        CHECK(now[n].values == first[n].values);
-        CHECK(std::any_of(now[n].values.begin(), now[n].values.end(),
-                          [](double x) { return x != 0; }));
-      }
-    }
+    INFO(heads << " heads");
+    for (const NamedTensor& result : heed_test::results_of(call))
+      CHECK(
+          std::any_of(result.values.begin(), result.values.end(), [](double x) { return x != 0; }));
+    heed_test::check_bits_on_threads(call);
   };
   for (const Index heads : {1, 2, 4}) {
     check_bits(Own<Tempered, double>{}, heads);
@@ -320,24 +311,16 @@ TEST_CASE("Answers of parts of the keys merge where scores read sums", "[token_i
 TEST_CASE("Numbers of hidden keys leave no trace", "[token_inputs]") {
   const Geometry g{1, 2, 2, 1, 50, 61, 4, 4};
   std::vector<Index> of_keys(61, 0);
-  for (std::size_t j = 3; j < 61; j += 7) of_keys[j] = 1;  // a document that no query is of
+  std::vector<bool> hidden(61, false);
+  for (std::size_t j = 3; j < 61; j += 7) {  // a document that no query is of
+    of_keys[j] = 1;
+    hidden[j] = true;
+  }
   const auto mask = documents<double>(std::vector<Index>(50, 0), of_keys);
-  const auto results = [](auto& of) {
-    of.forward();
-    of.backward();
-    auto all = of.gradients();
-    all.push_back({"out", {of.out.begin(), of.out.end()}});
-    return all;
-  };
   const auto check_trace = [&](auto call) {
-    const auto before = results(call);
-    for (std::size_t n = 3; n < call.key_inputs.size(); ++n)
-      if (of_keys[n % 61] == 1) call.key_inputs[n] = kNan;
-    const auto after = results(call);
-    for (std::size_t n = 0; n < after.size(); ++n) {
-      INFO(after[n].name);
-      CHECK(after[n].values == before[n].values);
-    }
+    heed_test::check_hidden_inputs(call, hidden);
+    call.forward();
+    call.backward();
     const auto& of_inputs = call.grad_key_inputs;
     CHECK(std::count(of_inputs.begin(), of_inputs.end(), 0.0) == 2 * 9);
   };

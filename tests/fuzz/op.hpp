@@ -5,6 +5,7 @@
 // loops. Numbers leave as double, in (batch, heads, len, dim) order.
 
 #include <heed/check/op_call.hpp>
+#include <heed/check/op_gradcheck.hpp>
 #include <heed/compiled.hpp>
 #include <heed/reference/reference.hpp>
 
@@ -31,6 +32,12 @@ struct EngineResult {
   std::vector<std::vector<double>> lse, reports, params;
   std::vector<double> mixed;  // rows before the readout, where it saves them
 };
+
+// dL/dsteps of ops that give steps, exact in float.
+[[nodiscard]] inline std::vector<float> grad_of_steps(Index rows) {
+  const std::vector<double> numbers = heed::detail::spread_numbers(rows);
+  return {numbers.begin(), numbers.end()};
+}
 
 struct TwinResult {
   std::vector<double> out;
@@ -128,6 +135,12 @@ class OpOf final : public AnyOp {
   [[nodiscard]] static EngineResult run_on(const Any& op, const EngineCall<T>& call) {
     EngineResult result;
     heed::OpCall<Any> run(op, call.tensors, call.mask, call.options);
+    const std::vector<float> dsteps = grad_of_steps(run.geometry().query_rows());
+    const bool gives_steps = op.readout.without_steps() == nullptr;
+    if (gives_steps) {
+      run.steps.assign(dsteps.size(), T(7));
+      run.grad_steps.assign(dsteps.begin(), dsteps.end());
+    }
     run.forward();
     const std::vector<T>& lse = run.saved.lse;
     const Index maps = Any::NormaliserType::maps, rows = Index(lse.size()) / maps;
@@ -135,6 +148,7 @@ class OpOf final : public AnyOp {
       result.lse.emplace_back(lse.begin() + m * rows, lse.begin() + (m + 1) * rows);
     result.mixed = widen(run.saved.mixed);
     for (const auto& report : run.saved.diagnostics) result.reports.push_back(widen(report));
+    if (gives_steps) result.reports.push_back(widen(run.steps));
     if (!call.backward) return result;
     run.backward();
     result.params = numbers_of(run.grad_op);
@@ -146,8 +160,10 @@ class OpOf final : public AnyOp {
                                           const std::vector<double>& grad_out) {
     const auto forward = heed::reference::forward(op, problem);
     TwinResult result{widen(forward.out), forward.diagnostics, {}, {}};
+    const std::vector<float> dsteps = grad_of_steps(Index(forward.steps.size()));
     const auto g =
-        heed::reference::gradients(op, problem, std::vector<T>(grad_out.begin(), grad_out.end()));
+        heed::reference::gradients(op, problem, std::vector<T>(grad_out.begin(), grad_out.end()),
+                                   {}, std::vector<T>(dsteps.begin(), dsteps.end()));
     for (const auto* tensor : {&g.dquery, &g.dkey, &g.dvalue, &g.dextra, &g.dbias})
       result.inputs.push_back(widen(*tensor));
     result.params = numbers_of(g.op);

@@ -77,8 +77,17 @@ std::unique_ptr<AnyOp> draw_dialectical(Draw& draw, Sizes& s) {
   p.halt_eps = f.halt_eps = draw.pick({0.0, 1e-3, 0.05, 0.3});
   f.whole_batch = draw.chance(0.3);
   p.halting = f.whole_batch ? heed::Halting::batch : heed::Halting::per_token;
+  const std::string steps = std::to_string(f.max_steps) + " steps, ";
+  if (!f.whole_batch && draw.chance(0.5)) {
+    f.adaptive = true;
+    p.halting = heed::Halting::adaptive;
+    p.spare_eps = f.spare_eps = draw.pick({0.0, 0.01, 0.2});
+    p.halt = draw_tensor(draw, {s.heads, d}, spread);
+    p.halt_bias = draw_tensor(draw, {s.heads}, 1);
+    return make_op(op, f, steps + "adaptive, spare " + std::to_string(f.spare_eps));
+  }
   return make_op(op, f,
-                 std::to_string(f.max_steps) + " steps, eps " + std::to_string(f.halt_eps) +
+                 steps + "eps " + std::to_string(f.halt_eps) +
                      (f.whole_batch ? ", whole batch" : ", per token"));
 }
 

@@ -164,6 +164,7 @@ struct PlainResult {
   std::vector<S> out;                        // (batch, heads, len_q, dim_v)
   std::vector<std::vector<double>> lse;      // per map, [row]
   std::vector<std::vector<double>> reports;  // [name][row]
+  std::vector<S> steps;  // [row], of a readout that gives them; the loss reads them, too
   std::vector<double> s_row, terms;  // S and sum p|v| of tests/tolerances.hpp: [row], like out
   std::vector<double> products;      // largest sum_c |q_c k_c| of a row
   std::vector<double> mixed, mixed_terms;  // out and terms before the readout

@@ -313,12 +313,14 @@ struct PrototypeFormula : SoftmaxFormula {
   }
 };
 
-// 0 v_pos, 1 v_neg, 2 synth, 3 synth_bias, 4 gate, 5 gate_bias, 6 b_pos, 7 b_neg.
+// 0 v_pos, 1 v_neg, 2 synth, 3 synth_bias, 4 gate, 5 gate_bias, 6 b_pos, 7 b_neg, 8 halt, 9 halt_bias.
 struct DialecticalFormula : SoftmaxFormula {
   static constexpr int reports = 3;
   int max_steps = 3;
   double halt_eps = 1e-3;
   bool whole_batch = false;
+  bool adaptive = false;  // halts by learnt probabilities, and has steps
+  double spare_eps = 0.01;
 
   template <class S>
   void read(const Plain<S>& p, PlainResult<S>& result) const {
@@ -329,6 +331,9 @@ struct DialecticalFormula : SoftmaxFormula {
       S tension = 0;
       bool moving = true;
       double used = 0, updates = 0;
+      Index head = 0;
+      std::vector<S> mean;
+      S spent = 0, steps = 0;
     };
     std::vector<Token> tokens;
     for (Index b = 0; b < s.batch; ++b)
@@ -345,6 +350,8 @@ struct DialecticalFormula : SoftmaxFormula {
             if (u > 1e-6) result.gain = std::max(result.gain, 1 / u);
           t.tension = sigmoid(-(dot(t.up.data(), t.un.data(), d) / np / nn));
           t.z.assign(p.q(b, h, i), p.q(b, h, i) + d);
+          t.head = h;
+          t.mean.assign(std::size_t(d), S(0));
           tokens.push_back(t);
         }
     for (int step = 0; step < max_steps; ++step) {
@@ -360,13 +367,25 @@ struct DialecticalFormula : SoftmaxFormula {
           move.push_back(gate * t.tension * (a * sigmoid(a)));
         }
         const double change = value(norm(move.data(), d)) / (value(norm(t.z.data(), d)) + 1e-6);
-        const bool small = change < halt_eps;
-        if (halt_eps > 0)
+        const bool small = !adaptive && change < halt_eps;
+        if (halt_eps > 0 && !adaptive)
           result.to_jump = std::min(result.to_jump, std::abs(change - halt_eps) / halt_eps);
         for (std::size_t c = 0; c < move.size(); ++c) t.z[c] += move[c];
         t.updates += 1;
         t.used += small ? 0 : 1;
         t.moving = t.moving && !small;
+        if (adaptive) {
+          const S h = sigmoid(dot(t.z.data(), p.params[8].data() + t.head * d, d) +
+                              p.params[9][std::size_t(t.head)]);
+          const S left = S(1) - t.spent;
+          t.spent += h;
+          const double over = value(t.spent) - (1 - spare_eps);
+          const bool last = step + 1 == max_steps;
+          if (!last) result.to_jump = std::min(result.to_jump, std::abs(over));
+          t.moving = !last && !(over >= 0);
+          for (std::size_t c = 0; c < t.z.size(); ++c) t.mean[c] += (t.moving ? h : left) * t.z[c];
+          if (!t.moving) t.steps = S(step + 1) + left;
+        }
         any = any || t.moving;
       }
       if (!any) break;
@@ -374,7 +393,13 @@ struct DialecticalFormula : SoftmaxFormula {
     double longest = 1;
     for (const Token& t : tokens) longest = std::max(longest, value(norm(t.z.data(), d)));
     result.gain *= longest;
+    if (adaptive) result.reports.emplace_back();
     for (std::size_t row = 0; row < tokens.size(); ++row) {
+      if (adaptive) {
+        tokens[row].z = tokens[row].mean;
+        result.steps.push_back(tokens[row].steps);
+        result.reports[3].push_back(value(tokens[row].steps));
+      }
       std::copy(tokens[row].z.begin(), tokens[row].z.end(),
                 result.out.begin() + std::ptrdiff_t(row) * d);
       result.reports[0][row] = tokens[row].used;

@@ -218,6 +218,40 @@ TEST_CASE("Prototypes in use are those that some key resembles most") {
   CHECK(measures_after_forward(layer, x).at("prototypes_in_use") == Approx(1.5));
 }
 
+TEST_CASE(
+    "Numbers of tokens have the means of the layer's diagnostics, and the steps of those that "
+    "ponder") {
+  auto layer = nn::ProjectedAttention<heed::Dialectical<double>>(
+      nn::AttentionOptions::even(kWidth, kHeads),
+      heed::make_dialectical<double>(nn::AttentionOptions::even(kWidth, kHeads).heads,
+                                     {.max_steps = 5, .halting = heed::Halting::adaptive}),
+      heed::causal<double>());
+  shake<double>(layer);
+  const auto found = measures_after_forward(layer, normals<double>(kBatch * kLen, kWidth, 6));
+  const auto mean = [](const std::vector<double>& x) {
+    double sum = 0;
+    for (const double v : x) sum += v;
+    return sum / double(x.size());
+  };
+  const auto tokens = layer.token_diagnostics();
+  REQUIRE(tokens.size() == 4);
+  CHECK(tokens[3].name == "steps");
+  for (const nn::TokenNumbers& numbers : tokens) {
+    REQUIRE(numbers.of.size() == std::size_t(kBatch * kLen));
+    if (numbers.name == "steps") continue;
+    CHECK(mean(numbers.of) == Approx(found.at(numbers.name)));
+  }
+  // N < rho <= N + 1, of means over heads, too; and row t of head 0 stands where row_index() says
+  for (std::size_t t = 0; t < tokens[3].of.size(); ++t) {
+    CHECK(tokens[3].of[t] > tokens[1].of[t]);
+    CHECK(tokens[3].of[t] <= tokens[1].of[t] + 1);
+    double steps = 0;
+    for (Index h = 0; h < kHeads; ++h)
+      steps += layer.stage.steps()[(t / kLen * kHeads + std::size_t(h)) * kLen + t % kLen];
+    CHECK(tokens[3].of[t] == Approx(steps / double(kHeads)));
+  }
+}
+
 TEST_CASE("Shares of steps sum to 1 and have the reported mean") {
   auto layer = nn::dialectical_head<double>(kWidth, kWidth);
   shake<double>(layer);

@@ -57,6 +57,7 @@ std::vector<std::string> all_names() {
   std::vector<std::string> names = nn::attention_names();
   names.insert(names.end(), kStacks.begin(), kStacks.end());
   names.push_back(nn::kGatedAttention);
+  names.push_back(nn::kDialecticalAct);
   return names;
 }
 
@@ -198,6 +199,52 @@ TEST_CASE("The gradients of the dialectical model are those of its loss") {
       nn::Context<double> c;
       check_model(model, c, causal ? "causal" : "without a mask");
     }
+}
+
+TEST_CASE(
+    "The gradients of a model that ponders are those of its loss and of what its steps cost") {
+  // With these weights no row is near a jump of its number of steps, where differences would be of no use.
+  Model model = small_model(nn::kDialecticalAct);
+  model.set_ponder(0.3);
+  nn::Context<double> c;
+  c.threads = 1;
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const auto whole = [&] {
+    const double loss = model.loss(c, kBatch, ids, targets);
+    return loss + model.ponder_cost();
+  };
+  double of_gradient = 0;
+  const auto report =
+      check_layer(model, whole, [&] { of_gradient = model.gradient(c, kBatch, ids, targets); });
+  INFO(report.text());
+  CHECK(report.passed);
+  // Losses that are reported are cross-entropies.
+  CHECK(of_gradient == Approx(model.loss(c, kBatch, ids, targets)).epsilon(1e-12));
+  // 0.3 times the mean of N + R in each of the two blocks, 2 to 7 steps.
+  CHECK(model.ponder_cost() > 2 * 0.3);
+  CHECK(model.ponder_cost() < 2 * 0.3 * 7);
+  const double cost = model.ponder_cost();
+  model.set_ponder(0.6);
+  CHECK(whole() == Approx(of_gradient + 2 * cost).epsilon(1e-12));
+  model.set_ponder(0);
+  CHECK(whole() == of_gradient);
+
+  Model plain = small_model("sdpa"), by_size = small_model("dialectical");
+  CHECK(model.counts_steps());
+  CHECK_FALSE(plain.counts_steps());
+  CHECK_FALSE(by_size.counts_steps());
+  CHECK(message_of([&] { plain.set_ponder(0.1); }) ==
+        "OpStage::set_ponder: the weight is 0.1, the op's readout counts no steps "
+        "(plug/readout.hpp)");
+  CHECK(message_of([&] { by_size.set_ponder(0.1); }) ==
+        "OpStage::set_ponder: the weight is 0.1, the op's rows halt by the size of their steps; "
+        "halting must be adaptive");
+  CHECK(message_of([&] { model.set_ponder(-1); }) ==
+        "OpStage::set_ponder: the weight is -1, it must be finite and not negative");
+  Model remembers = small_model("prototype-art");
+  CHECK(message_of([&] { remembers.set_ponder(0.1); }) ==
+        "AttentionLayer::set_ponder: the weight is 0.1, the layer counts no steps; it must be 0");
+  remembers.set_ponder(0);
 }
 
 TEST_CASE("The gradients of the stacks with a frame of their own are those of their loss") {
@@ -520,7 +567,10 @@ TEST_CASE("Two steps of AdamW give the same bits for any number of threads, in d
   for (const std::string& name : layer_names()) check_determinism<double>(name);
 }
 
-TEST_CASE("Matrices start with deviation 0.02, those that write to the residual stream with less") {
+TEST_CASE(
+    "Matrices start with the deviation asked for, those that write to the residual stream with "
+    "less") {
+  const bool fan_in = GENERATE(false, true);
   nn::GptOptions o = small_gpt();
   o.width = 64;
   o.hidden = 0;
@@ -528,7 +578,10 @@ TEST_CASE("Matrices start with deviation 0.02, those that write to the residual 
   Model gpt = gpt_around<double>("sdpa", o);
   Model halting = nn::make_dialectical_lm<double>(100, 64, 64, 32, 4, {});
   for (Model* model : {&gpt, &halting}) {
-    nn::initialise(*model, 7);
+    if (fan_in)
+      nn::initialise(*model, 7, nn::first_weights_named("fan-in"));
+    else
+      nn::initialise(*model, 7);
     const double depth = double(model->blocks().size());
     model->visit([&](const std::string& name, auto& value, auto&) {
       INFO(name);
@@ -548,12 +601,21 @@ TEST_CASE("Matrices start with deviation 0.02, those that write to the residual 
       bool writes = false;
       for (const char* end : {"attn.c_proj.weight", ".out.weight", "mlp.2.weight", "ff.3.weight"})
         writes = writes || name.ends_with(end);
-      const double want = writes ? 0.02 / std::sqrt(2 * depth) : 0.02;
+      // 64, but 128 in the dialectical synthesis and 256 in the MLP's second matrix.
+      const double from = double(value.shape().back()), all = fan_in ? 1 / std::sqrt(from) : 0.02;
+      CHECK((from == 64 || from == 128 || from == 256));
+      const double want = writes ? all / std::sqrt(2 * depth) : all;
       const double spread = 5 / std::sqrt(double(value.size()));
       CHECK(std::abs(root / want - 1) < spread);
       CHECK(std::abs(mean) < want * spread);
     });
   }
+}
+
+TEST_CASE("First weights of an unknown name are refused") {
+  CHECK(nn::first_weights_named("gpt2") == nn::FirstWeights::gpt2);
+  CHECK(message_of([] { (void)nn::first_weights_named("xavier"); }) ==
+        "first_weights_named: name is \"xavier\", it must be gpt2 or fan-in");
 }
 
 TEST_CASE("Initialising fills the same bits for the same seed and leaves what is not zero") {

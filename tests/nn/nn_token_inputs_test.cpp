@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention layers whose scores read numbers of tokens, which they project from what their keys and values come from.
+// Attention layers whose scores, normalisers and readouts read numbers of tokens, which they project from what their keys and
+// values come from.
 
 #include "catch.hpp"
 #include "message_of.hpp"
 #include "nn_case.hpp"
+#include "token_parts.hpp"
 
 #include <heed/check/causality.hpp>
 #include <heed/nn/projected_attention.hpp>
@@ -44,6 +46,15 @@ struct Warm {
 using Forgets = nn::ProjectedAttention<heed::OwnAttention<Forgetting, double>>;
 using Tempers = nn::ProjectedAttention<heed::OwnAttention<Tempered, double>>;
 using Warms = nn::ProjectedAttention<heed::OwnAttention<Warm, double>>;
+// Numbers of a formula of rows, of a readout, and of all parts at once.
+using Weighs = nn::ProjectedAttention<
+    heed::Attention<double, heed::DotScore<double>, GatedSink<double>, heed::Identity<double>>>;
+using Gates = nn::ProjectedAttention<
+    heed::Attention<double, heed::DotScore<double>, heed::Softmax<double>, Gate<double>>>;
+using Streams = nn::ProjectedAttention<
+    heed::Attention<double, heed::OwnScore<Warm, double>, StreamedSink<double>, Gate<double>>>;
+using All = nn::ProjectedAttention<
+    heed::Attention<double, heed::OwnScore<Tempered, double>, GatedSink<double>, Gate<double>>>;
 
 [[nodiscard]] nn::AttentionOptions options(bool packed) {
   nn::AttentionOptions even = nn::AttentionOptions::even(kWidth, kHeads);
@@ -106,6 +117,24 @@ TEST_CASE("Layers project the numbers that scores read of tokens") {
   }
 }
 
+TEST_CASE("Layers project the numbers that normalisers and readouts read of tokens") {
+  const auto causal = heed::causal<double>();
+  SECTION("packed") {
+    check(Gates(options(true), {}, causal), 0);
+    check(All(options(true), {}, causal), 0);
+  }
+  SECTION("one projection each, of the memory too") {
+    check(Weighs(options(false), {}, {}), 3);
+    check(All(options(false), {}, {}), 3);
+  }
+  // As many columns per head as all parts read together.
+  All layer(options(false), {}, {});
+  CHECK(find_weight<double>(layer, "query_inputs_proj.weight")->shape() ==
+        std::vector<Index>{4 * kHeads, kWidth});
+  CHECK(find_weight<double>(layer, "key_inputs_proj.weight")->shape() ==
+        std::vector<Index>{4 * kHeads, kWidth});
+}
+
 TEST_CASE("Projections of numbers of tokens have names and refuse gates of another source") {
   Tempers layer(options(false), {}, {});
   const auto all = names(layer);
@@ -137,17 +166,22 @@ TEST_CASE("A layer that forgets is causal") {
 TEST_CASE("A layer takes steps where no key has numbers that a cache would have to keep") {
   CHECK(!Forgets(options(true), {}, heed::causal<double>()).can_step());
   CHECK(!Tempers(options(true), {}, heed::causal<double>()).can_step());
-  Warms layer(options(true), {}, heed::causal<double>());
-  shake<double>(layer);
-  REQUIRE(layer.can_step());
-  nn::Context<double> c;
-  const auto x = normals<double>(kLen, kWidth, 1);
-  nn::Matrix<double> whole(kLen, kWidth), y(1, kWidth);
-  layer.forward(c, 1, x.view(), whole.view());
-  auto cache = layer.new_cache(1);
-  for (Index t = 0; t < kLen; ++t) {
-    layer.step(c, 1, x.view().row_range(t, 1), y.view(), cache);
-    for (Index column = 0; column < kWidth; ++column)
-      CHECK(std::abs(y.view().row(0)[column] - whole.view().row(t)[column]) < 1e-12);
-  }
+  CHECK(!Weighs(options(true), {}, heed::causal<double>()).can_step());
+  const auto check_steps = [](auto layer) {
+    shake<double>(layer);
+    REQUIRE(layer.can_step());
+    nn::Context<double> c;
+    const auto x = normals<double>(kLen, kWidth, 1);
+    nn::Matrix<double> whole(kLen, kWidth), y(1, kWidth);
+    layer.forward(c, 1, x.view(), whole.view());
+    auto cache = layer.new_cache(1);
+    for (Index t = 0; t < kLen; ++t) {
+      layer.step(c, 1, x.view().row_range(t, 1), y.view(), cache);
+      for (Index column = 0; column < kWidth; ++column)
+        CHECK(std::abs(y.view().row(0)[column] - whole.view().row(t)[column]) < 1e-12);
+    }
+  };
+  check_steps(Warms(options(true), {}, heed::causal<double>()));
+  check_steps(Gates(options(true), {}, heed::causal<double>()));
+  check_steps(Streams(options(false), {}, heed::causal<double>()));
 }

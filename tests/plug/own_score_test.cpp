@@ -142,7 +142,7 @@ TEST_CASE("A score of one's own agrees with the slow twin and its gradient in do
   const OpReport report = check_op(everything<double>(), sizes, {.max_entries_per_tensor = 12});
   INFO(report.text());
   CHECK(report.passed());
-  CHECK(report.cases.size() == 13);
+  CHECK(report.cases.size() == 19);
 }
 
 TEST_CASE("Every further word of a formula has its gradient", "[own]") {
@@ -213,7 +213,7 @@ TEST_CASE("check_op passes scores with and without a derivative, and tells what 
   const OpReport per_head = check_op(angle);
   INFO(per_head.text());
   CHECK(per_head.passed());
-  CHECK(per_head.cases.size() == 21);
+  CHECK(per_head.cases.size() == 31);
 
   OwnAttention<ByHand, double> by_hand;
   CHECK(check_op(by_hand).passed());

@@ -4,8 +4,11 @@
 #include "catch.hpp"
 #include "direction.hpp"
 #include "message_of.hpp"
+#include "own_op.hpp"
+#include "token_parts.hpp"
 
 #include <heed/check/op_check.hpp>
+#include <heed/kv_cache.hpp>
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>
@@ -17,90 +20,7 @@
 namespace {
 
 using namespace heed;
-using heed_test::message_of;
-
-// weight = exp(s) g_j / (sum exp(s) g + exp(x_i)), g_j = sigmoid(y_j) of the key, x_i a sink of the query.
-template <class Real>
-struct GatedSink : PlainRows {
-  static constexpr int query_inputs = 1, key_inputs = 2;
-  static constexpr const char* query_inputs_name = "sink";
-  auto forward(const auto& row) const {
-    const auto s = row.score() + row.key_input(1) * row.query_input(0) * 0.1;
-    const auto top = row.largest(s);
-    const auto e = math::exp(s - top) * math::sigmoid(row.key_input(0));
-    return e / (row.sum(e) + math::exp(row.query_input(0) - top));
-  }
-};
-
-// out = sigmoid(x) mixed, x the last of two numbers of the query; the first is added to column 0.
-template <class Real>
-struct Gate : PlainReadout {
-  using P = Pack<Real>;
-  static constexpr int query_inputs = 2;
-  static constexpr bool saves_mixed = true;
-  static constexpr const char* query_inputs_name = "gate";
-  void forward(const ReadoutPanel<Real>& panel) const {
-    for (int v = 0; v < panel.vectors; ++v) {
-      const P gate = math::sigmoid(panel.query_inputs.load(1, v));
-      for (Index c = 0; c < panel.tile.rows; ++c)
-        panel.tile.store(c, v, gate * panel.tile.load(c, v));
-      panel.tile.add(0, v, panel.query_inputs.load(0, v));
-    }
-  }
-  void vjp(const ReadoutPanel<Real>& panel, Gate&) const {
-    lane_dot<Real>(panel.tile, panel.saved, panel.vectors, panel.delta);  // saved: mixed
-    for (int v = 0; v < panel.vectors; ++v) {
-      const P gate = math::sigmoid(panel.query_inputs.load(1, v));
-      const P delta = P::load(panel.delta + v * kLanes<Real>);
-      panel.dquery_inputs.add(0, v, panel.tile.load(0, v));
-      panel.dquery_inputs.add(1, v, gate * (P(Real(1)) - gate) * delta);
-      (gate * delta).store(panel.delta + v * kLanes<Real>);
-      for (Index c = 0; c < panel.tile.rows; ++c)
-        panel.tile.store(c, v, gate * panel.tile.load(c, v));
-    }
-  }
-  template <class S>
-  void reference(ReadoutContext<S>& all) const {
-    const Geometry& g = all.geometry;
-    for (Index b = 0; b < g.batch; ++b)
-      for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i) {
-          S* out = all.out_row(b, h, i);
-          for (Index c = 0; c < g.dim_v; ++c)
-            out[c] = math::sigmoid(all.query_input(b, h, i, 1, 2)) * out[c];
-          out[0] = out[0] + all.query_input(b, h, i, 0, 2);
-        }
-  }
-};
-
-// A streaming softmax with a sink whose height the query's token brings: the sum is that of the keys and exp(x).
-template <class Real>
-struct StreamedSink : Softmax<Real> {
-  static constexpr int query_inputs = 1;
-  using Base = Softmax<Real>;
-  using typename Base::P, typename Base::State, typename Base::Queries;
-  using PlaceFree = void;
-  using Mergeable = void;
-  State begin(const Queries& queries) const { return this->begin_with(queries.input(0)); }
-  // dL/dx = -w delta, w = exp(x - lse) the sink's weight
-  void vjp(const Queries& queries, const State& state, P delta, auto&) const {
-    queries.add_input(0, P(Real(0)) - math::exp(P(queries.input(0) - this->lse(state))) * delta);
-  }
-  template <class S>
-  std::vector<S> reference(const LongHandRow<S>& row) const {
-    std::vector<S> scores = row.scores[0];
-    scores.push_back(row.query_inputs[0]);
-    std::vector<S> weights = long_hand_softmax(scores);
-    weights.pop_back();
-    return weights;
-  }
-  template <class S>
-  S reference_lse(const LongHandRow<S>& row, std::size_t) const {
-    std::vector<S> scores = row.scores[0];
-    scores.push_back(row.query_inputs[0]);
-    return log_sum_exp(scores);
-  }
-};
+using heed_test::message_of, heed_test::GatedSink, heed_test::Gate, heed_test::StreamedSink;
 
 struct Temperatures : TokenInputs<1, 1> {
   static constexpr const char* query_inputs_name = "temperature";
@@ -258,44 +178,65 @@ TEST_CASE("Gradients of numbers of parts have the same bits for any number of th
   const auto check_bits = [](auto op) {
     OpCall call(op, {2, 4, 4, 2, 131, 203, 9, 5}, causal<float>(Align::bottom_right),
                 {.key_tile = 1});
-    std::vector<NamedTensor> first;
-    for (const int threads : {1, 2, 3}) {
-      call.options.threads = threads;
-      call.forward();
-      call.backward();
-      std::vector<NamedTensor> now = call.gradients();
-      now.push_back({"out", {call.out.begin(), call.out.end()}});
-      if (first.empty()) first = now;
-      for (std::size_t n = 0; n < now.size(); ++n) {
-        INFO(now[n].name << ", " << threads << " threads");
-        CHECK(now[n].values == first[n].values);
-      }
-    }
+    heed_test::check_bits_on_threads(call);
   };
   check_bits(All<float>{});
   check_bits(Streams<float>{});
 }
 
+TEST_CASE("Tokens that are decoded from a cache read the numbers of normalisers and readouts",
+          "[part_inputs]") {
+  // The last tokens of a whole call, by a cache of its keys and values: their own numbers of queries, those of all keys. Few
+  // enough of them for the path of few queries, and more.
+  const auto check_decoding = [](auto op, Index len, Index count) {
+    OpCall call(op, {1, 4, 4, 2, len, len, 8, 8}, causal<double>());
+    call.forward();
+    KvCache<double> cache(1, 2, 8, 8);
+    cache.append(call.inputs().key, call.inputs().value);
+    const auto last = [&](const std::vector<double>& numbers, const Shape& whole) {
+      return TensorView<const double>(numbers.data() + (len - count) * whole.dim,
+                                      {1, whole.heads, count, whole.dim}, dense_strides(whole));
+    };
+    const Inputs<double> all = call.inputs();
+    Inputs<double> in = cache.inputs(last(call.query, all.query.shape()));
+    if (all.query_inputs.given())
+      in.query_inputs = last(call.query_inputs, all.query_inputs.shape());
+    in.key_inputs = all.key_inputs;
+    const Shape shape{1, 4, count, 8};
+    std::vector<double> out(std::size_t(4 * count * 8), kNan);
+    forward(op, in, causal<double>(Align::bottom_right), TensorView<double>(out.data(), shape));
+    double largest = 0;
+    for (Index h = 0; h < 4; ++h)
+      for (Index n = 0; n < count * 8; ++n) {
+        const double whole = call.out[std::size_t((h * len + len - count) * 8 + n)];
+        largest = std::max(largest, std::abs(out[std::size_t(h * count * 8 + n)] - whole));
+      }
+    INFO(len << " tokens, the last " << count);
+    CHECK(largest < 1e-12);
+  };
+  for (const Index count : {1, 3, 20}) {
+    check_decoding(Weighed<double>{}, 45, count);
+    check_decoding(Gated<double>{}, 45, count);
+    check_decoding(Streams<double>{}, 45, count);
+    check_decoding(All<double>{}, 45, count);
+    check_decoding(Sums<double>{}, 45, count);
+  }
+  // Enough keys for several parts of them, which are visited side by side.
+  check_decoding(Gated<double>{}, 5000, 1);
+  check_decoding(Streams<double>{}, 5000, 1);
+}
+
 TEST_CASE("Numbers of keys that a formula's rows do not see leave no trace", "[part_inputs]") {
   std::vector<Index> of_keys(61, 0);
-  for (std::size_t j = 3; j < 61; j += 7) of_keys[j] = 1;  // a document that no query is of
-  OpCall<Weighed<double>> call({}, {1, 2, 2, 1, 50, 61, 4, 4},
-                               documents<double>(std::vector<Index>(50, 0), of_keys));
-  const auto results = [&] {
-    call.forward();
-    call.backward();
-    auto all = call.gradients();
-    all.push_back({"out", {call.out.begin(), call.out.end()}});
-    return all;
-  };
-  const auto before = results();
-  for (std::size_t n = 0; n < call.key_inputs.size(); ++n)
-    if (of_keys[n / 2 % 61] == 1) call.key_inputs[n] = kNan;
-  const auto after = results();
-  for (std::size_t n = 0; n < after.size(); ++n) {
-    INFO(after[n].name);
-    CHECK(after[n].values == before[n].values);
+  std::vector<bool> hidden(61, false);
+  for (std::size_t j = 3; j < 61; j += 7) {  // a document that no query is of
+    of_keys[j] = 1;
+    hidden[j] = true;
   }
+  heed_test::check_hidden_inputs(
+      OpCall<Weighed<double>>({}, {1, 2, 2, 1, 50, 61, 4, 4},
+                              documents<double>(std::vector<Index>(50, 0), of_keys)),
+      hidden);
 }
 
 TEST_CASE("Forward mode is the transpose of backward in numbers of parts", "[part_inputs]") {

@@ -47,7 +47,7 @@ CellResult some_result() {
   score.loss = 0.1;
   score.accuracy = 2.0 / 3;
   score.answers = 9;
-  score.by_difficulty = {{-1, {4, 3}}, {7, {5, 3}}};
+  score.by_difficulty = {{-1, {4, 3, {}}}, {7, {5, 3, {{"tension", 0.3}}}}};
   result.tests = {{kHeldOut, score}, {"2x", {kNotFinite, kNotFinite, 0, {}}}};
   result.course = {{10, 0.7, 0.25}, {20, 0.3, 0.9}, {30, 0.2, 0.95}};
   result.stages = {{0, 0, 0.1, 0.2}, {0, 1, 3.5, kNotFinite}};
@@ -184,6 +184,7 @@ TEST_CASE("The result of a cell comes back from JSON bit for bit, and from its f
   REQUIRE(back.tests.size() == 2);
   CHECK(same(back.tests[0].score.accuracy, 2.0 / 3));
   CHECK(back.tests[0].score.by_difficulty.at(7).right == 3);
+  CHECK(same(back.tests[0].score.by_difficulty.at(7).reports.at("tension"), 0.3));
   CHECK(std::isnan(back.tests[1].score.loss));
   CHECK(steps_to_90(back) == 20);
   CHECK(same(stage_of(back, 0, 1).loss, 3.5));

@@ -283,6 +283,7 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--len", "8"}, "--len is 8" + had + "16");
   refuses({"--dropout", "0"}, "--dropout is 0" + had + "0.1");
   refuses({"--attention-dropout", "0.5"}, "--attention-dropout is 0.5" + had + "0");
+  refuses({"--init", "gpt2"}, "--init is gpt2" + had + "fan-in");
   refuses({"--untied"}, "--untied was given" + had + "the embedding as its head");
   refuses({"--no-mask"}, "--no-mask was given" + had + "its mask");
   refuses({"--batch", "32"}, "--batch is 32" + had + "4");
@@ -290,6 +291,7 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--lr", "0.01"}, "--lr is 0.01" + had + "0.001");
   refuses({"--weight-decay", "0"}, "--weight-decay is 0" + had + "0.1");
   refuses({"--clip", "0"}, "--clip is 0" + had + "1");
+  refuses({"--ponder", "0.5"}, "--ponder is 0.5" + had + "0");
   refuses({"--seed", "2"}, "--seed is 2" + had + "1");
   refuses({"--precision", "mixed"}, "--precision is mixed" + had + "float");
   refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");

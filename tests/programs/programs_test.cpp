@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <regex>
 
 namespace {
@@ -216,8 +218,9 @@ TEST_CASE(
 
 TEST_CASE("heed_compare --train --task writes accuracy and loss of each seed and test") {
   const Shell shell;
-  const Names fields = without(documented("heed_compare --train --json"),
-                               {"variants[].sweep[]", "stages[]"}),
+  const Names fields =
+                  without(documented("heed_compare --train --json"),
+                          {"variants[].sweep[]", "stages[]", "records[].by_difficulty[].reports"}),
               files = without(documented("heed_compare --train --report"),
                               {"forgetting", "accuracy_by_task"});
   const Result result = shell.done(kTask + "--json a.json --csv a.csv --report pages");
@@ -333,13 +336,70 @@ TEST_CASE("heed_lm prints the documented lines, and its page has the documented 
   CHECK(keys == documented("Checkpoints of heed_lm"));
 }
 
+TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and files as documented") {
+  const Shell shell;
+  (void)shell.done(std::regex_replace(kLm, std::regex("--depth 1"), "--depth 2") +
+                   "--variant differential --out model");
+  const std::string inspect = "heed_lm inspect model --threads 1 --prompt 'line 4\nli' ";
+  const Names lines = documented("heed_lm inspect"), fields = documented("heed_lm inspect --json"),
+              files = documented("heed_lm inspect --report");
+  const Result all = shell.done(inspect + "--json a.json --report pages");
+  CHECK(lines_matched(all.out, lines) == lines);
+  CHECK(lines_of(all.out).at(0) == "tokens 9, layers 2; differential");
+  CHECK(lines_of(all.out).size() == 1 + 2 * 2 * 2);
+  const std::string text = read(shell.path("a.json"));
+  CHECK(paths_of(text, fields) == fields);
+  CHECK(patterns_of(shell.files("pages"), files) == files);
+  CHECK(shell.files("pages").size() == 3 + 2 * 2);
+  const Json json = Json::parse(text);
+  CHECK(json.at("tokens").size() == 9);
+  REQUIRE(json.at("heads").size() == 4);
+  for (const Json& head : json.at("heads")) {
+    REQUIRE(head.at("rows").size() == 9);
+    // The first token sees itself alone, and nobody sees a later one.
+    CHECK(head.at("rows").at(0).at("links").size() == 1);
+    CHECK(head.at("rows").at(0).at("entropy") < 1e-6);
+    for (std::size_t i = 0; i < 9; ++i) {
+      const Json& row = head.at("rows").at(i);
+      CHECK(row.at("links").size() == std::min<std::size_t>(3, i + 1));
+      double before = 2;
+      for (const Json& link : row.at("links")) {
+        CHECK(link.at("token").get<std::size_t>() <= i);
+        const double size = std::abs(link.at("weight").get<double>());
+        CHECK(size <= before);
+        before = size;
+      }
+    }
+  }
+  // A head alone: a line for each token, which names as many others as were asked for.
+  const Result one = shell.done(inspect + "--layer 1 --head 0 --top 2 --json -");
+  CHECK(lines_of(one.err).size() == 2 + 9);
+  CHECK(std::regex_match(lines_of(one.err).at(10),
+                         std::regex(R"(  8 'i'  reads \d '.+' -?\d\.\d{3}, \d '.+' -?\d\.\d{3})")));
+  const Json chosen = Json::parse(one.out);
+  REQUIRE(chosen.at("heads").size() == 1);
+  CHECK(chosen.at("heads").at(0).at("layer") == 1);
+  CHECK(chosen.at("heads").at(0).at("entropy") == json.at("heads").at(2).at("entropy"));
+  const Result twice =
+      shell.done("heed_lm inspect model --threads 2 --prompt 'line 4\nli' --json -");
+  CHECK(Json::parse(twice.out) == json);
+
+  shell.refuses(inspect + "--layer 2", "--layer is 2, the model has layers 0 to 1");
+  shell.refuses(inspect + "--head 2", "--head is 2, the model has heads 0 to 1");
+  shell.refuses(inspect + "--json model", "--json model: would replace the file of the checkpoint");
+  shell.refuses("heed_lm inspect model --prompt 'lineline lineline'",
+                "--prompt has 17 tokens, the model reads 16 at most");
+  shell.refuses("heed_lm inspect model --prompt ''", "it must hold at least one character");
+  shell.refuses("heed_lm inspect model", "--prompt is required");
+}
+
 TEST_CASE(
     "Every program has a help with its exit codes, a version, and says when they cannot be "
     "printed") {
   const Shell shell;
   for (const std::string program :
        {"heed_compare", "heed_lm", "heed_lm train", "heed_lm eval", "heed_lm generate",
-        "heed_lm info", "heed_replay", "heed_bench"}) {
+        "heed_lm inspect", "heed_lm info", "heed_replay", "heed_bench"}) {
     if (program == "heed_bench" && !HEED_HAS_BENCH) continue;
     const Result help = shell.done(program + " --help");
     INFO(program << help.err);
@@ -476,6 +536,8 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
   says(train + "--task parens", "--text and --task were given" + sources);
   says(train + "--width 65", "--width is 65, it must be a multiple of --heads, 4");
   says("heed_compare --train 2 --width 65", "--width is 65, it must be a multiple of --heads, 4");
+  says(train + "--init xavier", "--init is xavier, it must be fan-in or gpt2");
+  says("heed_compare --train 2 --init xavier", "--init is xavier, it must be fan-in or gpt2");
   for (const std::string& program : {train + "--variant differential ", compare})
     says(program + "--width 6 --heads 2",
          "differential does not fit --width 6 with --heads 2, which make a head of 3 columns "
@@ -488,6 +550,8 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
        "--attention-dropout: \"1\" is not a number from 0 to below 1; --help lists the options");
   says(train + "--variant dialectical-lm --attention-dropout 0.1",
        "--attention-dropout is 0.1, dialectical-lm has none; it must be 0");
+  says(train + "--variant dialectical --ponder 0.1",
+       "--ponder is 0.1, dialectical counts no steps; it must be 0");
   says(train + "--no-mask",
        "--no-mask was given for sdpa, only dialectical-lm can do without its mask");
   says(task + "--len 1", "--len is 1, --task parens needs at least 2");

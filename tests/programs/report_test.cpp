@@ -5,6 +5,8 @@
 #include "catch.hpp"
 #include "temporary.hpp"
 
+#include "report/labels.hpp"
+#include "report/links.hpp"
 #include "report/page.hpp"
 #include "report/plots.hpp"
 #include "report/scale.hpp"
@@ -14,7 +16,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <map>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 
@@ -160,6 +164,119 @@ class Xml {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+// Where a text stands: as wide as text_width() says, from its capitals' tops to below its line.
+struct TextBox {
+  double left, top, right, bottom;
+  std::string text;
+};
+[[nodiscard]] std::vector<TextBox> text_boxes(const Xml& xml) {
+  std::vector<TextBox> boxes;
+  for (const Element& e : xml.all("text")) {
+    const double size = e.is("title") ? 14 : 12, x = e.number("x"), y = e.number("y");
+    const auto anchor = e.attributes.find("text-anchor");
+    const double width = text_width(e.text, size), left = anchor == e.attributes.end() ? x
+                                                          : anchor->second == "middle"
+                                                              ? x - width / 2
+                                                              : x - width;
+    if (e.attributes.contains("transform"))  // upright, and ends at the point
+      boxes.push_back({x - 0.74 * size, y, x + 0.2 * size, y + width, e.text});
+    else
+      boxes.push_back({left, y - 0.74 * size, left + width, y + 0.2 * size, e.text});
+  }
+  return boxes;
+}
+
+// The texts of a picture that cover each other, leave the picture or are crossed by a line; empty if none does.
+[[nodiscard]] std::string faults_of_texts(const Picture& picture) {
+  const Xml xml = svg(picture);
+  const std::vector<TextBox> boxes = text_boxes(xml);
+  std::string faults;
+  const double rounding = 0.02;
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const TextBox& a = boxes[i];
+    if (a.left < -rounding || a.right > kWidth + rounding || a.top < 0 || a.bottom > picture.height)
+      faults += "outside: " + a.text + "\n";
+    for (std::size_t j = 0; j < i; ++j) {
+      const TextBox& b = boxes[j];
+      if (a.left < b.right - rounding && b.left < a.right - rounding &&
+          a.top < b.bottom - rounding && b.top < a.bottom - rounding)
+        faults += a.text + " covers " + b.text + "\n";
+    }
+    for (const Element& line : xml.all("line")) {  // upright or level
+      const double x1 = line.number("x1"), x2 = line.number("x2"), y1 = line.number("y1"),
+                   y2 = line.number("y2");
+      if (std::max(x1, x2) > a.left + rounding && std::min(x1, x2) < a.right - rounding &&
+          std::max(y1, y2) > a.top + rounding && std::min(y1, y2) < a.bottom - rounding)
+        faults += line.attributes.at("class") + " crosses " + a.text + "\n";
+    }
+  }
+  return faults;
+}
+
+class Draws {
+ public:
+  explicit Draws(unsigned seed) : random_(seed) {}
+  [[nodiscard]] double real(double low, double high) {
+    return std::uniform_real_distribution<>(low, high)(random_);
+  }
+  [[nodiscard]] int whole(int low, int high) {
+    return std::uniform_int_distribution<>(low, high)(random_);
+  }
+  [[nodiscard]] bool one_in(int n) { return whole(1, n) == 1; }
+  // Of any size from 1e-5 to 1e8, or close to 1.
+  [[nodiscard]] double number() {
+    if (one_in(3)) return real(0.9, 1.5);
+    return std::pow(10.0, real(-5, 8)) * (one_in(8) ? -1 : 1);
+  }
+  [[nodiscard]] std::string name() {
+    std::string name;
+    for (int length = whole(1, one_in(10) ? 60 : 18); length > 0; --length)
+      name += char('a' + whole(0, 25));
+    return name;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+[[nodiscard]] LinePlot random_plot(Draws& draws) {
+  LinePlot plot = plot_of({});
+  plot.y.logarithmic = draws.one_in(3);
+  plot.x.logarithmic = draws.one_in(3);
+  plot.x.at_points = draws.one_in(2);
+  const double centre = draws.number(), width = std::pow(10.0, draws.real(-6, 1));
+  const int points = draws.whole(1, 5), lines = draws.whole(1, draws.one_in(3) ? 45 : 9);
+  for (int i = 0; i < lines; ++i) {
+    Series series{draws.name(), {}, {}, draws.one_in(2)};
+    for (int n = 0; n < points; ++n) {
+      series.x.push_back(100 << n);
+      series.y.push_back(draws.one_in(20) ? kNaN : centre * (1 + width * draws.real(-0.5, 0.5)));
+    }
+    plot.series.push_back(series);
+  }
+  return plot;
+}
+
+[[nodiscard]] BarChart random_chart(Draws& draws) {
+  BarChart chart{"b", "A title", "A note.", "ratio", {}, {}};
+  chart.points = draws.one_in(2);
+  if (draws.one_in(2)) chart.reference = 1;
+  const int groups = draws.whole(1, 3);
+  for (int i = draws.whole(1, 20); i > 0; --i) chart.labels.push_back(draws.name());
+  const bool alike = draws.one_in(2);
+  for (int g = 0; g < groups; ++g) {
+    Group group{draws.name(), {}};
+    for (std::size_t i = 0; i < chart.labels.size(); ++i) {
+      const double value = alike ? draws.real(0.95, 1.1) : draws.number();
+      group.values.push_back(draws.one_in(20) ? kNaN : value);
+      group.whiskers.push_back(
+          whisker_over({value, value * draws.real(0.5, 1), value * draws.real(1, 2)}));
+    }
+    chart.groups.push_back(group);
+  }
+  return chart;
+}
+
 [[nodiscard]] Range range_of(double low, double high, bool logarithmic = false) {
   Range range(logarithmic);
   REQUIRE(range.include(low));
@@ -188,6 +305,29 @@ TEST_CASE("Numbers on axes are short") {
   CHECK(number_text(-3e6) == "-3M");
   CHECK(number_text(2048) == "2048");
   CHECK(number_text(1e20) == "1e20");
+  CHECK(label_text(0) == "0");
+  CHECK(label_text(1) == "1.00");
+  CHECK(label_text(1.1749) == "1.17");
+  CHECK(label_text(-9.996) == "-10.0");
+  CHECK(label_text(0.98765) == "0.99");
+  CHECK(label_text(0.996) == "1.00");
+  CHECK(label_text(0.5) == "0.50");
+  CHECK(label_text(0.01234) == "0.012");
+  CHECK(label_text(0.00999) == "0.010");
+  CHECK(label_text(0.001) == "0.0010");
+  CHECK(label_text(4.249e-5) == "4.2e-5");
+  CHECK(label_text(12.345) == "12.3");
+  CHECK(label_text(999.4) == "999");
+  CHECK(label_text(999.6) == "1.00k");
+  CHECK(label_text(-12345) == "-12.3k");
+  CHECK(label_text(3.456e9) == "3.46G");
+  CHECK(label_text(1e13) == "1e13");
+  CHECK(label_text(3.12449, 0.01) == "3.124");
+  CHECK(label_text(1.8244, 0.1) == "1.82");
+  CHECK(label_text(0.5083, 0.05) == "0.51");
+  CHECK(label_text(0, 0.01) == "0.000");
+  CHECK(label_text(0.0042, 1) == "0.0042");
+  CHECK(label_text(12345, 0.01) == "12.3k");
   CHECK(coordinate(-0.001) == "0");
   CHECK(coordinate(100) == "100");
   CHECK(coordinate(1.5) == "1.5");
@@ -219,8 +359,12 @@ TEST_CASE("Ticks are round, rise evenly and cover the range by less than a step"
 
 TEST_CASE("Logarithmic ticks cover the range and refuse what is not positive") {
   CHECK(ticks_over(range_of(1, 100, true), 5) == std::vector<double>{1, 2, 5, 10, 20, 50, 100});
-  CHECK(ticks_over(range_of(128, 512, true), 5) == std::vector<double>{100, 200, 500, 1000});
+  CHECK(ticks_over(range_of(128, 640, true), 5) == std::vector<double>{100, 200, 500, 1000});
   CHECK(ticks_over(range_of(10, 10, true), 5) == std::vector<double>{10, 20});
+  CHECK(ticks_over(range_of(0.98, 3.3, true), 5) == std::vector<double>{0.8, 1, 1.5, 2, 3, 4});
+  const std::vector<double> close = ticks_over(range_of(1.01, 1.38, true), 5);
+  REQUIRE(close.size() == 5);
+  for (std::size_t i = 0; i < close.size(); ++i) CHECK(close[i] == Approx(1 + 0.1 * double(i)));
   const std::vector<double> wide = ticks_over(range_of(3e-17, 0.4, true), 5);
   CHECK(wide.size() <= 7);
   CHECK(wide.front() <= 3e-17);
@@ -261,7 +405,7 @@ TEST_CASE("A decade of a logarithmic axis has the same length everywhere") {
 TEST_CASE("Values that are no numbers break the line and are counted") {
   const Xml xml = svg(draw(plot_of(
       {{"a", {0, 1, 2, 3, 4, 5}, {1, 2, kNaN, 4, 5, HUGE_VAL}}, {"b", {0, 1, 2}, {1, kNaN, 3}}})));
-  CHECK(xml.all("polyline").size() == 2);
+  CHECK(xml.all("polyline", "line").size() == 2);
   CHECK(xml.all("circle").size() == 2);  // the two of b stand alone
   CHECK(says(xml, "3 values that cannot be drawn are left out."));
   CHECK(says(xml, "b"));
@@ -311,14 +455,134 @@ TEST_CASE("Bars begin at zero, on both sides of it, and are as long as their val
   CHECK(says(xml, "1 value that cannot be drawn is left out."));
 }
 
-TEST_CASE(
-    "Error bars reach as far as the spread says, and equal values without spread stand alone") {
-  const Xml xml =
-      svg(draw(BarChart{"b", "t", "", "loss", {"x", "y"}, {{"", {2, 3}, {0.5, 0}}}, true}));
-  const Element point = xml.all("circle").at(0), whisker = xml.all("line", "l0").at(0);
-  const double unit = xml.all("circle").at(1).number("cx") - point.number("cx");
-  CHECK(point.number("cx") - whisker.number("x1") == Approx(0.5 * unit).margin(0.03));
-  CHECK(whisker.number("x2") - point.number("cx") == Approx(0.5 * unit).margin(0.03));
+TEST_CASE("Whiskers reach from the lowest to the highest number, and mean and unit are right") {
+  const std::vector<double> seeds{2.25, 1.5, 2.75, 1.9};
+  const Group group{"", {2.1, 3}, {whisker_over(seeds), whisker_over({3})}};
+  for (const bool points : {true, false}) {
+    BarChart chart{"b", "t", "", "loss", {"x", "y"}, {group}, points};
+    chart.reference = 1;
+    const Xml xml = svg(draw(chart));
+    // The reference stands at 1, the last tick at 3 or above: the unit is measured from two labels of the axis.
+    const double one = xml.text_of("1").number("x"), unit = xml.text_of("2").number("x") - one;
+    const std::vector<Element> lines = xml.all("line", points ? "l0" : "whisker");
+    REQUIRE(lines.size() == 3);  // the whisker and its two ends; a number alone has none
+    CHECK(lines[0].number("x1") == Approx(one + 0.5 * unit).margin(0.03));
+    CHECK(lines[0].number("x2") == Approx(one + 1.75 * unit).margin(0.03));
+    CHECK(lines[1].number("x1") == lines[0].number("x1"));
+    CHECK(lines[2].number("x1") == lines[0].number("x2"));
+    CHECK(xml.all("line", "mark").at(0).number("x1") == Approx(one).margin(0.03));
+    if (points)
+      CHECK(xml.all("circle").at(0).number("cx") == Approx(one + 1.1 * unit).margin(0.03));
+  }
+  CHECK(std::isnan(whisker_over({1, kNaN, 2}).low));
+  CHECK(svg(draw(BarChart{"b", "t", "", "", {"x"}, {{"", {1}, {whisker_over({1, HUGE_VAL})}}}}))
+            .all("line", "whisker")
+            .empty());
+}
+
+TEST_CASE("Texts of line plots cover no other and stay inside, and no line crosses one") {
+  for (unsigned seed = 1; seed <= 400; ++seed) {
+    Draws draws(seed);
+    const LinePlot plot = random_plot(draws);
+    CAPTURE(seed);
+    CHECK(faults_of_texts(draw(plot)) == "");
+  }
+}
+
+TEST_CASE("Texts of bar charts cover no other, and neither the line at 1 nor another crosses one") {
+  for (unsigned seed = 1; seed <= 400; ++seed) {
+    Draws draws(seed);
+    const BarChart chart = random_chart(draws);
+    CAPTURE(seed);
+    CHECK(faults_of_texts(draw(chart)) == "");
+  }
+}
+
+TEST_CASE("Names stand at the ends of their lines, in their order, and the lines lead there") {
+  std::vector<Series> series;
+  for (int i = 0; i < 14; ++i)
+    series.push_back({"line " + std::to_string(i), {0, 1}, {1, 1 + 0.01 * ((i * 5) % 14)}});
+  series.push_back({"none", {0}, {kNaN}});
+  const Xml xml = svg(draw(plot_of(series)));
+  const Element frame = xml.all("rect", "frame").at(0);
+  const double right = frame.number("x") + frame.number("width");
+  const std::vector<Element> leaders = xml.all("polyline", "leader");
+  REQUIRE(leaders.size() == series.size());
+  double above = 0;
+  for (int rank = 13; rank >= 0; --rank) {
+    const int i = rank * 3 % 14;  // of which (i * 5) % 14 is the rank
+    const Element name = xml.text_of("line " + std::to_string(i));
+    CHECK(name.number("x") > right);
+    CHECK(name.number("y") > above);
+    above = name.number("y");
+    const std::vector<Point> leader = points_of(leaders[std::size_t(i)]);
+    CHECK(leader[1].y == Approx(name.number("y") - 4).margin(0.02));
+    const std::vector<Point> line = points_of(xml.all("polyline", "line").at(std::size_t(i)));
+    CHECK(leader[0].y == Approx(line[1].y).margin(0.02));
+    // Of more lines than colours, those that end beside each other differ.
+    const std::string number = std::to_string((13 - rank) % kColours);
+    CHECK(leaders[std::size_t(i)].is("l" + number));
+  }
+  CHECK(xml.text_of("none").number("y") > above);
+  // Fewer lines keep their colours wherever they end.
+  const Xml few = svg(draw(plot_of({{"a", {0, 1}, {0, 1}}, {"b", {0, 1}, {0, 2}}})));
+  CHECK(few.all("polyline", "leader").at(0).is("l0"));
+  CHECK(few.text_of("b").number("y") < few.text_of("a").number("y"));
+}
+
+TEST_CASE("Labels are spread out with the least squares of their ways") {
+  for (unsigned seed = 1; seed <= 200; ++seed) {
+    Draws draws(seed);
+    const std::size_t count = std::size_t(draws.whole(0, 12));
+    const double gap = 10, top = 5, bottom = top + gap * double(count) + draws.real(0, 60);
+    std::vector<double> wishes;
+    for (std::size_t i = 0; i < count; ++i)
+      wishes.push_back(draws.one_in(4) && i > 0 ? wishes[0] : draws.real(top - 20, bottom + 20));
+    const std::vector<double> places = spread_out(wishes, gap, top, bottom);
+    REQUIRE(places.size() == count);
+    std::vector<std::size_t> order(count);
+    for (std::size_t i = 0; i < count; ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return wishes[a] < wishes[b]; });
+    const auto is_allowed = [&](const std::vector<double>& at) {
+      for (std::size_t r = 0; r < count; ++r)
+        if (at[order[r]] < top - 1e-9 || at[order[r]] > bottom + 1e-9 ||
+            (r > 0 && at[order[r]] < at[order[r - 1]] + gap - 1e-9))
+          return false;
+      return true;
+    };
+    const auto cost = [&](const std::vector<double>& at) {
+      double sum = 0;
+      for (std::size_t i = 0; i < count; ++i) sum += (at[i] - wishes[i]) * (at[i] - wishes[i]);
+      return sum;
+    };
+    CAPTURE(seed, count);
+    CHECK(is_allowed(places));
+    // No run of labels can move together and come nearer to what it wishes.
+    for (std::size_t first = 0; first < count; ++first)
+      for (std::size_t last = first; last < count; ++last)
+        for (const double step : {-0.01, 0.01}) {
+          std::vector<double> moved = places;
+          for (std::size_t r = first; r <= last; ++r) moved[order[r]] += step;
+          if (is_allowed(moved)) CHECK(cost(moved) >= cost(places) - 1e-9);
+        }
+  }
+  CHECK(fitted("short", 150) == "short");
+  CHECK(text_width(fitted("\u00E9\u00E9\u00E9\u00E9\u00E9\u00E9\u00E9\u00E9", 30)) <= 30);
+  CHECK(fitted("\u00E9\u00E9\u00E9\u00E9\u00E9\u00E9\u00E9\u00E9", 30) ==
+        "\u00E9\u00E9\u00E9\u2026");
+}
+
+TEST_CASE("Ticks stand at the points where the axis says so") {
+  LinePlot plot = plot_of({{"a", {300, 600, 1200}, {1, 2, 3}}});
+  plot.x.logarithmic = plot.x.at_points = true;
+  const Xml xml = svg(draw(plot));
+  const std::vector<Point> points = points_of(xml.all("polyline").at(0));
+  for (std::size_t i = 0; i < 3; ++i)
+    CHECK(xml.text_of(std::vector<std::string>{"300", "600", "1200"}[i]).number("x") ==
+          Approx(points[i].x).margin(0.02));
+  plot.series[0] = {"a", {300}, {1}};
+  CHECK(svg(draw(plot)).all("circle").size() == 1);
 }
 
 TEST_CASE("Cells of a heat map cover it once, and the largest is the lightest") {
@@ -345,6 +609,41 @@ TEST_CASE("Hidden cells of a heat map are not drawn, not counted and give no col
       svg(draw(HeatMap{"h", "t", "", "", "", "", 1, 3, {0, 1, 1e6}, {false, false, true}}));
   CHECK(xml.all("path", "cells").size() == 2);
   CHECK_FALSE(says(xml, "left out"));
+}
+
+TEST_CASE("Rows and columns of a heat map stand beside their names, which cover no other text") {
+  for (unsigned seed = 1; seed <= 100; ++seed) {
+    Draws draws(seed);
+    HeatMap map{"h", "A title", "", "task", "variant", "share", 0, 0, {}};
+    map.rows = std::size_t(draws.whole(1, 20));
+    map.columns = std::size_t(draws.whole(1, 30));
+    if (!draws.one_in(4))
+      for (std::size_t r = 0; r < map.rows; ++r) map.row_names.push_back(draws.name());
+    if (!draws.one_in(4))
+      for (std::size_t c = 0; c < map.columns; ++c) map.column_names.push_back(draws.name());
+    for (std::size_t i = 0; i < map.rows * map.columns; ++i) map.values.push_back(draws.real(0, 1));
+    CAPTURE(seed);
+    CHECK(faults_of_texts(draw(map)) == "");
+  }
+  const Xml xml = svg(draw(HeatMap{"h",
+                                   "t",
+                                   "",
+                                   "",
+                                   "",
+                                   "",
+                                   2,
+                                   3,
+                                   {0, 0, 0, 0, 1, 0},
+                                   {},
+                                   {"first", "second"},
+                                   {"a", "b", "c"}}));
+  std::istringstream lightest(xml.all("path", "cells").at(1).attributes.at("d").substr(1));
+  double x = 0, y = 0;
+  lightest >> x >> y;
+  const Element row = xml.text_of("second"), column = xml.text_of("b");
+  CHECK(row.number("y") == Approx(y + 12).margin(0.02));     // in the middle of 16
+  CHECK(column.number("x") == Approx(x + 36).margin(0.02));  // in the middle of 64
+  CHECK(column.attributes.at("transform").rfind("rotate(-90 ", 0) == 0);
 }
 
 TEST_CASE("A strip shows each character below its column") {
@@ -412,6 +711,44 @@ TEST_CASE("A picture in a file of its own has colours for light and for dark sur
   CHECK(text.find("var(") == std::string::npos);  // not every viewer of SVG files knows it
 }
 
+// Contrast of two colours "#rrggbb" (WCAG 2): 1 for equal ones, 21 for black on white.
+[[nodiscard]] double contrast(const std::string& a, const std::string& b) {
+  const auto luminance = [](const std::string& colour) {
+    const double shares[] = {0.2126, 0.7152, 0.0722};
+    double sum = 0;
+    for (std::size_t c = 0; c < 3; ++c) {
+      const double value = std::stoi(colour.substr(1 + 2 * c, 2), nullptr, 16) / 255.0;
+      sum +=
+          shares[c] * (value <= 0.04045 ? value / 12.92 : std::pow((value + 0.055) / 1.055, 2.4));
+    }
+    return sum;
+  };
+  const auto [low, high] = std::minmax(luminance(a), luminance(b));
+  return (high + 0.05) / (low + 0.05);
+}
+
+TEST_CASE("Lines and texts stand out from the paper, light and dark") {
+  const std::string text = svg_text(draw(plot_of({{"a", {0, 1}, {0, 1}}})));
+  const std::size_t dark = text.find("@media(prefers-color-scheme:dark){");
+  for (const std::string& css : {text.substr(0, dark), text.substr(dark)}) {
+    const auto value = [&](const std::string& rule) {
+      const std::size_t at = css.find(rule);
+      INFO(rule);
+      REQUIRE(at != std::string::npos);
+      return css.substr(at + rule.size(), 7);
+    };
+    const std::string paper = value("svg .paper{fill:");
+    CHECK(contrast(value("svg text{fill:"), paper) > 12);
+    CHECK(contrast(value("svg .note{fill:"), paper) > 4.5);
+    for (int i = 0; i < kColours; ++i) {
+      const std::string n = std::to_string(i), colour = value("svg .l" + n + "{stroke:");
+      CAPTURE(i, colour);
+      CHECK(colour == value("svg .f" + n + "{fill:"));
+      CHECK(contrast(colour, paper) > 3);
+    }
+  }
+}
+
 TEST_CASE("Pictures that belong together stand in one box, also at the end of a page") {
   Picture picture = draw(plot_of({}));
   Page page{"t", {}, {picture, picture, picture, picture}};
@@ -441,4 +778,51 @@ TEST_CASE(
   CHECK_THROWS_WITH(prepare_folder(inner / "other.svg" / "c"), Catch::Contains("cannot be made"));
   fs::create_directories(folder.path / "c" / "report.html");
   CHECK_THROWS_WITH(prepare_folder(folder.path / "c"), Catch::Contains("not a regular file"));
+}
+
+TEST_CASE("Bands of links begin at the reader, end at what it reads, and are as wide as weights") {
+  LinkMap map{"reads", "Who reads whom", "", {"a", " ", "<", "\xC3"}, {}};
+  map.links = {{2, 0, 0.5}, {3, 1, -0.25}, {3, 3, 1}, {1, 1, kNaN}};
+  const Xml xml = svg(draw(map));
+  // The letters of a row stand on one line, at both ends of the bands.
+  const std::vector<Element> letters = xml.all("text", "letter");
+  REQUIRE(letters.size() == 2 * 4);
+  CHECK(letters[2].text == "\u2423");
+  CHECK(letters[4].text == "<");
+  const auto line = [&](std::size_t token) { return letters[2 * token].number("y"); };
+  const std::vector<Element> bands = xml.all("polygon");
+  REQUIRE(bands.size() == 3);
+  const auto corners = [&](std::size_t n) { return points_of(bands[n]); };
+  CHECK(bands[0].is("f1"));  // the lightest first, in the colour of weights below 0
+  CHECK(bands[1].is("f0"));
+  const auto middles = [&](std::size_t n) {
+    const std::vector<Point> p = corners(n);
+    return Point{(p[0].y + p[3].y) / 2, (p[1].y + p[2].y) / 2};
+  };
+  CHECK(middles(1).x - middles(1).y == Approx(line(2) - line(0)).margin(0.02));
+  CHECK(middles(0).x - middles(0).y == Approx(line(3) - line(1)).margin(0.02));
+  CHECK(middles(2).x == Approx(middles(2).y));
+  const auto height = [&](std::size_t n) { return corners(n)[3].y - corners(n)[0].y; };
+  CHECK(height(1) == Approx(height(2) / 2).margin(0.02));
+  CHECK(height(0) == Approx(height(2) / 4).margin(0.02));
+  CHECK(height(2) < line(1) - line(0));
+  CHECK(says(xml, "weights below 0"));
+  CHECK(says(xml, "1 value that cannot be drawn is left out."));
+}
+
+TEST_CASE("Of a long text the end is drawn, and links that leave it are counted") {
+  LinkMap map{"reads", "t", "", std::vector<std::string>(kMostLinkTokens + 10, "x"), {}};
+  map.links = {{4, 1, 0.5}, {20, 9, 0.5}, {20, 10, 0.5}};
+  const Xml xml = svg(draw(map));
+  CHECK(xml.all("text", "letter").size() == 2 * kMostLinkTokens);
+  CHECK(xml.all("polygon").size() == 1);
+  CHECK(says(xml, "The last 48 of 58 tokens; 1 link of theirs goes to tokens before."));
+  CHECK_NOTHROW(svg(draw(LinkMap{"reads", "t", "", {}, {}})));
+}
+
+TEST_CASE("Tokens are shown by signs, and long ones are cut") {
+  CHECK(token_sign("a b\n") == "a\u2423b\u21B5");
+  CHECK(token_sign(std::string(14, 'x')) == std::string(14, 'x'));
+  CHECK(token_sign(std::string(15, 'x')) == std::string(14, 'x') + "\u2026");
+  CHECK(token_sign("\u00E9\u00E9") == "\u00E9\u00E9");
 }

@@ -244,6 +244,21 @@ TEST_CASE("Measures stand at answers and elsewhere, of a task and not of a text"
   CHECK(text.at(0).at("measures").contains("mean_resonance"));
 }
 
+TEST_CASE("Records say what attention reported at answers of each difficulty") {
+  const Shell shell;
+  const Json json =
+      Json::parse(shell
+                      .done(std::regex_replace(kSmall, std::regex("sdpa,dar"), "sdpa,dialectical") +
+                            "--task induction:len=10 --json -")
+                      .out);
+  for (const Json& record : json.at("records"))
+    for (const Json& part : record.at("by_difficulty")) {
+      const Json& reports = part.at("reports");
+      CHECK(reports.contains("tension") == (record.at("variant") == "dialectical"));
+      if (reports.contains("steps_used")) CHECK(reports.at("steps_used") >= 1);
+    }
+}
+
 TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all after each") {
   const Shell shell;
   const std::string command =
@@ -283,12 +298,12 @@ TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all
 TEST_CASE("--quick needs no number of steps, and other options say otherwise") {
   const Shell shell;
   const Result plan = shell.done("heed_compare --task parity:len=6 --quick --plan");
-  CHECK(plan.out.find("width 64, 4 heads, 2 blocks, batch 8, 200 steps, 2 seeds") !=
+  CHECK(plan.out.find("width 64, 2 heads, 2 blocks, batch 16, 200 steps, 2 seeds") !=
         std::string::npos);
   const Result other = shell.done(
       "heed_compare --task parity:len=6 --quick --plan --train 9 --seeds 3 --width 16 --depth 1 "
       "--variants sdpa");
-  CHECK(other.out.find("width 16, 4 heads, 1 blocks, batch 8, 9 steps, 3 seeds") !=
+  CHECK(other.out.find("width 16, 2 heads, 1 blocks, batch 16, 9 steps, 3 seeds") !=
         std::string::npos);
 }
 

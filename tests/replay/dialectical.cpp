@@ -14,6 +14,9 @@ heed::Halting halting_of(const GoldenCase& golden) {
   return halting == "seed" ? heed::Halting::batch : heed::Halting::per_token;
 }
 
+// The halting unit is not the source's.
+bool of_source(const std::string& param) { return !param.starts_with("halt."); }
+
 template <class T>
 heed::Dialectical<T> dialectical_of(const GoldenCase& golden) {
   heed::Dialectical<T> op;
@@ -21,7 +24,7 @@ heed::Dialectical<T> dialectical_of(const GoldenCase& golden) {
   op.readout.max_steps = int(golden.integer("max_steps"));
   op.readout.halt_eps = golden.number("halt_eps");
   visit_parameters(op.readout, [&](const char* name, heed::Param<T>& p) {
-    p = golden.param<T>(std::string("param.") + name);
+    if (of_source(name)) p = golden.param<T>(std::string("param.") + name);
   });
   return op;
 }
@@ -29,8 +32,9 @@ heed::Dialectical<T> dialectical_of(const GoldenCase& golden) {
 ParamNames gradient_names() {
   ParamNames names;
   heed::DialecticalReadout<double> shapes;
-  visit_parameters(shapes,
-                   [&](const char* name, auto&) { names[name] = std::string("grad.") + name; });
+  visit_parameters(shapes, [&](const char* name, auto&) {
+    if (of_source(name)) names[name] = std::string("grad.") + name;
+  });
   return names;
 }
 

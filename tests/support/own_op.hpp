@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What tests of own scores ask of every op.
+// What tests of ops of one's own ask of every op.
 
 #include "catch.hpp"
 
 #include <heed/check/op_check.hpp>
 
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 namespace heed_test {
@@ -37,15 +38,47 @@ template <class Op>
   return all;
 }
 
+// The same by name, and out behind them.
+template <class Op>
+[[nodiscard]] std::vector<heed::NamedTensor> results_of(heed::OpCall<Op>& call) {
+  call.forward();
+  call.backward();
+  std::vector<heed::NamedTensor> all = call.gradients();
+  all.push_back({"out", {call.out.begin(), call.out.end()}});
+  return all;
+}
+
+// Has a call these results, in their last bits?
+template <class Op>
+void check_results(heed::OpCall<Op>& call, const std::vector<heed::NamedTensor>& wanted) {
+  const std::vector<heed::NamedTensor> now = results_of(call);
+  REQUIRE(now.size() == wanted.size());
+  for (std::size_t n = 0; n < now.size(); ++n) {
+    INFO(now[n].name);
+    CHECK(now[n].values == wanted[n].values);
+  }
+}
+
 template <class Op>
 void check_bits_on_threads(heed::OpCall<Op> call) {
-  std::vector<float> first;
-  for (const int threads : {1, 2, 3}) {
+  call.options.threads = 1;
+  const std::vector<heed::NamedTensor> first = results_of(call);
+  for (const int threads : {2, 3, 7}) {
+    INFO(threads << " threads");
     call.options.threads = threads;
-    const std::vector<float> gradients = gradients_of(call);
-    if (first.empty()) first = gradients;
-    CHECK(gradients == first);
+    check_results(call, first);
   }
+}
+
+// A key that is hidden from all queries, and gets NaN for its numbers, leaves no trace.
+template <class Op>
+void check_hidden_inputs(heed::OpCall<Op> call, const std::vector<bool>& hidden) {
+  const std::vector<heed::NamedTensor> before = results_of(call);
+  const auto columns = std::size_t(call.inputs().key_inputs.shape().dim);
+  for (std::size_t n = 0; n < call.key_inputs.size(); ++n)
+    if (hidden[n / columns % hidden.size()])
+      call.key_inputs[n] = std::numeric_limits<typename Op::Scalar>::quiet_NaN();
+  check_results(call, before);
 }
 
 }  // namespace heed_test

@@ -305,7 +305,7 @@ TEST_CASE("selective-copy: blanks stand in front of each token as often") {
 }
 
 TEST_CASE("compress: the token at the place that is read") {
-  for (const auto& [spec, len] : {std::pair{"compress", 16}, {"compress:published", 32}}) {
+  for (const auto& [spec, len] : {std::pair{"compress", 8}, {"compress:published", 32}}) {
     check_solves(spec, [len = std::size_t(len)](const Tokens& prompt) {
       return prompt[len - 1] == 15 && prompt.back() == 16 ? prompt[prompt.size() - 1 - len]
                                                           : Index(-1);

@@ -190,7 +190,7 @@ TEST_CASE("Sequences are these on every machine") {
       {"noisy-recall", 0x6996048C5511E4F0},
       {"fuzzy-recall", 0xCA47CF876ACD72E5},
       {"selective-copy", 0x46A3B7AA4A0D8463},
-      {"compress", 0xFD3B1B40DC792EC3},
+      {"compress:len=16", 0xFD3B1B40DC792EC3},
       {"memorise", 0x5BB5809EF971822F},
       {"induction", 0xBFC93226E524C0E5},
       {"flip-flop", 0xECB1D66CA21FC2EB},

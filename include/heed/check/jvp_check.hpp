@@ -7,20 +7,25 @@
 //   std::puts(report.text().c_str());
 //   return report.passed() ? 0 : 1;
 //
-// For each input, the bias of the mask and each parameter, moved alone along a random direction x. :
+// For each input, the bias of the mask and each parameter, moved alone along a random direction x. , `out` meaning out, and
+// lse where the normaliser differentiates_lse:
 //
-//   tangents    J x. of jvp() against (forward(x + h x.) - forward(x - h x.)) / 2h
-//   transpose   <u, J x.> against <J^T u, x.>, J^T u being the gradients of backward() for dL/dout = u
-//   together    all moved at once by jvp() without an earlier forward(), against the sum of the single ones
+//   <u, J x>         J x. of jvp(), against <J^T u, x.>, J^T u being the gradients of backward() for dL/dout = u
+//   out along all    all moved at once by jvp() without an earlier forward(), against the sum of the single ones
+//   out along x      against (forward(x + h x.) - forward(x - h x.)) / 2h
 //
-// In double, whatever the op's scalar. Formulas with a jump must not have one near the random inputs.
+// check_op() asks the first two of every op that jvp() takes: it holds backward() itself against the slow twin. The third
+// needs no backward(); formulas with a jump must not have one near the random inputs.
+// In double, whatever the op's scalar.
 // Errors  those of forward() at the sizes asked for. Ops that jvp() refuses do not compile, with the sentence that it has
 //         for them.
 
-#include <heed/check/op_check.hpp>
+#include <heed/check/op_cases.hpp>
 #include <heed/engine/jvp.hpp>
+#include <heed/plug/check.hpp>
 
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -70,9 +75,9 @@ struct CheckDirection {
       for (Index i = 0; i < param.size(); ++i) param[i] += step * tensor.values[std::size_t(i)];
     });
   }
-  // out of forward() with what `only` names moved by `step` times the direction.
-  [[nodiscard]] std::vector<double> out_at(const OpCall<Op>& call, const std::string& only,
-                                           double step) const {
+  // What forward() writes with what `only` names moved by `step` times the direction: out, and behind it lse.
+  [[nodiscard]] std::vector<double> results_at(const OpCall<Op>& call, const std::string& only,
+                                               double step) const {
     OpCall<Op> moved = call;
     const auto add = [&](const char* name, std::vector<double>& to) {
       if (only != name) return;
@@ -89,60 +94,66 @@ struct CheckDirection {
     if (call.mask.bias.given()) moved.mask.bias = {bias.data(), call.mask.bias.shape()};
     add_parameters(moved.op, only, step);
     moved.infer();
-    return moved.out;
+    moved.out.insert(moved.out.end(), moved.lse.begin(), moved.lse.end());
+    moved.out.insert(moved.out.end(), moved.steps.begin(), moved.steps.end());
+    return std::move(moved.out);
   }
 };
 
+// Numbers of out, and behind them of lse and of steps where the call asks for them.
 template <class Op>
-void check_jvp_call(OpCall<Op>& call, const std::string& name, const GradcheckOptions& options,
-                    OpReport& report) {
-  const double tolerance = options.tolerance.value_or(1e-8), step = options.step.value_or(1e-5);
-  const Index failures = options.max_failures;
-  const Shape shape = call.geometry().out_shape();
-  const CheckDirection<Op> direction(call);
-  call.grad_out = gradcheck_grad_out(call.geometry());
-  call.forward();
-  call.backward();
+struct CheckResults {
+  std::vector<double> numbers;
+  Outputs<double> views;
+  explicit CheckResults(OpCall<Op>& call)
+      : numbers(call.out.size() + call.lse.size() + call.steps.size()),
+        views(numbers.data(), call.out_view().shape()) {
+    double* next = numbers.data() + call.out.size();
+    if (!call.lse.empty()) views.lse = {next, call.lse_shape()};
+    if (!call.steps.empty()) views.steps = {next + call.lse.size(), call.steps_shape()};
+  }
+  CheckResults(const CheckResults&) = delete;
+};
+
+// Holds jvp() of a call, whose passes have run, against backward(), and against the sum of its own answers; hands
+// each(name, tangents) the tangents along each tensor alone.
+template <class Op, class Each>
+GradientReport check_tangents_of(OpCall<Op>& call, const CheckDirection<Op>& direction,
+                                 Index failures, Each&& each) {
+  std::vector<double> u = call.grad_out;
+  u.insert(u.end(), call.grad_lse.begin(), call.grad_lse.end());
+  u.insert(u.end(), call.grad_steps.begin(), call.grad_steps.end());
+  std::vector<double> sum(u.size());
+  CheckResults<Op> moved(call), found(call);
   const std::vector<NamedTensor> gradients = call.gradients();
-  GradientReport tangents, transpose, together;
-  std::vector<double> sum(call.out.size()), moved(call.out.size()), out(call.out.size());
+  GradientReport report;
   for (const NamedTensor& tensor : direction.tensors) {
     Op of_op = zeros_like(call.op);
     direction.add_parameters(of_op, tensor.name, 1);
-    jvp(call.op, call.inputs(), call.mask, call.saved,
-        StoredView<const double>(call.out.data(), shape), direction.tangents(call, tensor.name),
-        {moved.data(), shape}, &of_op, call.options);
-    const std::vector<double> there = direction.out_at(call, tensor.name, step),
-                              back = direction.out_at(call, tensor.name, -step);
+    jvp(call.op, call.inputs(), call.mask, call.saved, StoredView<const double>(call.out_view()),
+        direction.tangents(call, tensor.name), moved.views, &of_op, call.options);
     double forwards = 0, backwards = 0;
-    for (std::size_t i = 0; i < moved.size(); ++i) {
-      sum[i] += moved[i];
-      forwards += moved[i] * call.grad_out[i];
-    }
-    for (const Index i : spread_entries(Index(moved.size()), options.max_entries_per_tensor)) {
-      const auto at = std::size_t(i);
-      note(tangents,
-           {"out along " + tensor.name, i, moved[at], (there[at] - back[at]) / (2 * step)},
-           tolerance, failures);
+    for (std::size_t i = 0; i < u.size(); ++i) {
+      sum[i] += moved.numbers[i];
+      forwards += moved.numbers[i] * u[i];
     }
     const std::vector<double>& gradient = find_tensor(gradients, tensor.name)->values;
     for (std::size_t i = 0; i < gradient.size(); ++i) backwards += gradient[i] * tensor.values[i];
-    note(transpose, {"<u, J x> along " + tensor.name, 0, forwards, backwards}, 1e-10, failures);
+    note(report, {"<u, J x> along " + tensor.name, 0, forwards, backwards}, 1e-10, failures);
+    each(tensor.name, moved.numbers);
   }
   Op of_op = zeros_like(call.op);
   direction.add_parameters(of_op, "", 1);
-  jvp(call.op, call.inputs(), call.mask, direction.tangents(call, ""), {out.data(), shape},
-      {moved.data(), shape}, &of_op, call.options);
-  for (std::size_t i = 0; i < moved.size(); ++i)
-    note(together, {"out along all", Index(i), moved[i], sum[i]}, 1e-10, failures);
-  report.cases.emplace_back("tangents, " + name, tangents);
-  report.cases.emplace_back("transpose, " + name, transpose);
-  report.cases.emplace_back("together, " + name, together);
+  jvp(call.op, call.inputs(), call.mask, direction.tangents(call, ""), found.views, moved.views,
+      &of_op, call.options);
+  for (std::size_t i = 0; i < u.size(); ++i)
+    note(report, {"out along all", Index(i), moved.numbers[i], sum[i]}, 1e-10, failures);
+  return report;
 }
 
 }  // namespace detail
 
-// At most `options.max_entries_per_tensor` entries of out along each tensor, spread evenly; 0 checks all.
+// At most `options.max_entries_per_tensor` entries of out and lse along each tensor, spread evenly; 0 checks all.
 template <AttentionOp Op>
 [[nodiscard]] OpReport check_jvp(const Op& op, const Geometry& g = detail::kCheckGeometry,
                                  GradcheckOptions options = {.max_entries_per_tensor = 32}) {
@@ -153,8 +164,27 @@ template <AttentionOp Op>
   const auto exact = cast_op<double>(op);
   using Exact = std::remove_const_t<decltype(exact)>;
   OpReport report;
+  const double tolerance = options.tolerance.value_or(1e-8), step = options.step.value_or(1e-5);
   detail::for_check_calls(exact, g, report, [&](OpCall<Exact>& call, const std::string& name) {
-    detail::check_jvp_call(call, name, options, report);
+    detail::run_check_call(call);
+    const detail::CheckDirection<Exact> direction(call);
+    GradientReport differences;
+    const auto compare = [&](const std::string& tensor, const std::vector<double>& moved) {
+      const std::vector<double> there = direction.results_at(call, tensor, step),
+                                back = direction.results_at(call, tensor, -step);
+      for (const Index i :
+           detail::spread_entries(Index(moved.size()), options.max_entries_per_tensor)) {
+        const auto at = std::size_t(i);
+        // The lse of a row that sees nothing, -infinity, does not move.
+        const double slope = there[at] == back[at] ? 0 : (there[at] - back[at]) / (2 * step);
+        detail::note(differences, {"out along " + tensor, i, moved[at], slope}, tolerance,
+                     options.max_failures);
+      }
+    };
+    report.cases.emplace_back(
+        "forward mode, " + name,
+        detail::check_tangents_of(call, direction, options.max_failures, compare));
+    report.cases.emplace_back("differences, " + name, differences);
   });
   return report;
 }

@@ -85,6 +85,8 @@ class OpCall {
   std::vector<Real> grad_bias;  // of the shape of the mask's bias
   // (batch, heads, len_q, maps). Neither is asked for while it is empty: lse_shape() says how many numbers they have.
   std::vector<Real> lse, grad_lse;
+  // (batch, heads, len_q, 1), likewise, of ops that give steps.
+  std::vector<Real> steps, grad_steps;
 
   // On normal_numbers().
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
@@ -136,6 +138,10 @@ class OpCall {
     return {geometry_.batch, geometry_.heads, geometry_.len_q, Op::NormaliserType::maps};
   }
 
+  [[nodiscard]] Shape steps_shape() const {
+    return {geometry_.batch, geometry_.heads, geometry_.len_q, 1};
+  }
+
   void forward() { heed::forward(op, inputs(), mask, outputs(), &saved, options); }
   // Without what backward() needs.
   void infer() { heed::forward(op, inputs(), mask, outputs(), nullptr, options); }
@@ -145,6 +151,7 @@ class OpCall {
     allocate_gradients();
     OutputGradients<Real> output = grad_out_view();
     if (!grad_lse.empty()) output.lse = {grad_lse.data(), lse_shape()};
+    if (!grad_steps.empty()) output.steps = {grad_steps.data(), steps_shape()};
     heed::backward(op, inputs(), mask, saved, out_view(), output, gradient_views(), &grad_op,
                    options);
   }
@@ -204,6 +211,7 @@ class OpCall {
   [[nodiscard]] Outputs<Real> outputs() {
     Outputs<Real> to = out_view();
     if (!lse.empty()) to.lse = {lse.data(), lse_shape()};
+    if (!steps.empty()) to.steps = {steps.data(), steps_shape()};
     return to;
   }
   struct NamedView {

@@ -72,15 +72,16 @@ template <class Op>
   return tensors;
 }
 
-// sum(out o grad_out) + sum(lse o grad_lse) over S, as a function of the tensors named by `names`. grad_lse may be empty;
-// the lse of a row that sees no key does not count.
+// sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps) over S, as a function of the tensors named by
+// `names`. grad_lse and grad_steps may be empty; the lse of a row that sees no key does not count.
 template <class Op>
 struct OpLoss {
   const Op& op;
   const reference::Problem<double>& problem;
   const std::vector<double>& grad_out;
   std::vector<std::string> names;
-  std::vector<double> grad_lse = {};  // (batch, heads, len_q, maps)
+  std::vector<double> grad_lse = {};    // (batch, heads, len_q, maps)
+  std::vector<double> grad_steps = {};  // (batch, heads, len_q)
 
   template <class S>
   [[nodiscard]] S operator()(const std::vector<std::vector<S>>& tensors) const {
@@ -108,6 +109,8 @@ struct OpLoss {
       const S& lse = result.lse[n % maps][n / maps];
       if (std::isfinite(math::value_of(lse))) loss += lse * math::constant<S>(grad_lse[n]);
     }
+    for (std::size_t n = 0; n < grad_steps.size(); ++n)
+      loss += result.steps[n] * math::constant<S>(grad_steps[n]);
     return loss;
   }
 };

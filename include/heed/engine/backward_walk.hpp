@@ -163,6 +163,13 @@ class BackwardWorker {
       readout.lse = my.panel.lse.constant();
       readout.dlse = my.dlse;
     }
+    if constexpr (Readout::counts_steps) {
+      std::fill(readout.steps, readout.steps + lanes, Real(0));
+      if (s_.output.grad_steps.given())
+        pack_lanes(s_.output.grad_steps.row(place.batch, place.head, place.query),
+                   s_.output.grad_steps.strides().row, place.rows, 1, readout.steps, lanes);
+      readout.dsteps = readout.steps;
+    }
     my.extra = readout.extra;
     my.query = readout.query;
     c_.op.read_out_vjp(readout, own_);
@@ -515,12 +522,14 @@ void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
                grads.key_inputs.given() ? shared.dkey_inputs.data() : nullptr, workers);
   if constexpr (InputColumns<Op>::any) {
     const PartInputs<Real>& parts = grads.part_inputs;
-    sum_over_readers(shared.dnormaliser_query, g.heads, 1, parts.normaliser_query, workers);
-    sum_over_readers(shared.dnormaliser_key, g.heads, 1, parts.normaliser_key, workers);
-    sum_over_readers(shared.dreadout_query, g.heads, 1, parts.readout_query, workers);
-    sum_over_readers(shared.dquery_inputs, g.heads, 1, grads.query_inputs, workers);
-    sum_over_readers(shared.dkey_inputs, g.heads, Op::NormaliserType::maps, grads.key_inputs,
-                     workers);
+    const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index maps) {
+      sum_over_readers(from, g.heads, maps, to, workers);
+    };
+    sum(shared.dnormaliser_query, parts.normaliser_query, 1);
+    sum(shared.dnormaliser_key, parts.normaliser_key, 1);
+    sum(shared.dreadout_query, parts.readout_query, 1);
+    sum(shared.dquery_inputs, grads.query_inputs, 1);
+    sum(shared.dkey_inputs, grads.key_inputs, Op::NormaliserType::maps);
   }
 }
 

@@ -28,8 +28,9 @@ struct Door {
 
 }  // namespace detail
 
-// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` is a view, or {out, lse}, where lse (batch,
-// heads, len_q, maps) receives the log sum exp of the scores; neither may overlap an input. `saved` receives what
+// out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` is a view, or {out, lse, steps}, where lse (batch,
+// heads, len_q, maps) receives the log sum exp of the scores, and steps (batch, heads, len_q, 1) the time that each row
+// takes, each if it is given (engine/call.hpp); none may overlap an input. `saved` receives what
 // backward() needs; after an exception it is of no use.
 //
 // Tensors may be stored as bfloat16 or half, and those that are read as int8 with a scale per row, each for itself. The
@@ -51,8 +52,8 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
 }
 
-// Gradients of sum(out o grad_out) for inputs, bias and parameters; of sum(out o grad_out) + sum(lse o grad_lse) where
-// `grad_out` is {grad_out, grad_lse}. `saved` and `out` are those of
+// Gradients of sum(out o grad_out) for inputs, bias and parameters; of sum(out o grad_out) + sum(lse o grad_lse)
+// + sum(steps o grad_steps) where `grad_out` is {grad_out, grad_lse, grad_steps}. `saved` and `out` are those of
 // forward() with the same op, inputs, mask, scale, dropout and precision. Views in `grads` are overwritten; empty
 // ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
 // Throws as forward() does.

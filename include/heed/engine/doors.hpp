@@ -18,25 +18,49 @@ template <class Op>
   return {g.batch, g.heads, g.len_q, Op::NormaliserType::maps};
 }
 
+[[nodiscard]] inline Shape steps_shape(const Geometry& g) { return {g.batch, g.heads, g.len_q, 1}; }
+
+// Throws where the op, with its options, gives no steps; `name` says of what they were given.
+template <class Op>
+void require_steps(const Op& op, const char* name, const std::string& where) {
+  const char* why = op.readout.without_steps();
+  require(why == nullptr, where, ": ", name, " was given, ", why ? why : "");
+}
+
+// f(name, tensor) for all that a call reads as numbers: of its inputs, or of their tangents, and of its mask's bias.
+template <class Tensors, class Bias, class F>
+void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
+  f("query", of.query);
+  f("key", of.key);
+  f("value", of.value);
+  f("extra", of.extra);
+  f("query_inputs", of.query_inputs);
+  f("key_inputs", of.key_inputs);
+  f("bias", bias);
+}
+
 template <class Op, class Real>
-void check_outputs(const Outputs<Real>& outputs, const Geometry& g, const Inputs<Real>& in,
-                   const Mask<Real>& mask, const std::string& where) {
+void check_outputs(const Op& op, const Outputs<Real>& outputs, const Geometry& g,
+                   const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
   require_output(outputs.out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
   const auto apart = [&](const StoredView<Real>& out, const char* name) {
-    require_apart(out, in.query, name, "query", where);
-    require_apart(out, in.key, name, "key", where);
-    require_apart(out, in.value, name, "value", where);
-    require_apart(out, in.extra, name, "extra", where);
-    require_apart(out, in.query_inputs, name, "query_inputs", where);
-    require_apart(out, in.key_inputs, name, "key_inputs", where);
-    require_apart(out, mask.bias, name, "bias", where);
+    for_each_operand(in, mask.bias, [&](const char* input, const auto& view) {
+      require_apart(out, view, name, input, where);
+    });
     require_apart(out, mask.allowed, name, "the boolean mask", where);
   };
   apart(outputs.out, "out");
-  if (!outputs.lse.given()) return;
-  require_output(outputs.lse, lse_shape<Op>(g), "lse", where);
-  apart(outputs.lse, "lse");
-  require_apart(outputs.lse, outputs.out, "lse", "out", where);
+  if (outputs.lse.given()) {
+    require_output(outputs.lse, lse_shape<Op>(g), "lse", where);
+    apart(outputs.lse, "lse");
+    require_apart(outputs.lse, outputs.out, "lse", "out", where);
+  }
+  if (!outputs.steps.given()) return;
+  require_steps(op, "steps", where);
+  require_output(outputs.steps, steps_shape(g), "steps", where);
+  apart(outputs.steps, "steps");
+  require_apart(outputs.steps, outputs.out, "steps", "out", where);
+  require_apart(outputs.steps, outputs.lse, "steps", "lse", where);
 }
 
 template <class Real>
@@ -57,7 +81,8 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
                         named("value", in.value),           named("extra", in.extra),
                         named("bias", mask.bias),           named("query_inputs", in.query_inputs),
                         named("key_inputs", in.key_inputs), named("out", out),
-                        named("grad_out", output.out),      named("grad_lse", output.lse)};
+                        named("grad_out", output.out),      named("grad_lse", output.lse),
+                        named("grad_steps", output.steps)};
   const Named written[] = {named("grad_query", grads.query),
                            named("grad_key", grads.key),
                            named("grad_value", grads.value),
@@ -148,7 +173,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   if (saved) saved->stamp = {};
   require_options<Real>(options, where);
   const Geometry g = geometry_of(op, in, where);
-  check_outputs<Op>(outputs, g, in, mask, where);
+  check_outputs(op, outputs, g, in, mask, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), in.key, in.value, copies.read(in.extra)};
@@ -157,7 +182,8 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     operands.value = copies.read(in.value);
   }
   [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
-  const OutputOperands<Real> wide{copies.write(outputs.out), copies.write(outputs.lse)};
+  const OutputOperands<Real> wide{copies.write(outputs.out), copies.write(outputs.lse),
+                                  copies.write(outputs.steps)};
   const bool folds = heads_fold(op, g, mask, bound, options.dropout);
   // Of copies of keys, and of heads that are folded in this call alone, nothing can be kept.
   const bool others = Op::ReadoutType::uses_own_rows ||
@@ -172,7 +198,8 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
     folded_operands.extra = fold_heads(operands.extra, g);
     run_forward<Op, Real>(
         as, folded, folded_operands, BoundMask<Real>(folded_mask, folded, where.c_str()),
-        {fold_heads(wide.out, g), fold_heads(wide.lse, g)}, to, fold_heads(options), kept);
+        {fold_heads(wide.out, g), fold_heads(wide.lse, g), fold_heads(wide.steps, g)}, to,
+        fold_heads(options), kept);
   };
   const auto rehearse = [&] {
     Op first = op;
@@ -206,6 +233,10 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
             "(plug/normaliser.hpp)");
     require_shape(output.lse, lse_shape<Op>(g), "grad_lse", where);
   }
+  if (output.steps.given()) {
+    require_steps(op, "grad_steps", where);
+    require_shape(output.steps, steps_shape(g), "grad_steps", where);
+  }
   check_gradients(grads, in, mask, out, output, where);
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
 
@@ -214,7 +245,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
                           copies.read(in.extra)};
   [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
   const OutputGradientOperands<Real> wide{copies.read(out), copies.read(output.out),
-                                          copies.read(output.lse)};
+                                          copies.read(output.lse), copies.read(output.steps)};
   GradientOperands<Real> wide_grads{copies.write(grads.query),     copies.write(grads.key),
                                     copies.write(grads.value),     copies.write(grads.extra),
                                     copies.write(grads.bias),      copies.write(grads.query_inputs),

@@ -452,6 +452,11 @@ class ForwardWorker {
       c_.op.read_out(panel);
       if (saved_)
         save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
+      if constexpr (Readout::counts_steps)
+        if (to_.steps.given())
+          unpack_lanes(panel.steps, my.out.lanes, place.rows, 1,
+                       to_.steps.row(place.batch, place.head, place.query),
+                       to_.steps.strides().row);
     }
     unpack_lanes(my.out.data, my.out.lanes, place.rows, c_.geometry.dim_v,
                  to_.out.row(place.batch, place.head, place.query), to_.out.strides().row);

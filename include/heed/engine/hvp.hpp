@@ -10,18 +10,49 @@
 // For a loss L of out with dL/dout = grad_out and its Hessian H: grad_out_tangent = H out., with out. from jvp(), makes the
 // results the products of the whole loss's Hessian; without it grad_out is held still.
 //
-// Ops     one softmax without a further readout: plain attention, adaptive resonance, own scores, with learnt tables of
-//         positions. A score's second derivatives come from dual numbers through its score_vjp, or, where it has none, of
-//         dual numbers of dual numbers through the formula.
+// Ops     one softmax without a further readout: plain attention, adaptive resonance, own scores with all that these may read,
+//         but no table of categories and no projection. A score's second derivatives come from dual numbers through its
+//         score_vjp, or, where it has none, of dual numbers of dual numbers through the formula; those of features, row
+//         transforms and sums over tokens from dual numbers through their own vjp, once per row.
 // Cost    with jvp(), 8.5 times the flops of forward, 3.4 times those of backward, and the second derivatives of the score:
-//         those of DAR take longer than all products (8 to 10 times the time of backward, AVX2, width 64).
-// Memory  O(len): out., lse. and what side values of keys gather.
+//         those of DAR take longer than all products (8 to 10 times the time of backward, AVX2, width 64). Rows that are
+//         transformed take two products more, relative rows ten between queries and table.
+// Memory  O(len): out., lse., what side values and transformed rows of keys gather, and numbers of tokens.
 
 #include <heed/engine/hvp_walk.hpp>
 #include <heed/engine/jvp.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
+
+namespace detail {
+
+// Fails to compile, with one sentence, where the op is not among those that hvp() carries.
+template <class Op>
+consteval bool check_twice_moving_op() {
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  static_assert(mergeable<Normaliser> && !reads_inputs<Normaliser> && Op::ReadoutType::identity,
+                "heed: hvp() carries ops whose weights are one softmax and whose rows are not read "
+                "out further; this op is of another kind (engine/hvp.hpp)");
+  static_assert(
+      !Score::has_table || table_by_distance<Score>,
+      "heed: hvp() carries tables of positions and of distances; this score reads a table "
+      "of categories (engine/hvp.hpp)");
+  if constexpr (Score::has_transform) {
+    using Real = typename Op::Scalar;
+    static_assert(
+        requires(const Rebound<Score, MovingPack<Real>> score, const MovingRowInPlace<Real>& x,
+                 const MovingLaneSum<Real>& sum, Rebound<Score, MovingPack<Real>>& grad) {
+          score.transform_vjp(RowSide::key, Index(0), x, x, sum, grad);
+        },
+        "heed: hvp() runs transform_vjp() of rows over dual numbers; this one does not take them "
+        "(plug/transform.hpp)");
+  }
+  return true;
+}
+
+}  // namespace detail
 
 // `to` and `to_op` receive the derivatives, along the direction, of what backward() with the same arguments writes to
 // `grads` and `grad_op`; tensors are overwritten, empty views skipped. The direction: `tangents` and `grad_out_tangent`,
@@ -42,13 +73,7 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   using Real = typename Op::Scalar;
   static_assert(check_attention_op<Op>());
   using Score = typename Op::ScoreType;
-  static_assert(
-      mergeable<typename Op::NormaliserType> && Op::ReadoutType::identity && !Score::has_table &&
-          !Score::has_transform && !InputColumns<Op>::any &&
-          !features_read_parameters<OfQueries, Score> && !features_read_parameters<OfKeys, Score>,
-      "heed: hvp() carries ops whose weights are one softmax, whose rows are not read out "
-      "further and whose score reads rows as they are, no numbers of tokens, table "
-      "or features with parameters; this op is of another kind (engine/hvp.hpp)");
+  static_assert(check_moving_op<Op>() && check_twice_moving_op<Op>());
   const std::string where = door_name("heed::hvp", options.name);
   require_options<Real>(options, where);
   require(!options.precision.mixes(), where,
@@ -71,7 +96,9 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   for (const auto& [view, name] : {std::pair{&to.query, "grad_query"},
                                    {&to.key, "grad_key"},
                                    {&to.value, "grad_value"},
-                                   {&to.bias, "grad_bias"}}) {
+                                   {&to.bias, "grad_bias"},
+                                   {&to.query_inputs, "grad_query_inputs"},
+                                   {&to.key_inputs, "grad_key_inputs"}}) {
     require_apart_from_tangents(*view, name, tangents, where);
     require_apart(*view, grad_out_tangent, name, "the tangent of grad_out", where);
   }
@@ -80,20 +107,29 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   require_direction(op, direction, where);
 
   WidenedTensors<Real> copies(options.threads);
-  const Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
-  const TangentOperands<Real> moving{copies.read(tangents.query),
-                                     copies.read(tangents.key),
-                                     copies.read(tangents.value),
-                                     {},
-                                     copies.read(tangents.bias)};
-  const HvpOperands<Real> wide{
-      copies.read(out), copies.read(grad_out), copies.read(grad_out_tangent), {}, {}};
-  const GradientOperands<Real> wide_to{copies.write(to.query),
-                                       copies.write(to.key),
-                                       copies.write(to.value),
-                                       {},
-                                       copies.write(to.bias)};
-  run_hvp(op, g, operands, bound, saved, wide, moving, direction, wide_to, to_op, options);
+  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  TangentOperands<Real> moving{copies.read(tangents.query),     copies.read(tangents.key),
+                               copies.read(tangents.value),     {},
+                               copies.read(tangents.bias),      copies.read(tangents.query_inputs),
+                               copies.read(tangents.key_inputs)};
+  const HvpOperands<Real> wide{copies.read(out), copies.read(grad_out),
+                               copies.read(grad_out_tangent)};
+  GradientOperands<Real> wide_to{
+      copies.write(to.query), copies.write(to.key),          copies.write(to.value),     {},
+      copies.write(to.bias),  copies.write(to.query_inputs), copies.write(to.key_inputs)};
+  const auto run = [&](const InputGradients<Real>& input_gradients) {
+    run_hvp(op, g, operands, bound, saved, wide, moving, direction, wide_to, input_gradients, to_op,
+            options);
+  };
+  if constexpr (reads_inputs<Score>) {
+    SummedInputProducts<Score, Real> products(*inputs, moving.key_inputs);
+    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
+    run(products.take(wide_to.query_inputs, wide_to.key_inputs));
+    products.chain();
+  } else {
+    run({});
+  }
   copies.round();
 }
 

@@ -13,14 +13,19 @@
 //   dK = D^T Q                            dK. = D.^T Q + D^T Q.
 //   dV = w^T dO                           dV. = w.^T dO + w^T dO.
 //
+// Q and K are rows behind the score's transform. What is derived of rows is chained once per row: that of a panel's queries in
+// hvp_queries.hpp, that of keys at the end in hvp_keys.hpp. Rows that are transformed need dQ and dK, too.
+//
 // With dropout, X and X. are dropped, and so are the w and w. that are summed into dV. What panels add to shared rows they
 // add tile by tile in the order of backward, behind the same turnstiles.
 //
 // Memory  per worker as in backward; O(len) for out., lse. and the gradients of key features with their tangents.
 
 #include <heed/engine/backward_walk.hpp>
+#include <heed/engine/hvp_inputs.hpp>
+#include <heed/engine/hvp_keys.hpp>
+#include <heed/engine/hvp_queries.hpp>
 #include <heed/engine/jvp_walk.hpp>
-#include <heed/engine/tile/second_derivatives.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -34,7 +39,7 @@ namespace detail {
 template <class Real>
 struct HvpOperands {
   TensorView<const Real> out, grad_out, grad_out_tangent;
-  TensorView<const Real> out_tangent, lse_tangent;
+  TensorView<const Real> out_tangent = {}, lse_tangent = {};
 };
 
 // One panel, one score map. Rows by lanes, and by rows with whole vectors.
@@ -47,17 +52,16 @@ class HvpWorker {
   static constexpr int kFeatures = Score::key_features;
 
   HvpWorker(const Context& c, const TangentOperands<Real>& d, const KeyTangents<Op, Real>& keys,
-            const Op& direction, const HvpOperands<Real>& operands,
-            BackwardShared<Op, Real>& shared, std::vector<Real>& dfeature_tangents,
+            const Op& direction, const HvpOperands<Real>& operands, HvpShared<Op, Real>& shared,
             Scratch<Real>& scratch)
       : c_(c),
         d_(d),
         o_(operands),
         s_(shared),
-        dfeature_tangents_(dfeature_tangents),
         own_(zeros_like(c.op)),
         panel_(c, scratch, false),
         tangents_(c, d, keys, direction, panel_.query[0], scratch),
+        queries_(c, d, keys, panel_, tangents_, shared, scratch),
         states_(scratch, c.plan.lanes),
         positions_(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
@@ -67,8 +71,6 @@ class HvpWorker {
                                 &dscore_tangents_, &pull_tangents_, &marks_})
       *one = take(tile);
     for (LaneTile<Real>* one : {&dout_, &dout_tangent_, &out_}) *one = take(dim_v);
-    for (LaneTile<Real>* one : {&dq_tangent_, &side_x_}) *one = take(dim_qk);
-    sums_ = {take(Score::query_features), take(Score::query_features), take(scalars_of<Score>)};
     for (LaneTile<Real>* one : {&delta_, &delta_tangent_, &lse_tangent_}) *one = take(1);
     transposed_ = scratch.take(d.bias.given() ? tile * lanes : 0);
     top_ = scratch.take(lanes);
@@ -80,6 +82,7 @@ class HvpWorker {
     }
     key_lanes_ = scratch.take(kFeatures * tile * kLanes<Real>);
     key_tangent_lanes_ = scratch.take(kFeatures * tile * kLanes<Real>);
+    dtable_ = scratch.take(table_size());
   }
   HvpWorker(const HvpWorker&) = delete;
 
@@ -91,6 +94,8 @@ class HvpWorker {
     panel_.load_queries();
     tangents_.load(panel_.place);
     load();
+    // Invariant: behind tile t, the rows of dK. and dV. in tiles 0 ... t have all that this panel and those before it in
+    // the family add to them, and queries_ holds the sums over the keys of these tiles.
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       for_parts(c_.plan, t, c_.geometry.len_kv, panel_.seen_by_all, [&](const KeyRange& keys) {
         const PanelTile tile = panel_.tile(keys);
@@ -99,14 +104,18 @@ class HvpWorker {
       wait(visit, t);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
-    finish();
-    if (!s_.sums_queries) write_query();
+    queries_.finish(own_);
+    if constexpr (Score::has_table) multiply_table();
+    if (!s_.sums_queries) queries_.write();
     positions_.finish(own_.score, visit.head);
     ordered.add(visit, [&](double* sums) {
-      if (s_.sums_queries) write_query();
+      if (s_.sums_queries) queries_.write();
+      double* to = sums;
       own_.visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) *sums++ += double(param[i]);
+        for (Index i = 0; i < param.size(); ++i) *to++ += double(param[i]);
       });
+      to = sums + s_.first_table() + visit.head * table_size();
+      for (Index i = 0; i < table_size(); ++i) to[i] += double(dtable_[i]);
     });
   }
 
@@ -118,6 +127,7 @@ class HvpWorker {
     bool given = false;
   };
 
+  [[nodiscard]] Index table_size() const { return c_.keys.needs().table_rows * c_.geometry.dim_qk; }
   void wait(const VisitingOrder::Visit& visit, Index t) const {
     s_.tiles.wait(visit.gate(t, c_.plan.tiles), visit.rank);
   }
@@ -144,30 +154,40 @@ class HvpWorker {
       states_.store(v, c_.op.normaliser.begin(panel_.queries(v)));
     states_.restore(saved_state() + panel_.first_row(), c_.geometry.query_rows(), place.rows);
 
-    dq_tangent_.rows = side_x_.rows = source.width;
-    for (const auto& sums :
-         {dq_tangent_, side_x_, sums_.features, sums_.feature_tangents, sums_.scalar_tangents})
-      sums.fill(Real(0));
+    queries_.begin();
     finite_ = true;
-    const auto rows_of = [&](const TensorView<const Real>& view, Index head, Index column,
-                             Index columns, Real factor, RowPair& to) {
+    const auto clear = [&](RowPair& rows, Index columns, bool given) {
       const Index padded = whole_vectors<Real>(columns);
-      std::fill(to.memory, to.memory + c_.plan.lanes * padded, Real(0));
-      to.given = view.given();
-      for (Index r = 0; to.given && r < place.rows; ++r) {
-        const Real* from = view.row(place.batch, head, place.query + r) + column;
-        for (Index col = 0; col < columns; ++col) to.memory[r * padded + col] = from[col] * factor;
-      }
-      to.rows = {to.memory, place.rows, columns, padded};
-      finite_ = finite_ && all_finite(to.rows);
+      std::fill(rows.memory, rows.memory + c_.plan.lanes * padded, Real(0));
+      rows.rows = {rows.memory, place.rows, columns, padded};
+      rows.given = given;
     };
-    const auto query_rows = [&](const TensorView<const Real>& view, RowPair& to) {
-      rows_of(view, source.query_head, source.query_column, source.width, c_.row_factor(), to);
+    const auto copy = [&](const Real* from, Index stride, Real factor, RowPair& to) {
+      for (Index r = 0; r < place.rows; ++r)
+        for (Index col = 0; col < to.rows.columns; ++col)
+          to.memory[r * to.rows.stride + col] = from[r * stride + col] * factor;
     };
-    query_rows(c_.in.query, q_);
-    query_rows(d_.query, q_tangent_);
-    rows_of(o_.grad_out, place.head, 0, c_.geometry.dim_v, Real(1), do_);
-    rows_of(o_.grad_out_tangent, place.head, 0, c_.geometry.dim_v, Real(1), do_tangent_);
+    const Rows<Real> queries = panel_.query[0].query_rows();
+    clear(q_, queries.columns, true);
+    copy(queries.data, queries.stride, c_.row_factor(), q_);
+    clear(q_tangent_, queries.columns, tangents_.queries_move());
+    if constexpr (Score::has_transform) {
+      const LaneTile<Real>& moved = tangents_.side().x;
+      unpack_lanes(moved.data, moved.lanes, place.rows, moved.rows, q_tangent_.memory,
+                   q_tangent_.rows.stride);
+      copy(q_tangent_.memory, q_tangent_.rows.stride, c_.row_factor(), q_tangent_);
+    } else if (d_.query.given()) {
+      copy(d_.query.row(place.batch, source.query_head, place.query) + source.query_column,
+           d_.query.strides().row, c_.row_factor(), q_tangent_);
+    }
+    for (const auto& [view, rows] :
+         {std::pair{&o_.grad_out, &do_}, {&o_.grad_out_tangent, &do_tangent_}}) {
+      clear(*rows, c_.geometry.dim_v, view->given());
+      if (view->given())
+        copy(view->row(place.batch, place.head, place.query), view->strides().row, Real(1), *rows);
+    }
+    for (const RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_})
+      finite_ = finite_ && all_finite(pair->rows);
     if (!finite_)
       for (RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_})
         pair->clean = finite_copy(pair->rows, pair->clean_memory, pair->rows.stride);
@@ -194,22 +214,25 @@ class HvpWorker {
       add_bias(at);
     }
     if (!c_.plain())
-      MovingChain<Op, Real>{c_, panel_.query[0], tangents_, sums_, positions_}.run(moving);
+      MovingChain<Op, Real>{c_, panel_.query[0], tangents_, queries_.sums(), positions_}.run(
+          moving);
     // dQ. = D. K + D K.
-    const Source& source = panel_.query[0].source();
-    add_lanes(panel_.query[0].key_rows(at.key, at.keys), tile, dscore_tangents_);
-    if (d_.key.given())
-      add_lanes({d_.key.row(at.batch, source.kv_head, at.key) + source.key_column, at.keys,
-                 source.width, d_.key.strides().row},
-                tile, dscores_);
+    const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
+    const MovingLanes<Real>& dq = queries_.dq();
+    add_lanes(keys, tile, dscore_tangents_, dq.tangent);
+    if (tangents_.keys_move()) add_lanes(tangents_.key_tangents(at), tile, dscores_, dq.tangent);
+    if constexpr (Score::has_transform) add_lanes(keys, tile, dscores_, dq.value);
     wait(visit, t);
     if (!c_.plain()) add_key_features(moving);
     // dK. = D.^T Q + D^T Q.
-    if (s_.grads.key.given()) {
-      Real* to = s_.grads.key.row(at.batch, source.kv_head, at.key) + source.key_column;
-      const Index stride = s_.grads.key.strides().row;
-      add_rows(dscore_tangents_, tile, q_, to, stride);
-      if (q_tangent_.given) add_rows(dscores_, tile, q_tangent_, to, stride);
+    const Source& source = panel_.query[0].source();
+    if (const auto to = s_.key_tangent_rows(c_, at, source); to.data) {
+      add_rows(dscore_tangents_, tile, q_, to.data, to.stride);
+      if (q_tangent_.given) add_rows(dscores_, tile, q_tangent_, to.data, to.stride);
+    }
+    if constexpr (Score::has_transform) {
+      const auto to = s_.key_rows(c_, at, 0, source);
+      add_rows(dscores_, tile, q_, to.data, to.stride);
     }
     // dV. = w.^T dO + w^T dO.
     if (s_.grads.value.given()) {
@@ -300,13 +323,14 @@ class HvpWorker {
     return own;
   }
 
-  // dq.[column][lane] += sum over keys of rows[key][column] * weights[key][lane]
-  void add_lanes(const Rows<Real>& rows, const PanelTile& tile, const LaneTile<Real>& weights) {
+  // out[column][lane] += sum over keys of rows[key][column] * weights[key][lane]
+  void add_lanes(const Rows<Real>& rows, const PanelTile& tile, const LaneTile<Real>& weights,
+                 const LaneTile<Real>& out) {
     const bool plainly = !hides(tile) || all_finite(rows);
     const LaneTile<Real> hidden = plainly ? LaneTile<Real>{} : marks(tile);
     for_strips(tile.at, c_.plan.vectors, [&](const Strip& strip) {
       const Rows<Real> own = rows.part(strip.keys.begin, strip.keys.size());
-      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(dq_tangent_);
+      const LaneTile<Real> of = strip.of(weights), to = strip.lanes_of(out);
       if (plainly)
         add_lane_product(own, of, strip.vectors, tile.at.rows, to);
       else
@@ -349,177 +373,97 @@ class HvpWorker {
       using Chain = MovingChain<Op, Real>;
       Chain::add_key_features(tile, tile.key_lanes, s_.dfeatures.data() + row * kFeatures);
       Chain::add_key_features(tile, tile.key_tangent_lanes,
-                              dfeature_tangents_.data() + row * kFeatures);
+                              s_.dfeature_tangents.data() + row * kFeatures);
     }
   }
 
-  // After the last tile: the panel's own rows and scalars.
-  void finish() {
-    const auto& side = panel_.query[0];
-    if constexpr (SideNeeds<Op>::any)
-      for (int v = 0; v < c_.plan.vectors; ++v) {
-        P df[Score::query_features + 1], tangents[Score::query_features + 1];
-        for (int i = 0; i < Score::query_features; ++i) {
-          df[i] = sums_.features.load(i, v);
-          tangents[i] = sums_.feature_tangents.load(i, v);
-        }
-        const MovingRow<Real> row{side.lane_row(v), tangents_.side()};
-        chain_moving_features<Score::query_features>(
-            df, tangents, side_x_, v, [&](auto* f) { c_.op.score.query_features_of(row, f); },
-            [&](const auto* f, const auto* moving_df, const auto& add) {
-              c_.op.score.query_features_vjp(row, f, moving_df, add);
-            });
-      }
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      for (Index col = 0; col < dq_tangent_.rows; ++col)
-        dq_tangent_.store(col, v,
-                          dq_tangent_.load(col, v) * c_.row_factor() + side_x_.load(col, v));
-    double scalars[scalars_of<Score> + 1];
-    for (int i = 0; i < scalars_of<Score>; ++i)
-      scalars[i] = sum_valid_lanes(sums_.scalar_tangents.row(i), panel_.place.rows);
-    chain_scalars(own_.score, panel_.place.head, scalars);
-  }
-  void write_query() const {
-    if (!s_.grads.query.given()) return;
-    const TilePlace& place = panel_.place;
-    const Source& source = panel_.query[0].source();
-    Real* to =
-        s_.grads.query.row(place.batch, source.query_head, place.query) + source.query_column;
-    const Index stride = s_.grads.query.strides().row;
-    if (s_.sums_queries)
-      add_unpacked_lanes(dq_tangent_.data, dq_tangent_.lanes, place.rows, dq_tangent_.rows, to,
-                         stride);
-    else
-      unpack_lanes(dq_tangent_.data, dq_tangent_.lanes, place.rows, dq_tangent_.rows, to, stride);
+  // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
+  void multiply_table() {
+    std::fill(dtable_, dtable_ + table_size(), Real(0));
+    const MovingLanes<Real> table = queries_.table();
+    const auto add = [&](const LaneTile<Real>& dg, const RowPair& of) {
+      const Rows<Real>& rows = finite_ ? of.rows : of.clean;
+      gemm_add(dg.rows, rows.count, rows.columns, Broadcast<Real>{dg.data, dg.lanes, 1}, rows.data,
+               rows.stride, dtable_, c_.geometry.dim_qk);
+    };
+    add(table.tangent, q_);
+    if (q_tangent_.given) add(table.value, q_tangent_);
   }
 
   const Context& c_;
   TangentOperands<Real> d_;
   HvpOperands<Real> o_;
-  BackwardShared<Op, Real>& s_;
-  std::vector<Real>& dfeature_tangents_;
+  HvpShared<Op, Real>& s_;
   Op own_;  // tangents of the parameters' gradients
   Panel<Op, Real> panel_;
   ScoreTangents<Op, Real> tangents_;
+  MovingQueryGradients<Op, Real> queries_;
   StreamStates<typename Op::NormaliserType, Real> states_;
   PositionSumsOf<Score, Real> positions_;
-  MovingSums<Op, Real> sums_;
   LaneTile<Real> dots_, dot_tangents_, weights_, weight_tangents_, dscores_, dscore_tangents_,
       pull_tangents_, marks_;                           // [tile][lanes]
   LaneTile<Real> dout_, dout_tangent_, out_;            // [dim_v][lanes]
-  LaneTile<Real> dq_tangent_, side_x_;                  // [dim_qk][lanes]
   LaneTile<Real> delta_, delta_tangent_, lse_tangent_;  // [1][lanes]
   RowPair q_, q_tangent_, do_, do_tangent_;
   Real *transposed_, *top_, *copy_, *key_lanes_, *key_tangent_lanes_;
+  Real* dtable_;         // [table_rows][dim_qk], tangents of the gradient of a table by distance
   bool finite_ = true;   // are all rows of the panel?
   bool marked_ = false;  // are the marks those of the tile at hand?
 };
-
-// Adds to the keys' result what the gradients of their features, which move, contribute.
-template <class Op, class Real>
-void chain_moving_keys(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
-                       const std::vector<Real>& dfeatures, const std::vector<Real>& tangents,
-                       const TensorView<Real>& to, int threads) {
-  using Score = typename Op::ScoreType;
-  constexpr int count = Score::key_features;
-  if constexpr (count > 0) {
-    const Geometry& g = c.geometry;
-    constexpr Index width = kPanelLanes<Real>;
-    parallel_for(g.batch * g.kv_heads, threads, [&](Index unit) {
-      const Index b = unit / g.kv_heads, kv = unit % g.kv_heads;
-      Scratch<Real> scratch(3 * (g.dim_qk + 1) * width);
-      const auto take = [&] {
-        return SideTiles<Real>{{scratch.take(g.dim_qk * width), g.dim_qk, width}, {}, {}, {}};
-      };
-      SideTiles<Real> rows = take(), moved = take(), sums = take();
-      for (Index h = 0; h < g.heads; ++h) {
-        const Source source = c.op.normaliser.source(g, h, 0);
-        if (source.kv_head != kv || (h > 0 && c.keys.shares(h, h - 1))) continue;
-        rows.x.rows = moved.x.rows = sums.x.rows = source.width;
-        for (Index j = 0; j < g.len_kv; j += width) {
-          const Index keys = std::min(width, g.len_kv - j), at = c.keys.row(b, h, 0, j) * count;
-          const auto load = [&](const TensorView<const Real>& from, const LaneTile<Real>& lanes) {
-            if (!from.given()) return lanes.fill(Real(0));
-            pack_lanes(from.row(b, kv, j) + source.key_column, from.strides().row, keys,
-                       source.width, lanes.data, width);
-          };
-          load(c.key, rows.x);
-          load(d.key, moved.x);
-          sums.x.fill(Real(0));
-          for (int v = 0; v < kPanelVectors; ++v) {
-            const Index first = v * kLanes<Real>;
-            Pack<Real> df[count], df_tangents[count];
-            for (int i = 0; i < count; ++i) {
-              Real lanes[kLanes<Real>] = {}, tangent_lanes[kLanes<Real>] = {};
-              for (Index n = first; n < std::min<Index>(keys, first + kLanes<Real>); ++n) {
-                lanes[n - first] = dfeatures[std::size_t(at + n * count + i)];
-                tangent_lanes[n - first] = tangents[std::size_t(at + n * count + i)];
-              }
-              df[i] = Pack<Real>::load(lanes);
-              df_tangents[i] = Pack<Real>::load(tangent_lanes);
-            }
-            const MovingRow<Real> row{rows.row(v, j), moved};
-            chain_moving_features<count>(
-                df, df_tangents, sums.x, v, [&](auto* f) { c.op.score.key_features_of(row, f); },
-                [&](const auto* f, const auto* moving_df, const auto& add) {
-                  c.op.score.key_features_vjp(row, f, moving_df, add);
-                });
-          }
-          add_unpacked_lanes(sums.x.data, width, keys, source.width,
-                             to.row(b, kv, j) + source.key_column, to.strides().row);
-        }
-      }
-    });
-  }
-}
 
 // A checked call.
 template <class Op, class Real>
 void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
              const BoundMask<Real>& bound, const Saved<Real>& saved, HvpOperands<Real> operands,
              const TangentOperands<Real>& d, const Op& direction, const GradientOperands<Real>& to,
-             Op* to_op, const Options& options) {
+             const InputGradients<Real>& input_gradients, Op* to_op, const Options& options) {
   using Worker = HvpWorker<Op, Real>;
   std::vector<Real> out_tangent(std::size_t(g.query_rows() * g.dim_v)),
       lse_tangent(std::size_t(g.query_rows()));
-  const TensorView<Real> out_view(out_tangent.data(), {g.batch, g.heads, g.len_q, g.dim_v}),
-      lse_view(lse_tangent.data(), {g.batch, g.heads, g.len_q, 1});
   JvpOutputs<Real> moved;
   moved.saved = &saved;
   moved.known_out = operands.out;
-  moved.out_tangent = out_view;
-  moved.lse_tangent = lse_view;
-  run_jvp(op, g, in, bound, d, direction, moved, options);
-  operands.out_tangent = out_view;
-  operands.lse_tangent = lse_view;
+  moved.out_tangent = {out_tangent.data(), {g.batch, g.heads, g.len_q, g.dim_v}};
+  moved.lse_tangent = {lse_tangent.data(), {g.batch, g.heads, g.len_q, 1}};
+  operands.out_tangent = moved.out_tangent;
+  operands.lse_tangent = moved.lse_tangent;
 
-  KeySide<Op, Real> keys(op, g, in.key);
-  Plan plan = plan_call<Real>(op, g, bound, options, 0, true);
-  plan.group = 1;
-  const CallContext<Op, Real> c{
-      op, g, bound, in, plan, Real(scale_of(op, g, options)), keys, options.dropout};
+  // Both passes read the same side values of keys.
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  CallContext<Op, Real> c{op,
+                          g,
+                          bound,
+                          in,
+                          plan_call<Real>(op, g, bound, options, 0, true),
+                          Real(scale_of(op, g, options)),
+                          keys,
+                          options.dropout};
   KeyTangents<Op, Real> key_tangents(c, d, direction);
-  BackwardShared<Op, Real> shared(c, saved, {operands.out, operands.grad_out}, to);
-  std::vector<Real> dfeature_tangents(shared.dfeatures.size());
+  walk_jvp(c, keys, key_tangents, d, direction, moved, options);
+
+  c.plan.group = 1;
+  HvpShared<Op, Real> shared(c, saved, {operands.out, operands.grad_out}, to);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const auto build = [&](Scratch<Real>& scratch) {
-    return std::make_unique<Worker>(c, d, key_tangents, direction, operands, shared,
-                                    dfeature_tangents, scratch);
+    return std::make_unique<Worker>(c, d, key_tangents, direction, operands, shared, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
-  keys.build(workers);
-  key_tangents.build(workers);
   std::vector<TensorView<Real>> summed{to.key, to.value, to.bias};
   if (shared.sums_queries) summed.push_back(to.query);
   set_zero(summed, workers);
-  if (units > 0) {
-    run_visits(shared, sums, workers, elements, build);
-    if (to.key.given())
-      chain_moving_keys(c, d, shared.dfeatures, dfeature_tangents, to.key, workers);
-  }
+  if (units > 0) run_visits(shared, sums, workers, elements, build);
   if (to_op) *to_op = shared.parameter_gradients(c, sums.total());
+  if (units > 0)
+    MovingKeyChain<Op, Real>(c, d, key_tangents, direction, shared)
+        .run(to_op ? &to_op->score : nullptr, workers);
+  if constexpr (reads_inputs<typename Op::ScoreType>) {
+    sum_over_readers(shared.dquery_input_tangents, g.heads, 1, to.query_inputs, workers);
+    sum_over_readers(shared.dkey_input_tangents, g.heads, 1, to.key_inputs, workers);
+    sum_over_readers(shared.dquery_inputs, g.heads, 1, input_gradients.query, workers);
+    sum_over_readers(shared.dkey_inputs, g.heads, 1, input_gradients.key, workers);
+  }
 }
 
 }  // namespace detail

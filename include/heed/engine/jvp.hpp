@@ -24,35 +24,57 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
+// Parts with a form over dual numbers, which jvp() runs where they have no derivative of their own.
+template <class Score, class Real>
+concept HasMovingTransform = requires(const Rebound<Score, MovingPack<Real>> score,
+                                      const MovingRowInPlace<Real>& x) {
+  score.transform(RowSide::key, Index(0), x);
+};
+template <class Normaliser>
+concept HasMovingReference = requires(const Rebound<Normaliser, Moving> normaliser,
+                                      const LongHandRow<Moving>& row) {
+  { normaliser.reference(row) } -> std::convertible_to<std::vector<Moving>>;
+};
+template <class Op>
+concept HasMovingReadout = requires(const typename Op::template rebind<Moving> op,
+                                    ReadoutContext<Moving>& context) {
+  op.read_out_reference(context);
+};
+
+// Which parts of an op jvp() can run.
+struct MovingParts {
+  bool transform = true, normaliser = true, readout = true;
+  [[nodiscard]] constexpr bool all() const { return transform && normaliser && readout; }
+};
+template <class Op>
+[[nodiscard]] consteval MovingParts moving_parts() {
+  using Real = typename Op::Scalar;
+  using Normaliser = typename Op::NormaliserType;
+  MovingParts can;
+  if constexpr (Op::ScoreType::has_transform)
+    can.transform = HasMovingTransform<typename Op::ScoreType, Real>;
+  if constexpr (!Normaliser::streams && !HasRowJvp<Normaliser, Real> && HasRowVjp<Normaliser, Real>)
+    can.normaliser = HasMovingReference<Normaliser>;
+  if constexpr (!Op::ReadoutType::identity) can.readout = HasMovingReadout<Op>;
+  return can;
+}
+
 // Fails to compile, with one sentence, where a part of the op has no form over dual numbers.
 template <class Op>
 consteval bool check_moving_op() {
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  using Score = typename Op::ScoreType;
-  using Real = typename Op::Scalar;
-  if constexpr (Score::has_transform)
-    static_assert(
-        requires(const Rebound<Score, MovingPack<Real>> s, const MovingRowInPlace<Real>& x) {
-          s.transform(RowSide::key, Index(0), x);
-        },
-        "heed: jvp() runs transform() of rows over dual numbers; this one does not take them "
-        "(plug/transform.hpp)");
-  if constexpr (!Normaliser::streams)
-    static_assert(
-        HasRowJvp<Normaliser, typename Op::Scalar> || !HasRowVjp<Normaliser, typename Op::Scalar> ||
-            requires(const Rebound<Normaliser, Moving> n, const LongHandRow<Moving>& row) {
-              { n.reference(row) } -> std::convertible_to<std::vector<Moving>>;
-            },
-        "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
-        "that takes them (plug/normaliser.hpp)");
-  if constexpr (!Readout::identity)
-    static_assert(
-        requires { typename Op::template rebind<Moving>; } &&
-            requires(const typename Op::template rebind<Moving> op,
-                     ReadoutContext<Moving>& context) { op.read_out_reference(context); },
-        "heed: jvp() runs reference() of a readout over dual numbers; this one has none that takes "
-        "them (plug/readout.hpp)");
+  constexpr MovingParts can = moving_parts<Op>();
+  static_assert(
+      can.transform,
+      "heed: jvp() runs transform() of rows over dual numbers; this one does not take them "
+      "(plug/transform.hpp)");
+  static_assert(
+      can.normaliser,
+      "heed: jvp() runs reference() of a row normaliser over dual numbers; this one has none "
+      "that takes them (plug/normaliser.hpp)");
+  static_assert(
+      can.readout,
+      "heed: jvp() runs reference() of a readout over dual numbers; this one has none that takes "
+      "them (plug/readout.hpp)");
   return true;
 }
 
@@ -78,13 +100,9 @@ void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<
 template <class Real>
 void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
                                  const Tangents<Real>& d, const std::string& where) {
-  require_apart(out, d.query, name, "the tangent of query", where);
-  require_apart(out, d.key, name, "the tangent of key", where);
-  require_apart(out, d.value, name, "the tangent of value", where);
-  require_apart(out, d.extra, name, "the tangent of extra", where);
-  require_apart(out, d.bias, name, "the tangent of bias", where);
-  require_apart(out, d.query_inputs, name, "the tangent of query_inputs", where);
-  require_apart(out, d.key_inputs, name, "the tangent of key_inputs", where);
+  for_each_operand(d, d.bias, [&](const char* input, const auto& tangent) {
+    require_apart(out, tangent, name, (std::string("the tangent of ") + input).c_str(), where);
+  });
 }
 
 // Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
@@ -103,19 +121,22 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   require_one_piece(in.value, "value", where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_tangents(d, in, mask, where);
-  check_outputs<Op>(tangent, g, in, mask, where);
+  check_outputs(op, tangent, g, in, mask, where);
   require_apart_from_tangents(tangent.out, "the tangent of out", d, where);
   require_apart_from_tangents(tangent.lse, "the tangent of lse", d, where);
+  require_apart_from_tangents(tangent.steps, "the tangent of steps", d, where);
   if (tangent.lse.given())
     require(Op::NormaliserType::differentiates_lse, where,
             ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
             "(plug/normaliser.hpp)");
   if (written) {
-    check_outputs<Op>(*written, g, in, mask, where);
-    for (const auto& [view, name] : {std::pair{&written->out, "out"}, {&written->lse, "lse"}}) {
+    check_outputs(op, *written, g, in, mask, where);
+    for (const auto& [view, name] :
+         {std::pair{&written->out, "out"}, {&written->lse, "lse"}, {&written->steps, "steps"}}) {
       require_apart_from_tangents(*view, name, d, where);
       require_apart(*view, tangent.out, name, "the tangent of out", where);
       require_apart(*view, tangent.lse, name, "the tangent of lse", where);
+      require_apart(*view, tangent.steps, name, "the tangent of steps", where);
     }
   } else {
     require_shape(known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
@@ -144,9 +165,11 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   to.saved = saved;
   to.out_tangent = copies.write(tangent.out);
   to.lse_tangent = copies.write(tangent.lse);
+  to.steps_tangent = copies.write(tangent.steps);
   if (written) {
     to.out = copies.write(written->out);
     to.lse = copies.write(written->lse);
+    to.steps = copies.write(written->steps);
   } else {
     to.known_out = copies.read(known_out);
   }
@@ -157,8 +180,9 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
 }  // namespace detail
 
 // out_tangent = the derivative of forward()'s out along `tangents` and, if given, along `op_tangent`, an object of the
-// op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent}, where
-// lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone. `saved` and `out` are
+// op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent,
+// steps_tangent}, where lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone, and
+// steps_tangent (batch, heads, len_q, 1) of readouts that count steps. `saved` and `out` are
 // those of forward() with the same op, inputs, mask, scale and dropout.
 //
 // What a mask hides leaves no trace, neither the input nor its tangent. A row that sees no key has tangent 0; a row that
@@ -177,7 +201,7 @@ void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
                              options);
 }
 
-// The same without an earlier forward(): `out`, or {out, lse}, is written as forward() does, up to rounding.
+// The same without an earlier forward(): `out`, or {out, lse, steps}, is written as forward() does, up to rounding.
 template <AttentionOp Op>
 void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
          const Tangents<typename Op::Scalar>& tangents, const Outputs<typename Op::Scalar>& out,

@@ -43,8 +43,9 @@ template <class Real>
 struct JvpOutputs {
   const Saved<Real>* saved = nullptr;     // of forward(), or null
   TensorView<const Real> known_out = {};  // that of the same forward()
-  TensorView<Real> out = {}, lse = {};    // written where `saved` is not given; lse as asked for
-  TensorView<Real> out_tangent = {}, lse_tangent = {};
+  // Written where `saved` is not given; lse and steps as asked for.
+  TensorView<Real> out = {}, lse = {}, steps = {};
+  TensorView<Real> out_tangent = {}, lse_tangent = {}, steps_tangent = {};
 };
 
 // Rows before a readout that is not the identity, and what moves with them.
@@ -611,28 +612,26 @@ void read_out_moving(const Op& op, const Op& direction, const Geometry& g, const
           if (to.out.given()) to.out(b, h, t, c) = Real(context.out[next].value);
           to.out_tangent(b, h, t, c) = Real(context.out[next].grad[0]);
         }
+  if constexpr (Readout::counts_steps) {
+    next = 0;
+    for (Index b = 0; b < g.batch && !context.steps.empty(); ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index t = 0; t < g.len_q; ++t, ++next) {
+          if (to.steps.given()) to.steps(b, h, t, 0) = Real(context.steps[next].value);
+          if (to.steps_tangent.given())
+            to.steps_tangent(b, h, t, 0) = Real(context.steps[next].grad[0]);
+        }
+  }
 }
 
-// A checked call.
+// Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
 template <class Op, class Real>
-void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
-             const BoundMask<Real>& bound, const TangentOperands<Real>& d, const Op& direction,
-             const JvpOutputs<Real>& to, const Options& options) {
+void walk_jvp(const CallContext<Op, Real>& c, KeySide<Op, Real>& keys,
+              KeyTangents<Op, Real>& key_tangents, const TangentOperands<Real>& d,
+              const Op& direction, const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Op, Real>;
   using Normaliser = typename Op::NormaliserType;
-  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
-  Index row_tiles = 0;
-  if constexpr (!Normaliser::streams)
-    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
-  const CallContext<Op, Real> c{op,
-                                g,
-                                bound,
-                                in,
-                                make_plan<Real>(g, bound, options, row_tiles, 0, true),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout};
-  KeyTangents<Op, Real> key_tangents(c, d, direction);
+  const Geometry& g = c.geometry;
   ReadoutRows<Real> rows;
   if constexpr (!Op::ReadoutType::identity) {
     for (auto* numbers : {&rows.mixed, &rows.mixed_tangent})
@@ -656,7 +655,29 @@ void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
       for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
         worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
     });
-  if constexpr (!Op::ReadoutType::identity) read_out_moving(op, direction, g, in, d, rows, to);
+  if constexpr (!Op::ReadoutType::identity) read_out_moving(c.op, direction, g, c.in, d, rows, to);
+}
+
+// A checked call.
+template <class Op, class Real>
+void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
+             const BoundMask<Real>& bound, const TangentOperands<Real>& d, const Op& direction,
+             const JvpOutputs<Real>& to, const Options& options) {
+  using Normaliser = typename Op::NormaliserType;
+  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  Index row_tiles = 0;
+  if constexpr (!Normaliser::streams)
+    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
+  const CallContext<Op, Real> c{op,
+                                g,
+                                bound,
+                                in,
+                                make_plan<Real>(g, bound, options, row_tiles, 0, true),
+                                Real(scale_of(op, g, options)),
+                                keys,
+                                options.dropout};
+  KeyTangents<Op, Real> key_tangents(c, d, direction);
+  walk_jvp(c, keys, key_tangents, d, direction, to, options);
 }
 
 }  // namespace detail

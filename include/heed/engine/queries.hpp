@@ -39,6 +39,7 @@ class PanelReadout {
     inputs_ = take(query_inputs_of<Readout>);
     work_ = take(c.op.read_out_rows(c.geometry, backward));
     diagnostics_ = take(Readout::diagnostics);
+    steps_ = take(Readout::counts_steps ? 1 : 0);
   }
   [[nodiscard]] static Index query_dim(const Geometry& g) {
     return Readout::uses_query || Op::NormaliserType::uses_query ? g.dim_qk : 0;
@@ -75,12 +76,14 @@ class PanelReadout {
     panel.query_inputs = inputs_.constant();
     panel.work = work_;
     panel.diagnostics = diagnostics_;
+    panel.steps = steps_.data;
     return panel;
   }
 
  private:
   const CallContext<Op, Real>& c_;
   LaneTile<Real> query_, own_key_, own_value_, extra_, inputs_, work_, diagnostics_;
+  LaneTile<Real> steps_;  // in backward their gradient
 };
 
 // Whole rows and their lanes for a row normaliser.

@@ -114,6 +114,7 @@ struct MovingRowInPlace {
   LaneTile<Real> tile, tangent;
   int vector = 0;
   Pack<Real> position = Real(0);
+  LaneTile<const Real> before = {}, before_tangent = {};  // the rows that restore() brings back
 
   [[nodiscard]] Index dim() const { return tile.rows; }
   [[nodiscard]] Scalar operator()(Index c) const {
@@ -124,12 +125,23 @@ struct MovingRowInPlace {
     tangent.store(c, vector, tangent_of<Real>(x));
   }
   [[nodiscard]] Scalar index() const { return Scalar(position); }
+  void restore() const {
+    for (Index c = 0; c < dim(); ++c)
+      set(c, moving_pack(before.load(c, vector), before_tangent.load(c, vector)));
+  }
 };
 
 // A score whose transform runs on rows that move; nothing for scores without one.
 template <class Score, class Real>
 class MovingTransform {
+  struct Nothing {
+    using Type = Nothing;
+  };
+
  public:
+  using Lifted = typename std::conditional_t<Score::has_transform, Rebind<Score, MovingPack<Real>>,
+                                             Nothing>::Type;
+
   MovingTransform(const Score& score, const Score& direction) {
     if constexpr (Score::has_transform) {
       score_ = moving_part<MovingPack<Real>>(score, direction);
@@ -138,6 +150,7 @@ class MovingTransform {
   }
   // Do its parameters move, or others of the score?
   [[nodiscard]] bool moves() const { return moves_; }
+  [[nodiscard]] const Lifted& score() const { return score_; }
   // The transformed rows and their tangents in place of both, which are rows of head h from `first` on.
   void run(RowSide side, Index h, Index first, int vectors, const LaneTile<Real>& rows,
            const LaneTile<Real>& tangents) const {
@@ -150,11 +163,7 @@ class MovingTransform {
   }
 
  private:
-  struct Nothing {
-    using Type = Nothing;
-  };
-  typename std::conditional_t<Score::has_transform, Rebind<Score, MovingPack<Real>>, Nothing>::Type
-      score_;
+  Lifted score_;
   bool moves_ = false;
 };
 
@@ -291,6 +300,22 @@ class KeyTangents {
     const Index row = c_.keys.needs().transformed;
     return {transformed_.data() + c_.keys.row(b, h, map, j) * row, count, width, row};
   }
+  // Lane tiles of keys [j, j + count) as head h reads them, behind the transform, and of their tangents.
+  void load(const SideTiles<Real>& rows, const SideTiles<Real>& d, Index b, Index h,
+            const Source& source, Index j, Index count) const {
+    load_rows(c_.key, b, source, j, count, rows.x);
+    load_rows(d_.key, b, source, j, count, d.x);
+    transform_.run(RowSide::key, h, j, kPanelVectors, rows.x, d.x);
+    load_inputs(c_.in.key_inputs, c_.geometry, {b, h, j, count}, rows.input);
+    load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
+  }
+  // Keys, or their tangents, as they are stored; zeros where none are given.
+  static void load_rows(const TensorView<const Real>& from, Index b, const Source& source, Index j,
+                        Index count, const LaneTile<Real>& to) {
+    if (!from.given()) return to.fill(Real(0));
+    pack_lanes(from.row(b, source.kv_head, j) + source.key_column, from.strides().row, count,
+               source.width, to.data, to.lanes);
+  }
   [[nodiscard]] const MovingTransform<Score, Real>& transform() const { return transform_; }
   [[nodiscard]] const Real* table(Index h) const { return tables_.data() + h * table_elements(); }
   [[nodiscard]] const PositionTableOf<Score, Real>& positions() const { return positions_; }
@@ -311,16 +336,7 @@ class KeyTangents {
     const Source source = c_.op.normaliser.source(c_.geometry, h, map);
     constexpr int vectors = kPanelVectors;
     rows.x.rows = d.x.rows = source.width;
-    const auto load = [&](const TensorView<const Real>& from, const LaneTile<Real>& to) {
-      if (!from.given()) return to.fill(Real(0));
-      pack_lanes(from.row(b, source.kv_head, j) + source.key_column, from.strides().row, count,
-                 source.width, to.data, to.lanes);
-    };
-    load(c_.key, rows.x);
-    load(d_.key, d.x);
-    transform_.run(RowSide::key, h, j, vectors, rows.x, d.x);
-    load_inputs(c_.in.key_inputs, c_.geometry, {b, h, j, count}, rows.input);
-    load_inputs(d_.key_inputs, c_.geometry, {b, h, j, count}, d.input);
+    load(rows, d, b, h, source, j, count);
     const auto p = lanes_of_scalars<Real>(c_.op.score, h);
     const auto dp = lanes_of_scalars<Real>(direction_.score, h);
     rows.derive(c_.op.score, c_.keys.table(h), vectors);

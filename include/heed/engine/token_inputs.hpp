@@ -155,17 +155,15 @@ class SummedInputs {
         });
   }
 
- private:
+  // What is summed, and how numbers lie in memory as sums of it do: densely, number c of token t at at(b, h, t, c).
+  [[nodiscard]] const Score& score() const { return score_; }
+  [[nodiscard]] const TensorView<const Real>& terms() const { return x_; }
   [[nodiscard]] const Shape& shape() const { return x_.shape(); }
   [[nodiscard]] std::size_t numbers() const {
     return std::size_t(element_count(shape(), "sums of token inputs"));
   }
   [[nodiscard]] std::size_t at(Index b, Index h, Index t, Index c) const {
     return std::size_t(((b * shape().heads + h) * shape().len + t) * kCount + c);
-  }
-  // Of what is summed, in x.
-  [[nodiscard]] double slope(Index b, Index h, Index t, Index c) const {
-    return score_.summand(Dual<double, 1>::variable(double(x_.row(b, h, t)[c]))).grad[0];
   }
   // Rows of the queries' own tokens.
   template <class U>
@@ -180,6 +178,12 @@ class SummedInputs {
     parallel_for(shape().batch * heads * kCount, threads_, [&](Index unit) {
       body(unit / kCount / heads, unit / kCount % heads, unit % kCount);
     });
+  }
+
+ private:
+  // Of what is summed, in x.
+  [[nodiscard]] double slope(Index b, Index h, Index t, Index c) const {
+    return score_.summand(Dual<double, 1>::variable(double(x_.row(b, h, t)[c]))).grad[0];
   }
 
   const Score& score_;

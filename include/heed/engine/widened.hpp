@@ -34,13 +34,13 @@ struct Operands {
 // What forward writes.
 template <class Real>
 struct OutputOperands {
-  TensorView<Real> out, lse = {};
+  TensorView<Real> out, lse = {}, steps = {};
 };
 
 // What backward reads of the output's side.
 template <class Real>
 struct OutputGradientOperands {
-  TensorView<const Real> out, grad_out, grad_lse = {};
+  TensorView<const Real> out, grad_out, grad_lse = {}, grad_steps = {};
 };
 
 // What backward writes.

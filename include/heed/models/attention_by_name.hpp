@@ -26,6 +26,8 @@ inline constexpr const char* kGatedAttention = "sdpa-gated";
 // Prototypes that an ART memory learns from the keys; the second also pulls the keys towards them.
 inline constexpr const char* kPrototypeArt = "prototype-art";
 inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
+// The dialectical recursion, 6 steps at most, that halts by learnt probabilities; set_ponder() makes steps cost something.
+inline constexpr const char* kDialecticalAct = "dialectical-act";
 
 namespace detail {
 
@@ -59,6 +61,11 @@ void for_each_extra_layer(F&& f) {
   // at 1e-2 the keys collapse onto one direction.
   f(kPrototypeArtPull, []<class Real>(const AttentionOptions& even, Index prototypes) {
     return learning_prototypes<Real>(even, prototypes, Real(1e-4));
+  });
+  f(kDialecticalAct, []<class Real>(const AttentionOptions& even, Index) {
+    return std::make_unique<ProjectedAttention<Dialectical<Real>>>(
+        even, make_dialectical<Real>(even.heads, {.max_steps = 6, .halting = Halting::adaptive}),
+        causal<Real>());
   });
 }
 

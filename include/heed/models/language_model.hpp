@@ -74,6 +74,23 @@ class LanguageModel {
     head(c, hidden(), logits);
   }
 
+  // Does every block count the steps that its attention takes?
+  [[nodiscard]] bool counts_steps() const {
+    return std::all_of(blocks_.begin(), blocks_.end(),
+                       [](const auto& block) { return block.attention().counts_steps(); });
+  }
+  // From now on gradient() is that of loss() + ponder_cost(): `weight` times the mean of the steps that each block's
+  // attention takes, over heads and tokens, summed over the blocks. Throws where a block counts no steps.
+  void set_ponder(double weight) {
+    for (TransformerBlock<Real>& block : blocks_) block.attention().set_ponder(weight);
+  }
+  // Of the last pass.
+  [[nodiscard]] double ponder_cost() const {
+    double sum = 0;
+    for (const TransformerBlock<Real>& block : blocks_) sum += block.attention().ponder_cost();
+    return sum;
+  }
+
   // Mean cross-entropy over the targets that are not ignored. `likeliest`, if it is given, gets the id with the largest
   // logit at each of these targets; its other entries stay as they are.
   [[nodiscard]] double loss(Context<Real>& c, Index batch, std::span<const Index> ids,
@@ -85,7 +102,7 @@ class LanguageModel {
     return run_head(c, targets, false, likeliest);
   }
 
-  // Returns the same loss, and adds its gradient to those of the weights.
+  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     run_blocks(c, batch, ids);

@@ -9,6 +9,7 @@
 #include <heed/nn/weight.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,12 @@
 namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
+
+// A number that an op reports, of each token: the mean over heads, [token].
+struct TokenNumbers {
+  std::string name;
+  std::vector<double> of;
+};
 
 // Called for each tensor that a layer keeps beside its weights, with its dotted name: "blocks.0.attn.memory.counts".
 template <class Real>
@@ -70,10 +77,23 @@ class AttentionLayer {
   // no keys. Nothing happens to a layer without one.
   virtual void set_memory_learning(bool) {}
 
+  // Does the op count the steps that each token takes, so that they can have a cost?
+  [[nodiscard]] virtual bool counts_steps() const { return false; }
+  // Adds `weight` times the mean, over heads and tokens, of the steps that the op counts to the loss whose gradient
+  // backward() computes. A layer whose op gives no steps throws for a weight other than 0.
+  virtual void set_ponder(double weight) {
+    require(weight == 0, "AttentionLayer::set_ponder: the weight is ", weight,
+            ", the layer counts no steps; it must be 0");
+  }
+  // What the last forward() adds to the loss by it.
+  [[nodiscard]] virtual double ponder_cost() const { return 0; }
+
   // Names and means over tokens of the numbers that the last forward() reported.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
+  // The same of each token, in the order of the rows of x; with "steps", the time that a token takes, where the op gives it.
+  [[nodiscard]] virtual std::vector<TokenNumbers> token_diagnostics() const { return {}; }
 };
 
 // An op with its mask, the gradient of its parameters, and what its forward pass leaves for backward.
@@ -91,14 +111,28 @@ class OpStage {
 
   // Runs the op; the mask moves with the queries of a cache, which stand in.first_query tokens behind the first key.
   void forward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<Real>& out) {
-    heed::forward(op, in, in.first_query > 0 ? mask_from(in.first_query) : mask, out, &saved_,
+    Outputs<Real> to(out);
+    steps_.clear();
+    if constexpr (Op::ReadoutType::counts_steps)
+      if (op.readout.without_steps() == nullptr) {
+        steps_.resize(std::size_t(rows_of(out.shape())));
+        to.steps = {steps_.data(), steps_shape(out.shape())};
+      }
+    heed::forward(op, in, in.first_query > 0 ? mask_from(in.first_query) : mask, to, &saved_,
                   options(c));
   }
   // Adds to the gradients of the op's parameters.
   void backward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<const Real>& out,
                 const TensorView<const Real>& dout, const Gradients<Real>& grads) {
     Op own = op;
-    heed::backward(op, in, mask, saved_, out, dout, grads, &own, options(c));
+    OutputGradients<Real> output(dout);
+    if (ponder_ > 0) {
+      // dL/dsteps of L = ponder mean(steps)
+      const Index rows = rows_of(out.shape());
+      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(rows)));
+      output.steps = {dsteps_.data(), steps_shape(out.shape())};
+    }
+    heed::backward(op, in, mask, saved_, out, output, grads, &own, options(c));
     for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
       for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
     });
@@ -122,6 +156,42 @@ class OpStage {
     });
   }
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
+  // Of the last forward(), (batch, heads, len); empty where the op gives none.
+  [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
+
+  // See AttentionLayer::token_diagnostics().
+  [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const {
+    std::vector<TokenNumbers> all;
+    const Geometry& g = saved_.stamp.geometry;
+    const auto add = [&](const std::string& name, const std::vector<Real>& rows) {
+      TokenNumbers numbers{name, std::vector<double>(std::size_t(g.batch * g.len_q))};
+      for (Index b = 0; b < g.batch; ++b)
+        for (Index h = 0; h < g.heads; ++h)
+          for (Index t = 0; t < g.len_q; ++t)
+            numbers.of[std::size_t(b * g.len_q + t)] +=
+                double(rows[std::size_t(g.row_index(b, h, t))]) / double(g.heads);
+      all.push_back(std::move(numbers));
+    };
+    for (std::size_t d = 0; d < saved_.diagnostics.size(); ++d)
+      add(saved_.diagnostic_names[d], saved_.diagnostics[d]);
+    if (!steps_.empty()) add("steps", steps_);
+    return all;
+  }
+
+  // See AttentionLayer::set_ponder().
+  void set_ponder(double weight) {
+    require(std::isfinite(weight) && weight >= 0, "OpStage::set_ponder: the weight is ", weight,
+            ", it must be finite and not negative");
+    const char* why = op.readout.without_steps();
+    require(weight == 0 || why == nullptr, "OpStage::set_ponder: the weight is ", weight, ", ",
+            why ? why : "");
+    ponder_ = weight;
+  }
+  [[nodiscard]] double ponder_cost() const {
+    double sum = 0;
+    for (const Real steps : steps_) sum += double(steps);
+    return ponder_ > 0 ? ponder_ * sum / std::max<double>(1, double(steps_.size())) : 0;
+  }
   [[nodiscard]] Options options(const Context<Real>& c) const {
     Options options;
     options.threads = c.threads;
@@ -138,6 +208,10 @@ class OpStage {
   }
 
  private:
+  [[nodiscard]] static Index rows_of(const Shape& out) { return out.batch * out.heads * out.len; }
+  [[nodiscard]] static Shape steps_shape(const Shape& out) {
+    return {out.batch, out.heads, out.len, 1};
+  }
   [[nodiscard]] Mask<Real> mask_from(Index position) const {
     Mask<Real> moved = mask;
     for (Band& band : moved.bands)
@@ -160,6 +234,8 @@ class OpStage {
 
   Op grad_;
   Saved<Real> saved_;
+  std::vector<Real> steps_, dsteps_;
+  double ponder_ = 0;
   double dropout_rate_ = 0;
   std::uint64_t dropout_stream_ = 0;
 };

@@ -231,6 +231,11 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     noise_ = sigma;
     noise_stream_ = stream;
   }
+  [[nodiscard]] bool counts_steps() const override {
+    return stage.op.readout.without_steps() == nullptr;
+  }
+  void set_ponder(double weight) override { stage.set_ponder(weight); }
+  [[nodiscard]] double ponder_cost() const override { return stage.ponder_cost(); }
 
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     std::vector<std::pair<std::string, double>> means;
@@ -242,6 +247,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                          sum / std::max<double>(1, double(saved.diagnostics[d].size())));
     }
     return means;
+  }
+  [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const override {
+    return stage.token_diagnostics();
   }
 
  private:

@@ -79,22 +79,20 @@ struct IntentFromQuery : detail::WeightedGate<Real> {
     this->lane_gate(panel.head).forward(panel, logits(panel).constant());
   }
   void vjp(const ReadoutPanel<Real>& panel, IntentFromQuery& grad) const {
-    const detail::LogitGradient<Real> dlogits = this->gate_vjp(panel, logits(panel), grad);
-    this->from(weight, panel).vjp(panel.query, dlogits, panel.dquery, grad.weight);
+    const TurnedGradient<Real> dlogits = this->gate_vjp(panel, logits(panel), grad);
+    LinearMap<Real>(weight, panel).vjp(panel.query, dlogits, panel.dquery, grad.weight);
   }
   template <class S>
   void reference(ReadoutContext<S>& context) const {
     this->gate_rows(context, [&](Index b, Index h, Index i, Index c) {
-      return this->product(context.query_row(b, h, i), weight, h, c);
+      return map_column(context.query_row(b, h, i), weight, h, c);
     });
   }
 
  private:
   // I of the panel, in panel.work.
   [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
-    const LaneTile<Real> intent = panel.work.part(0, weight.extent(2));
-    this->from(weight, panel).template apply<Store::overwrite>(panel.query, panel.vectors, intent);
-    return intent;
+    return LinearMap<Real>(weight, panel).product(panel.query);
   }
 };
 
@@ -117,32 +115,35 @@ struct IntentCalculated : detail::WeightedGate<Real> {
     this->lane_gate(panel.head).forward(panel, logits(panel).constant());
   }
   void vjp(const ReadoutPanel<Real>& panel, IntentCalculated& grad) const {
-    const detail::LogitGradient<Real> dlogits = this->gate_vjp(panel, logits(panel), grad);
-    this->from(query_weight, panel).vjp(panel.query, dlogits, panel.dquery, grad.query_weight);
-    this->from(key_weight, panel).vjp(panel.own_key, dlogits, panel.down_key, grad.key_weight);
-    this->from(value_weight, panel)
-        .vjp(panel.own_value, dlogits, panel.down_value, grad.value_weight);
+    const TurnedGradient<Real> dlogits = this->gate_vjp(panel, logits(panel), grad);
+    const Maps maps(*this, panel);
+    maps.query.vjp(panel.query, dlogits, panel.dquery, grad.query_weight);
+    maps.key.vjp(panel.own_key, dlogits, panel.down_key, grad.key_weight);
+    maps.value.vjp(panel.own_value, dlogits, panel.down_value, grad.value_weight);
   }
   template <class S>
   void reference(ReadoutContext<S>& context) const {
     const Geometry g = context.geometry;
     this->gate_rows(context, [&](Index b, Index h, Index i, Index c) {
       const Index kv = g.kv_head(h);
-      return S(this->product(context.query_row(b, h, i), query_weight, h, c) +
-               this->product(context.key_row(b, kv, i), key_weight, h, c) +
-               this->product(context.value_row(b, kv, i), value_weight, h, c));
+      return S(map_column(context.query_row(b, h, i), query_weight, h, c) +
+               map_column(context.key_row(b, kv, i), key_weight, h, c) +
+               map_column(context.value_row(b, kv, i), value_weight, h, c));
     });
   }
 
  private:
+  struct Maps {
+    LinearMap<Real> query, key, value;
+    Maps(const IntentCalculated& of, const ReadoutPanel<Real>& panel)
+        : query(of.query_weight, panel), key(of.key_weight, panel), value(of.value_weight, panel) {}
+  };
   // I of the panel, in panel.work.
   [[nodiscard]] LaneTile<Real> logits(const ReadoutPanel<Real>& panel) const {
-    const LaneTile<Real> intent = panel.work.part(0, query_weight.extent(2));
-    this->from(query_weight, panel)
-        .template apply<Store::overwrite>(panel.query, panel.vectors, intent);
-    this->from(key_weight, panel).template apply<Store::add>(panel.own_key, panel.vectors, intent);
-    this->from(value_weight, panel)
-        .template apply<Store::add>(panel.own_value, panel.vectors, intent);
+    const Maps maps(*this, panel);
+    const LaneTile<Real> intent = maps.query.product(panel.query);
+    maps.key.template apply<Store::add>(panel.own_key, intent);
+    maps.value.template apply<Store::add>(panel.own_value, intent);
     return intent;
   }
 };

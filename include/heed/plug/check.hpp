@@ -268,6 +268,7 @@ consteval bool check_readout() {
         { Readout::uses_lse } -> std::convertible_to<bool>;
         { Readout::uses_score } -> std::convertible_to<bool>;
         { Readout::rehearses } -> std::convertible_to<bool>;
+        { Readout::counts_steps } -> std::convertible_to<bool>;
         { Readout::diagnostics } -> std::convertible_to<int>;
       },
       "heed: a readout inherits PlainReadout (plug/readout.hpp)");

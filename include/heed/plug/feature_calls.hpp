@@ -9,6 +9,8 @@
 //
 // Without such a vjp dual numbers differentiate the features by the parameters. They may then read the row's place, index()
 // and visible(), and no column of it.
+//
+// S is a pack of rows; for hvp() it is a dual number of packs, in the features and in their vjp.
 
 #include <heed/autodiff/lane_dual.hpp>
 #include <heed/core/error.hpp>

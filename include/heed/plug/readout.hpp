@@ -27,6 +27,10 @@
 //                                           work_rows and check get the score as their last argument, vjp the
 //                                           score's gradient behind it
 //   work_rows(geometry, backward)     0     scratch lane rows that it needs
+//   counts_steps                  false     writes panel.steps, the time that a row takes, which a loss may read, and reads
+//                                           panel.dsteps: forward() and backward() of the door take them beside out.
+//                                           Twin: context.steps. without_steps() says why there are none with the options
+//                                           at hand, and is null where there are
 //   diagnostics, diagnostic_name(i)   0     numbers per row that it reports
 //   gates                         false     its answer to mixed rows of ones is a gate, which reports show
 //   rehearses                     false     may ask for a rehearsal: see below
@@ -37,10 +41,9 @@
 // needs_rehearsal() is true, the door of forward first runs the op with rehearsal() in place of the readout; and the
 // doors of both passes run the op after settle(saved), which sees what that first, or the forward, pass has reported.
 //
-// Rows of a tile are columns of the value, lanes are queries: a product with a weight matrix is
-// panel_gemm(out_features, in_features, vectors, Broadcast{weight}, tile, ...). Lanes from
-// valid_lanes on are padding: they may hold any finite number and must add to no parameter gradient.
-// No result of a lane may depend on another lane.
+// Rows of a tile are columns of the value, lanes are queries: a product with a learnt matrix, and its derivatives, are a
+// LinearMap (plug/linear_map.hpp). Lanes from valid_lanes on are padding: they may hold any finite number and must add to no
+// parameter gradient. No result of a lane may depend on another lane.
 
 #include <heed/core/geometry.hpp>
 #include <heed/plug/parameters.hpp>
@@ -67,6 +70,7 @@ struct ReadoutPanel {
   LaneTile<const Real> lse;                 // [map][lanes]: -infinity for a row that sees no key
   LaneTile<Real> work;                      // [work_rows][lanes]
   LaneTile<Real> diagnostics;               // out, [diagnostics][lanes]
+  Real* steps = nullptr;                    // out, [lanes] (counts_steps)
   // Backward only.
   LaneTile<const Real> saved;           // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
   Real* delta = nullptr;                // out, [lanes]
@@ -75,6 +79,7 @@ struct ReadoutPanel {
   LaneTile<Real> dextra;                // out, [extra_dim][lanes]
   LaneTile<Real> dquery_inputs;         // add, [query_inputs][lanes]
   LaneTile<Real> dlse;                  // add, [map][lanes] (uses_lse)
+  const Real* dsteps = nullptr;         // [lanes]: dL/dsteps (counts_steps)
 };
 
 // Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
@@ -87,6 +92,7 @@ struct ReadoutContext {
   std::vector<std::vector<S>> lse;               // [map][batch * heads * len_q]
   std::vector<std::vector<double>> diagnostics;  // [diagnostics][rows]
   std::vector<S> query_inputs = {};              // (batch, heads, len_q, query_inputs)
+  std::vector<S> steps = {};                     // out, [row], of a readout that gives steps
 
   [[nodiscard]] S* out_row(Index b, Index h, Index i) {
     return out.data() + geometry.row_index(b, h, i) * geometry.dim_v;
@@ -127,13 +133,17 @@ struct PlainReadout {
   static constexpr bool identity = false, saves_mixed = false;
   static constexpr bool uses_query = false, uses_own_rows = false, uses_extra = false;
   static constexpr bool uses_lse = false;
-  static constexpr bool uses_score = false, gates = false, rehearses = false;
+  static constexpr bool uses_score = false, gates = false, rehearses = false, counts_steps = false;
   static constexpr int diagnostics = 0, query_inputs = 0;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
   [[nodiscard]] static const char* extra_name() { return "extra"; }
   [[nodiscard]] Index extra_dim(const Geometry&) const { return 0; }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return 0; }
   [[nodiscard]] bool needs_rehearsal() const { return false; }
+  // The end of a sentence about steps that were asked for.
+  [[nodiscard]] const char* without_steps() const {
+    return "the op's readout counts no steps (plug/readout.hpp)";
+  }
   void check(const Geometry&, const char*) const {}
   void keep_jointly() {}
 };

@@ -104,17 +104,17 @@ class RowTape {
       adjoints = new_column();
       std::fill_n(adjoints, keys_ * W, Real(0));
     }
-    if (!block_) return {{this, nullptr, 0, nullptr, map}};
+    if (!block_) return {{{this, nullptr, 0, nullptr}, map}};
     const LaneTile<Real>& tile = block_->scores[std::size_t(map)];
-    return {{this, tile.data + vector_ * W, tile.lanes, adjoints, map}};
+    return {{{this, tile.data + vector_ * W, tile.lanes, adjoints}, map}};
   }
   // Number c of each key's token.
   [[nodiscard]] RowTerm<TokenNode<Real>> token_input(Index c) {
     Real* adjoints = recording_ ? new_column() : nullptr;
-    if (!block_) return {{this, nullptr, 0, nullptr}};
+    if (!block_) return {{{this, nullptr, 0, nullptr}}};
     std::fill_n(adjoints, recording_ ? keys_ * W : 0, Real(0));
     then([this, adjoints, c] { reverse_tokens(adjoints, c); });
-    return {{this, block_->key_inputs.data + c, block_->key_inputs.stride, adjoints}};
+    return {{{this, block_->key_inputs.data + c, block_->key_inputs.stride, adjoints}}};
   }
   // A number that depends on no other.
   [[nodiscard]] Number independent(P value) {
@@ -297,7 +297,7 @@ class RowTape {
   }
   [[nodiscard]] Column kept_column() {
     Real* values = new_column();
-    return {{this, values, W, recording_ ? new_column() : nullptr, -1}};
+    return {{{this, values, W, recording_ ? new_column() : nullptr}, -1}};
   }
   template <class X>
   [[gnu::noinline, gnu::flatten]] void keep_values(X e, ColumnNode<Real> column) const {

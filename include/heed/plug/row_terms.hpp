@@ -51,26 +51,44 @@ template <class Real>
 // Expressions. value(j) computes what key j has; push(j, g) passes the gradient g of that on, directly behind value(j).
 // begin() comes before a run of keys, finish() behind it.
 
-// A column in memory, a pack per key. Its gradients are dense.
+// Numbers in memory, `stride` apart from key to key. Their gradients are dense, a pack per key.
 template <class Real_>
-struct ColumnNode {
+struct MemoryNode {
   using Real = Real_;
   using P = Pack<Real>;
   RowTape<Real>* of;
   const Real* values;
   Index stride;
   Real* adjoints;
-  int map;  // of these scores; -1 for other columns
 
   [[nodiscard]] RowTape<Real>* tape() const { return of; }
   [[gnu::always_inline]] void begin() {}
-  [[nodiscard, gnu::always_inline]] P value(Index j) { return P::load(values + j * stride); }
-  [[nodiscard, gnu::always_inline]] P last(Index j) const { return P::load(values + j * stride); }
   [[gnu::always_inline]] void push(Index j, P g) {
     Real* cell = adjoints + j * kLanes<Real>;
     (P::load(cell) + g).store(cell);
   }
   [[gnu::always_inline]] void finish() {}
+};
+
+// A column, a pack per key.
+template <class Real_>
+struct ColumnNode : MemoryNode<Real_> {
+  using P = Pack<Real_>;
+  int map;  // of these scores; -1 for other columns
+
+  [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
+  [[nodiscard, gnu::always_inline]] P last(Index j) const {
+    return P::load(this->values + j * this->stride);
+  }
+};
+
+// A number of each key's token, the same for all queries; the tape adds up what the queries give it.
+template <class Real_>
+struct TokenNode : MemoryNode<Real_> {
+  using P = Pack<Real_>;
+
+  [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
+  [[nodiscard, gnu::always_inline]] P last(Index j) const { return this->values[j * this->stride]; }
 };
 
 template <class Real_>
@@ -119,27 +137,6 @@ struct PositionNode {
   [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
   [[nodiscard, gnu::always_inline]] P last(Index j) const { return Real(first + j); }
   [[gnu::always_inline]] void push(Index, P) {}
-  [[gnu::always_inline]] void finish() {}
-};
-
-// A number of each key's token, the same for all queries. Its gradients are dense until the tape adds up the queries'.
-template <class Real_>
-struct TokenNode {
-  using Real = Real_;
-  using P = Pack<Real>;
-  RowTape<Real>* of;
-  const Real* values;
-  Index stride;
-  Real* adjoints;
-
-  [[nodiscard]] RowTape<Real>* tape() const { return of; }
-  [[gnu::always_inline]] void begin() {}
-  [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
-  [[nodiscard, gnu::always_inline]] P last(Index j) const { return values[j * stride]; }
-  [[gnu::always_inline]] void push(Index j, P g) {
-    Real* cell = adjoints + j * kLanes<Real>;
-    (P::load(cell) + g).store(cell);
-  }
   [[gnu::always_inline]] void finish() {}
 };
 

@@ -37,6 +37,10 @@
 //                                          (plug/token_inputs.hpp). None of keys: a number of a key belongs into its score
 //   reference, source, check, ...          see plug/normaliser.hpp
 //
+// Where weight() and dscore() are templates of their vectors, template <class S> S weight(const auto& state, S score), a
+// mistake such as std::exp in them ends in one sentence (plug/formula_probe.hpp). Where they name P it ends in the compiler's
+// own error about that line: a Pack that turned into a number to say the sentence would make `pack * 2` ambiguous.
+//
 // Laws  a hidden pair has weight 0; a row's numbers depend on its own scores alone; a state moved to any larger `top`
 //       gives the same weights after finish(), up to rounding.
 

@@ -7,6 +7,7 @@
 #include <heed/simd/pack.hpp>
 
 #include <algorithm>
+#include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -31,6 +32,7 @@ struct LaneTile {
   void add(Index r, int v, P p) const { store(r, v, load(r, v) + p); }
   void fill(Real value) const { std::fill(data, data + rows * lanes, value); }
   [[nodiscard]] LaneTile<const Real> constant() const { return {data, rows, lanes}; }
+  operator LaneTile<const Real>() const requires(!std::is_const_v<Real>) { return constant(); }
   [[nodiscard]] LaneTile part(Index first, Index count) const { return {row(first), count, lanes}; }
   // The same rows from vector v on.
   [[nodiscard]] LaneTile from_vector(int v) const { return {data + v * P::width, rows, lanes}; }

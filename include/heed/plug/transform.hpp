@@ -26,7 +26,8 @@
 //
 // x and d are rows of W queries or keys, a number S (x.Scalar) of each at a time: x(c), c < x.dim(), x.set(c, s), and
 // x.index(), the positions: j of key j, Inputs::first_query + i of query i. A transform keeps the width of a row. For
-// jvp() S is a dual number, and T, the type of the parameters, is S: transform() is a formula of S, as score() is.
+// jvp() S is a dual number, and T, the type of the parameters, is S: transform() is a formula of S, as score() is. For hvp()
+// transform_vjp() is one, too, and sum(s) then gives an S.
 //
 //   Rotation     pairs of columns turn by position times frequency, the frequencies' base learnt (RoPE)
 //   RmsNorm      rows are divided by the root of their mean square; a learnt gain per column (QK-norm)

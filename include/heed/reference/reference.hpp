@@ -53,6 +53,7 @@ struct Result {
   ErrorScale error_scale;
   // Diagnostics of the readout, each (batch, heads, len_q):
   std::vector<std::vector<double>> diagnostics;
+  std::vector<S> steps;  // (batch, heads, len_q), of a readout that gives them
 };
 
 struct Request {
@@ -255,6 +256,7 @@ class Forward {
     op_.read_out_reference(context);
     result_.out = std::move(context.out);
     result_.diagnostics = std::move(context.diagnostics);
+    result_.steps = std::move(context.steps);
   }
 
   const Op& op_;
@@ -280,7 +282,7 @@ template <class Op>
   return detail::Forward<Op>(op, problem, request).run();
 }
 
-// Gradients of sum(out o grad_out) + sum(lse o grad_lse), each of the shape of what it belongs to.
+// Gradients of sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps), each of the shape of what it belongs to.
 template <class Op>
 struct Gradients {
   using Real = typename Op::Scalar;
@@ -325,7 +327,8 @@ template <class Op, class TapedOp, class Real>
 template <class Op>
 [[nodiscard]] Gradients<Op> gradients(const Op& op, const Problem<typename Op::Scalar>& problem,
                                       const std::vector<typename Op::Scalar>& grad_out,
-                                      const std::vector<typename Op::Scalar>& grad_lse = {}) {
+                                      const std::vector<typename Op::Scalar>& grad_lse = {},
+                                      const std::vector<typename Op::Scalar>& grad_steps = {}) {
   using Real = typename Op::Scalar;
   const Geometry& g = problem.geometry;
   require(Index(grad_out.size()) == g.query_rows() * g.dim_v, "reference::gradients: grad_out has ",
@@ -355,6 +358,11 @@ template <class Op>
     const Var<Real>& lse = result.lse[n % maps][n / maps];
     if (std::isfinite(lse.value)) loss += lse * Var<Real>(grad_lse[n]);
   }
+  require(grad_steps.empty() || grad_steps.size() == result.steps.size(),
+          "reference::gradients: grad_steps has ", grad_steps.size(), " numbers, steps has ",
+          result.steps.size());
+  for (std::size_t n = 0; n < grad_steps.size(); ++n)
+    loss += result.steps[n] * Var<Real>(grad_steps[n]);
 
   const std::vector<Real> adjoint = tape.gradient(loss);
   const auto read = [&](const std::vector<Var<Real>>& tensor) {

@@ -87,7 +87,8 @@ struct Mine {
 };
 
 // Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas of rows that use what heed
-// does not differentiate for 17 to 19, return no number per pair for 20, and have more maps than there may be for 21.
+// does not differentiate for 17 to 19, return no number per pair for 20, have more maps than there may be for 21, and read
+// numbers of tokens that they do not declare for 37 and 38. For 43 rows ask for an extra input, and so does the readout.
 template <class T>
 struct Rows
 #if MISTAKE != 12
@@ -116,13 +117,25 @@ struct Rows
 #elif MISTAKE == 21
   static constexpr int maps = 9;
   auto forward(const auto& row) const { return row.softmax(row.score(8)); }
+#elif MISTAKE == 37
+  static constexpr int key_inputs = 1;
+  auto forward(const auto& row) const { return row.softmax(row.score()) * row.query_input(0); }
+#elif MISTAKE == 38
+  static constexpr int query_inputs = 1;
+  auto forward(const auto& row) const { return row.softmax(row.score() + row.key_input(0)); }
+#elif MISTAKE == 43
+  static constexpr bool uses_extra = true;
+  auto forward(const auto& row) const { return row.softmax(row.score() * row.extra()); }
 #endif
 };
 
-// Streaming weights without reference() for 25, with what vectors do not take for 26 to 29, and sound ones that are written
-// for vectors of any kind.
+// Streaming weights without reference() for 25, with what vectors do not take for 26 to 29, that ask for numbers of keys for
+// 39, and sound ones that are written for vectors of any kind.
 template <class T>
 struct Streamed : heed::StreamedRows<T, 1> {
+#if MISTAKE == 39
+  static constexpr int key_inputs = 1;
+#endif
   template <class S>
 #if MISTAKE == 26
   S weight(const auto&, S score) const {
@@ -168,10 +181,19 @@ struct RowsByHand : heed::PlainRows {
   void vjp(const heed::RowBlock<T>&, RowsByHand&) const {}
 };
 
-// An own readout without forward() for 13 and 35, without vjp() for 36, without reference() for 31.
+// An own readout without forward() for 13 and 35, without vjp() for 36, without reference() for 31, that asks for numbers of
+// keys for 40 and for sums over tokens for 41.
 template <class T>
 struct Readout : heed::PlainReadout {
-#if MISTAKE == 31 || MISTAKE == 36
+#if MISTAKE == 40
+  static constexpr int key_inputs = 1;
+#elif MISTAKE == 41
+  static constexpr int query_inputs = 1;
+  static constexpr bool sums_inputs = true;
+#elif MISTAKE == 43
+  static constexpr bool uses_extra = true;
+#endif
+#if MISTAKE == 31 || MISTAKE == 36 || MISTAKE >= 40
   void forward(const heed::ReadoutPanel<T>&) const {}
 #endif
 #if MISTAKE != 36
@@ -198,6 +220,15 @@ struct PackScore : heed::PlainScore {
     d.logit = g;
   }
 #endif
+};
+// One that reads sums over tokens of both sides for 42.
+template <class T>
+struct BothSums : heed::ScoreWith<heed::TokenInputs<1, 1>> {
+  static constexpr bool sums_inputs = true;
+  template <class S>
+  S score(const heed::PairOf<BothSums, S>& pair, const auto&) const {
+    return pair.logit + pair.query[0] + pair.key[0];
+  }
 };
 struct Floats : heed::PlainScore {
   template <class S>
@@ -257,7 +288,7 @@ struct Table {
 using heed::Attention, heed::DotScore, heed::Softmax, heed::Identity;
 #if MISTAKE < 9
 using Op = heed::OwnAttention<Mine, float>;
-#elif MISTAKE >= 25 && MISTAKE <= 29
+#elif (MISTAKE >= 25 && MISTAKE <= 29) || MISTAKE == 39
 using Op = Attention<float, DotScore<float>, Streamed<float>, Identity<float>>;
 #elif MISTAKE == 30
 using Op = Attention<float, DotScore<float>, RowsByHand<float>, Identity<float>>;
@@ -265,7 +296,12 @@ using Op = Attention<float, DotScore<float>, RowsByHand<float>, Identity<float>>
 using Op = Attention<float, PackScore<float>, Softmax<float>, Identity<float>>;
 #elif MISTAKE == 34
 using Op = Attention<float, Floats, Softmax<float>, Identity<float>>;
-#elif (MISTAKE >= 17 && MISTAKE <= 21) || (MISTAKE >= 10 && MISTAKE < 13)
+#elif MISTAKE == 42
+using Op = Attention<float, BothSums<float>, Softmax<float>, Identity<float>>;
+#elif MISTAKE == 43
+using Op = Attention<float, DotScore<float>, Rows<float>, Readout<float>>;
+#elif (MISTAKE >= 17 && MISTAKE <= 21) || (MISTAKE >= 10 && MISTAKE < 13) || MISTAKE == 37 || \
+    MISTAKE == 38
 using Op = Attention<float, DotScore<float>, Rows<float>, Identity<float>>;
 #elif MISTAKE == 13 || MISTAKE == 31 || MISTAKE > 34
 using Op = Attention<float, DotScore<float>, Softmax<float>, Readout<float>>;

@@ -207,11 +207,10 @@ class ScoreTangents {
   [[nodiscard]] const ScalarsOf<Score, P>& scalars() const { return scalars_; }
   // Tangents of the rows, unscaled, and of what is derived of them.
   [[nodiscard]] const SideTiles<Real>& side() const { return side_tangents_; }
-
- private:
   // Do the rows that products are made of move?
   [[nodiscard]] bool queries_move() const { return d_.query.given() || keys_.transform().moves(); }
   [[nodiscard]] bool keys_move() const { return d_.key.given() || keys_.transform().moves(); }
+  // Of the keys that products are made of; no rows where they hold still.
   [[nodiscard]] Rows<Real> key_tangents(const TilePlace& place) const {
     const Source& source = side_.source();
     if (!keys_move()) return {};
@@ -222,6 +221,7 @@ class ScoreTangents {
             source.width, d_.key.strides().row};
   }
 
+ private:
   // out[key][lane] = keys . q. + keys. . q
   void product(const TilePlace& place, const Rows<Real>& keys, const Rows<Real>& key_tangents,
                const LaneTile<Real>& tangent, const LaneTile<Real>& query,

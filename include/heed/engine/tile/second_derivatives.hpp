@@ -7,60 +7,14 @@
 //
 //   D = d.logit keep (1 - (logit/cap)^2) + d.dot               dL/d(q.k) over CallContext::row_factor(), and its tangent
 //
-// and likewise the sums of d.query, d.key, d.position and dp.
+// and likewise the sums of d.query, d.key, d.table, d.position and dp.
 
+#include <heed/engine/tile/moving_rows.hpp>
 #include <heed/engine/tile/score_tangents.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
-
-// Rows and their tangents as the feature functions of a score see them; see LaneRow.
-template <class Real>
-struct MovingRow {
-  using Scalar = MovingPack<Real>;
-  LaneRow<Real> row;
-  SideTiles<Real> tangent;
-
-  [[nodiscard]] Index dim() const { return row.dim(); }
-  [[nodiscard]] Index rank() const { return 0; }
-  [[nodiscard]] Index table_rows() const { return 0; }
-  [[nodiscard]] Scalar x(Index c) const {
-    return moving_pack(row.x(c), tangent.x.load(c, row.vector));
-  }
-  [[nodiscard]] Scalar projected(Index) const { return {}; }
-  [[nodiscard]] Scalar table(Index) const { return {}; }
-  [[nodiscard]] Scalar input(Index) const { return {}; }
-  [[nodiscard]] Scalar index() const { return Scalar(row.index()); }
-  [[nodiscard]] Scalar visible() const { return Scalar(row.visible()); }
-};
-// Where the tangents of their gradients are added.
-template <class Real>
-struct MovingRowGrad {
-  LaneTile<Real> x_tile;
-  int vector;
-
-  void add_x(Index c, const MovingPack<Real>& g) const { x_tile.add(c, vector, tangent_of(g)); }
-  void add_projected(Index, const MovingPack<Real>&) const {}
-  void add_table(Index, const MovingPack<Real>&) const {}
-  void add_input(Index, const MovingPack<Real>&) const {}
-};
-
-// Adds the tangent of features' gradients df. df/drow to `sums`; of(f) and vjp(f, df, add) are those of the features.
-template <int count, class Real, class Of, class Vjp>
-void chain_moving_features(const Pack<Real>* df, const Pack<Real>* df_tangents,
-                           const LaneTile<Real>& sums, int v, Of&& of, Vjp&& vjp) {
-  MovingPack<Real> f[count + 1], moving_df[count + 1];
-  const Pack<Real> zero = Real(0);
-  auto idle = zero == zero;  // rows that no pair has read may hold anything
-  for (int i = 0; i < count; ++i) {
-    moving_df[i] = moving_pack(df[i], df_tangents[i]);
-    idle = idle & (df[i] == zero) & (df_tangents[i] == zero);
-  }
-  of(f);
-  vjp(f, moving_df, MovingRowGrad<Real>{sums, v});
-  for (Index r = 0; r < sums.rows; ++r) sums.store(r, v, zero_where(idle, sums.load(r, v)));
-}
 
 // One tile of pairs, [keys][lanes] each.
 template <class Real>
@@ -73,10 +27,11 @@ struct MovingTile {
 };
 
 // What a panel gathers over all tiles.
-template <class Op, class Real>
+template <class Real>
 struct MovingSums {
-  LaneTile<Real> features, feature_tangents;  // [query_features][lanes]
-  LaneTile<Real> scalar_tangents;             // [scalars][lanes]
+  MovingLanes<Real> features;      // [query_features][lanes]
+  MovingLanes<Real> by_lane;       // of a table by distance, as pairs of lanes read it
+  LaneTile<Real> scalar_tangents;  // [scalars][lanes]
 };
 
 template <class Op, class Real>
@@ -88,7 +43,7 @@ struct MovingChain {
   const CallContext<Op, Real>& c;
   const QuerySide<Op, Real>& query;
   const ScoreTangents<Op, Real>& tangents;
-  const MovingSums<Op, Real>& sums;
+  const MovingSums<Real>& sums;
   PositionSumsOf<Score, Real>& positions;
 
   void run(const MovingTile<Real>& tile) const {
@@ -110,9 +65,7 @@ struct MovingChain {
   [[gnu::noinline, gnu::flatten]] void run_vector(const Score& score, MovingTile<Real> tile,
                                                   int v) const {
     const auto p = query.scalars();
-    ScalarsOf<Score, Moved> moving_p;
-    for (std::size_t i = 0; i < p.size(); ++i)
-      moving_p[i] = moving_pack(p[i], tangents.scalars()[i]);
+    const auto moving_p = moving_scalars<Score>(p, tangents.scalars());
     const P cap = c.mask.soft_cap(), logit_part = c.scale / c.row_factor();
     const bool capped = c.mask.soft_cap() != Real(0);
     const LanePairs<Op, Real> pairs(query, tile.place, v, {});
@@ -154,6 +107,14 @@ struct MovingChain {
         add(tile.key_lanes + cell, d.key[std::size_t(i)].value);
         add(tile.key_tangent_lanes + cell, tangent_of<Real>(d.key[std::size_t(i)]));
       }
+      if constexpr (table_by_distance<Score>)
+        sums.by_lane.add(
+            relative_place<Real>(c.op.score.table_clip(),
+                                 c.geometry.query_position(tile.place.query + v * kLanes<Real>) -
+                                     tile.place.key - j),
+            v,
+            moving_pack(zero_where(none, d.table.value),
+                        zero_where(none, tangent_of<Real>(d.table))));
       if constexpr (Score::has_positions)
         positions.add(tile.place.query + v * kLanes<Real>, tile.place.key + j,
                       zero_where(none, tangent_of<Real>(d.position)));
@@ -162,10 +123,8 @@ struct MovingChain {
       features[0] *= c.feature_factor();
       feature_tangents[0] *= c.feature_factor();
     }
-    for (std::size_t i = 0; i < features.size(); ++i) {
-      sums.features.add(Index(i), v, features[i]);
-      sums.feature_tangents.add(Index(i), v, feature_tangents[i]);
-    }
+    for (std::size_t i = 0; i < features.size(); ++i)
+      sums.features.add(Index(i), v, moving_pack(features[i], feature_tangents[i]));
     for (std::size_t i = 0; i < scalar_tangents.size(); ++i)
       sums.scalar_tangents.add(Index(i), v, scalar_tangents[i]);
   }

@@ -15,16 +15,22 @@ inline namespace HEED_ABI {
 
 // When does a row stop moving? per_token: when its own step was small. batch: all rows together,
 // once each row of the call has had a small step; that couples the sequences of a batch and, even
-// under a causal mask, a token with later ones.
-enum class Halting { per_token, batch };
+// under a causal mask, a token with later ones. adaptive: when its learnt halting probabilities are spent (7); it needs
+// the parameters halt and halt_bias.
+enum class Halting { per_token, batch, adaptive };
 
 struct DialecticalOptions {
-  int max_steps = 3;       // >= 1
-  double halt_eps = 1e-3;  // >= 0, of |step| / |z|; 0 never halts
+  int max_steps = 3;  // >= 1
+  double halt_eps =
+      1e-3;  // >= 0, of |step| / |z|; 0 never halts. Halting::adaptive does not read it
   Halting halting = Halting::per_token;
+  double spare_eps = 0.01;  // in [0, 1): an adaptive row halts once 1 - spare_eps is spent
+
+  // |step| / |z| below which a step is the last one.
+  [[nodiscard]] double small_step() const { return halting == Halting::adaptive ? 0 : halt_eps; }
 };
 
-// Shared by all heads; matrices are (out, in). d = head width.
+// Shared by all heads but for the halting unit; matrices are (out, in). d = head width.
 template <class Real>
 struct DialecticalParams {
   Param<Real> v_pos, v_neg;       // (d, d)
@@ -32,6 +38,7 @@ struct DialecticalParams {
   Param<Real> gate, gate_bias;    // (1, d), (1)
   Param<Real> b_pos = Real(0),
               b_neg = Real(0);  // (1): shifts of a softmax, without effect; gradient 0
+  Param<Real> halt, halt_bias;  // (heads, d), (heads): of Halting::adaptive; other modes do without
 
   // Shapes of the parameters.
   [[nodiscard]] std::vector<Index> square(const Geometry& g) const { return {g.dim_qk, g.dim_qk}; }
@@ -41,24 +48,31 @@ struct DialecticalParams {
   [[nodiscard]] std::vector<Index> row(const Geometry& g) const { return {g.dim_qk}; }
   [[nodiscard]] std::vector<Index> gate_row(const Geometry& g) const { return {1, g.dim_qk}; }
   [[nodiscard]] std::vector<Index> one(const Geometry&) const { return {1}; }
+  [[nodiscard]] std::vector<Index> head_rows(const Geometry& g) const {
+    return {g.heads, g.dim_qk};
+  }
+  [[nodiscard]] std::vector<Index> per_head(const Geometry& g) const { return {g.heads}; }
 
-  static constexpr auto parameters =
-      std::tuple{tensor("v_pos.weight", &DialecticalParams::v_pos, &DialecticalParams::square),
-                 tensor("v_neg.weight", &DialecticalParams::v_neg, &DialecticalParams::square),
-                 tensor("synth.weight", &DialecticalParams::synth, &DialecticalParams::synthesis),
-                 tensor("synth.bias", &DialecticalParams::synth_bias, &DialecticalParams::row),
-                 tensor("gate.weight", &DialecticalParams::gate, &DialecticalParams::gate_row),
-                 tensor("gate.bias", &DialecticalParams::gate_bias, &DialecticalParams::one),
-                 tensor("b_pos", &DialecticalParams::b_pos, &DialecticalParams::one),
-                 tensor("b_neg", &DialecticalParams::b_neg, &DialecticalParams::one)};
+  static constexpr auto parameters = std::tuple{
+      tensor("v_pos.weight", &DialecticalParams::v_pos, &DialecticalParams::square),
+      tensor("v_neg.weight", &DialecticalParams::v_neg, &DialecticalParams::square),
+      tensor("synth.weight", &DialecticalParams::synth, &DialecticalParams::synthesis),
+      tensor("synth.bias", &DialecticalParams::synth_bias, &DialecticalParams::row),
+      tensor("gate.weight", &DialecticalParams::gate, &DialecticalParams::gate_row),
+      tensor("gate.bias", &DialecticalParams::gate_bias, &DialecticalParams::one),
+      tensor("b_pos", &DialecticalParams::b_pos, &DialecticalParams::one),
+      tensor("b_neg", &DialecticalParams::b_neg, &DialecticalParams::one),
+      tensor_if_given("halt.weight", &DialecticalParams::halt, &DialecticalParams::head_rows),
+      tensor_if_given("halt.bias", &DialecticalParams::halt_bias, &DialecticalParams::per_head)};
 
-  // Zeros of the shapes for head width `dim`.
+  // Zeros of the shapes for head width `dim`, without a halting unit.
   [[nodiscard]] static DialecticalParams zeros(Index dim) {
     DialecticalParams p;
     Geometry g;
     g.dim_qk = dim;
-    for_each_entry<DialecticalParams>(
-        [&](const auto& entry) { p.*entry.member = Param<Real>((p.*entry.rule)(g)); });
+    for_each_entry<DialecticalParams>([&](const auto& entry) {
+      if (!entry.may_be_empty) p.*entry.member = Param<Real>((p.*entry.rule)(g));
+    });
     return p;
   }
 };
@@ -103,6 +117,37 @@ struct DialecticalLanes {
 
   [[nodiscard]] LaneTile<Real> positive() const { return summary.part(0, step.rows); }
   [[nodiscard]] LaneTile<Real> negative() const { return summary.part(step.rows, step.rows); }
+};
+
+// What Halting::adaptive keeps beside them.
+template <class Real>
+struct PonderLanes {
+  LaneTile<Real> weight;  // [1]: the logit of h, then p, of the step at hand
+  Real *spent, *steps;    // sum of h of the steps so far; rho
+  Real* moved;            // 1 for the rows that the step at hand has moved
+
+  [[nodiscard]] static Index rows() { return 4; }
+  explicit PonderLanes(RowPieces<Real>& pieces)
+      : weight(pieces.take(1)),
+        spent(pieces.take_row()),
+        steps(pieces.take_row()),
+        moved(pieces.take_row()) {}
+};
+
+// What backward of Halting::adaptive remembers of each step, and where it works.
+template <class Real>
+struct PonderTrace {
+  LaneTile<Real> weight;  // [max_steps]: p
+  LaneTile<Real> dz;      // [d]
+  LaneTile<Real> dlogit;  // [1]: of h, one step
+  Real* dlast;            // dL/dR of a row, once its last step has been met
+
+  [[nodiscard]] static Index rows(Index dim, Index steps) { return steps + dim + 2; }
+  PonderTrace(RowPieces<Real>& pieces, Index dim, Index steps)
+      : weight(pieces.take(steps)),
+        dz(pieces.take(dim)),
+        dlogit(pieces.take(1)),
+        dlast(pieces.take_row()) {}
 };
 
 // What backward remembers of each step t, and where it works.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention in long hand, row by row, on any scalar: the slow twin of summaries.hpp and step.hpp. Halting decisions are made on plain values and not differentiated.
+// Dialectical attention in long hand, row by row, on any scalar: the slow twin of summaries.hpp, step.hpp and ponder.hpp. Halting decisions are made on plain values and not differentiated.
 
 #include <heed/core/scalar.hpp>
 #include <heed/ops/dialectical/parts.hpp>
@@ -29,8 +29,12 @@ class DialecticalLongHand {
           rows_.push_back(first_state(context_.out_row(b, h, i), context_.query_row(b, h, i)));
     for (int t = 0; t < options_.max_steps; ++t) {
       bool any_active = false;
-      for (Row& row : rows_) {
-        if (row.active || options_.halting == Halting::batch) move(row);
+      for (std::size_t r = 0; r < rows_.size(); ++r) {
+        Row& row = rows_[r];
+        if (row.active || options_.halting == Halting::batch) {
+          move(row);
+          if (adaptive()) ponder(row, Index(r) / g.len_q % g.heads, t + 1);
+        }
         any_active = any_active || row.active;
       }
       if (!any_active) break;
@@ -47,7 +51,11 @@ class DialecticalLongHand {
     S tension;
     bool active = true;
     int steps_used = 0, updates = 0;
+    Vector mean = {};                                              // sum_n p_n z_n
+    S spent = math::constant<S>(0), steps = math::constant<S>(0);  // sum of h; rho
   };
+
+  [[nodiscard]] bool adaptive() const { return options_.halting == Halting::adaptive; }
 
   [[nodiscard]] Row first_state(const S* mixed, const S* query) const {
     Row row;
@@ -74,14 +82,34 @@ class DialecticalLongHand {
       step.push_back(gate * row.tension * a * math::sigmoid(a));
     }
     const Real delta = length(step) / (length(row.z) + Real(1e-6));
-    const bool done = delta < Real(options_.halt_eps);
+    const bool done = !adaptive() && delta < Real(options_.halt_eps);
     for (Index c = 0; c < d_; ++c) row.z[std::size_t(c)] += step[std::size_t(c)];
     row.steps_used += done ? 0 : 1;
     row.updates += 1;
     row.active = row.active && !done;
   }
 
+  // After step n: halts the row, or lets it go on.
+  void ponder(Row& row, Index head, int n) const {
+    const S h =
+        math::sigmoid(S(product(w_.halt.data() + head * d_, row.z.data()) + w_.halt_bias[head]));
+    const bool halts =
+        n == options_.max_steps || math::value_of(S(row.spent + h)) >= Real(1 - options_.spare_eps);
+    const S left = math::constant<S>(1) - row.spent, p = halts ? left : h;
+    if (row.mean.empty()) row.mean.assign(row.z.size(), math::constant<S>(0));
+    for (std::size_t c = 0; c < row.z.size(); ++c) row.mean[c] += p * row.z[c];
+    row.spent += h;
+    if (!halts) return;
+    row.steps = math::constant<S>(n) + left;
+    row.active = false;
+  }
+
   void write() {
+    if (adaptive())
+      for (Row& row : rows_) {
+        row.z = row.mean;
+        context_.steps.push_back(row.steps);
+      }
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       const Row& row = rows_[r];
       for (std::size_t c = 0; c < std::size_t(d_); ++c)

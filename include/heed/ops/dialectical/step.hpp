@@ -51,7 +51,7 @@ inline void move_lanes(const DialecticalParams<Real>& w, const DialecticalOption
     lanes.step.store(c, v, strength * (a * logistic(a)));
   }
   const P length = lane_norm(s.z, v) + Real(kDialecticalEps);
-  const auto done = lane_norm(lanes.step, v) / length < P(Real(options.halt_eps));
+  const auto done = lane_norm(lanes.step, v) / length < P(Real(options.small_step()));
   const P active = P::load(lanes.active + at), zero = Real(0);
   const P moved = options.halting == Halting::batch ? P(Real(1)) : active;
   (P::load(lanes.steps_used + at) + select(done, zero, moved)).store(lanes.steps_used + at);

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What all intent gates share (formulas: ops/intent_gate.hpp): the gate's arithmetic on lanes, products with a gate's
-// weights, the grain and the bias.
+// What all intent gates share (formulas: ops/intent_gate.hpp): the gate's arithmetic on lanes, the grain and
+// the bias.
 
-#include <heed/plug/readout.hpp>
+#include <heed/plug/linear_map.hpp>
 #include <heed/simd/exp.hpp>
-#include <heed/simd/panel_gemm.hpp>
-#include <heed/simd/transpose.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -103,46 +100,6 @@ struct LaneGate {
   }
 };
 
-// The gradient of I over one panel, laid out for both products that it takes part in.
-template <class Real>
-struct LogitGradient {
-  LaneTile<Real> lanes;  // [columns][lanes]
-  const Real* rows;      // one row per lane, `stride` numbers apart
-  Index stride;
-  int vectors;
-  Index valid_lanes;
-};
-
-// y = x W of one head, on lanes, W (heads, x columns, gate columns).
-template <class Real>
-struct LaneProjection {
-  const Param<Real>& weight;
-  Index head;
-
-  // y (+)= x W
-  template <Store S>
-  void apply(const LaneTile<const Real>& x, int vectors, const LaneTile<Real>& y) const {
-    panel_gemm<S>(columns(), x.rows, vectors,
-                  Broadcast<Real>{weight.data() + offset(x), 1, columns()}, x.data, x.lanes, y.data,
-                  y.lanes);
-  }
-  // dx += dy W^T,  dW += sum over the valid lanes of x^T dy
-  void vjp(const LaneTile<const Real>& x, const LogitGradient<Real>& dy, const LaneTile<Real>& dx,
-           Param<Real>& dweight) const {
-    panel_gemm<Store::add>(x.rows, columns(), dy.vectors,
-                           Broadcast<Real>{weight.data() + offset(x), columns(), 1}, dy.lanes.data,
-                           dy.lanes.lanes, dx.data, dx.lanes);
-    gemm_add(x.rows, dy.valid_lanes, columns(), Broadcast<Real>{x.data, x.lanes, 1}, dy.rows,
-             dy.stride, dweight.data() + offset(x), columns());
-  }
-
- private:
-  [[nodiscard]] Index columns() const { return weight.extent(2); }
-  [[nodiscard]] Index offset(const LaneTile<const Real>& x) const {
-    return head * x.rows * columns();
-  }
-};
-
 // What every gate has: the grain and b0, and out = s o mixed in long hand.
 template <class Real>
 struct GateReadout : PlainReadout, IntentGateOptions {
@@ -177,12 +134,11 @@ struct GateReadout : PlainReadout, IntentGateOptions {
   }
 };
 
-// What gates with weights share: I is computed into panel.work; backward keeps dI in rows as well.
+// What gates with weights share: I is computed into panel.work, and dI takes its place.
 template <class Real>
 struct WeightedGate : GateReadout<Real> {
   [[nodiscard]] Index work_rows(const Geometry& g, bool backward) const {
-    const Index columns = this->gate_dim(g);
-    return columns + (backward ? whole_vectors<Real>(columns) : 0);
+    return LinearMap<Real>::work_rows(this->gate_dim(g), backward);
   }
 
   // Shapes of the weights of query or key rows, and of value rows.
@@ -193,30 +149,13 @@ struct WeightedGate : GateReadout<Real> {
     return {g.heads, g.dim_v, this->gate_dim(g)};
   }
 
-  [[nodiscard]] static LaneProjection<Real> from(const Param<Real>& weight,
-                                                 const ReadoutPanel<Real>& panel) {
-    return {weight, panel.head};
-  }
-  // dout -> dmixed, delta and db0; dI in place of `logits`, and with one row per lane behind it.
-  [[nodiscard]] LogitGradient<Real> gate_vjp(const ReadoutPanel<Real>& panel,
-                                             const LaneTile<Real>& logits,
-                                             GateReadout<Real>& grad) const {
+  // dout -> dmixed, delta and db0; dI in place of `logits`.
+  [[nodiscard]] TurnedGradient<Real> gate_vjp(const ReadoutPanel<Real>& panel,
+                                              const LaneTile<Real>& logits,
+                                              GateReadout<Real>& grad) const {
     const double dbias = this->lane_gate(panel.head).vjp(panel, logits.constant(), logits);
     grad.add_bias_gradient(panel.head, dbias);
-    Real* rows = panel.work.row(logits.rows);
-    const Index stride = whole_vectors<Real>(logits.rows);
-    std::fill(rows, rows + panel.valid_lanes * stride, Real(0));
-    unpack_lanes(logits.data, logits.lanes, panel.valid_lanes, logits.rows, rows, stride);
-    return {logits, rows, stride, panel.vectors, panel.valid_lanes};
-  }
-
-  // (x W)_c of one row in long hand.
-  template <class S>
-  [[nodiscard]] static S product(const S* x, const Param<S>& weight, Index h, Index c) {
-    const Index rows = weight.extent(1), columns = weight.extent(2);
-    const S* column = weight.data() + h * rows * columns + c;
-    return math::dot_product(
-        rows, [=](Index r) { return x[r]; }, [=](Index r) { return column[r * columns]; });
+    return LinearMap<Real>::turned(panel, logits);
   }
 };
 

@@ -20,13 +20,17 @@
 //          rows whose squares could leave the range of Real are scaled by an exact power of two.
 // Fuzzy    expects rows of non-negative values, best complement coded: [a, 1-a] with a in [0,1].
 // Errors   std::invalid_argument; a refused call leaves the memory as it was.
-// Cost     count * dim multiply-adds per row (at most twice that under fuzzy); learn() and find()
-//          allocate nothing. Const calls are free of races.
+// Accuracy sums over a row are those of whole vectors, lane by lane, then of the numbers behind them.
+// Cost     count * dim multiply-adds per row (at most twice that under fuzzy), in vectors; learn() and
+//          find() allocate nothing. Const calls are free of races.
 // Source   GPT2-ART note, sections 1, 2.1 and 2.3; the fuzzy search, choice and complement coding
 //          follow Carpenter, Grossberg and Rosen, "Fuzzy ART", Neural Networks 4 (1991).
 
+#include <heed/core/functions.hpp>
 #include <heed/core/view.hpp>
 #include <heed/ops/prototype/art_types.hpp>
+#include <heed/simd/exp.hpp>
+#include <heed/simd/transpose.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -44,10 +48,12 @@ class ArtMemory {
  public:
   explicit ArtMemory(const ArtOptions<Real>& options)
       : options_(detail::checked_art_options(options)) {
+    constexpr Index most = std::numeric_limits<Index>::max() / Index(sizeof(Real)) / 2;
     const Index values = checked_product(capacity(), dim() + 2, "ArtMemory: capacity x (dim + 2)");
-    require(values <= std::numeric_limits<Index>::max() / Index(sizeof(Real)),
-            "ArtMemory: capacity ", capacity(), " x dim ", dim(), " exceeds the address space");
-    storage_.assign(std::size_t(values), Real(0));
+    require(values <= most - 2 * kLanes<Real>, "ArtMemory: capacity ", capacity(), " x dim ", dim(),
+            " exceeds the address space");
+    storage_.assign(std::size_t(values + 2 * (whole_vectors<Real>(capacity()) - capacity())),
+                    Real(0));
   }
 
   // Copies only: a moved-from memory would have a count without prototypes.
@@ -133,8 +139,8 @@ class ArtMemory {
   struct Measure {
     Real scale, norm;
   };
-  struct Affinity {
-    Real choice, match;
+  struct Affinities {
+    Pack<Real> choices, matches;
   };
   struct Search {
     ArtWinner<Real> winner;
@@ -167,15 +173,17 @@ class ArtMemory {
   template <class... Where>
   void require_values(const Real* row, const char* function, const Where&... where) const {
     const bool fuzzy = options_.matching == ArtMatching::fuzzy;
-    Real sum = 0;
+    // x * 0 is 0 for a finite x and NaN for any other.
+    if (!fuzzy && sum([row](auto at) { return at(row) * Real(0); }) == Real(0)) return;
+    Real total = 0;
     for (Index c = 0; c < dim(); ++c) {
       require(std::isfinite(row[c]), function, ": value ", c, " of ", where..., " is ", row[c],
               "; it must be finite");
       require(!fuzzy || row[c] >= 0, function, ": value ", c, " of ", where..., " is ", row[c],
               "; fuzzy matching needs values of at least 0");
-      if (fuzzy) sum += row[c];
+      if (fuzzy) total += row[c];
     }
-    require(std::isfinite(sum), function, ": the values of ", where..., " add up to ", sum,
+    require(std::isfinite(total), function, ": the values of ", where..., " add up to ", total,
             "; fuzzy matching needs a finite sum");
   }
 
@@ -197,12 +205,11 @@ class ArtMemory {
   [[nodiscard]] Search search(const Real* row) const {
     const Measure measured = measure(row);
     ArtWinner<Real> first, resonant;
-    for (Index i = 0; i < count_; ++i) {
-      const auto [choice, match] = affinity(row, measured, i);
+    for_each_affinity(row, measured, [&](Index i, Real choice, Real match) {
       if (first.index < 0 || choice > first.choice) first = {i, choice, match};
       if (match >= options_.vigilance && (resonant.index < 0 || choice > resonant.choice))
         resonant = {i, choice, match};
-    }
+    });
     const bool found = resonant.index >= 0;
     return {first,
             {resonant.index, found ? resonant.match : first.match,
@@ -217,49 +224,61 @@ class ArtMemory {
     if (options_.matching == ArtMatching::cosine || resonant.index == first.index) return 1;
     if (resonant.index < 0) return count_;
     Index ahead = 0;
-    for (Index i = 0; i < count_; ++i) {
-      const Real choice = affinity(row, measured, i).choice;
+    for_each_affinity(row, measured, [&](Index i, Real choice, Real) {
       ahead += choice > resonant.choice || (choice == resonant.choice && i < resonant.index);
-    }
+    });
     return ahead + 1;
   }
 
-  [[nodiscard]] Affinity affinity(const Real* row, const Measure& measured, Index i) const {
-    const Real* w = prototype(i);
-    const auto [scale, norm] = measure_of(i);
-    Real sum = 0;
-    if (options_.matching == ArtMatching::fuzzy) {
-      for (Index c = 0; c < dim(); ++c) sum += std::min(row[c], w[c]);
-      return {sum / (options_.choice_alpha + norm),
-              measured.norm > 0 ? sum / measured.norm : Real(0)};
+  // Calls f(i, choice, match) for each prototype in turn. As many prototypes as a vector has lanes are looked at together.
+  template <class F>
+  void for_each_affinity(const Real* row, const Measure& measured, F&& f) const {
+    constexpr Index W = kLanes<Real>;
+    for (Index first = 0; first < count_; first += W) {
+      const Index count = std::min(W, count_ - first);
+      const auto [choices, matches] = affinities(row, measured, first, count);
+      for (Index k = 0; k < count; ++k) f(first + k, choices.lane(int(k)), matches.lane(int(k)));
     }
-    for (Index c = 0; c < dim(); ++c) sum += (w[c] * scale) * (row[c] * measured.scale);
+  }
+  // Of the prototypes [first, first + count), one a lane.
+  [[nodiscard]] Affinities affinities(const Real* row, const Measure& measured, Index first,
+                                      Index count) const {
+    const Pack<Real> scale = Pack<Real>::load(scales() + first);
+    const Pack<Real> norm = Pack<Real>::load(norms() + first);
+    if (options_.matching == ArtMatching::fuzzy) {
+      const Pack<Real> both = sums(count, [&](Index k, auto at) {
+        return math::minimum(at(row), at(prototype(first + k)));
+      });
+      return {both / (options_.choice_alpha + norm),
+              measured.norm > 0 ? both / measured.norm : Pack<Real>(Real(0))};
+    }
+    const Pack<Real> dot = sums(count, [&](Index k, auto at) {
+      return (at(prototype(first + k)) * scales()[first + k]) * (at(row) * measured.scale);
+    });
     // Divided twice: the product of two small denominators could be 0.
-    const Real cosine =
-        sum / (norm + options_.eps * scale) / (measured.norm + options_.eps * measured.scale);
+    const Pack<Real> cosine =
+        dot / (norm + options_.eps * scale) / (measured.norm + options_.eps * measured.scale);
     return {cosine, cosine};
   }
 
   void adapt(Index i, const Real* row) {
     Real* w = prototype(i);
     const Real eta = options_.learning_rate;
-    for (Index c = 0; c < dim(); ++c) {
-      const Real target = std::min(row[c], w[c]);
-      const Real step = target - w[c];  // -inf for opposite values near the largest Real
-      w[c] = std::isfinite(step) ? w[c] + eta * step : (1 - eta) * w[c] + eta * target;
-    }
+    for_each_vector([&](auto at, auto put) {
+      const auto old = at(w), target = math::minimum(at(row), old);
+      const auto step = target - old;  // -inf for opposite values near the largest Real
+      const auto small_steps = (1 - eta) * old + eta * target;
+      put(w,
+          math::select(step < std::numeric_limits<Real>::lowest(), small_steps, old + eta * step));
+    });
     remeasure(i);
   }
 
   [[nodiscard]] Measure measure(const Real* row) const {
-    Real sum = 0;
-    if (options_.matching == ArtMatching::fuzzy) {
-      for (Index c = 0; c < dim(); ++c) sum += row[c];
-      return {Real(1), sum};
-    }
+    if (options_.matching == ArtMatching::fuzzy)
+      return {Real(1), sum([row](auto at) { return at(row); })};
     const Real scale = safe_scale(row);
-    for (Index c = 0; c < dim(); ++c) sum += (row[c] * scale) * (row[c] * scale);
-    return {scale, std::sqrt(sum)};
+    return {scale, std::sqrt(sum([=](auto at) { return (at(row) * scale) * (at(row) * scale); }))};
   }
 
   // 1 where sums of up to 2^28 squares stay in range (float: largest value in [2^-50, 2^50)), else
@@ -267,25 +286,64 @@ class ArtMemory {
   [[nodiscard]] Real safe_scale(const Real* row) const {
     constexpr int safe = std::numeric_limits<Real>::max_exponent / 2 - 14;
     constexpr int most = std::numeric_limits<Real>::max_exponent - 2;  // 2^-most is a normal number
+    Pack<Real> lanes = Real(0);
     Real largest = 0;
-    for (Index c = 0; c < dim(); ++c) largest = std::max(largest, std::abs(row[c]));
+    for_each_vector([&](auto at, auto) { widen(lanes, largest, math::absolute(at(row))); });
+    for (int i = 0; i < kLanes<Real>; ++i) largest = std::max(largest, lanes.lane(i));
     if (largest == 0) return Real(1);
     const int exponent = std::ilogb(largest);
     if (exponent >= -safe && exponent < safe) return Real(1);
     return std::ldexp(Real(1), std::clamp(-exponent, -most, most));
   }
 
-  // Storage: (capacity, dim) prototypes, then (capacity, 2) scales and norms.
+  // Calls step(at, put) for the values of a row from left to right: at(x) reads them of row x, a vector or one number,
+  // and put(x, value) writes them.
+  template <class Step>
+  void for_each_vector(const Step& step) const {
+    Index c = 0;
+    for (; c + kLanes<Real> <= dim(); c += kLanes<Real>)
+      step([c](const Real* x) { return Pack<Real>::load(x + c); },
+           [c](Real* x, Pack<Real> value) { value.store(x + c); });
+    for (; c < dim(); ++c)
+      step([c](const Real* x) { return x[c]; }, [c](Real* x, Real value) { x[c] = value; });
+  }
+  // The sum of term(at) over a row.
+  template <class Term>
+  [[nodiscard]] Real sum(const Term& term) const {
+    Pack<Real> lanes = Real(0);
+    Real rest = 0;
+    add_terms(lanes, rest, term);
+    return sum_lanes(lanes) + rest;
+  }
+  // Lane k of the result is the sum of term(k, at) over a row, for k < count; 0 behind.
+  template <class Term>
+  [[nodiscard]] Pack<Real> sums(Index count, const Term& term) const {
+    Pack<Real> lanes[std::size_t(kLanes<Real>)];
+    Real rest[std::size_t(kLanes<Real>)] = {};
+    std::fill(std::begin(lanes), std::end(lanes), Pack<Real>(Real(0)));
+    for (Index k = 0; k < count; ++k)
+      add_terms(lanes[k], rest[k], [&](auto at) { return term(k, at); });
+    return detail::sums_of_lanes<Real>(lanes) + Pack<Real>::load(rest);
+  }
+  template <class Term>
+  void add_terms(Pack<Real>& lanes, Real& rest, const Term& term) const {
+    for_each_vector([&](auto at, auto) { add(lanes, rest, term(at)); });
+  }
+  static void add(Pack<Real>& lanes, Real&, Pack<Real> x) { lanes += x; }
+  static void add(Pack<Real>&, Real& rest, Real x) { rest += x; }
+  static void widen(Pack<Real>& lanes, Real&, Pack<Real> x) { lanes = math::maximum(lanes, x); }
+  static void widen(Pack<Real>&, Real& largest, Real x) { largest = std::max(largest, x); }
+
+  // Storage: (capacity, dim) prototypes, then their scales and then their norms, each in whole vectors.
   [[nodiscard]] Real* prototype(Index i) { return storage_.data() + i * dim(); }
   [[nodiscard]] const Real* prototype(Index i) const { return storage_.data() + i * dim(); }
-  [[nodiscard]] Measure measure_of(Index i) const {
-    const Real* at = storage_.data() + capacity() * dim() + 2 * i;
-    return {at[0], at[1]};
-  }
+  [[nodiscard]] const Real* scales() const { return storage_.data() + capacity() * dim(); }
+  [[nodiscard]] const Real* norms() const { return scales() + whole_vectors<Real>(capacity()); }
   void remeasure(Index i) {
     const auto [scale, norm] = measure(prototype(i));
-    Real* at = storage_.data() + capacity() * dim() + 2 * i;
-    at[0] = scale, at[1] = norm;
+    Real* scales = storage_.data() + capacity() * dim();
+    scales[i] = scale;
+    scales[whole_vectors<Real>(capacity()) + i] = norm;
   }
 
   std::vector<Real> storage_;

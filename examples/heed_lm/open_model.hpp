@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What commands that ask a finished model have in common.
+
+#include "checkpoint.hpp"
+
+#include <string>
+#include <vector>
+
+namespace heed_lm {
+
+// The model and tokenizer of a checkpoint, or of a GPT-2 with its vocabulary. Throws std::runtime_error or
+// std::invalid_argument, one sentence.
+[[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
+                           const std::string& merges);
+
+// The tokens of --prompt. Throws std::invalid_argument where it is empty or has characters that the tokenizer lacks.
+[[nodiscard]] std::vector<Index> encode_prompt(const Tokenizer& tokenizer,
+                                               const std::string& prompt);
+
+}  // namespace heed_lm

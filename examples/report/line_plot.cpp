@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plots.hpp"
+
+#include "labels.hpp"
+#include "plot_parts.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace heed_report {
+
+namespace {
+
+// The ticks of the points' own places; none where there are fewer than two places.
+[[nodiscard]] std::vector<double> places_of_points(const LinePlot& plot) {
+  std::vector<double> places;
+  for (const Series& s : plot.series)
+    for (const double x : s.x) {
+      Range alone(plot.x.logarithmic);
+      if (alone.include(x)) places.push_back(x);
+    }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  if (places.size() < 2) places.clear();
+  return places;
+}
+
+class LineDrawing {
+ public:
+  explicit LineDrawing(const LinePlot& plot) : plot_(plot) {}
+
+  [[nodiscard]] Picture run() {
+    Range x_range(plot_.x.logarithmic), y_range(plot_.y.logarithmic);
+    for (const Series& s : plot_.series)
+      for (std::size_t i = 0; i < s.x.size(); ++i) note(x_range, y_range, s.x[i], s.y[i]);
+    for (const auto& [axis, range] : {std::pair(&plot_.x, &x_range), std::pair(&plot_.y, &y_range)})
+      if (axis->from_zero && !axis->logarithmic) (void)range->include(0);
+    const double top = head_of(drawing_, plot_.title) + kAxisName, bottom = top + height();
+    const Scale y(y_range, 5, bottom, top);
+    const Scale x = x_scale(x_ticks(x_range), plot_.x.logarithmic, kMargin + widest(y.ticks()) + 6,
+                            kWidth - room_for_names());
+    const double left = x(x.ticks().front());
+    right_ = x(x.ticks().back());
+    drawing_.text({kMargin, top - 10}, plot_.y.label);
+    const double end = x_axis(drawing_, x, top, bottom, plot_.x.label);
+    for (const double tick : y.ticks()) {
+      drawing_.line({left, y(tick)}, {right_, y(tick)}, "grid");
+      drawing_.text({left - 5, y(tick) + 4}, number_text(tick), Anchor::end);
+    }
+    drawing_.rectangle({left, top}, right_ - left, bottom - top, "frame");
+    find_ends(x, y, bottom);
+    for (std::size_t i = 0; i < plot_.series.size(); ++i) series(i, x, y);
+    if (is_named()) names(top, bottom);
+    return drawing_.finish(plot_.name, plot_.title, foot_of(drawing_, end, plot_.note, left_out_));
+  }
+
+ private:
+  static constexpr double kPlotHeight = 200, kWidestName = 150;
+  static constexpr double kNameHeight = 14, kLeader = 20;
+
+  [[nodiscard]] bool is_named() const { return plot_.series.size() > 1; }
+  [[nodiscard]] std::string name_of(std::size_t i) const {
+    return fitted(plot_.series[i].name, kWidestName);
+  }
+  // A quarter more than the names need: lines to names that fill the whole side would be steep.
+  [[nodiscard]] double height() const {
+    return std::max(kPlotHeight, 1.25 * kNameHeight * double(plot_.series.size()));
+  }
+
+  [[nodiscard]] std::vector<double> x_ticks(const Range& range) const {
+    std::vector<double> ticks;
+    if (plot_.x.at_points) ticks = places_of_points(plot_);
+    return ticks.empty() ? ticks_over(range, 5) : ticks;
+  }
+  [[nodiscard]] double room_for_names() const {
+    double room = 0;
+    if (is_named())
+      for (std::size_t i = 0; i < plot_.series.size(); ++i)
+        room = std::max(room, kLeader + text_width(name_of(i)) + kMargin);
+    return room;
+  }
+
+  // Notes a point in both ranges, or, where one of its coordinates cannot be drawn, in none.
+  void note(Range& x_range, Range& y_range, double x, double y) {
+    if (!is_drawn(x, y)) {
+      ++left_out_;
+      return;
+    }
+    (void)x_range.include(x);
+    (void)y_range.include(y);
+  }
+  [[nodiscard]] bool is_drawn(double x, double y) const {
+    Range x_alone(plot_.x.logarithmic), y_alone(plot_.y.logarithmic);
+    return x_alone.include(x) && y_alone.include(y);
+  }
+
+  // Finds where each line ends, at the bottom where nothing of it is drawn, and gives the lines their looks.
+  void find_ends(const Scale& x, const Scale& y, double bottom) {
+    for (const Series& s : plot_.series) {
+      Point end{right_, bottom};
+      for (std::size_t n = 0; n < s.x.size(); ++n)
+        if (is_drawn(s.x[n], s.y[n])) end = {x(s.x[n]), y(s.y[n])};
+      ends_.push_back(end);
+      looks_.push_back(looks_.size());
+    }
+    if (looks_.size() <= std::size_t(kColours)) return;
+    std::vector<std::size_t> order = looks_;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return ends_[a].y < ends_[b].y; });
+    for (std::size_t rank = 0; rank < order.size(); ++rank) looks_[order[rank]] = rank;
+  }
+
+  void series(std::size_t i, const Scale& x, const Scale& y) {
+    const Series& s = plot_.series[i];
+    std::vector<Point> run;
+    const auto put = [&] {
+      if (run.size() > 1) drawing_.polyline(run, stroke(looks_[i]));
+      if (run.size() == 1 || s.marks)
+        for (const Point& p : run) drawing_.circle(p, 3, colour("f", looks_[i]));
+      run.clear();
+    };
+    for (std::size_t n = 0; n < s.x.size(); ++n)
+      if (is_drawn(s.x[n], s.y[n]))
+        run.push_back({x(s.x[n]), y(s.y[n])});
+      else
+        put();
+    put();
+  }
+
+  // Writes the names beside the ends of their lines, each with a thin line that leads to it.
+  void names(double top, double bottom) {
+    std::vector<double> wishes;
+    for (const Point& end : ends_) wishes.push_back(end.y);
+    const std::vector<double> places =
+        spread_out(wishes, kNameHeight, top + kNameHeight / 2, bottom - kNameHeight / 2);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const Point end = ends_[i], name{right_ + kLeader, places[i]};
+      drawing_.polyline({{std::max(end.x, right_ + 1), end.y}, {name.x - 3, name.y}},
+                        colour("leader l", looks_[i]));
+      drawing_.text({name.x, name.y + 4}, name_of(i));
+    }
+  }
+
+  const LinePlot& plot_;
+  Drawing drawing_;
+  std::size_t left_out_ = 0;
+  double right_ = 0;  // of the frame
+  std::vector<Point> ends_;
+  std::vector<std::size_t> looks_;  // numbers of colours and dashes
+};
+
+}  // namespace
+
+Picture draw(const LinePlot& plot) { return LineDrawing(plot).run(); }
+
+}  // namespace heed_report

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# The files of variants, their names, and their lines of code, for table.cmake. cmake -P examples/zoo/lines.cmake fails where a
+# file has more lines than the zoo asks for.
+cmake_minimum_required(VERSION 3.22)
+set(heed_most_lines 40)
+
+# heed_count_lines(out file): the lines of code in front of the plain loops, without blank ones, comments and includes.
+function(heed_count_lines out file)
+  file(STRINGS "${file}" lines)
+  set(count 0)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^// In plain loops")
+      break()
+    elseif(NOT line MATCHES "^ *(//|#|$)")
+      math(EXPR count "${count} + 1")
+    endif()
+  endforeach()
+  set(${out} ${count} PARENT_SCOPE)
+endfunction()
+
+# heed_zoo_name(out file): the NAME of the file's zoo:NAME, empty where it has no variant.
+function(heed_zoo_name out file)
+  file(READ "${file}" code)
+  set(${out} "" PARENT_SCOPE)
+  if(code MATCHES "{\"zoo:([^\"]*)\"")
+    set(${out} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+  endif()
+endfunction()
+
+# heed_zoo_files(out): those that have a variant.
+function(heed_zoo_files out)
+  file(GLOB files "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/*.hpp")
+  set(variants "")
+  foreach(file IN LISTS files)
+    heed_zoo_name(name "${file}")
+    if(name)
+      list(APPEND variants "${file}")
+    endif()
+  endforeach()
+  set(${out} "${variants}" PARENT_SCOPE)
+endfunction()
+
+if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
+  heed_zoo_files(files)
+  list(LENGTH files count)
+  if(count LESS 24)
+    message(SEND_ERROR "the zoo has ${count} variants")
+  endif()
+  foreach(file IN LISTS files)
+    heed_count_lines(lines "${file}")
+    if(lines GREATER heed_most_lines)
+      message(SEND_ERROR "${file} has ${lines} lines of code, it may have ${heed_most_lines}")
+    endif()
+  endforeach()
+endif()

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Which keys a query reads: numbers of each row of attention weights, of every op and head, without a matrix of
+// len_q x len_kv.
+//
+//   forward(op, in, mask, out, &saved);
+//   WeightMeasures read = measure_weights(op, in, mask, saved, {.links = 3});
+//   read.links_of(read.row(b, h, i))[0].key      // the key that query i of head h in sequence b weighs most
+//
+// A weight w_ij is what value j enters row i with, before the readout and before dropout: mixed_i = sum_j w_ij v_j. So it is
+//
+//   softmax, DAR, prototypes, dialectical, gates    the softmax; what a readout makes of the row comes behind it
+//   differential                                    softmax_1 - lambda softmax_2, which may be negative
+//   ODE                                             the row after its last step
+//   normalisers of one's own                        what they make of the row
+//
+// Measures  of a row, with A = sum_j |w_ij|, which is 1 for a softmax
+//   entropy   -sum_j p_j log p_j of p_j = |w_ij| / A, in nats: 0 where one key has all, log n where n have the same
+//   total     sum_j w_ij, and size, A
+//   distance  sum_j p_j |position of i - j|, in tokens; query 0 stands at Inputs::first_query
+//   links     the keys of largest |w_ij|, other than 0, with w_ij; of equal ones the earlier key comes first. Where a row has
+//             fewer, the rest have key -1 and weight 0
+//   mass      sum of w_ij over the keys of a KeySet; share, the sum of their p_j
+// Shapes    rows are (batch, heads, len_q), in this order
+// Bounds    what the mask hides has weight 0 whatever it holds, and is no link. A row without a weight other than 0, one
+//           that sees no key, say, has measures 0. A row with a weight that is not finite, and one that forward() makes NaN,
+//           has measures NaN and links without keys; other rows do not notice. Weights are those of forward() up to rounding.
+//           The same bits for any number of threads.
+// Errors    std::invalid_argument where the arguments do not fit, or where `saved` is of another call; std::bad_alloc
+// Memory    O(len_q (links + sets)) for the results, and what forward() has per thread
+// Cost      the scores of forward(), one logarithm a pair, and no product with the values
+
+#include <heed/engine/doors.hpp>
+#include <heed/measure/weight_walk.hpp>
+
+#include <numeric>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+namespace detail {
+
+template <class Op, class Real>
+[[nodiscard]] WeightMeasures open_weights(const Op& op, const Inputs<Real>& in,
+                                          const Mask<Real>& mask, const Saved<Real>* saved,
+                                          const WeightRequest& request, const Options& options) {
+  static_assert(check_attention_op<Op>());
+  using Worker = WeightWorker<Op, Real>;
+  const std::string where = door_name("heed::measure_weights", options.name);
+  require_options<Real>(options, where);
+  const Geometry g = geometry_of(op, in, where);
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
+  if (saved)
+    check_saved<Op>(*saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
+  require(request.links >= 1, where, ": links is ", request.links, ", it must be at least 1");
+  // A row has no more links than keys.
+  const Index per_row = std::min(request.links, std::max<Index>(1, g.len_kv));
+  std::vector<OrderedKeys> sets;
+  for (const KeySet& set : request.sets) sets.emplace_back(set, g, where, sets.size());
+
+  WeightMeasures to;
+  to.batch = g.batch;
+  to.heads = g.heads;
+  to.len_q = g.len_q;
+  to.links_per_row = per_row;
+  const auto rows = std::size_t(to.rows());
+  for (auto* numbers : {&to.entropy, &to.total, &to.size, &to.distance}) numbers->resize(rows);
+  to.links.resize(std::size_t(element_count({g.batch, g.heads, g.len_q, per_row}, where.c_str())));
+  for (auto* numbers : {&to.mass, &to.share})
+    numbers->assign(sets.size(), std::vector<double>(rows));
+
+  WidenedTensors<Real> copies(options.threads);
+  Operands<Real> operands{copies.read(in.query), copies.read(in.key), in.value,
+                          copies.read(in.extra)};
+  if constexpr (Op::ReadoutType::uses_own_rows) operands.value = copies.read(in.value);
+  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  KeySide<Op, Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
+  const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
+  const CallContext<Op, Real> c{op,
+                                g,
+                                bound,
+                                operands,
+                                plan_call<Real>(op, g, bound, options, pages, false),
+                                Real(scale_of(op, g, options)),
+                                keys,
+                                options.dropout,
+                                options.precision.products()};
+  const Index panels = c.plan.panels, units = g.batch * g.heads * panels;
+  if (units == 0) return to;
+  const Index elements = scratch_elements<Real>(
+      [&](Scratch<Real>& scratch) { return Worker(c, saved, sets, to, scratch); });
+  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
+  keys.build(workers);
+  Dispenser dispenser(units);
+  run_workers(workers, [&](int) {
+    Scratch<Real> scratch(elements);
+    Worker worker(c, saved, sets, to, scratch);
+    // Longest panels first: under a causal mask the last one.
+    for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
+      worker.run(unit / panels / g.heads, unit / panels % g.heads, panels - 1 - unit % panels);
+  });
+  return to;
+}
+
+}  // namespace detail
+
+// The measures of the rows of a call; `saved` is that of forward() with the same op, inputs, mask, scale, dropout and
+// precision.
+template <AttentionOp Op>
+[[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<typename Op::Scalar>& in,
+                                             const Mask<typename Op::Scalar>& mask,
+                                             const Saved<typename Op::Scalar>& saved,
+                                             const WeightRequest& request = {},
+                                             const Options& options = {}) {
+  return detail::open_weights(op, in, mask, &saved, request, options);
+}
+
+// The same without an earlier forward(). Normalisers that stream need one for the states of their rows: it is run here, and
+// what it writes to `out` is forgotten.
+template <AttentionOp Op>
+[[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<typename Op::Scalar>& in,
+                                             const Mask<typename Op::Scalar>& mask = {},
+                                             const WeightRequest& request = {},
+                                             const Options& options = {}) {
+  using Real = typename Op::Scalar;
+  if constexpr (Op::NormaliserType::streams) {
+    const std::string where = detail::door_name("heed::measure_weights", options.name);
+    const Geometry g = geometry_of(op, in, where);
+    std::vector<Real> out(std::size_t(element_count(g.out_shape(), where.c_str())));
+    Saved<Real> saved;
+    forward(op, in, mask, {out.data(), g.out_shape()}, &saved, options);
+    return detail::open_weights(op, in, mask, &saved, request, options);
+  } else {
+    return detail::open_weights<Op, Real>(op, in, mask, nullptr, request, options);
+  }
+}
+
+}  // namespace HEED_ABI
+}  // namespace heed
