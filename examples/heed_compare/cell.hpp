@@ -80,6 +80,7 @@ struct CellResult {
   // Of the first held-out rows after the first stage, means over layers: of all tokens, of those that are asked for an
   // answer, of the others. None where the loss is not finite; the last two only for tasks.
   Measures measures, at_answers, elsewhere;
+  std::optional<heed_report::Picture> reading;  // reading_picture.hpp, of the first seed
 };
 
 // The first step of the course with an accuracy of 90 % or more; none if there was none.

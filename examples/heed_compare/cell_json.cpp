@@ -64,6 +64,13 @@ using Json = nlohmann::ordered_json;
   result.measures = measures_of(json.at("measures"));
   result.at_answers = measures_of(json.at("at_answers"));
   result.elsewhere = measures_of(json.at("elsewhere"));
+  if (const Json& reading = json.at("reading"); !reading.is_null()) {
+    result.reading.emplace();
+    reading.at("name").get_to(result.reading->name);
+    reading.at("title").get_to(result.reading->title);
+    reading.at("body").get_to(result.reading->body);
+    result.reading->height = number(reading.at("height"));
+  }
   return result;
 }
 
@@ -76,6 +83,12 @@ std::string json_of(const CellResult& result) {
   for (const Evaluation& one : result.course) course.push_back({one.step, one.loss, one.accuracy});
   for (const StageScore& one : result.stages)
     stages.push_back({one.after, one.on, one.loss, one.accuracy});
+  Json reading;
+  if (const auto& picture = result.reading)
+    reading = {{"name", picture->name},
+               {"title", picture->title},
+               {"body", picture->body},
+               {"height", picture->height}};
   const Json whole = {{"parameters", result.parameters},
                       {"skipped", result.skipped},
                       {"tokens_per_second", result.tokens_per_second},
@@ -88,7 +101,8 @@ std::string json_of(const CellResult& result) {
                         {"steps_per_point", result.curve.steps_per_point}}},
                       {"measures", result.measures},
                       {"at_answers", result.at_answers},
-                      {"elsewhere", result.elsewhere}};
+                      {"elsewhere", result.elsewhere},
+                      {"reading", reading}};
   return whole.dump();
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cell_measures.hpp"
 
+#include "../heed_lm/reading.hpp"
 #include "../zoo/layers.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/models/layer_measures.hpp>
+
+#include <cmath>
 
 namespace compare {
 
@@ -37,6 +40,23 @@ class Means {
   std::map<std::string, std::pair<double, int>> sums_;
 };
 
+// Of the rows of all heads that have a weight other than 0.
+void add_rows(const heed::WeightMeasures& m, const nn::ChosenTokens& chosen, Means& to) {
+  double entropy = 0, top = 0, rows = 0;
+  for (Index b = 0; b < m.batch; ++b)
+    for (Index h = 0; h < m.heads; ++h)
+      for (Index i = 0; i < m.len_q; ++i) {
+        const Index row = m.row(b, h, i);
+        if (!chosen(b, i) || m.size[std::size_t(row)] == 0) continue;
+        entropy += m.entropy[std::size_t(row)];
+        top += std::abs(m.links_of(row)[0].weight);
+        ++rows;
+      }
+  if (rows == 0) return;
+  to.add("row_entropy", entropy / rows);
+  to.add("top_weight", top / rows);
+}
+
 }  // namespace
 
 void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Index rows,
@@ -47,11 +67,12 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
         if (value.size() == 1) all.add(name.substr(name.rfind('.') + 1), double(value[0]));
       }));
   const heed_lm::Batch batch = source.validation_batch(0, rows);
-  (void)model.loss(context, batch.rows, batch.inputs, batch.targets);
+  const auto weights = heed_lm::read_layers(model, context, batch.rows, batch.inputs, {});
   const auto add = [&](Means& means, const nn::ChosenTokens& chosen) {
     for (auto& block : model.blocks())
       for (const auto& [name, value] : layer_measures(block.attention(), batch.rows, chosen))
         means.add(name, value);
+    for (const heed::WeightMeasures& layer : weights) add_rows(layer, chosen, means);
   };
   add(all, {});
   to.measures = all.means();

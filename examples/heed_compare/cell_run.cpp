@@ -2,6 +2,7 @@
 #include "cell_run.hpp"
 
 #include "cell_measures.hpp"
+#include "reading_picture.hpp"
 
 #include <heed/check/stopwatch.hpp>
 #include <heed/mask/visible.hpp>
@@ -52,6 +53,7 @@ class CellRun {
     if (sound_) {
       nn::Context<float> context = evaluation();
       measure_model(*run_.model, *task_.stages.front(), run_.train.batch, context, result_);
+      if (cell_.seed == experiment_.settings().seed) draw_reading(context);
     }
     if (task_.stages.size() > 1) run_stages();
     return std::move(result_);
@@ -136,6 +138,14 @@ class CellRun {
         result_.stages.push_back({after, on, score.loss, score.accuracy});
       }
     }
+  }
+
+  // Which tokens the model reads in the first held-out sequence.
+  void draw_reading(nn::Context<float>& context) {
+    heed_lm::Batch first = task_.stages.front()->validation_batch(0, 1);
+    first.inputs.resize(std::min(first.inputs.size(), heed_report::kMostLinkTokens));
+    result_.reading =
+        reading_picture(*run_.model, context, cell_.variant, first.inputs, task_.token_name);
   }
 
   // Adds the score, and tells whether it is finite.

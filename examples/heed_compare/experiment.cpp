@@ -132,6 +132,7 @@ Experiment::Task Experiment::open_task(const std::string& spec) {
   Task task;
   task.spec = spec;
   task.vocabulary = own->vocabulary() * training.alphabets;
+  task.token_name = [](Index id) { return std::to_string(id); };
   task.positions = own->len();
   const Source source = heed_lm::make_task_source(own, settings_.seed);
   task.stages = {source};
@@ -167,7 +168,7 @@ Experiment::Task Experiment::open_text() {
     later.push_back(read_text(file, "--then"));
     all += later.back();
   }
-  const auto tokenizer = tokenizer_for(all);
+  const std::shared_ptr<const heed_lm::Tokenizer> tokenizer = tokenizer_for(all);
   heed_lm::DataSettings data;
   data.len = settings_.training.model.len;
   const auto source = [&](const std::string& whose, const std::string& from) -> Source {
@@ -182,6 +183,7 @@ Experiment::Task Experiment::open_text() {
   Task task;
   task.spec = kText;
   task.vocabulary = tokenizer->vocab_size();
+  task.token_name = [tokenizer](Index id) { return tokenizer->token(id); };
   task.positions = data.len;
   const Source first = source(name, text);
   task.stages = {first};

@@ -35,6 +35,7 @@ class Experiment {
     std::string spec;  // or kText
     std::string data;  // one line for people
     Index vocabulary = 0;
+    std::function<std::string(Index)> token_name;
     Index positions = 0;         // tokens of the longest sequence of training and tests
     std::vector<Source> stages;  // what is trained on, one after another
     // Rows that serve to choose a learning rate and to see when a model has learnt its task. No test has them.

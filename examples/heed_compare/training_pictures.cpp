@@ -43,6 +43,12 @@ class TaskPictures {
       if (!first.course.empty()) pictures.push_back(courses());
     }
     if (!first.stages.empty()) pictures.push_back(forgetting());
+    for (const TrainedVariant* v : variants_)
+      if (const auto& reading = v->runs.front().reading) {
+        pictures.push_back(*reading);
+        pictures.back().name = file(pictures.back().name);
+        pictures.back().title = title(pictures.back().title);
+      }
     for (Picture& picture : measures()) pictures.push_back(std::move(picture));
     return pictures;
   }

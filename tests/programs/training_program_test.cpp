@@ -189,6 +189,8 @@ TEST_CASE("Several tasks make one table, one JSON and one page") {
   CHECK(json.at("variants").size() == 3 * 2);
   CHECK(json.at("variants").at(5).at("task") == "text");
   CHECK(lines_of(read(shell.path("a.csv"))).size() == 1 + 3 * 2 * 2);
+  for (const char* file : {"reads_sdpa_parity.svg", "reads_dar_text.svg"})
+    CHECK(shell.files("pages").count(file) == 1);
   for (const char* file :
        {"accuracy_by_task.svg", "accuracy_parity.svg", "validation_loss_text.svg"})
     CHECK(shell.files("pages").count(file) == 1);
@@ -235,6 +237,15 @@ TEST_CASE("Measures stand at answers and elsewhere, of a task and not of a text"
     for (const char* where : {"measures", "measures_at_answers", "measures_elsewhere"})
       CHECK(variant.at(where).contains(name));
   }
+  for (const Json& variant : task.at("variants"))
+    for (const char* where : {"measures", "measures_at_answers", "measures_elsewhere"}) {
+      CHECK(variant.at(where).at("row_entropy") > 0);
+      CHECK(variant.at(where).at("row_entropy") <= std::log(11.0));  // a row of all tokens
+      CHECK(variant.at(where).at("top_weight") > 0.05);
+    }
+  // Answers are asked for behind all other tokens, where rows are longest.
+  CHECK(task.at("variants").at(0).at("measures_at_answers").at("row_entropy") >
+        task.at("variants").at(0).at("measures_elsewhere").at("row_entropy"));
   const Json& dar = task.at("variants").at(0);
   CHECK(dar.at("measures_at_answers").at("mean_resonance") !=
         dar.at("measures_elsewhere").at("mean_resonance"));
