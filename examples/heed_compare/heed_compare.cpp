@@ -21,7 +21,7 @@ int run(int argc, char** argv) {
                              "machine");
   const compare::ParsedCommandLine parsed = compare::parse_command_line(argc, argv);
   if (parsed.finished) return 0;
-  if (parsed.settings.train_steps > 0) {
+  if (parsed.settings.trains()) {
     compare::report_training(parsed.settings);
     return 0;
   }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 namespace compare {
 
@@ -14,9 +15,7 @@ namespace compare {
 class Progress {
  public:
   Progress() : terminal_(heed_program::draws(STDERR_FILENO)) {}
-  ~Progress() {
-    if (drawn_) std::fputs("\r\033[K", stderr);
-  }
+  ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -27,6 +26,10 @@ class Progress {
     std::fflush(stderr);
     last_ = now;
     drawn_ = true;
+  }
+  // Takes the line away, until the next one is shown.
+  void clear() {
+    if (std::exchange(drawn_, false)) std::fputs("\r\033[K", stderr);
   }
 
  private:

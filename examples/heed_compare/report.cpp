@@ -165,8 +165,8 @@ std::string csv_text(const Settings& settings, const Comparison& comparison) {
 }
 
 void write_reports(const Settings& settings, const Machine& machine, const Comparison& comparison) {
-  const bool data_on_stdout = settings.json_file == "-" || settings.csv_file == "-";
-  std::fputs(table_text(settings, machine, comparison).c_str(), data_on_stdout ? stderr : stdout);
+  std::fputs(table_text(settings, machine, comparison).c_str(),
+             settings.data_on_stdout() ? stderr : stdout);
   write_files(settings, json_text(settings, machine, comparison), csv_text(settings, comparison));
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "settings.hpp"
 
+#include "experiment.hpp"
 #include "runner.hpp"
-#include "training.hpp"
+#include "training_settings.hpp"
 
 #include "../program/options.hpp"
 #include "../program/words.hpp"
 #include "../report/page.hpp"
-#include "../tasks/task_list.hpp"
 #include "../zoo/layers.hpp"
 
 #include <heed/core/parallel.hpp>
@@ -142,7 +142,9 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--variants", words.variants,
                  "Variants to compare, separated by commas (default: all of heed's): " +
                      joined(variant_names()) + of_zoo + "; with --train also the controls " +
-                     joined(training_controls()))
+                     joined(training_controls()) + "; " + kFrozenMemory + " and " + kNoMemory +
+                     ", whose memory learns before --then or --alphabets, or never, run only "
+                     "where they are named")
       ->type_name("A,B,...");
   app.add_option(
          "--shape", words.shape,
@@ -161,53 +163,12 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_flag(
       "--quick", settings.quick,
       "Compares in less time: fewer tokens, and three rounds of timings instead of five to "
-      "nine");
+      "nine. With --task it trains, too: 200 steps, two seeds and heed's own variants in a small "
+      "model, where no other option says how many");
   app.add_option("--seed", words.seed, "Seed of all random numbers (default 1)")->type_name("N");
-  app.add_option("--train", settings.train_steps,
-                 "Instead of timings: trains a small language model with each variant for so many "
-                 "steps, and compares their losses on the part of the text that is held out")
-      ->type_name("STEPS")
-      ->check(heed_program::whole(1, heed_program::kMaxSteps));
-  app.add_option("--seeds", settings.seeds,
-                 "With --train: number of runs of each variant, 1 to 1000, with seeds --seed and "
-                 "up (default 1)")
-      ->type_name("N")
-      ->check(heed_program::whole(1, 1000));
-  const auto add_size = [&](const char* name, Index& size, const char* text) {
-    app.add_option(name, size, std::string("With --train: ") + text)
-        ->type_name("N")
-        ->capture_default_str()
-        ->check(heed_program::whole(1, heed_program::kMaxSize));
-  };
-  add_size("--width", settings.model.width, "width of the model, a multiple of --heads");
-  add_size("--heads", settings.model.heads, "number of heads");
-  add_size("--depth", settings.model.depth, "number of blocks");
-  add_size("--len", settings.model.len, "number of tokens of a sequence");
-  add_size("--batch", settings.model.batch, "number of sequences per step");
-  app.add_option("--lr", settings.learning_rate, "With --train: peak of the learning rate")
-      ->type_name("X")
-      ->capture_default_str()
-      ->check(heed_program::number(0, 1e30));
-  app.add_option("--init", settings.init,
-                 "With --train: first weights, normal numbers: fan-in, with deviation "
-                 "1 / sqrt(columns of the matrix), or gpt2, with 0.02 whatever the width")
-      ->type_name("NAME")
-      ->capture_default_str();
-  app.add_option("--task", settings.task,
-                 "With --train: trains on a generated task instead of a text, such as mqar or "
-                 "mqar:len=128,pairs=8, and compares accuracy and loss on its answers (default "
-                 "text); the defaults are then --width 64 --heads 2 --depth 2 --batch 64. help "
-                 "lists all tasks with their numbers and sources")
-      ->type_name("NAME");
   app.add_option("--text", settings.text_file,
                  "Text to compare on. Timings take its bytes as tokens and repeat it as often as "
                  "needed (default: a text inside the program)")
-      ->type_name("FILE")
-      ->check(heed_program::path_of("file"));
-  app.add_option(
-         "--then", settings.then_file,
-         "With --train: a second text that each model goes on with for as many steps, to see how "
-         "much of the first it forgets")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
   app.add_option("--json", settings.json_file,
@@ -225,49 +186,13 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
 }
 
 // Says on standard error which of the given options have no effect.
-void note_unused(const CLI::App& app, bool trains) {
-  const std::vector<const char*> unused =
-      trains ? std::vector<const char*>{"--shape", "--causal", "--dtype", "--quick"}
-             : std::vector<const char*>{"--seeds", "--width", "--heads", "--depth",
-                                        "--len",   "--batch", "--lr",    "--init"};
-  for (const char* option : unused)
+void note_unused(const CLI::App& app, const Settings& settings) {
+  std::vector<std::string> unused = training_options();
+  if (settings.trains()) unused = {"--shape", "--causal", "--dtype"};
+  for (const std::string& option : unused)
     if (app.count(option) > 0)
-      std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option,
-                   trains ? "with" : "without");
-}
-
-// Stands for no task.
-constexpr const char* kText = "text";
-
-// Checks --task, and sets the length of sequences by it.
-void take_task(const CLI::App& app, Settings& settings) {
-  if (settings.task == kText) settings.task.clear();
-  if (settings.task.empty()) return;
-  if (settings.train_steps == 0) throw UsageError("--task needs --train STEPS");
-  for (const char* option : {"--text", "--then"})
-    if (app.count(option) > 0)
-      throw UsageError("--task is " + settings.task + " and " + option +
-                       " names a text; it must be one of both");
-  // Sizes with which plain attention learns the tasks within minutes.
-  const auto unless_given = [&](const char* option, Index& size, Index value) {
-    if (app.count(option) == 0) size = value;
-  };
-  unless_given("--width", settings.model.width, 64);
-  unless_given("--heads", settings.model.heads, 2);
-  unless_given("--depth", settings.model.depth, 2);
-  unless_given("--batch", settings.model.batch, 64);
-  try {
-    const auto task = tasks::make_task(settings.task);
-    settings.task = task->spec();
-    settings.model.len = task->len();
-    for (const tasks::Task::Test& test : task->tests())
-      settings.model.len = std::max(settings.model.len, test.task->len());
-  } catch (const std::invalid_argument& error) {
-    throw UsageError(error.what());
-  }
-  if (app.count("--len") > 0)
-    std::fputs("heed_compare: --len has no effect with --task, whose numbers say how long\n",
-               stderr);
+      std::fprintf(stderr, "heed_compare: %s has no effect %s --train\n", option.c_str(),
+                   settings.trains() ? "with" : "without");
 }
 
 // The file that an option names; none for "-", which is standard output.
@@ -278,8 +203,8 @@ void take_task(const CLI::App& app, Settings& settings) {
 void require_outputs(const Settings& settings) {
   const heed_program::NamedFile json = named("--json", settings.json_file),
                                 csv = named("--csv", settings.csv_file);
-  const std::vector<heed_program::NamedFile> inputs = {{"--text", settings.text_file},
-                                                       {"--then", settings.then_file}};
+  std::vector<heed_program::NamedFile> inputs = {{"--text", settings.text_file}};
+  for (const std::string& file : settings.training.then_files) inputs.push_back({"--then", file});
   if (!settings.json_file.empty() && settings.json_file == settings.csv_file)
     throw UsageError("--json and --csv both name \"" + settings.json_file + "\"");
   for (const heed_program::NamedFile& output : {json, csv}) {
@@ -288,8 +213,8 @@ void require_outputs(const Settings& settings) {
   }
   if (!json.path.empty() && !csv.path.empty() && heed_program::same_file(json.path, csv.path))
     throw UsageError("--json \"" + json.path + "\" and --csv \"" + csv.path + "\" name one file");
-  heed_program::require_pages_apart({"--report", settings.report_folder},
-                                    {inputs[0], inputs[1], json, csv});
+  inputs.insert(inputs.end(), {json, csv});
+  heed_program::require_pages_apart({"--report", settings.report_folder}, inputs);
   if (settings.report_folder.empty()) return;
   try {
     heed_report::prepare_folder(settings.report_folder);
@@ -310,7 +235,9 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
       "machine's peak and relative to plain attention (sdpa), scratch memory, and a check of the "
       "gradients.",
       "heed_compare");
+  TrainingWords training;
   declare(app, settings, words);
+  declare_training(app, training, settings);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -324,32 +251,28 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw UsageError(heed_program::sentence_of(error));
   }
-  if (settings.task == "help") {
-    std::fputs(tasks::help_text().c_str(), stdout);
-    std::puts("text, the default, is not generated: it is read from --text.");
+  if (training.asks_for_help()) {
+    print_task_help();
     parsed.finished = true;
     return parsed;
   }
-  std::vector<std::string> known = known_names(settings.train_steps > 0);
-  settings.variants = known;
+  settings.threads = read_threads(words.threads);
+  settings.seed = read_seed(words.seed);
+  take_training(app, training, settings);
+  std::vector<std::string> known = known_names(settings.trains());
+  settings.variants = settings.trains() && settings.quick ? variant_names() : known;
+  if (settings.trains()) known.insert(known.end(), {kFrozenMemory, kNoMemory});
   if (app.count("--variants") > 0) {
     for (std::string& name : zoo_names()) known.push_back(std::move(name));
-    const char* hiding = settings.train_steps > 0 ? "--train"
-                         : settings.causal        ? "--causal"
-                                                  : nullptr;
+    const char* hiding = settings.trains() ? "--train" : settings.causal ? "--causal" : nullptr;
     settings.variants = read_variants(words.variants, known, hiding);
   }
   settings.shape = app.count("--shape") > 0 ? read_shape(words.shape)
                    : settings.quick         ? kQuickShape
                                             : kShape;
   settings.dtypes = read_dtypes(words.dtype);
-  settings.threads = read_threads(words.threads);
-  settings.seed = read_seed(words.seed);
-  if (app.count("--then") > 0 && settings.train_steps == 0)
-    throw UsageError("--then needs --train STEPS");
-  if (app.count("--task") > 0) take_task(app, settings);
-  note_unused(app, settings.train_steps > 0);
-  if (settings.train_steps == 0) require_memory(settings.shape);
+  note_unused(app, settings);
+  if (!settings.trains()) require_memory(settings.shape);
   require_outputs(settings);
   return parsed;
 }

@@ -6,6 +6,7 @@
 #include <heed/core/view.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,36 @@ enum class Dtype { float32, float64, bfloat16, bfloat16_storage };
 
 // The language model that --train trains with each variant.
 struct ModelSizes {
-  Index width = 128, heads = 4, depth = 3, len = 128, batch = 4;
+  Index width = 128, heads = 4, depth = 3, len = 128, batch = 4;  // len: of a text's sequences
 };
+
+// Stands for the text among tasks.
+inline constexpr const char* kText = "text";
+
+// What --train runs.
+struct TrainingSettings {
+  Index steps = 0;                           // 0: nothing is trained
+  int seeds = 1;                             // number of runs, with seeds seed, seed + 1, ...
+  std::vector<std::string> tasks = {kText};  // specs (tasks/task_list.hpp), or kText
+  // Peaks of the schedule. With several each variant has the one that does best on rows of its own, in sweep_seeds runs
+  // with seeds seed + kSweepSeed, ...
+  std::vector<double> rates = {2e-3};
+  int sweep_seeds = 1;
+  std::string init = "fan-in";  // first weights, as ModelConfig has them
+  std::vector<Index> lengths;   // tests with sequences so many times as long
+  std::vector<double> noise;    // tests with so much noise in queries and keys
+  std::optional<Index>
+      evaluate_every;  // steps; 0: never. None: a twentieth of the steps, never for a text
+  ModelSizes model;
+  std::vector<std::string> then_files;  // texts that follow the first one
+  int alphabets = 1;                    // stages of a task, each with tokens of its own
+  std::string out_folder;               // where finished cells are kept; empty: not given
+  int jobs = 1;                         // cells at a time
+  bool only_plan = false;
+};
+
+// More than there are --seeds.
+inline constexpr std::uint64_t kSweepSeed = 1000;
 
 // What to compare, and where the results go.
 struct Settings {
@@ -40,18 +69,17 @@ struct Settings {
   heed::Shape shape;                  // (B, H, T, d) of the baseline
   bool causal = false;
   bool quick = false;
-  int threads = 1;
+  int threads = 1;  // with training, of each cell
   std::vector<Dtype> dtypes;
   std::uint64_t seed = 1;
-  Index train_steps = 0;        // 0: nothing is trained
-  int seeds = 1;                // number of runs, with seeds seed, seed + 1, ...
-  double learning_rate = 2e-3;  // peak of the schedule
-  std::string init = "fan-in";  // first weights, as ModelConfig has them
-  ModelSizes model;             // its len is that of the task where there is one
-  std::string task;  // spec of the task that is trained on (tasks/task_list.hpp); empty: a text
-  std::string text_file, then_file;  // empty: not given
-  std::string json_file, csv_file;   // empty: not given; "-": standard output
-  std::string report_folder;         // of the page of pictures; empty: not given
+  TrainingSettings training;
+  std::string text_file;            // empty: not given
+  std::string json_file, csv_file;  // empty: not given; "-": standard output
+  std::string report_folder;        // of the page of pictures; empty: not given
+
+  [[nodiscard]] bool trains() const { return training.steps > 0; }
+  // Standard output has data, so that tables go to standard error.
+  [[nodiscard]] bool data_on_stdout() const { return json_file == "-" || csv_file == "-"; }
 
   // Rounds of timings of a dtype: at least min_rounds(), and at most max_rounds() while seconds_per_dtype() are not used
   // up.

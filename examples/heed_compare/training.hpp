@@ -1,67 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures what the variants are worth: trains the same small language model with each of them, on the same text or task
-// in the same order. All have as many parameters as the largest of them; the MLPs of the others are made wider.
+// Measures what the variants are worth: trains the same small language model with each of them, on the same texts or tasks
+// in the same order (experiment.hpp), and compares their runs pair by pair, seed by seed.
 //
-// With a second text it also measures forgetting: each model goes on with that text for as many steps, and its loss on
-// the first text is then computed again.
+// With several stages, texts or alphabets of a task, it also measures forgetting: each model goes on with the next one for
+// as many steps, and is scored on all of them after each.
 
-#include "settings.hpp"
-
-#include "../heed_lm/training.hpp"
-#include "../report/plots.hpp"
-
-#include <functional>
-#include <map>
+#include "plan.hpp"
+#include "student.hpp"
 
 namespace compare {
 
-// What a model of one seed answered. `test` is kHeldOut, or the name of one of the task's tests. Loss and accuracy are NaN
-// where the loss is not finite.
-inline constexpr const char* kHeldOut = "held out";
-struct Outcome {
-  std::uint64_t seed;
-  std::string test;
-  heed_lm::Score score;
-};
-
-// The results of one variant. Losses are those of held-out text in nats per token, one per seed. They are NaN where the
-// loss is not finite, and where numbers that are not finite ended training before its last step.
+// The results of one variant on one task.
 struct TrainedVariant {
-  std::string name;
-  Index parameters = 0, hidden = 0;  // hidden: width of the MLP
-  std::vector<double> losses;
-  std::vector<Outcome> outcomes;  // of each seed: held out, then the tests; before a second text
-  std::vector<double> second,
-      forgotten;                 // with a second text: the loss on it, and then on the first
-  double tokens_per_second = 0;  // median over seeds
-  Index skipped = 0;  // steps of all seeds that were skipped because a number was not finite
-  heed_report::Curve curve{100};  // training loss over steps, of the first seed and the first text
-  std::map<std::string, double>
-      measures;  // learnt scalars and models/attention_measures.hpp, means
-                 // over layers, of the last seed after the first text; none where its
-                 // loss is not finite
+  std::string task, name;
+  Index hidden = 0;  // width of the MLP
+  double learning_rate = 0;
+  std::vector<RateScore> sweep;  // empty for one learning rate
+  std::vector<std::uint64_t> seeds;
+  std::vector<CellResult> runs;  // one for each seed
 
   [[nodiscard]] bool all_finite() const;
 };
 
-// The names of a variant's tests, kHeldOut first, and the accuracy of each seed in one of them.
+// The names of a variant's tests, kHeldOut first, and the loss and accuracy of each seed in one of them.
 [[nodiscard]] std::vector<std::string> tests_of(const TrainedVariant& variant);
+[[nodiscard]] std::vector<double> losses_of(const TrainedVariant& variant,
+                                            const std::string& test = kHeldOut);
 [[nodiscard]] std::vector<double> accuracies_of(const TrainedVariant& variant,
-                                                const std::string& test);
+                                                const std::string& test = kHeldOut);
+// With several stages: the loss of each seed on the second after it, on the first after the last, and what later stages
+// did to earlier ones. Empty without.
+[[nodiscard]] std::vector<double> second_losses_of(const TrainedVariant& variant);
+[[nodiscard]] std::vector<double> forgotten_losses_of(const TrainedVariant& variant);
+[[nodiscard]] std::vector<double> backward_transfers_of(const TrainedVariant& variant,
+                                                        double StageScore::*score);
+[[nodiscard]] double tokens_per_second_of(const TrainedVariant& variant);  // median
+[[nodiscard]] Index skipped_of(const TrainedVariant& variant);             // of all runs
+// Means over the runs that have the measure.
+[[nodiscard]] Measures means_of(const TrainedVariant& variant, Measures CellResult::*measures);
+
+enum class Quantity { loss, accuracy };
+[[nodiscard]] const char* name_of(Quantity quantity);
+// "higher", "lower", "no difference seen", or "unknown" where there is no interval.
+[[nodiscard]] const char* verdict_of(const std::optional<Difference>& difference);
 
 struct TrainingComparison {
-  std::string data;  // one line about the text or task
-  std::vector<TrainedVariant> variants;
+  std::vector<Experiment::Task> tasks;
+  std::vector<TrainedVariant> variants;  // of the first task, then of the next
 };
 
-// The names of the controls that --train runs beside the variants: baselines, and layers with a memory.
-[[nodiscard]] std::vector<std::string> training_controls();
+// Those of one task.
+[[nodiscard]] std::vector<const TrainedVariant*> variants_of(const TrainingComparison& comparison,
+                                                             const std::string& task);
+// The baseline's runs on a task; null where it did not run.
+[[nodiscard]] const TrainedVariant* baseline_of(const TrainingComparison& comparison,
+                                                const std::string& task);
+// Loss or accuracy of the variant in a test less that of the baseline, paired by seed; none for fewer than two seeds.
+[[nodiscard]] std::optional<Difference> difference_of(const TrainedVariant& baseline,
+                                                      const TrainedVariant& variant,
+                                                      const std::string& test, Quantity quantity);
 
-// Trains all variants of the settings. Calls on_start(data) once before the first, on_variant(result) after each.
-[[nodiscard]] TrainingComparison compare_training(
-    const Settings& settings, const std::function<void(const std::string&)>& on_start,
-    const std::function<void(const TrainedVariant&)>& on_variant);
+// What compare_training() calls: on_plan once with the text of the plan, on_task before a task's first variant, on_variant
+// after each variant, on_task_end with all of them so far.
+struct TrainingWatch {
+  std::function<void(const std::string&)> on_plan;
+  std::function<void(const Experiment::Task&)> on_task;
+  std::function<void(const TrainedVariant&)> on_variant;
+  std::function<void(const TrainingComparison&, const Experiment::Task&)> on_task_end;
+};
+
+// Trains all variants of the settings on all tasks; none of them where only the plan is asked for.
+[[nodiscard]] TrainingComparison compare_training(const Settings& settings,
+                                                  const TrainingWatch& watch);
 
 }  // namespace compare

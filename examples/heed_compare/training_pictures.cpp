@@ -16,160 +16,212 @@ using heed_report::BarChart;
 using heed_report::Group;
 using heed_report::LinePlot;
 using heed_report::Picture;
-using Losses = std::vector<double> TrainedVariant::*;
+using Variants = std::vector<const TrainedVariant*>;
 
-[[nodiscard]] std::vector<std::string> names_of(const TrainingComparison& comparison) {
-  std::vector<std::string> names;
-  for (const TrainedVariant& v : comparison.variants) names.push_back(v.name);
-  return names;
-}
+// Pictures of one task; with several tasks their names and titles tell which.
+class TaskPictures {
+ public:
+  TaskPictures(const Settings& settings, const TrainingComparison& comparison,
+               const Experiment::Task& task)
+      : task_(task),
+        variants_(variants_of(comparison, task.spec)),
+        several_(comparison.tasks.size() > 1),
+        name_(tasks::task_name(task.spec)),
+        seeds_(settings.training.seeds > 1
+                   ? "Means of " + std::to_string(settings.training.seeds) +
+                         " seeds; whiskers reach from the lowest to the highest seed."
+                   : "One seed, so that the spread is not known."),
+        baseline_(baseline_of(comparison, task.spec)) {}
 
-// Adds the mean of the seeds of a variant, with a whisker over all of them.
-void add_seeds(Group& group, const std::vector<double>& of_seeds) {
-  group.values.push_back(mean_of(of_seeds));
-  group.whiskers.push_back(heed_report::whisker_over(of_seeds));
-}
-
-[[nodiscard]] Group group_of(const TrainingComparison& comparison, const char* name,
-                             Losses losses) {
-  Group group{name, {}};
-  for (const TrainedVariant& v : comparison.variants) add_seeds(group, v.*losses);
-  return group;
-}
-
-// What points and whiskers are.
-[[nodiscard]] std::string seeds_note(const Settings& settings) {
-  return settings.seeds > 1 ? "Means of " + std::to_string(settings.seeds) +
-                                  " seeds; whiskers reach from the lowest to the highest seed."
-                            : "One seed, so that the spread is not known.";
-}
-
-// Plain attention, if it was trained; null if not.
-[[nodiscard]] const TrainedVariant* baseline_of(const TrainingComparison& c) {
-  for (const TrainedVariant& v : c.variants)
-    if (v.name == heed::kBaseline) return &v;
-  return nullptr;
-}
-
-[[nodiscard]] Picture validation(const Settings& settings, const TrainingComparison& c) {
-  BarChart chart{"validation_loss",
-                 "Validation loss after training",
-                 seeds_note(settings),
-                 "loss, nats per token",
-                 names_of(c),
-                 {group_of(c, "", &TrainedVariant::losses)},
-                 true};
-  const TrainedVariant* baseline = baseline_of(c);
-  if (baseline != nullptr && c.variants.size() > 1) {
-    chart.reference = mean_of(baseline->losses);
-    chart.note += " The line stands at plain attention.";
-  }
-  return draw(chart);
-}
-
-[[nodiscard]] Picture forgetting(const Settings& settings, const TrainingComparison& c) {
-  return draw(BarChart{"forgetting",
-                       "Loss on the first text before and after the second",
-                       seeds_note(settings),
-                       "validation loss, nats per token",
-                       names_of(c),
-                       {group_of(c, "first text", &TrainedVariant::losses),
-                        group_of(c, "first text, after the second", &TrainedVariant::forgotten),
-                        group_of(c, "second text", &TrainedVariant::second)},
-                       true});
-}
-
-[[nodiscard]] Picture accuracies(const Settings& settings, const TrainingComparison& c) {
-  BarChart chart{"accuracy",
-                 "Answers that are right",
-                 seeds_note(settings),
-                 "share of answers",
-                 names_of(c),
-                 {},
-                 true};
-  for (const std::string& test : tests_of(c.variants.front())) {
-    Group group{test, {}, {}};
-    for (const TrainedVariant& v : c.variants) add_seeds(group, accuracies_of(v, test));
-    chart.groups.push_back(std::move(group));
-  }
-  return draw(chart);
-}
-
-// Means over seeds, of held-out sequences.
-[[nodiscard]] Picture by_difficulty(const Settings& settings, const TrainingComparison& c) {
-  const std::string& counts = tasks::task_entry(tasks::task_name(settings.task)).difficulty;
-  LinePlot plot{"accuracy_by_difficulty", "Answers that are right, by difficulty",
-                "Means over seeds.",      {counts},
-                {"share of answers"},     {}};
-  for (const TrainedVariant& v : c.variants) {
-    std::map<Index, heed_lm::Score::Part> parts;
-    for (const Outcome& outcome : v.outcomes) {
-      if (outcome.test != kHeldOut) continue;
-      for (const auto& [difficulty, part] : outcome.score.by_difficulty) {
-        parts[difficulty].answers += part.answers;
-        parts[difficulty].right += part.right;
+  [[nodiscard]] std::vector<Picture> all() const {
+    std::vector<Picture> pictures = {validation(), speeds(), curves()};
+    if (baseline_ != nullptr && variants_.size() > 1) pictures.push_back(curves_over_baseline());
+    const CellResult& first = variants_.front()->runs.front();
+    if (task_.spec != kText) {
+      pictures.push_back(accuracies());
+      if (!tasks::task_entry(name_).difficulty.empty()) pictures.push_back(by_difficulty());
+      if (!first.course.empty()) pictures.push_back(courses());
+    }
+    if (!first.stages.empty()) pictures.push_back(forgetting());
+    for (const TrainedVariant* v : variants_)
+      if (const auto& reading = v->runs.front().reading) {
+        pictures.push_back(*reading);
+        pictures.back().name = file(pictures.back().name);
+        pictures.back().title = title(pictures.back().title);
       }
-    }
-    heed_report::Series series{v.name, {}, {}, true};
-    for (const auto& [difficulty, part] : parts) {
-      series.x.push_back(double(difficulty));
-      series.y.push_back(double(part.right) / double(part.answers));
-    }
-    plot.series.push_back(std::move(series));
+    for (Picture& picture : measures()) pictures.push_back(std::move(picture));
+    return pictures;
   }
-  return draw(plot);
-}
 
-[[nodiscard]] Picture speeds(const TrainingComparison& c) {
-  Group group{"", {}};
-  for (const TrainedVariant& v : c.variants) group.values.push_back(v.tokens_per_second);
-  return draw(BarChart{"speed",
-                       "Speed of training",
-                       "Median over seeds.",
-                       "tokens per second",
-                       names_of(c),
-                       {group}});
-}
-
-[[nodiscard]] std::string points_note(const TrainingComparison& c) {
-  const std::size_t each = c.variants.back().curve.steps_per_point();
-  return each > 1 ? "Each point is the mean of " + std::to_string(each) + " steps. " : "";
-}
-
-[[nodiscard]] Picture curves(const TrainingComparison& c) {
-  LinePlot plot{"training_loss", "Training loss of the first seed", points_note(c),
-                {"step"},        {"loss, nats per token"},          {}};
-  for (const TrainedVariant& v : c.variants) plot.series.push_back(v.curve.series(v.name));
-  return draw(plot);
-}
-
-// The points of the curve that are means of the same steps as one of the baseline, over that one.
-[[nodiscard]] heed_report::Series ratio_to(const heed_report::Series& baseline,
-                                           const heed_report::Series& curve) {
-  heed_report::Series ratio{curve.name, {}, {}};
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < curve.x.size(); ++i) {
-    while (at < baseline.x.size() && baseline.x[at] < curve.x[i]) ++at;
-    if (at == baseline.x.size() || baseline.x[at] != curve.x[i]) continue;
-    ratio.x.push_back(curve.x[i]);
-    ratio.y.push_back(curve.y[i] / baseline.y[at]);
+ private:
+  [[nodiscard]] std::string file(const std::string& name) const {
+    return several_ ? name + "_" + name_ : name;
   }
-  return ratio;
-}
+  [[nodiscard]] std::string title(const std::string& text) const {
+    return several_ ? name_ + ": " + text : text;
+  }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const TrainedVariant* v : variants_) names.push_back(v->name);
+    return names;
+  }
+  template <class F>
+  [[nodiscard]] Group group_of(const std::string& name, F&& values) const {
+    Group group{name, {}};
+    for (const TrainedVariant* v : variants_) {
+      const std::vector<double> of_seeds = values(*v);
+      group.values.push_back(mean_of(of_seeds));
+      group.whiskers.push_back(heed_report::whisker_over(of_seeds));
+    }
+    return group;
+  }
 
-// All variants see the same batches in the same order, so that the ratio scatters less than either loss.
-[[nodiscard]] Picture curves_over(const TrainedVariant& baseline, const TrainingComparison& c) {
-  LinePlot plot{"training_loss_ratio",
-                "Training loss relative to plain attention",
-                points_note(c) + "First seed, the same batches for all.",
-                {"step"},
-                {"loss over that of " + baseline.name},
-                {}};
-  const heed_report::Series of_baseline = baseline.curve.series(baseline.name);
-  for (const TrainedVariant& v : c.variants)
-    plot.series.push_back(ratio_to(of_baseline, v.curve.series(v.name)));
-  return draw(plot);
-}
+  [[nodiscard]] Picture validation() const {
+    BarChart chart{file("validation_loss"),
+                   title("Validation loss after training"),
+                   seeds_,
+                   "loss, nats per token",
+                   names(),
+                   {group_of("", [](const TrainedVariant& v) { return losses_of(v); })},
+                   true};
+    if (baseline_ != nullptr && variants_.size() > 1) {
+      chart.reference = mean_of(losses_of(*baseline_));
+      chart.note += " The line stands at plain attention.";
+    }
+    return draw(chart);
+  }
+  [[nodiscard]] Picture forgetting() const {
+    return draw(
+        BarChart{file("forgetting"),
+                 title("Loss on the first stage before and after the later ones"),
+                 seeds_,
+                 "validation loss, nats per token",
+                 names(),
+                 {group_of("first stage", [](const TrainedVariant& v) { return losses_of(v); }),
+                  group_of("first stage, after the last", forgotten_losses_of),
+                  group_of("second stage", second_losses_of)},
+                 true});
+  }
+  [[nodiscard]] Picture accuracies() const {
+    BarChart chart{file("accuracy"),
+                   title("Answers that are right"),
+                   seeds_,
+                   "share of answers",
+                   names(),
+                   {},
+                   true};
+    for (const std::string& test : tests_of(*variants_.front()))
+      chart.groups.push_back(
+          group_of(test, [&](const TrainedVariant& v) { return accuracies_of(v, test); }));
+    return draw(chart);
+  }
+  // Means over seeds, of held-out sequences.
+  [[nodiscard]] Picture by_difficulty() const {
+    LinePlot plot{file("accuracy_by_difficulty"),
+                  title("Answers that are right, by difficulty"),
+                  "Means over seeds.",
+                  {tasks::task_entry(name_).difficulty},
+                  {"share of answers"},
+                  {}};
+    for (const TrainedVariant* v : variants_) {
+      std::map<Index, heed_lm::Score::Part> parts;
+      for (const CellResult& run : v->runs)
+        for (const auto& [difficulty, part] : score_of(run, kHeldOut).by_difficulty) {
+          parts[difficulty].answers += part.answers;
+          parts[difficulty].right += part.right;
+        }
+      heed_report::Series series{v->name, {}, {}, true};
+      for (const auto& [difficulty, part] : parts) {
+        series.x.push_back(double(difficulty));
+        series.y.push_back(double(part.right) / double(part.answers));
+      }
+      plot.series.push_back(std::move(series));
+    }
+    return draw(plot);
+  }
+  // Seeds have the same steps, but for those that ended early.
+  [[nodiscard]] Picture courses() const {
+    LinePlot plot{file("accuracy_course"),
+                  title("Answers that are right, in the course of training"),
+                  "Means over seeds, on rows that no other figure is about.",
+                  {"step"},
+                  {"share of answers"},
+                  {}};
+    for (const TrainedVariant* v : variants_) {
+      std::map<Index, std::vector<double>> of_step;
+      for (const CellResult& run : v->runs)
+        for (const Evaluation& one : run.course) of_step[one.step].push_back(one.accuracy);
+      heed_report::Series series{v->name, {}, {}, true};
+      for (const auto& [step, values] : of_step) {
+        series.x.push_back(double(step));
+        series.y.push_back(mean_of(values));
+      }
+      plot.series.push_back(std::move(series));
+    }
+    return draw(plot);
+  }
+  [[nodiscard]] Picture speeds() const {
+    Group group{"", {}};
+    for (const TrainedVariant* v : variants_) group.values.push_back(tokens_per_second_of(*v));
+    return draw(BarChart{file("speed"),
+                         title("Speed of training"),
+                         "Median over seeds.",
+                         "tokens per second",
+                         names(),
+                         {group}});
+  }
+  [[nodiscard]] std::string points_note() const {
+    const Index each = variants_.back()->runs.front().curve.steps_per_point;
+    return each > 1 ? "Each point is the mean of " + std::to_string(each) + " steps. " : "";
+  }
+  [[nodiscard]] Picture curves() const {
+    LinePlot plot{file("training_loss"),
+                  title("Training loss of the first seed"),
+                  points_note(),
+                  {"step"},
+                  {"loss, nats per token"},
+                  {}};
+    for (const TrainedVariant* v : variants_) {
+      const TrainingCurve& curve = v->runs.front().curve;
+      plot.series.push_back({v->name, curve.step, curve.loss});
+    }
+    return draw(plot);
+  }
+  // All variants see the same batches in the same order, so that the ratio scatters less than either loss.
+  [[nodiscard]] Picture curves_over_baseline() const {
+    LinePlot plot{file("training_loss_ratio"),
+                  title("Training loss relative to plain attention"),
+                  points_note() + "First seed, the same batches for all.",
+                  {"step"},
+                  {"loss over that of " + baseline_->name},
+                  {}};
+    for (const TrainedVariant* v : variants_)
+      plot.series.push_back(
+          ratio_to(baseline_->runs.front().curve, v->runs.front().curve, v->name));
+    return draw(plot);
+  }
+  // The points of the curve that are means of the same steps as one of the baseline, over that one.
+  [[nodiscard]] static heed_report::Series ratio_to(const TrainingCurve& baseline,
+                                                    const TrainingCurve& curve,
+                                                    const std::string& name) {
+    heed_report::Series ratio{name, {}, {}};
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < curve.step.size(); ++i) {
+      while (at < baseline.step.size() && baseline.step[at] < curve.step[i]) ++at;
+      if (at == baseline.step.size() || baseline.step[at] != curve.step[i]) continue;
+      ratio.x.push_back(curve.step[i]);
+      ratio.y.push_back(curve.loss[i] / baseline.loss[at]);
+    }
+    return ratio;
+  }
+  [[nodiscard]] std::vector<Picture> measures() const;
+
+  const Experiment::Task& task_;
+  Variants variants_;
+  bool several_;
+  std::string name_, seeds_;
+  const TrainedVariant* baseline_;
+};
 
 // The name of a measure's file: what is no letter or digit becomes "_".
 [[nodiscard]] std::string file_name(const std::string& measure) {
@@ -180,55 +232,75 @@ void add_seeds(Group& group, const std::vector<double>& of_seeds) {
 }
 
 // A chart for each measure, with the variants that have it; none for a measure that is 0 for all of them.
-[[nodiscard]] std::vector<Picture> measures(const TrainingComparison& c) {
+std::vector<Picture> TaskPictures::measures() const {
   std::map<std::string, BarChart> charts;
-  for (const TrainedVariant& v : c.variants)
-    for (const auto& [name, value] : v.measures) {
+  for (const TrainedVariant* v : variants_)
+    for (const auto& [name, value] : means_of(*v, &CellResult::measures)) {
       BarChart& chart = charts[name];
       if (chart.groups.empty()) chart.groups.push_back({"", {}});
-      chart.labels.push_back(v.name);
+      chart.labels.push_back(v->name);
       chart.groups[0].values.push_back(value);
     }
   std::vector<Picture> pictures;
   for (auto& [name, chart] : charts) {
     const std::vector<double>& values = chart.groups[0].values;
     if (std::count(values.begin(), values.end(), 0.0) == std::ptrdiff_t(values.size())) continue;
-    chart.name = file_name(name);
-    chart.title = "After training: " + name;
-    chart.axis = name + ", mean over layers";
+    chart.name = file(file_name(name));
+    chart.title = title("After training: " + name);
+    chart.axis = name + ", mean over layers and seeds";
     pictures.push_back(draw(chart));
   }
   return pictures;
 }
 
+// Accuracy of all variants on all tasks but the text.
+[[nodiscard]] Picture accuracy_table(const TrainingComparison& comparison) {
+  heed_report::HeatMap map{"accuracy_by_task",
+                           "Answers that are right, by task",
+                           "Means over seeds.",
+                           "task",
+                           "variant",
+                           "share of answers",
+                           0,
+                           0,
+                           {}};
+  for (const Experiment::Task& task : comparison.tasks)
+    if (task.spec != kText) map.column_names.push_back(tasks::task_name(task.spec));
+  for (const TrainedVariant* row : variants_of(comparison, comparison.tasks.front().spec)) {
+    map.row_names.push_back(row->name);
+    for (const Experiment::Task& task : comparison.tasks)
+      for (const TrainedVariant* v : variants_of(comparison, task.spec))
+        if (task.spec != kText && v->name == row->name)
+          map.values.push_back(mean_of(accuracies_of(*v)));
+  }
+  map.rows = map.row_names.size();
+  map.columns = map.column_names.size();
+  return draw(map);
+}
+
 }  // namespace
 
 heed_report::Page training_page(const Settings& settings, const TrainingComparison& comparison) {
-  const ModelSizes& m = settings.model;
+  const TrainingSettings& training = settings.training;
+  const ModelSizes& m = training.model;
+  const std::size_t variants = settings.variants.size();
   const auto count = [](auto number, const char* what) { return std::to_string(number) + what; };
   heed_report::Page page;
-  page.title =
-      "Language models with " + count(comparison.variants.size(), " variants of attention");
-  if (comparison.variants.size() == 1)
-    page.title = "A language model with " + comparison.variants[0].name;
-  page.facts = {
-      {"data", comparison.data},
-      {"model", "width " + count(m.width, ", heads ") + count(m.heads, ", blocks ") +
-                    count(m.depth, ", tokens ") + std::to_string(m.len)},
-      {"training", "steps " + count(settings.train_steps, ", sequences per step ") +
-                       count(m.batch, ", seeds ") + count(settings.seeds, " from ") +
-                       count(settings.seed, ", threads ") + std::to_string(settings.threads)}};
-  page.pictures = {validation(settings, comparison), speeds(comparison), curves(comparison)};
-  const TrainedVariant* baseline = baseline_of(comparison);
-  if (baseline != nullptr && comparison.variants.size() > 1)
-    page.pictures.push_back(curves_over(*baseline, comparison));
-  if (!settings.task.empty()) {
-    page.pictures.push_back(accuracies(settings, comparison));
-    if (!tasks::task_entry(tasks::task_name(settings.task)).difficulty.empty())
-      page.pictures.push_back(by_difficulty(settings, comparison));
-  }
-  if (!settings.then_file.empty()) page.pictures.push_back(forgetting(settings, comparison));
-  for (Picture& picture : measures(comparison)) page.pictures.push_back(std::move(picture));
+  page.title = "Language models with " + count(variants, " variants of attention");
+  if (variants == 1) page.title = "A language model with " + comparison.variants[0].name;
+  for (const Experiment::Task& task : comparison.tasks) page.facts.emplace_back("data", task.data);
+  page.facts.emplace_back("model", "width " + count(m.width, ", heads ") +
+                                       count(m.heads, ", blocks ") + std::to_string(m.depth));
+  page.facts.emplace_back(
+      "training", "steps " + count(training.steps, ", sequences per step ") +
+                      count(m.batch, ", seeds ") + count(training.seeds, " from ") +
+                      count(settings.seed, ", threads ") + std::to_string(settings.threads));
+  std::size_t answering = 0;
+  for (const Experiment::Task& task : comparison.tasks) answering += task.spec != kText;
+  if (answering > 1) page.pictures.push_back(accuracy_table(comparison));
+  for (const Experiment::Task& task : comparison.tasks)
+    for (Picture& picture : TaskPictures(settings, comparison, task).all())
+      page.pictures.push_back(std::move(picture));
   return page;
 }
 

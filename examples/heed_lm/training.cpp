@@ -91,12 +91,14 @@ constexpr const char* kAdvice = "; a smaller --lr may help";
 
 Score score(Model& model, nn::Context<float>& context, const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
+  const std::uint64_t step = context.step;
   Score score;
   double sum = 0;
   Index right = 0;
   for (Index first = 0; first < data.validation_rows(); first += batch) {
     const Batch rows = data.validation_batch(first, batch);
     const Index targets = count_targets(rows);
+    context.step = std::uint64_t(first);  // each batch has its own random numbers
     std::vector<Index> likeliest(rows.targets.size(), kNoTarget);
     sum += double(targets) * model.loss(context, rows.rows, rows.inputs, rows.targets, likeliest);
     score.answers += targets;
@@ -114,6 +116,7 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
     }
   }
   context.training = training;
+  context.step = step;
   if (score.answers > 0) {
     score.loss = sum / double(score.answers);
     score.accuracy = double(right) / double(score.answers);

@@ -24,12 +24,13 @@ std::unique_ptr<nn::AttentionLayer<float>> attention_by_name(const std::string& 
 }
 
 std::optional<std::vector<nn::Measure>> measures_of(const nn::AttentionLayer<float>& layer,
-                                                    heed::Index batch) {
+                                                    heed::Index batch, heed::Index sequences,
+                                                    const nn::ChosenTokens& chosen) {
   std::optional<std::vector<nn::Measure>> measures;
   for_each_zoo_variant<float>(heed::kSmallSizes, [&]<class Op>(const heed::Variant<Op>&) {
     if (measures) return;
     if (const auto* projected = dynamic_cast<const nn::ProjectedAttention<Op>*>(&layer))
-      measures = nn::measures_of(*projected, batch);
+      measures = nn::measures_of(*projected, batch, sequences, chosen);
   });
   return measures;
 }

@@ -19,9 +19,11 @@ namespace zoo {
     const std::string& name, heed::Index width, heed::Index heads, heed::Index layer,
     std::uint64_t seed);
 
-// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp); none for other layers.
+// The measures of a layer around a variant of the zoo (heed/models/attention_measures.hpp), of all tokens or of some; none
+// for other layers.
 [[nodiscard]] std::optional<std::vector<heed::nn::Measure>> measures_of(
-    const heed::nn::AttentionLayer<float>& layer, heed::Index batch);
+    const heed::nn::AttentionLayer<float>& layer, heed::Index batch, heed::Index sequences = 2,
+    const heed::nn::ChosenTokens& chosen = {});
 
 // Which tokens the tokens of its last forward() read (heed/models/attention_weights.hpp); nothing for other layers.
 [[nodiscard]] std::optional<heed::WeightMeasures> weights_of(

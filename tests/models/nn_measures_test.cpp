@@ -265,3 +265,64 @@ TEST_CASE("Shares of steps sum to 1 and have the reported mean") {
   CHECK(sum == Approx(1));
   CHECK(mean == Approx(found.at("steps_used")));
 }
+
+namespace {
+
+// Measures of the first and of the other tokens of each sequence, and of all.
+template <class Layer>
+std::array<std::map<std::string, double>, 3> parts_after_forward(Layer& layer, Index first) {
+  nn::Context<double> c;
+  const auto x = normals<double>(kBatch * kLen, kWidth, 1);
+  nn::Matrix<double> y(x.rows(), layer.width_out());
+  layer.forward(c, kBatch, x.view(), y.view());
+  std::array<std::vector<char>, 2> marks;
+  for (Index t = 0; t < kBatch * kLen; ++t) {
+    marks[0].push_back(t % kLen < first);
+    marks[1].push_back(t % kLen >= first);
+  }
+  std::array<std::map<std::string, double>, 3> found;
+  for (std::size_t part = 0; part < 2; ++part)
+    for (const auto& [name, value] : nn::measures_of(layer, kBatch, kBatch, {marks[part], kLen}))
+      found[part][name] = value;
+  for (const auto& [name, value] : nn::measures_of(layer, kBatch, kBatch)) found[2][name] = value;
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("Measures of some tokens and of the others make those of all") {
+  constexpr Index first = 3;
+  // Each row counts once; the pairs of query i count i + 1 times.
+  const double rows = double(first) / kLen,
+               pairs = double(first * (first + 1)) / double(kLen * (kLen + 1));
+  const auto check = [&](auto layer, const std::vector<std::string>& names, double share) {
+    shake<double>(layer);
+    const auto [some, others, all] = parts_after_forward(layer, first);
+    for (const std::string& name : names) {
+      INFO(name);
+      CHECK(some.at(name) != Approx(others.at(name)).epsilon(1e-6));
+      CHECK(share * some.at(name) + (1 - share) * others.at(name) ==
+            Approx(all.at(name)).epsilon(1e-12));
+    }
+  };
+  check(nn::dar_attention<double>(kWidth, kHeads, heed::Dar<double>{}), {"mean_resonance"}, pairs);
+  check(nn::differential_v2_attention<double>(kWidth, kHeads), {"lambda"}, rows);
+  check(nn::intent_attention<double>(kWidth, kHeads, nn::ExtraSource::projected,
+                                     nn::RopePairs::halves),
+        {"mean_gate"}, rows);
+  heed::DialecticalOptions halting;
+  check(nn::dialectical_head<double>(kWidth, 4, halting, true), {"tension"}, rows);
+}
+
+TEST_CASE("Of no tokens there are no measures, and marks must fit") {
+  auto layer = nn::dar_attention<double>(kWidth, kHeads, heed::Dar<double>{});
+  nn::Context<double> c;
+  const auto x = normals<double>(kBatch * kLen, kWidth, 1);
+  nn::Matrix<double> y(x.rows(), kWidth);
+  layer.forward(c, kBatch, x.view(), y.view());
+  const std::vector<char> none(std::size_t(kBatch * kLen), 0);
+  CHECK(nn::measures_of(layer, kBatch, kBatch, {none, kLen}).empty());
+  CHECK_THROWS_WITH(nn::measures_of(layer, kBatch, kBatch, {none, kLen - 1}),
+                    "measures_of: chosen has 14 marks for sequences of 6 tokens, the layer has "
+                    "read 2 sequences of 7");
+}

@@ -3,91 +3,18 @@
 // What heed's programs have in common: exit codes, standard streams, and the fields of bench/FORMATS.md.
 
 #include "catch.hpp"
-#include "temporary.hpp"
+#include "programs/shell.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <fstream>
 #include <regex>
-#include <set>
-#include <sstream>
-#include <string>
-#include <vector>
 
 namespace {
 
-namespace fs = std::filesystem;
+using namespace heed_test;
 using Json = nlohmann::json;
-using Names = std::set<std::string>;
-
-[[nodiscard]] std::string read(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  REQUIRE(in.good());
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-[[nodiscard]] std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-struct Result {
-  int code;
-  std::string out, err;
-};
-
-// Runs shell commands in a folder of its own; the programs are on the path.
-class Shell {
- public:
-  Shell() {
-    std::ofstream text(folder_.path / "text.txt");
-    for (int i = 0; i < 60; ++i) text << "line " << i * i << "\n";
-    std::ofstream(folder_.path / "empty.txt").flush();
-    std::ofstream(folder_.path / "bytes.txt") << std::string(400, '\xFF');
-  }
-  [[nodiscard]] Result run(const std::string& command) const {
-    const std::string whole = "cd '" + folder_.path.string() +
-                              "' && export PATH='" HEED_PROGRAMS "':\"$PATH\" && { " + command +
-                              "; } >.out 2>.err </dev/null";
-    const int status = std::system(whole.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path(".out")), read(path(".err"))};
-  }
-  [[nodiscard]] Result done(const std::string& command) const {
-    Result result = run(command);
-    INFO(command << "\n" << result.err);
-    REQUIRE(result.code == 0);
-    return result;
-  }
-  // Exit code 2 and one sentence that has `words`.
-  void refuses(const std::string& command, const std::string& words) const {
-    const Result result = run(command);
-    INFO(command << "\n" << result.out << result.err);
-    CHECK(result.code == 2);
-    CHECK(result.out.empty());
-    CHECK(lines_of(result.err).size() == 1);
-    CHECK(result.err.rfind("heed_", 0) == 0);
-    CHECK(result.err.find(words) != std::string::npos);
-  }
-  [[nodiscard]] fs::path path(const std::string& name) const { return folder_.path / name; }
-  [[nodiscard]] Names files(const std::string& folder) const {
-    Names names;
-    for (const auto& entry : fs::directory_iterator(path(folder)))
-      names.insert(entry.path().filename().string());
-    return names;
-  }
-
- private:
-  heed_test::TemporaryFolder folder_;
-};
 
 const std::string kCompare =
     "heed_compare --quick --shape 1,2,32,16 --threads 1 --variants sdpa,dar,ode,dialectical ";
@@ -253,13 +180,20 @@ TEST_CASE("heed_compare --dtype bf16 compares on tensors of bfloat16") {
   return chosen;
 }
 
+// Without those that begin with one of `begins`.
+[[nodiscard]] Names without(Names names, const std::vector<std::string>& begins) {
+  for (const std::string& begin : begins) names = beginning(names, begin, false);
+  return names;
+}
+
 TEST_CASE(
     "heed_compare --train writes the documented fields and files, with and without a second text") {
   const Shell shell;
-  // Difficulties and accuracies of a page belong to tasks.
-  const Names fields =
-                  beginning(documented("heed_compare --train --json"), "records[].by_diff", false),
-              files = beginning(documented("heed_compare --train --report"), "accuracy", false);
+  // Difficulties, answers and accuracies of a page belong to tasks.
+  const Names fields = without(documented("heed_compare --train --json"),
+                               {"records[].by_diff", "courses[]", "variants[].sweep[]",
+                                "variants[].measures_at_answers", "variants[].measures_elsewhere"}),
+              files = without(documented("heed_compare --train --report"), {"accuracy"});
   (void)shell.done(kTrain + "--then text.txt --json a.json --csv a.csv --report pages");
   CHECK(paths_of(read(shell.path("a.json")), fields) == fields);
   CHECK(patterns_of(shell.files("pages"), files) == files);
@@ -270,7 +204,7 @@ TEST_CASE(
   CHECK(std::regex_search(lines_of(csv)[2], std::regex("^sdpa,\\d+,\\d+,8,")));
 
   const Result plain = shell.done(kTrain + "--json -");
-  CHECK(paths_of(plain.out, fields) == fields);
+  CHECK(paths_of(plain.out, fields) == without(fields, {"stages[]"}));
   const Json report = Json::parse(plain.out), first = report.at("variants").at(0);
   CHECK(first.at("losses").size() == 2);
   CHECK(first.at("second_losses").is_null());
@@ -284,17 +218,21 @@ TEST_CASE(
 
 TEST_CASE("heed_compare --train --task writes accuracy and loss of each seed and test") {
   const Shell shell;
-  const Names fields = documented("heed_compare --train --json"),
-              files = beginning(documented("heed_compare --train --report"), "forgetting", false);
+  const Names fields =
+                  without(documented("heed_compare --train --json"),
+                          {"variants[].sweep[]", "stages[]", "records[].by_difficulty[].reports"}),
+              files = without(documented("heed_compare --train --report"),
+                              {"forgetting", "accuracy_by_task"});
   const Result result = shell.done(kTask + "--json a.json --csv a.csv --report pages");
-  CHECK(result.out.find("task flip-flop:len=16,p_ignore=0.8, vocabulary 5\n") != std::string::npos);
+  CHECK(result.out.find("task flip-flop:len=16,p_ignore=0.8, vocabulary 5, 15 positions\n") !=
+        std::string::npos);
   CHECK(std::regex_search(result.out, std::regex("\n    test sparse +accuracy 0\\.\\d+ ")));
   const std::string json = read(shell.path("a.json"));
   CHECK(paths_of(json, fields) == fields);
   CHECK(patterns_of(shell.files("pages"), files) == files);
   CHECK(csv_columns(read(shell.path("a.csv"))) == documented("heed_compare --train --csv"));
   const Json report = Json::parse(json);
-  CHECK(report.at("model").at("len") == 15);
+  CHECK(report.at("tasks").at(0).at("positions") == 15);
   const Json& records = report.at("records");
   REQUIRE(records.size() == 2 * 2 * 3);  // variants, seeds, tests
   for (std::size_t i = 0; i < records.size(); ++i) {
@@ -320,7 +258,7 @@ TEST_CASE("heed_compare --train --task writes accuracy and loss of each seed and
   // Lengths of tests count: 8 times as long, and the token that asks.
   const Result longer = shell.done(
       std::regex_replace(kTask, std::regex("flip-flop:len=16"), "parity:len=4") + "--json -");
-  CHECK(Json::parse(longer.out).at("model").at("len") == 33);
+  CHECK(Json::parse(longer.out).at("tasks").at(0).at("positions") == 33);
 }
 
 TEST_CASE("heed_compare --task help lists the tasks, and every name of it can be trained on") {
@@ -513,8 +451,11 @@ TEST_CASE("heed_compare refuses what it cannot use in one sentence with both val
                 "pages/report.html: would replace the file of --json");
   shell.refuses("heed_compare --json " + std::string(300, 'x'), "File name too long");
   CHECK(read(shell.path("text.txt")) == text);
-  const Result note = shell.done(kTrain + "--quick --csv -");
-  CHECK(note.err.find("heed_compare: --quick has no effect with --train\n") != std::string::npos);
+  const Result note = shell.done(kTrain + "--causal --csv -");
+  CHECK(note.err.find("heed_compare: --causal has no effect with --train\n") != std::string::npos);
+  const Result other = shell.done(kCompare + "--seeds 2 --csv -");
+  CHECK(other.err.find("heed_compare: --seeds has no effect without --train\n") !=
+        std::string::npos);
 }
 
 TEST_CASE("compress passes through one token: a model of one block cannot see past it") {

@@ -2,7 +2,8 @@
 #pragma once
 
 // Measures of an attention layer's last forward pass for reports: means over heads and tokens. They are computed
-// in double by the slow twin, too slow for training loops.
+// in double by the slow twin, too slow for training loops. Those of rows and pairs can be had of some tokens alone, as
+// queries; prototypes_in_use then counts what these tokens are as keys.
 //
 //   every op           the diagnostics that the op reports per row (ProjectedAttention::diagnostics), and the share
 //                      of rows that took 1, 2, ... steps
@@ -21,6 +22,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <span>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -28,7 +30,47 @@ namespace nn {
 
 using Measure = std::pair<std::string, double>;
 
+// Which tokens are measured: (batch, len) numbers, sequence by sequence, that are not 0 for those; all where it is empty.
+struct ChosenTokens {
+  std::span<const char> marks = {};
+  Index len = 0;
+
+  [[nodiscard]] bool all() const { return marks.empty(); }
+  [[nodiscard]] bool operator()(Index b, Index t) const {
+    return marks.empty() || marks[std::size_t(b * len + t)] != 0;
+  }
+  // How many there are in the first `sequences`.
+  [[nodiscard]] Index count(Index sequences) const {
+    Index chosen = 0;
+    for (Index b = 0; b < sequences; ++b)
+      for (Index t = 0; t < len; ++t) chosen += (*this)(b, t);
+    return chosen;
+  }
+};
+
 namespace detail {
+
+// The means of what the op reports per row, of the chosen rows.
+template <class Op>
+[[nodiscard]] std::vector<Measure> row_means(const ProjectedAttention<Op>& layer, Index batch,
+                                             const ChosenTokens& chosen) {
+  if (chosen.all()) return layer.diagnostics();
+  const auto& saved = layer.saved();
+  Geometry g = layer.heads();
+  g.batch = batch;
+  g.len_q = chosen.len;
+  const double rows = double(chosen.count(batch) * g.heads);
+  std::vector<Measure> means;
+  for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
+    double sum = 0;
+    for (Index b = 0; b < batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i)
+          if (chosen(b, i)) sum += double(saved.diagnostics[d][std::size_t(g.row_index(b, h, i))]);
+    means.emplace_back(saved.diagnostic_names[d], sum / std::max(1.0, rows));
+  }
+  return means;
+}
 
 // The first sequences of a layer's last forward pass, as a problem for the slow twin.
 template <class Op>
@@ -65,7 +107,7 @@ template <class Op>
 // Adds the mean of each number of Score::measure() over all visible pairs.
 template <class Op>
 void measure_pairs(const Op& op, const reference::Problem<double>& problem,
-                   std::vector<Measure>& to) {
+                   const ChosenTokens& chosen, std::vector<Measure>& to) {
   using Score = typename Op::ScoreType;
   if constexpr (!Score::measure_names.empty()) {
     const Geometry& g = problem.geometry;
@@ -76,6 +118,7 @@ void measure_pairs(const Op& op, const reference::Problem<double>& problem,
       for (Index h = 0; h < g.heads; ++h) {
         reference::MapScores<Op> scores(op, problem, mask, b, h, 0);
         for (Index i = 0; i < g.len_q; ++i) {
+          if (!chosen(b, i)) continue;
           scores.take_query(i);
           for (Index j = 0; j < g.len_kv; ++j) {
             if (!mask.visible(b, h, i, j)) continue;
@@ -92,30 +135,42 @@ void measure_pairs(const Op& op, const reference::Problem<double>& problem,
 
 template <class Op>
 void measure_lambda(const Op& op, const reference::Problem<double>& problem,
-                    std::vector<Measure>& to) {
+                    const ChosenTokens& chosen, std::vector<Measure>& to) {
   if constexpr (requires { op.normaliser.lambda_of(Index(0), 0.0); }) {
     const Geometry& g = problem.geometry;
-    double sum = 0;
+    double sum = 0, rows = 0;
     for (Index b = 0; b < g.batch; ++b)
       for (Index h = 0; h < g.heads; ++h)
-        for (Index i = 0; i < g.len_q; ++i)
+        for (Index i = 0; i < g.len_q; ++i) {
+          if (!chosen(b, i)) continue;
           sum += op.normaliser.lambda_of(
               h, problem.extra.empty() ? 0.0 : problem.extra[std::size_t(g.row_index(b, h, i))]);
-    to.emplace_back("lambda", sum / std::max<double>(1, double(g.query_rows())));
+          ++rows;
+        }
+    to.emplace_back("lambda", sum / std::max(1.0, rows));
   }
 }
 
 // Adds the mean gate: the readout applied to rows of ones.
 template <class Op>
-void measure_gate(const Op& op, const reference::Problem<double>& p, std::vector<Measure>& to) {
+void measure_gate(const Op& op, const reference::Problem<double>& p, const ChosenTokens& chosen,
+                  std::vector<Measure>& to) {
   if constexpr (Op::ReadoutType::gates) {
     const std::vector<double> ones(std::size_t(p.geometry.query_rows() * p.geometry.dim_v), 1.0);
     ReadoutContext<double> context{p.geometry, ones, p.query, p.key, p.value, p.extra, {}, {}};
     context.query_inputs = reference::readout_inputs<Op>(p);
     op.readout.reference(context);
-    double sum = 0;
-    for (const double x : context.out) sum += x;
-    to.emplace_back("mean_gate", sum / std::max<double>(1, double(context.out.size())));
+    const Geometry& g = p.geometry;
+    double sum = 0, numbers = 0;
+    for (Index b = 0; b < g.batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < g.len_q; ++i) {
+          if (!chosen(b, i)) continue;
+          const double* row = context.out.data() + g.row_index(b, h, i) * g.dim_v;
+          for (Index c = 0; c < g.dim_v; ++c) sum += row[c];
+          numbers += double(g.dim_v);
+        }
+    to.emplace_back("mean_gate", sum / std::max(1.0, numbers));
   }
 }
 
@@ -178,7 +233,7 @@ void measure_intent(const ProjectedAttention<Op>& layer, std::vector<Measure>& t
 
 template <class Op>
 void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
-                        std::vector<Measure>& to) {
+                        const ChosenTokens& chosen, std::vector<Measure>& to) {
   using Score = typename Op::ScoreType;
   if constexpr (Score::has_table) {
     const Geometry& g = problem.geometry;
@@ -188,7 +243,8 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
       for (Index h = 0; h < g.heads; ++h) {
         reference::MapScores<Op> scores(op, problem, mask, b, h, 0);
         scores.take_query(0);
-        for (Index j = 0; j < g.len_kv; ++j) used.emplace(h, Index(scores.pair(j).key[0]));
+        for (Index j = 0; j < g.len_kv; ++j)
+          if (chosen(b, j)) used.emplace(h, Index(scores.pair(j).key[0]));
       }
     to.emplace_back("prototypes_in_use",
                     double(used.size()) / std::max<double>(1, double(g.heads)));
@@ -196,36 +252,57 @@ void measure_prototypes(const Op& op, const reference::Problem<double>& problem,
 }
 
 // Adds the share of rows that took 1, 2, ... steps, where the op reports its steps.
-template <class Real>
-void measure_steps(const Saved<Real>& saved, std::vector<Measure>& to) {
+template <class Op>
+void measure_steps(const ProjectedAttention<Op>& layer, Index batch, Index len,
+                   const ChosenTokens& chosen, std::vector<Measure>& to) {
+  const auto& saved = layer.saved();
+  Geometry g = layer.heads();
+  g.batch = batch;
+  g.len_q = len;
   for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
     if (saved.diagnostic_names[d] != "steps_used") continue;
     std::map<Index, double> counts;
-    for (const Real steps : saved.diagnostics[d]) ++counts[Index(steps)];
+    double rows = 0;
+    for (Index b = 0; b < batch; ++b)
+      for (Index h = 0; h < g.heads; ++h)
+        for (Index i = 0; i < len; ++i) {
+          if (!chosen(b, i)) continue;
+          ++counts[Index(saved.diagnostics[d][std::size_t(g.row_index(b, h, i))])];
+          ++rows;
+        }
     for (const auto& [steps, count] : counts)
-      to.emplace_back("steps_used=" + std::to_string(steps),
-                      count / double(saved.diagnostics[d].size()));
+      to.emplace_back("steps_used=" + std::to_string(steps), count / rows);
   }
 }
 
 }  // namespace detail
 
 // The measures of the layer's last forward(), which had `batch` sequences. Those that look at pairs read only the first
-// `sequences` of them.
+// `sequences` of them. Of some tokens alone, those measures are left out that belong to no tokens, and all of them where
+// the sequences that are read have none of these tokens.
 template <class Op>
 [[nodiscard]] std::vector<Measure> measures_of(const ProjectedAttention<Op>& layer, Index batch,
-                                               Index sequences = 2) {
-  std::vector<Measure> measures = layer.diagnostics();
+                                               Index sequences = 2,
+                                               const ChosenTokens& chosen = {}) {
+  sequences = std::min(batch, sequences);
+  if (!chosen.all()) {
+    const Index len = layer.inputs(batch).query.shape().len;
+    require(chosen.len == len && Index(chosen.marks.size()) == batch * len,
+            "measures_of: chosen has ", chosen.marks.size(), " marks for sequences of ", chosen.len,
+            " tokens, the layer has read ", batch, " sequences of ", len);
+    if (chosen.count(sequences) == 0) return {};
+  }
+  std::vector<Measure> measures = detail::row_means(layer, batch, chosen);
   std::erase_if(measures,
                 [](const Measure& m) { return m.first == "winner"; });  // an index has no mean
-  detail::measure_steps(layer.saved(), measures);
-  const auto problem = detail::last_problem(layer, batch, std::min(batch, sequences));
+  const auto problem = detail::last_problem(layer, batch, sequences);
+  detail::measure_steps(layer, batch, problem.geometry.len_q, chosen, measures);
   const auto op = reference::cast_whole_op<double>(layer.stage.op);
-  detail::measure_pairs(op, problem, measures);
-  detail::measure_lambda(op, problem, measures);
-  detail::measure_gate(op, problem, measures);
-  detail::measure_intent(layer, measures);
-  detail::measure_prototypes(op, problem, measures);
+  detail::measure_pairs(op, problem, chosen, measures);
+  detail::measure_lambda(op, problem, chosen, measures);
+  detail::measure_gate(op, problem, chosen, measures);
+  if (chosen.all()) detail::measure_intent(layer, measures);
+  detail::measure_prototypes(op, problem, chosen, measures);
   return measures;
 }
 

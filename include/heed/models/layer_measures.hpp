@@ -15,18 +15,20 @@ namespace nn {
 // its diagnostics. Of any other layer only the diagnostics.
 template <class Real>
 [[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<Real>& layer, Index batch,
-                                               Index sequences = 2) {
+                                               Index sequences = 2,
+                                               const ChosenTokens& chosen = {}) {
   if (const auto* remembers = dynamic_cast<const PrototypeAttention<Real>*>(&layer)) {
-    std::vector<Measure> measures = measures_of(remembers->projected, batch, sequences);
-    for (Measure& own : remembers->diagnostics()) measures.push_back(std::move(own));
+    std::vector<Measure> measures = measures_of(remembers->projected, batch, sequences, chosen);
+    for (Measure& own : remembers->diagnostics_of(chosen)) measures.push_back(std::move(own));
     return measures;
   }
   std::optional<std::vector<Measure>> measures;
   for_each_variant<Real>(kSmallSizes, [&]<class Op>(const Variant<Op>&) {
     if (measures) return;
     if (const auto* projected = dynamic_cast<const ProjectedAttention<Op>*>(&layer))
-      measures = measures_of(*projected, batch, sequences);
+      measures = measures_of(*projected, batch, sequences, chosen);
   });
+  if (!measures && !chosen.all()) return {};
   return measures ? *measures : layer.diagnostics();
 }
 

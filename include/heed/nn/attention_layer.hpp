@@ -68,6 +68,15 @@ class AttentionLayer {
   // In training, attention weights are dropped at `rate` in [0, 1). Each stream and each step drops others.
   virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
+  // From now on, but not in training, the queries and keys that attention reads get noise of `sigma` >= 0 times their root
+  // mean square (nn/noise.hpp), behind projection, norm and positions; 0 for none. Each stream and each step adds other
+  // noise.
+  virtual void set_noise(double sigma, std::uint64_t stream) = 0;
+
+  // From now on a memory that training fills beside the weights learns, as it does at first, or stays as it is and pulls
+  // no keys. Nothing happens to a layer without one.
+  virtual void set_memory_learning(bool) {}
+
   // Does the op count the steps that each token takes, so that they can have a cost?
   [[nodiscard]] virtual bool counts_steps() const { return false; }
   // Adds `weight` times the mean, over heads and tokens, of the steps that the op counts to the loss whose gradient

@@ -19,6 +19,7 @@
 #include <heed/nn/attention_layer.hpp>
 #include <heed/nn/elementwise.hpp>
 #include <heed/nn/linear.hpp>
+#include <heed/nn/noise.hpp>
 #include <heed/nn/norm.hpp>
 #include <heed/nn/rope.hpp>
 
@@ -224,6 +225,12 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void restrict_to(const Mask<Real>& also) override { stage.mask = stage.mask & also; }
   void set_dropout(double rate, std::uint64_t stream) override { stage.set_dropout(rate, stream); }
+  void set_noise(double sigma, std::uint64_t stream) override {
+    require(sigma >= 0 && std::isfinite(sigma), "ProjectedAttention::set_noise: sigma is ", sigma,
+            ", it must be finite and at least 0");
+    noise_ = sigma;
+    noise_stream_ = stream;
+  }
   [[nodiscard]] bool counts_steps() const override {
     return stage.op.readout.without_steps() == nullptr;
   }
@@ -358,12 +365,19 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
       gate.linear.forward(c, range(rows_, gate.from), range(rows_, extra_), into);
       into = Into::add;
     }
-    if (!turns()) return;
-    turned_.resize(x.rows, key_.end());
-    if (crosses_) memory_turned_.resize(memory.rows, key_.end());
-    turn(c, rows_, turned_, query_, query_norm_, x.rows / batch, position);
-    turn(c, crosses_ ? memory_rows_ : rows_, crosses_ ? memory_turned_ : turned_, key_, key_norm_,
-         memory.rows / batch, position);
+    if (turns()) {
+      turned_.resize(x.rows, key_.end());
+      if (crosses_) memory_turned_.resize(memory.rows, key_.end());
+      turn(c, rows_, turned_, query_, query_norm_, x.rows / batch, position);
+      turn(c, crosses_ ? memory_rows_ : rows_, crosses_ ? memory_turned_ : turned_, key_, key_norm_,
+           memory.rows / batch, position);
+    }
+    if (noise_ > 0 && !c.training) {
+      Matrix<Real>& queries = turns() ? turned_ : rows_;
+      Matrix<Real>& keys = !crosses_ ? queries : turns() ? memory_turned_ : memory_rows_;
+      add_noise(c, noise_, 2 * noise_stream_, range(queries, query_), x.rows / batch, position);
+      add_noise(c, noise_, 2 * noise_stream_ + 1, range(keys, key_), memory.rows / batch, position);
+    }
   }
 
   // The rows that a projection reads; below, the one of two matrices that it writes to.
@@ -451,6 +465,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   std::optional<RMSNorm<Real>> query_norm_, key_norm_;
   std::optional<Linear<Real>> out_, latent_;
   bool crosses_ = false;
+  double noise_ = 0;
+  std::uint64_t noise_stream_ = 0;
   Matrix<Real> rows_, memory_rows_;      // [q | k | v | extra | inputs] of x, of the memory
   Matrix<Real> turned_, memory_turned_;  // [q | k] after norm and rotation
   Matrix<Real> latent_rows_, dlatent_;

@@ -80,7 +80,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     projected.forward(c, batch, x, y);
     batch_ = batch;
     projected.key_gradient.resize(0, 0);
-    if (c.training) learn(c);
+    if (c.training && learns_) learn(c);
   }
   void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                 const MatrixView<const Real>& dy, const MatrixView<Real>& dx) override {
@@ -113,19 +113,32 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   void set_dropout(double rate, std::uint64_t stream) override {
     projected.set_dropout(rate, stream);
   }
+  void set_memory_learning(bool learns) override { learns_ = learns; }
+  void set_noise(double sigma, std::uint64_t stream) override {
+    projected.set_noise(sigma, stream);
+  }
 
   // Measures of the last forward()'s keys against the memories as they were before it learned: prototypes per head, share
   // of keys that resonate, mean match with the best prototype, and the loss of the correction.
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
+    return diagnostics_of([](Index, Index) { return true; });
+  }
+  // The same of the keys of those tokens of which chosen(sequence, token) is true; none if it is true of no token.
+  template <class Chosen>
+  [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics_of(
+      const Chosen& chosen) const {
     if (batch_ == 0) return {};
     const TensorView<const Real> keys = projected.inputs(batch_).key.plain();
-    double prototypes = 0, resonating = 0, match = 0, squares = 0;
+    double prototypes = 0, resonating = 0, match = 0, squares = 0, tokens = 0;
+    for_each_key(keys, [&](Index b, Index t) { tokens += chosen(b, t) ? 1 : 0; });
+    if (tokens == 0 && keys.shape().batch * keys.shape().len > 0) return {};
+    tokens = std::max(1.0, tokens);
     for (Index h = 0; h < kv_heads(); ++h) {
       const ArtMemory<Real> memory = memory_read(h);
       prototypes += double(memory.count());
       for_each_key(keys, [&](Index b, Index t) {
         const Real* key = keys.row(b, h, t);
-        if (!is_finite(key)) return;
+        if (!chosen(b, t) || !is_finite(key)) return;
         const ArtFound<Real> found = memory.find({key, std::size_t(dim())});
         match += double(found.match);
         if (found.index < 0) return;
@@ -137,7 +150,6 @@ class PrototypeAttention final : public AttentionLayer<Real> {
         }
       });
     }
-    const double tokens = double(std::max<Index>(1, keys.shape().batch * keys.shape().len));
     const double heads = double(kv_heads());
     return {{"prototypes", prototypes / heads},
             {"resonating_keys", resonating / (tokens * heads)},
@@ -254,6 +266,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   Param<Real> prototypes_,
       counts_;       // what was learned so far; op.score.W is what the last forward() read
   Index batch_ = 0;  // of the last forward()
+  bool learns_ = true;
 };
 
 }  // namespace nn

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cell_measures.hpp"
+
+#include "../heed_lm/reading.hpp"
+#include "../zoo/layers.hpp"
+
+#include <heed/compiled.hpp>
+#include <heed/models/layer_measures.hpp>
+
+#include <cmath>
+
+namespace compare {
+
+namespace {
+
+namespace nn = heed::nn;
+
+// Of a layer around any variant that programs offer.
+[[nodiscard]] std::vector<nn::Measure> layer_measures(const nn::AttentionLayer<float>& layer,
+                                                      Index rows, const nn::ChosenTokens& chosen) {
+  const Index sequences = chosen.all() ? 2 : 4;  // answers are few
+  const auto of_zoo = zoo::measures_of(layer, rows, sequences, chosen);
+  return of_zoo ? *of_zoo : nn::measures_of(layer, rows, sequences, chosen);
+}
+
+// Means over layers.
+class Means {
+ public:
+  void add(const std::string& name, double value) {
+    sums_[name].first += value;
+    ++sums_[name].second;
+  }
+  [[nodiscard]] Measures means() const {
+    Measures means;
+    for (const auto& [name, sum] : sums_) means[name] = sum.first / sum.second;
+    return means;
+  }
+
+ private:
+  std::map<std::string, std::pair<double, int>> sums_;
+};
+
+// Of the rows of all heads that have a weight other than 0.
+void add_rows(const heed::WeightMeasures& m, const nn::ChosenTokens& chosen, Means& to) {
+  double entropy = 0, top = 0, rows = 0;
+  for (Index b = 0; b < m.batch; ++b)
+    for (Index h = 0; h < m.heads; ++h)
+      for (Index i = 0; i < m.len_q; ++i) {
+        const Index row = m.row(b, h, i);
+        if (!chosen(b, i) || m.size[std::size_t(row)] == 0) continue;
+        entropy += m.entropy[std::size_t(row)];
+        top += std::abs(m.links_of(row)[0].weight);
+        ++rows;
+      }
+  if (rows == 0) return;
+  to.add("row_entropy", entropy / rows);
+  to.add("top_weight", top / rows);
+}
+
+}  // namespace
+
+void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Index rows,
+                   nn::Context<float>& context, CellResult& to) {
+  Means all;
+  model.visit(nn::Visitor<float>(
+      [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+        if (value.size() == 1) all.add(name.substr(name.rfind('.') + 1), double(value[0]));
+      }));
+  const heed_lm::Batch batch = source.validation_batch(0, rows);
+  const auto weights = heed_lm::read_layers(model, context, batch.rows, batch.inputs, {});
+  const auto add = [&](Means& means, const nn::ChosenTokens& chosen) {
+    for (auto& block : model.blocks())
+      for (const auto& [name, value] : layer_measures(block.attention(), batch.rows, chosen))
+        means.add(name, value);
+    for (const heed::WeightMeasures& layer : weights) add_rows(layer, chosen, means);
+  };
+  add(all, {});
+  to.measures = all.means();
+  if (batch.difficulties.empty()) return;  // a text asks everywhere
+  std::vector<char> asked, others;
+  for (const Index target : batch.targets) {
+    asked.push_back(target != heed_lm::kNoTarget);
+    others.push_back(target == heed_lm::kNoTarget);
+  }
+  for (const auto& [marks, measures] :
+       {std::pair{&asked, &to.at_answers}, {&others, &to.elsewhere}}) {
+    Means means;
+    add(means, {*marks, batch.len});
+    *measures = means.means();
+  }
+}
+
+}  // namespace compare

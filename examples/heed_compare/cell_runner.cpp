@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cell_runner.hpp"
+
+#include "cell_json.hpp"
+#include "progress.hpp"
+
+namespace compare {
+
+CellRunner::CellRunner(const Experiment& experiment) : experiment_(experiment) {
+  const std::string& folder = experiment.settings().training.out_folder;
+  if (!folder.empty()) folder_.emplace(folder, experiment.shared_settings());
+}
+
+std::optional<CellResult> CellRunner::find(const Cell& cell) const {
+  return folder_ ? folder_->find(cell) : std::nullopt;
+}
+
+std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
+                                        const OnFirst& on_first) const {
+  if (folder_) folder_->prepare();
+  std::vector<CellResult> results(cells.size());
+  std::vector<bool> there(cells.size(), false);
+  std::vector<std::size_t> missing;
+  std::size_t first = 0;
+  // Invariant: the first `first` results are there and have been handed on.
+  const auto take = [&](std::size_t at, CellResult result) {
+    results[at] = std::move(result);
+    there[at] = true;
+    while (first < cells.size() && there[first]) on_first(++first, results);
+  };
+  for (std::size_t at = 0; at < cells.size(); ++at) {
+    if (std::optional<CellResult> result = find(cells[at]))
+      take(at, std::move(*result));
+    else
+      missing.push_back(at);
+  }
+  Progress progress;
+  std::size_t ended = 0;
+  const Settings& settings = experiment_.settings();
+  Jobs jobs;
+  jobs.count = missing.size();
+  jobs.at_once = settings.training.jobs;
+  jobs.work = [&](std::size_t n, const Say& say) {
+    return json_of(run_cell(experiment_, cells[missing[n]], settings.threads, say));
+  };
+  jobs.done = [&](std::size_t n, const std::string& json) {
+    const Cell& cell = cells[missing[n]];
+    CellResult result = cell_result_of(json);
+    if (folder_) folder_->keep(cell, result);
+    ++ended;
+    progress.clear();
+    take(missing[n], std::move(result));
+  };
+  jobs.progress = [&](std::size_t, const std::string& text) {
+    progress.show(std::to_string(cells.size() - missing.size() + ended) + " of " +
+                  std::to_string(cells.size()) + " runs done; " + text);
+  };
+  jobs.name = [&](std::size_t n) { return name_of(cells[missing[n]]); };
+  run_jobs(jobs);
+  return results;
+}
+
+}  // namespace compare

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cell_run.hpp"
+
+namespace compare {
+
+// Gets the results of cells: from the folder of --out those that are there, the others by training them, --jobs at a time,
+// each kept as soon as it is finished.
+class CellRunner {
+ public:
+  // Throws UsageError where the folder has other settings.
+  explicit CellRunner(const Experiment& experiment);
+
+  // The result of a cell that is finished already; none for another.
+  [[nodiscard]] std::optional<CellResult> find(const Cell& cell) const;
+
+  // The results in the order of the cells. on_first(n, results) is called whenever one more of the first n is there and all
+  // before it are, with n counted up from 1: in the order of the cells, whatever the order in which they end.
+  using OnFirst = std::function<void(std::size_t n, const std::vector<CellResult>& results)>;
+  [[nodiscard]] std::vector<CellResult> run(const std::vector<Cell>& cells,
+                                            const OnFirst& on_first) const;
+
+ private:
+  const Experiment& experiment_;
+  std::optional<CellFolder> folder_;
+};
+
+}  // namespace compare

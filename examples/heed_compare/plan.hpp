@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What an experiment runs: its cells, in the order of tasks, variants and seeds.
+
+#include "cell_runner.hpp"
+
+namespace compare {
+
+// The score of one learning rate on the watched rows, means over the runs of the sweep.
+struct RateScore {
+  double learning_rate = 0, loss = 0, accuracy = 0;
+};
+
+// The cells that choose a learning rate for a variant: each rate with each seed of the sweep. None for one rate.
+[[nodiscard]] std::vector<Cell> choosing_cells(const Experiment& experiment,
+                                               const std::string& task, const std::string& variant);
+// What came of them, in their order.
+[[nodiscard]] std::vector<RateScore> rate_scores(const std::vector<Cell>& cells,
+                                                 const std::vector<CellResult>& results);
+// The rate with the smallest loss; the smallest rate where no loss is finite.
+[[nodiscard]] double best_rate(const std::vector<RateScore>& scores);
+
+// The cells whose results are reported of a variant, one for each seed.
+[[nodiscard]] std::vector<Cell> result_cells(const Experiment& experiment, const std::string& task,
+                                             const std::string& variant, double learning_rate);
+
+// How much is to do, as text for people: the number of cells, how many of them are done, and the time that the others will
+// take, from measured steps of each variant on each task.
+[[nodiscard]] std::string plan_text(const Experiment& experiment, const CellRunner& runner);
+
+}  // namespace compare

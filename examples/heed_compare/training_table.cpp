@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training_table.hpp"
+
+#include "print.hpp"
+#include "statistics.hpp"
+
+#include "../tasks/task_list.hpp"
+
+#include <cmath>
+
+namespace compare {
+
+namespace {
+
+[[nodiscard]] std::string mean_and_spread(const std::vector<double>& x) {
+  const double mean = mean_of(x);
+  if (!std::isfinite(mean)) return print("%-16s  ", "not finite");
+  return print("%.4f +- %.4f  ", mean, spread_of(x));
+}
+
+// "loss 0.3120 0.2980": every seed's value.
+[[nodiscard]] std::string each_of(const char* name, const std::vector<double>& x) {
+  std::string text = name;
+  for (const double value : x)
+    text += std::isfinite(value) ? print(" %.4f", value) : std::string(" not finite");
+  return text;
+}
+
+[[nodiscard]] std::string number_or_words(double x) {
+  return std::isfinite(x) ? print("%.3g", x) : "not finite";
+}
+
+// Items with commas, in lines of up to 92 characters behind an indent of four.
+[[nodiscard]] std::string lines_of(const std::string& begin,
+                                   const std::vector<std::string>& items) {
+  std::string text, line = begin;
+  bool first = true;
+  for (const std::string& item : items) {
+    if (!first && line.size() + item.size() > 90) {
+      text += "    " + line + ",\n";
+      line = item;
+    } else {
+      line += (first ? "" : ", ") + item;
+    }
+    first = false;
+  }
+  return items.empty() ? "" : text + "    " + line + "\n";
+}
+
+[[nodiscard]] std::string measure_lines(const TrainedVariant& v) {
+  const Measures all = means_of(v, &CellResult::measures),
+                 answers = means_of(v, &CellResult::at_answers),
+                 others = means_of(v, &CellResult::elsewhere);
+  std::vector<std::string> items;
+  for (const auto& [name, value] : all) {
+    std::string item = name + " " + number_or_words(value);
+    const auto at = answers.find(name), off = others.find(name);
+    if (at != answers.end() && off != others.end())
+      item += " (answers " + number_or_words(at->second) + ", others " +
+              number_or_words(off->second) + ")";
+    items.push_back(item);
+  }
+  return lines_of("", items);
+}
+
+[[nodiscard]] std::string steps_line(const TrainedVariant& v) {
+  if (v.task == kText) return "";
+  std::string text;
+  for (const CellResult& run : v.runs) {
+    if (run.course.empty()) continue;
+    const std::optional<Index> steps = steps_to_90(run);
+    text += (text.empty() ? "" : ", ") + (steps ? std::to_string(*steps) : std::string("never"));
+  }
+  return text.empty() ? "" : "    90 % right after steps: " + text + "\n";
+}
+
+[[nodiscard]] std::string sweep_line(const TrainedVariant& v) {
+  std::vector<std::string> items;
+  for (const RateScore& one : v.sweep)
+    items.push_back(print("%g loss ", one.learning_rate) + number_or_words(one.loss));
+  return lines_of(print("learning rate %g of ", v.learning_rate), items);
+}
+
+// Accuracy is what a task is about, loss what a text is about.
+[[nodiscard]] Quantity quantity_of(const std::string& task) {
+  return task == kText ? Quantity::loss : Quantity::accuracy;
+}
+
+// Scores on all stages after each of them, means over seeds.
+[[nodiscard]] std::string stage_lines(const TrainedVariant& v) {
+  if (v.runs.front().stages.empty()) return "";
+  const bool loss = quantity_of(v.task) == Quantity::loss;
+  const auto score = loss ? &StageScore::loss : &StageScore::accuracy;
+  const Index last = v.runs.front().stages.back().after;
+  std::string text;
+  for (Index after = 0; after <= last; ++after) {
+    text += print("    after stage %td, %s on each:", after + 1, loss ? "loss" : "accuracy");
+    for (Index on = 0; on <= last; ++on) {
+      std::vector<double> of_seeds;
+      for (const CellResult& run : v.runs) of_seeds.push_back(stage_of(run, after, on).*score);
+      const double mean = mean_of(of_seeds);
+      text += std::isfinite(mean) ? print(" %.4f", mean) : std::string(" not finite");
+    }
+    text += "\n";
+  }
+  return text + "    backward transfer " + mean_and_spread(backward_transfers_of(v, score)) + "\n";
+}
+
+[[nodiscard]] std::string interval_text(const Difference& d) {
+  return print("%+.4f [%+.4f, %+.4f]", d.mean, d.low, d.high);
+}
+
+}  // namespace
+
+std::string training_head(const Settings& settings) {
+  const TrainingSettings& t = settings.training;
+  const ModelSizes& m = t.model;
+  return print(
+      "width %td, %td heads, %td blocks, batch %td, %td steps, %d seeds, %d threads; loss in nats "
+      "per token, its spread over seeds\n",
+      m.width, m.heads, m.depth, m.batch, t.steps, t.seeds, settings.threads);
+}
+
+std::string task_head(const Experiment::Task& task) {
+  return task.data + print(", %td positions\n", task.positions) +
+         print("%-18s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
+         (task.spec == kText ? "" : print("%-17s ", "accuracy")) +
+         (task.stages.size() < 2 ? ""
+                                 : print("%-17s  %-17s ", "second stage", "first stage then")) +
+         print("%8s\n", "tokens/s");
+}
+
+std::string variant_lines(const TrainedVariant& v) {
+  std::string text =
+      print("%-18s %10td %6td  ", v.name.c_str(), v.runs.front().parameters, v.hidden) +
+      mean_and_spread(losses_of(v));
+  if (v.task != kText) text += mean_and_spread(accuracies_of(v));
+  if (!second_losses_of(v).empty())
+    text += mean_and_spread(second_losses_of(v)) + " " + mean_and_spread(forgotten_losses_of(v));
+  text += print("%8.0f\n", tokens_per_second_of(v));
+  text += sweep_line(v);
+  if (v.runs.size() > 1) {
+    text += "    each seed: " + each_of("loss", losses_of(v));
+    text += (v.task == kText ? "" : each_of("; accuracy", accuracies_of(v))) + "\n";
+  }
+  for (const std::string& test : tests_of(v))
+    if (test != kHeldOut)
+      text += print("    test %-12s ", test.c_str()) +
+              (v.task == kText ? "loss " + mean_and_spread(losses_of(v, test))
+                               : "accuracy " + mean_and_spread(accuracies_of(v, test))) +
+              "\n";
+  text += steps_line(v) + stage_lines(v) + measure_lines(v);
+  if (const Index skipped = skipped_of(v); skipped > 0)
+    text += print("    %td %s skipped: numbers were not finite\n", skipped,
+                  skipped == 1 ? "step was" : "steps were");
+  return text;
+}
+
+std::string difference_lines(const TrainingComparison& comparison, const std::string& task) {
+  const TrainedVariant* baseline = baseline_of(comparison, task);
+  if (baseline == nullptr || baseline->runs.size() < 2) return "";
+  const Quantity quantity = quantity_of(task);
+  std::string text;
+  for (const TrainedVariant* v : variants_of(comparison, task)) {
+    if (v == baseline) continue;
+    for (const std::string& test : tests_of(*v)) {
+      const auto d = difference_of(*baseline, *v, test, quantity);
+      text += print("%-18s %-12s ", test == kHeldOut ? v->name.c_str() : "", test.c_str()) +
+              (d ? interval_text(*d) + "  " + verdict_of(d) : "not finite") + "\n";
+    }
+  }
+  if (text.empty()) return "";
+  return print("difference in %s to %s, mean and %.0f %% interval of the pairs of one seed\n",
+               name_of(quantity), baseline->name.c_str(), 100 * kConfidence) +
+         text;
+}
+
+std::string tasks_table(const TrainingComparison& comparison) {
+  if (comparison.tasks.size() < 2) return "";
+  std::vector<std::string> names;
+  std::string text = "accuracy on what is held out, of text the loss\n" + print("%-18s", "");
+  for (const Experiment::Task& task : comparison.tasks) {
+    names.push_back(tasks::task_name(task.spec));
+    text += "  " + print("%8s", names.back().c_str());
+  }
+  text += "\n";
+  bool marked = false;
+  for (const TrainedVariant* row : variants_of(comparison, comparison.tasks.front().spec)) {
+    text += print("%-18s", row->name.c_str());
+    for (std::size_t n = 0; n < comparison.tasks.size(); ++n) {
+      const std::string& task = comparison.tasks[n].spec;
+      const Quantity quantity = quantity_of(task);
+      const TrainedVariant* baseline = baseline_of(comparison, task);
+      for (const TrainedVariant* v : variants_of(comparison, task)) {
+        if (v->name != row->name) continue;
+        const double mean = mean_of(quantity == Quantity::loss ? losses_of(*v) : accuracies_of(*v));
+        std::string cell = std::isfinite(mean) ? print("%.3f", mean) : "-";
+        const auto d =
+            baseline == nullptr ? std::nullopt : difference_of(*baseline, *v, kHeldOut, quantity);
+        const bool differs = d && !d->may_be_none();
+        marked = marked || d.has_value();
+        const bool better = differs && (d->mean > 0) == (quantity == Quantity::accuracy);
+        cell += differs ? (better ? "+" : "-") : " ";
+        text += "  " + print("%*s", int(std::max<std::size_t>(8, names[n].size())), cell.c_str());
+      }
+    }
+    text += "\n";
+  }
+  if (marked)
+    text += print(
+        "+ better, - worse than %s by the %.0f %% interval of the pairs of one seed; elsewhere no "
+        "difference seen\n",
+        baseline_of(comparison, comparison.tasks.front().spec)->name.c_str(), 100 * kConfidence);
+  return text;
+}
+
+}  // namespace compare

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// heed_compare --train as its users run it: plans, runs that go on, several at a time, sweeps and tests of its own.
+
+#include "catch.hpp"
+#include "programs/shell.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <map>
+#include <regex>
+
+using namespace heed_test;
+using Json = nlohmann::json;
+
+namespace {
+
+const std::string kSmall =
+    "heed_compare --train 4 --seed 7 --width 16 --heads 2 --depth 1 --batch 4 --threads 1 "
+    "--variants sdpa,dar ";
+
+// What does not depend on the clock and on how many ran beside.
+[[nodiscard]] Json timeless(const std::string& text) {
+  Json json = Json::parse(text);
+  for (Json& variant : json.at("variants")) variant.erase("tokens_per_second");
+  json.at("training").erase("jobs");
+  return json;
+}
+
+[[nodiscard]] std::set<std::string> tests_in(const Json& json) {
+  std::set<std::string> names;
+  for (const Json& record : json.at("records")) names.insert(record.at("test"));
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("A run that was stopped goes on with what is missing, and ends with the same bits") {
+  const Shell shell;
+  const std::string command = kSmall + "--task parity:len=6,induction:len=10 ";
+  const Json whole = timeless(shell.done(command + "--seeds 3 --json -").out);
+  (void)shell.done(command + "--seeds 1 --out cells");
+  const Names first = shell.files("cells");
+  CHECK(first.size() == 1 + 2 * 2);  // settings.json, variants, tasks
+  const std::string kept = *std::next(first.begin());
+  const std::string text = read(shell.path("cells/" + kept));
+  const auto written = fs::last_write_time(shell.path("cells/" + kept));
+  const std::string missing = *first.begin();
+  fs::remove(shell.path("cells/" + missing));
+  const Result second = shell.done(command + "--seeds 3 --out cells --json a.json");
+  CHECK(
+      second.out.find("12 runs of 4 steps: 2 tasks, 2 variants, 3 seeds; 3 are done in cells\n") !=
+      std::string::npos);
+  CHECK(timeless(read(shell.path("a.json"))) == whole);
+  CHECK(shell.files("cells").size() == 1 + 2 * 2 * 3);
+  CHECK(shell.files("cells").count(missing) == 1);
+  CHECK(read(shell.path("cells/" + kept)) == text);
+  CHECK(fs::last_write_time(shell.path("cells/" + kept)) == written);
+  // Nothing is left to do: no step is measured.
+  const Result third = shell.done(command + "--seeds 3 --out cells --json a.json");
+  CHECK(third.out.find("; 12 are done in cells\n\n") != std::string::npos);
+  CHECK(timeless(read(shell.path("a.json"))) == whole);
+}
+
+TEST_CASE("A folder of other settings is refused, and what differs is named") {
+  const Shell shell;
+  const std::string command = kSmall + "--task parity:len=6 --out cells ";
+  (void)shell.done(command);
+  shell.refuses(std::regex_replace(command, std::regex("--batch 4"), "--batch 2") + "--noise 0.5",
+                "--out cells: its cells have other settings: batch is 4 there, 2 here; noise is "
+                "[] there, [0.5] here\n");
+  // Another rate is another cell of the same folder.
+  (void)shell.done(command + "--lr 1e-3");
+  CHECK(shell.files("cells").size() == 1 + 2 * 2);
+}
+
+TEST_CASE("Results do not depend on how many runs are made at a time") {
+  const Shell shell;
+  const std::string command =
+      kSmall + "--variants sdpa,dar,prototype-art --task flip-flop:len=12 --seeds 2 --json - ";
+  const std::string wide = std::regex_replace(command, std::regex("--variants sdpa,dar "), "");
+  const Json one = timeless(shell.done(wide).out);
+  CHECK(timeless(shell.done(wide + "--jobs 3").out) == one);
+  CHECK(one.at("records").size() == 3 * 2 * 3);
+}
+
+TEST_CASE("--plan says what is to do and does nothing") {
+  const Shell shell;
+  const Result plan =
+      shell.done(kSmall + "--task parity:len=6 --seeds 3 --plan --out cells --json a.json");
+  CHECK(std::regex_search(
+      plan.out,
+      std::regex("plan: 6 runs of 4 steps: 1 task, 2 variants, 3 seeds; 0 are done in "
+                 "cells\n  a step of parity takes [0-9.e+-]+ ms \\((sdpa|dar)\\) to [0-9.e+-]+ ms "
+                 "\\((sdpa|dar)\\)\n  "
+                 "about 1 s with 1 job of 1 thread\n")));
+  CHECK_FALSE(fs::exists(shell.path("cells")));
+  CHECK_FALSE(fs::exists(shell.path("a.json")));
+}
+
+TEST_CASE("A sweep chooses the rate of each variant on rows of its own, and reports fresh seeds") {
+  const Shell shell;
+  // With a rate of 1e-9 nothing is learnt in 60 steps.
+  const std::string command =
+      std::regex_replace(kSmall, std::regex("--train 4"), "--train 60") +
+      "--task memorise:len=8,vocabulary=6 --seeds 2 --sweep lr=1e-9,1e-2 --sweep-seeds 2 ";
+  const Json json = Json::parse(shell.done(command + "--json - --out cells").out);
+  for (const Json& variant : json.at("variants")) {
+    CHECK(variant.at("learning_rate") == 1e-2);
+    REQUIRE(variant.at("sweep").size() == 2);
+    CHECK(variant.at("sweep").at(0).at("learning_rate") == 1e-9);
+    CHECK(variant.at("sweep").at(0).at("loss") > variant.at("sweep").at(1).at("loss"));
+  }
+  REQUIRE(json.at("records").size() == 2 * 2);
+  for (const Json& record : json.at("records")) CHECK(record.at("seed") <= 8);
+  CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2 + 2 * 2);
+  // The rows of a text that choose are not those that are reported.
+  const std::string text = kSmall + "--text text.txt --len 8 --json - ";
+  const auto answers = [&](const std::string& more) {
+    return Json::parse(shell.done(text + more).out).at("records").at(0).at("answers").get<int>();
+  };
+  const int all = answers(""), half = answers("--sweep lr=1e-3,1e-2");
+  CHECK(half > all / 4);
+  CHECK(half < all * 3 / 4);
+}
+
+TEST_CASE("Steps to 90 % are counted on rows of their own, every so many steps") {
+  const Shell shell;
+  const std::string command = std::regex_replace(kSmall, std::regex("--train 4"), "--train 150") +
+                              "--task memorise:len=8,vocabulary=6 --lr 1e-2 --json - ";
+  const Json json = Json::parse(shell.done(command + "--eval-every 10").out);
+  CHECK(json.at("courses").size() == 2 * 15);
+  for (const Json& variant : json.at("variants")) {
+    const Json& steps = variant.at("steps_to_90").at(0);
+    REQUIRE(steps.is_number());
+    bool before = true;
+    for (const Json& one : json.at("courses")) {
+      if (one.at("variant") != variant.at("name")) continue;
+      if (one.at("step") == steps) {
+        CHECK(one.at("accuracy") >= 0.9);
+        before = false;
+      }
+      CHECK((one.at("accuracy") < 0.9 || !before));
+    }
+  }
+  // Scores in between do not change what is learnt.
+  const Json without = Json::parse(shell.done(command + "--eval-every 0").out);
+  CHECK(without.at("courses").empty());
+  CHECK(without.at("records") == json.at("records"));
+  CHECK(without.at("variants").at(0).at("steps_to_90") == Json::parse("[null]"));
+}
+
+TEST_CASE("Differences to the baseline have intervals and a verdict") {
+  const Shell shell;
+  const Result result = shell.done(kSmall + "--task parity:len=6 --seeds 3 --json a.json");
+  const Json json = Json::parse(read(shell.path("a.json")));
+  CHECK(json.at("confidence") == 0.95);
+  double mean = 0;
+  for (const Json& record : json.at("records")) {
+    if (record.at("test") != "held out") continue;
+    const double sign = record.at("variant") == "dar" ? 1 : -1;
+    mean += sign * record.at("loss").get<double>() / 3;
+  }
+  const Json& d = json.at("differences").at(0);
+  CHECK(d.at("of") == "loss");
+  CHECK(d.at("variant") == "dar");
+  CHECK(d.at("baseline") == "sdpa");
+  CHECK(std::abs(d.at("mean").get<double>() - mean) < 1e-9);
+  const bool none = d.at("low") <= 0 && d.at("high") >= 0;
+  CHECK((d.at("verdict") == "no difference seen") == none);
+  CHECK(result.out.find("difference in accuracy to sdpa, mean and 95 % interval") !=
+        std::string::npos);
+  // One seed tells nothing about chance.
+  const Json one = Json::parse(shell.done(kSmall + "--task parity:len=6 --json -").out);
+  CHECK(one.at("differences").at(0).at("verdict") == "unknown");
+  CHECK(one.at("differences").at(0).at("low").is_null());
+}
+
+TEST_CASE("Several tasks make one table, one JSON and one page") {
+  const Shell shell;
+  const Result result =
+      shell.done(kSmall +
+                 "--task parity:len=6,induction:len=10,text --text text.txt --len 16 --seeds 2 "
+                 "--json a.json --csv a.csv --report pages");
+  CHECK(std::regex_search(result.out, std::regex("\n +parity +induction +text\nsdpa +0\\.\\d+ ")));
+  const Json json = Json::parse(read(shell.path("a.json")));
+  CHECK(json.at("tasks").size() == 3);
+  CHECK(json.at("variants").size() == 3 * 2);
+  CHECK(json.at("variants").at(5).at("task") == "text");
+  CHECK(lines_of(read(shell.path("a.csv"))).size() == 1 + 3 * 2 * 2);
+  for (const char* file : {"reads_sdpa_parity.svg", "reads_dar_text.svg"})
+    CHECK(shell.files("pages").count(file) == 1);
+  for (const char* file :
+       {"accuracy_by_task.svg", "accuracy_parity.svg", "validation_loss_text.svg"})
+    CHECK(shell.files("pages").count(file) == 1);
+}
+
+TEST_CASE("--lengths tests on longer sequences, where a task has such") {
+  const Shell shell;
+  const Json json = Json::parse(
+      shell.done(kSmall + "--task induction:len=10,compress:len=4 --lengths 2,4 --json -").out);
+  CHECK(tests_in(json) == Names{"held out", "2x", "4x"});
+  CHECK(json.at("records").size() == 2 * (3 + 1));
+  CHECK(json.at("tasks").at(0).at("positions") == 41);
+  CHECK(json.at("tasks").at(1).at("positions") == 7);
+}
+
+TEST_CASE("Noise on queries and keys is a test of its own, which changes no other") {
+  const Shell shell;
+  const std::string command = std::regex_replace(kSmall, std::regex("--train 4"), "--train 150") +
+                              "--task memorise:len=8,vocabulary=10 --lr 1e-2 --json - ";
+  const Json with = Json::parse(shell.done(command + "--noise 0.01,30").out);
+  CHECK(tests_in(with) == Names{"held out", "noise 0.01", "noise 30"});
+  const auto records = [](const Json& json, const std::string& test) {
+    std::vector<Json> found;
+    for (const Json& record : json.at("records"))
+      if (record.at("test") == test) found.push_back(record);
+    return found;
+  };
+  const Json without = Json::parse(shell.done(command).out);
+  CHECK(records(with, "held out") == records(without, "held out"));
+  for (const std::size_t n : {0, 1})  // what is measured has none
+    CHECK(with.at("variants").at(n).at("measures") == without.at("variants").at(n).at("measures"));
+  CHECK(records(with, "noise 0.01")[0].at("loss") != records(with, "held out")[0].at("loss"));
+  CHECK(records(with, "noise 0.01")[0].at("loss").get<double>() ==
+        Approx(records(with, "held out")[0].at("loss").get<double>()).margin(0.1));
+  CHECK(records(with, "noise 30")[0].at("loss") > records(with, "noise 0.01")[0].at("loss"));
+}
+
+TEST_CASE("Measures stand at answers and elsewhere, of a task and not of a text") {
+  const Shell shell;
+  const std::string small = std::regex_replace(kSmall, std::regex("sdpa,dar"), "dar,differential");
+  const Json task = Json::parse(shell.done(small + "--task induction:len=10 --json -").out);
+  for (const Json& variant : task.at("variants")) {
+    const char* name = variant.at("name") == "dar" ? "mean_resonance" : "lambda";
+    for (const char* where : {"measures", "measures_at_answers", "measures_elsewhere"})
+      CHECK(variant.at(where).contains(name));
+  }
+  for (const Json& variant : task.at("variants"))
+    for (const char* where : {"measures", "measures_at_answers", "measures_elsewhere"}) {
+      CHECK(variant.at(where).at("row_entropy") > 0);
+      CHECK(variant.at(where).at("row_entropy") <= std::log(11.0));  // a row of all tokens
+      CHECK(variant.at(where).at("top_weight") > 0.05);
+    }
+  // Answers are asked for behind all other tokens, where rows are longest.
+  CHECK(task.at("variants").at(0).at("measures_at_answers").at("row_entropy") >
+        task.at("variants").at(0).at("measures_elsewhere").at("row_entropy"));
+  const Json& dar = task.at("variants").at(0);
+  CHECK(dar.at("measures_at_answers").at("mean_resonance") !=
+        dar.at("measures_elsewhere").at("mean_resonance"));
+  const Json text =
+      Json::parse(shell.done(small + "--text text.txt --len 16 --json -").out).at("variants");
+  CHECK(text.at(0).at("measures_at_answers").empty());
+  CHECK(text.at(0).at("measures").contains("mean_resonance"));
+}
+
+TEST_CASE("Records say what attention reported at answers of each difficulty") {
+  const Shell shell;
+  const Json json =
+      Json::parse(shell
+                      .done(std::regex_replace(kSmall, std::regex("sdpa,dar"), "sdpa,dialectical") +
+                            "--task induction:len=10 --json -")
+                      .out);
+  for (const Json& record : json.at("records"))
+    for (const Json& part : record.at("by_difficulty")) {
+      const Json& reports = part.at("reports");
+      CHECK(reports.contains("tension") == (record.at("variant") == "dialectical"));
+      if (reports.contains("steps_used")) CHECK(reports.at("steps_used") >= 1);
+    }
+}
+
+TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all after each") {
+  const Shell shell;
+  const std::string command =
+      "heed_compare --train 120 --seed 7 --width 16 --heads 2 --depth 1 --batch 8 --threads 1 --lr "
+      "1e-2 --task memorise:len=8,vocabulary=6 --alphabets 3 --eval-every 0 --variants "
+      "prototype-art,prototype-art-frozen,prototype-art-off ";
+  const Result result = shell.done(command + "--json a.json --report pages");
+  const Json json = Json::parse(read(shell.path("a.json")));
+  CHECK(json.at("tasks").at(0).at("vocabulary") == 18);
+  CHECK(json.at("stages").size() == 3 * 3 * 3);
+  std::map<std::string, std::map<std::pair<int, int>, double>> loss;
+  for (const Json& one : json.at("stages"))
+    loss[one.at("variant")][{one.at("after"), one.at("on")}] = one.at("loss");
+  for (const auto& [name, of] : loss) {
+    INFO(name);
+    for (const int stage : {1, 2, 3}) CHECK(of.at({stage, stage}) < 1);
+    CHECK(of.at({1, 2}) > of.at({1, 1}) + 2);  // tokens that it has not seen
+    CHECK(of.at({1, 3}) > of.at({1, 1}) + 2);
+  }
+  // The memories differ as they should: frozen is the whole one up to the end of the first stage, and none stays empty.
+  const auto &learning = loss.at("prototype-art"), &frozen = loss.at("prototype-art-frozen");
+  CHECK(frozen.at({1, 1}) == learning.at({1, 1}));
+  CHECK(frozen.at({2, 1}) != learning.at({2, 1}));
+  CHECK(json.at("variants").at(0).at("measures").at("prototypes") > 0);
+  CHECK(json.at("variants").at(2).at("measures").at("prototypes") == 0);
+  for (const Json& variant : json.at("variants"))
+    CHECK(variant.at("backward_transfer_accuracy").size() == 1);
+  CHECK(result.out.find("    after stage 3, accuracy on each: ") != std::string::npos);
+  CHECK(result.out.find("    backward transfer ") != std::string::npos);
+  CHECK(shell.files("pages").count("forgetting.svg") == 1);
+  // Without stages there is nothing to freeze for.
+  (void)shell.done(kSmall + "--text text.txt --then text.txt --then text.txt --len 8");
+  shell.refuses("heed_compare --train 1 --alphabets 2",
+                "--alphabets was given and --task is text, but a text has one");
+}
+
+TEST_CASE("--quick needs no number of steps, and other options say otherwise") {
+  const Shell shell;
+  const Result plan = shell.done("heed_compare --task parity:len=6 --quick --plan");
+  CHECK(plan.out.find("width 64, 2 heads, 2 blocks, batch 16, 200 steps, 2 seeds") !=
+        std::string::npos);
+  const Result other = shell.done(
+      "heed_compare --task parity:len=6 --quick --plan --train 9 --seeds 3 --width 16 --depth 1 "
+      "--variants sdpa");
+  CHECK(other.out.find("width 16, 2 heads, 1 blocks, batch 16, 9 steps, 3 seeds") !=
+        std::string::npos);
+}
+
+TEST_CASE("Options of experiments are refused in one sentence") {
+  const Shell shell;
+  shell.refuses("heed_compare --train 1 --sweep 1e-3,1e-2",
+                "--sweep is \"1e-3,1e-2\", it must be lr= and two or more learning rates");
+  shell.refuses("heed_compare --train 1 --sweep lr=1e-3", "--sweep is \"lr=1e-3\", it must be");
+  shell.refuses("heed_compare --train 1 --sweep lr=1e-3,1e-3", "which has a number twice");
+  shell.refuses("heed_compare --train 1 --sweep lr=1e-3,1e-2 --lr 1e-3",
+                "--lr and --sweep were given; it must be one of both");
+  shell.refuses("heed_compare --train 1 --sweep-seeds 2", "--sweep-seeds needs --sweep");
+  shell.refuses("heed_compare --train 1 --lengths 1",
+                "--lengths is \"1\", it must be whole numbers from 2 to 64");
+  shell.refuses("heed_compare --train 1 --noise 0.1,-1", "--noise is \"0.1,-1\", it must be");
+  shell.refuses("heed_compare --train 1 --jobs 0", "--jobs: \"0\" is not a whole number from 1");
+  shell.refuses("heed_compare --train 1 --out ''", "--out: \"\" names no folder");
+  shell.refuses("heed_compare --train 1 --task parity,nope", "--task is nope, it must be one of");
+  shell.refuses(
+      "heed_compare --train 1 --text text.txt --len 16 --task text,parity --then text.txt",
+      "--task is text,parity and --then names a text; it must be one of both");
+}
