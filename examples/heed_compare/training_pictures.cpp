@@ -162,10 +162,15 @@ class TaskPictures {
   }
   [[nodiscard]] Picture speeds() const {
     Group group{"", {}};
-    for (const TrainedVariant* v : variants_) group.values.push_back(tokens_per_second_of(*v));
+    for (const TrainedVariant* v : variants_) {
+      std::vector<double> of_seeds;
+      for (const CellResult& run : v->runs) of_seeds.push_back(run.tokens_per_second);
+      group.values.push_back(tokens_per_second_of(*v));
+      group.whiskers.push_back(heed_report::whisker_over(of_seeds));
+    }
     return draw(BarChart{file("speed"),
                          title("Speed of training"),
-                         "Median over seeds.",
+                         "Medians over seeds; whiskers reach from the lowest to the highest seed.",
                          "tokens per second",
                          names(),
                          {group}});
@@ -240,6 +245,11 @@ std::vector<Picture> TaskPictures::measures() const {
       if (chart.groups.empty()) chart.groups.push_back({"", {}});
       chart.labels.push_back(v->name);
       chart.groups[0].values.push_back(value);
+      std::vector<double> of_seeds;
+      for (const CellResult& run : v->runs)
+        if (const auto at = run.measures.find(name); at != run.measures.end())
+          of_seeds.push_back(at->second);
+      chart.groups[0].whiskers.push_back(heed_report::whisker_over(of_seeds));
     }
   std::vector<Picture> pictures;
   for (auto& [name, chart] : charts) {
