@@ -258,6 +258,7 @@ SharedSettings Experiment::shared_settings() const {
   add("depth", sizes.depth);
   add("seed", settings_.seed);
   add("init", training.init);
+  add("ponder", training.ponder);
   add("eval_every", training.evaluate_every.value_or(-1));
   add("lengths", training.lengths);
   add("noise", training.noise);

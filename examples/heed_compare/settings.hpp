@@ -48,6 +48,7 @@ struct TrainingSettings {
   std::vector<double> rates = {2e-3};
   int sweep_seeds = 1;
   std::string init = "fan-in";  // first weights, as ModelConfig has them
+  double ponder = 0;            // cost of a step, of attention that halts by learnt probabilities
   std::vector<Index> lengths;   // tests with sequences so many times as long
   std::vector<double> noise;    // tests with so much noise in queries and keys
   std::optional<Index>

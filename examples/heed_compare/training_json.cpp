@@ -149,6 +149,7 @@ std::string training_json(const Settings& settings, const TrainingComparison& c)
                         {"seed", settings.seed},
                         {"learning_rates", training.rates},
                         {"init", training.init},
+                        {"ponder", training.ponder},
                         {"sweep_seeds", training.rates.size() > 1 ? training.sweep_seeds : 0},
                         {"jobs", training.jobs},
                         {"threads", settings.threads}}},

@@ -151,6 +151,12 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
                  "1 / sqrt(columns of the matrix), or gpt2, with 0.02 whatever the width")
       ->type_name("NAME")
       ->capture_default_str();
+  app.add_option("--ponder", training.ponder,
+                 "With --train: cost of a step, in nats, of attention that halts by learnt "
+                 "probabilities (dialectical-act): training minimises the loss and so much times "
+                 "the mean of its steps (default 0)")
+      ->type_name("X")
+      ->check(heed_program::number(0, 1e30));
   app.add_option("--sweep", words.sweep,
                  "With --train: runs each variant with each of these learning rates, chooses the "
                  "best by rows that no result is reported of, and then runs it with fresh seeds")
@@ -207,9 +213,9 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
 }
 
 std::vector<std::string> training_options() {
-  return {"--seeds",   "--init",  "--alphabets", "--width", "--heads",       "--depth",
-          "--len",     "--batch", "--lr",        "--sweep", "--sweep-seeds", "--eval-every",
-          "--lengths", "--noise", "--out",       "--jobs",  "--plan"};
+  return {"--seeds",      "--init",    "--ponder", "--alphabets", "--width", "--heads",
+          "--depth",      "--len",     "--batch",  "--lr",        "--sweep", "--sweep-seeds",
+          "--eval-every", "--lengths", "--noise",  "--out",       "--jobs",  "--plan"};
 }
 
 void print_task_help() {
