@@ -25,12 +25,12 @@ using namespace heed_test;
 
 // Squared distances of transformed rows: features and products are of the same rows.
 template <class T>
-struct Metric {
+struct ScaledMetric {
   using Transform = Diagonal<T>;
   using Features = SquaredNorms;
   Param<T> precision = T(0.2);
-  static constexpr auto parameters = std::tuple{named("precision", &Metric::precision)};
-  using PlaceFree = Metric;
+  static constexpr auto parameters = std::tuple{named("precision", &ScaledMetric::precision)};
+  using PlaceFree = ScaledMetric;
   template <class S>
   S score(const auto& pair, const auto& p) const {
     return S(-0.5) * p[0] * squared_distance(pair);
@@ -73,7 +73,9 @@ void check() {
 TEST_CASE("Row transforms agree with the twin", "[plug]") {
   SECTION("a rotation of learnt base") { check<OwnAttention<Turned, double>>(); }
   SECTION("a norm, then a rotation") { check<OwnAttention<NormedTurned, double>>(); }
-  SECTION("a learnt metric, with norms of its rows") { check<OwnAttention<Metric, double>>(); }
+  SECTION("a learnt metric, with norms of its rows") {
+    check<OwnAttention<ScaledMetric, double>>();
+  }
 }
 
 TEST_CASE("Each map transforms its own columns", "[plug]") {
@@ -198,9 +200,9 @@ TEST_CASE("A cache keeps normed keys, and refuses those of another eps", "[plug]
 }
 
 TEST_CASE("Gains that do not fit are refused", "[plug]") {
-  OwnAttention<Metric, float> op;
+  OwnAttention<ScaledMetric, float> op;
   op.score.gain = Param<float>(std::vector<Index>{3, 4});
-  OpCall<OwnAttention<Metric, float>> call(op, {1, 2, 2, 2, 9, 9, 4, 4});
+  OpCall<OwnAttention<ScaledMetric, float>> call(op, {1, 2, 2, 2, 9, 9, 4, 4});
   CHECK(message_of([&] {
           call.forward();
         }).find("gain has gains of 3 heads, it must have those of 1 or 2") != std::string::npos);

@@ -823,6 +823,6 @@ TEST_CASE("Of a long text the end is drawn, and links that leave it are counted"
 TEST_CASE("Tokens are shown by signs, and long ones are cut") {
   CHECK(token_sign("a b\n") == "a\u2423b\u21B5");
   CHECK(token_sign(std::string(14, 'x')) == std::string(14, 'x'));
-  CHECK(token_sign(std::string(15, 'x')) == std::string(14, 'x') + "\u2026");
+  CHECK(token_sign("xxxxxxxxxxxxxxx") == "xxxxxxxxxxxxxx\u2026");
   CHECK(token_sign("\u00E9\u00E9") == "\u00E9\u00E9");
 }
