@@ -617,7 +617,7 @@ TEST_CASE("Lost output ends with exit code 1, and a file is never where a stream
     CHECK(shell.run(command + " >&-").code == 1);
   }
   CHECK(shell.run(kTrain + "--json closed.json >&-").code == 1);
-  CHECK(Json::parse(read(shell.path("closed.json"))).at("format") == 1);
+  CHECK(Json::parse(read(shell.path("closed.json"))).at("format") == 2);
   CHECK(shell.run(kLm + "--lr 1e30").code == 1);
   const Result same = shell.run(kTrain + "--json there > there");
   CHECK(same.code == 2);

@@ -723,8 +723,8 @@ TEST_CASE("A picture in a file of its own has colours for light and for dark sur
     }
     return sum;
   };
-  const auto [low, high] = std::minmax(luminance(a), luminance(b));
-  return (high + 0.05) / (low + 0.05);
+  const double of_a = luminance(a), of_b = luminance(b);
+  return (std::max(of_a, of_b) + 0.05) / (std::min(of_a, of_b) + 0.05);
 }
 
 TEST_CASE("Lines and texts stand out from the paper, light and dark") {
