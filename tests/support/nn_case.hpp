@@ -46,7 +46,8 @@ std::vector<std::remove_const_t<T>> numbers(const nn::MatrixView<T>& m) {
 }
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 // Infinite where the sizes differ or either side holds a NaN.
 template <class T>

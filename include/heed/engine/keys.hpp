@@ -476,13 +476,13 @@ class KeySide {
                   const TensorView<Real>& grad_key, double* dscalars, Real* dinputs,
                   Score* dtransform) const {
     const Source source = op_.normaliser.source(g_, h, map);
-    Scratch<Real> scratch(2 * tile_elements(source.width) + 2 * kWidth * needs_.transformed);
+    const auto take_rows = [&](Scratch<Real>& s) {
+      return LaneTile<Real>{s.take(kWidth * needs_.transformed), source.width, kWidth};
+    };
+    Scratch<Real> scratch(2 * (tile_elements(source.width) + scratch_elements<Real>(take_rows)));
     const SideTiles<Real> tiles = take_tiles(scratch, source.width);
     const SideTiles<Real> grads = take_tiles(scratch, source.width);
-    const auto take_rows = [&] {
-      return LaneTile<Real>{scratch.take(kWidth * needs_.transformed), source.width, kWidth};
-    };
-    const LaneTile<Real> before = take_rows(), work = take_rows();
+    const LaneTile<Real> before = take_rows(scratch), work = take_rows(scratch);
     const TensorView<const Real> keys = key_.plain();
     const auto p = scalars_of_head(h);
     for (Index j = 0; j < g_.len_kv; j += kWidth) {
