@@ -68,11 +68,10 @@ struct CheckDirection {
   }
   // Adds `step` times the direction of the parameters that `only` names to `op`.
   void add_parameters(Op& op, const std::string& only, double step) const {
-    std::size_t next = tensors.size() - named_params(op).size();
-    op.visit([&](const char*, auto& param) {
-      const NamedTensor& tensor = tensors[next++];
-      if (!only.empty() && only != tensor.name) return;
-      for (Index i = 0; i < param.size(); ++i) param[i] += step * tensor.values[std::size_t(i)];
+    visit_named_params(op, [&](const std::string& name, auto& param) {
+      if (!only.empty() && only != name) return;
+      const std::vector<double>& direction = of(name);
+      for (Index i = 0; i < param.size(); ++i) param[i] += step * direction[std::size_t(i)];
     });
   }
   // What forward() writes with what `only` names moved by `step` times the direction: out, and behind it lse.
