@@ -3,6 +3,7 @@
 // too.
 
 #include "catch.hpp"
+#include "forgetting_score.hpp"
 #include "message_of.hpp"
 
 #include <heed/check/op_causality.hpp>
@@ -19,16 +20,8 @@
 namespace {
 
 using namespace heed;
-using heed_test::message_of;
+using heed_test::Forgetting, heed_test::message_of;
 
-template <class T>
-struct Forgetting {
-  using Features = CumulativeInputs<1, LogSigmoid>;
-  template <class S>
-  S score(const auto& pair, const auto&) const {
-    return pair.logit + pair.query[0] - pair.key[0];
-  }
-};
 // Numbers of query and key, of the score and of a normaliser of whole rows.
 template <class T>
 struct Boosted {

@@ -2,6 +2,7 @@
 // Forward mode of every variant, against backward and central differences.
 
 #include "direction.hpp"
+#include "forgetting_score.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/plug/features.hpp>
@@ -54,15 +55,7 @@ struct Sink : PlainRows {
   }
 };
 
-// Numbers of tokens: sums of log sigmoids, or a number per key and two per query.
-template <class T>
-struct Forgetting {
-  using Features = CumulativeInputs<1, LogSigmoid>;
-  template <class S>
-  S score(const auto& pair, const auto&) const {
-    return pair.logit + pair.query[0] - pair.key[0];
-  }
-};
+// Numbers of tokens: one per key and two per query.
 template <class T>
 struct Scored {
   using Features = TokenInputs<2, 1>;

@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 #include "direction.hpp"
+#include "forgetting_score.hpp"
 #include "message_of.hpp"
 #include "own_op.hpp"
 #include "token_parts.hpp"
@@ -20,7 +21,8 @@
 namespace {
 
 using namespace heed;
-using heed_test::message_of, heed_test::GatedSink, heed_test::Gate, heed_test::StreamedSink;
+using heed_test::Forgetting, heed_test::message_of, heed_test::GatedSink, heed_test::Gate,
+    heed_test::StreamedSink;
 
 struct Temperatures : TokenInputs<1, 1> {
   static constexpr const char* query_inputs_name = "temperature";
@@ -31,14 +33,6 @@ struct Tempered {
   template <class S>
   S score(const auto& pair, const auto&) const {
     return pair.logit * pair.query[0] + pair.key[0];
-  }
-};
-template <class Real>
-struct Forgetting {
-  using Features = CumulativeInputs<1, LogSigmoid>;
-  template <class S>
-  S score(const auto& pair, const auto&) const {
-    return pair.logit + pair.query[0] - pair.key[0];
   }
 };
 
