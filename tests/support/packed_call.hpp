@@ -184,7 +184,7 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
   double worst = 0;
   for (std::size_t i = 0; i < dbias.size(); ++i) {
     const double error = std::abs(double(dbias[i]) - dbias_sum[i]) / (1 + std::abs(dbias_sum[i]));
-    worst = error <= worst ? worst : error;  // NaN, too
+    if (!(error <= worst || std::isnan(worst))) worst = error;
   }
   CHECK(worst <= eps);
   std::size_t at = 0;

@@ -6,6 +6,7 @@
 // call by call, from the longest on.
 
 #include <heed/engine/backward_walk.hpp>
+#include <heed/engine/forward_pass.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -94,14 +95,13 @@ class BackwardPass {
 // Runs calls of one op together; at least one. one_bias: do all of several calls add to the same gradient of a bias? They then
 // take turns at it, head by head, in their order; that of several calls arrives as zeros.
 template <class Op, class Real>
-void run_backward(std::vector<BackwardPass<Op, Real>*> passes, bool one_bias, Op* grad_op,
+void run_backward(const std::vector<BackwardPass<Op, Real>*>& given, bool one_bias, Op* grad_op,
                   const Options& options) {
   using Pass = BackwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
   using Score = typename Op::ScoreType;
+  const std::vector<Pass*> passes = longest_first(given);
   const bool alone = passes.size() == 1;
-  std::stable_sort(passes.begin(), passes.end(),
-                   [](const Pass* a, const Pass* b) { return a->flops() > b->flops(); });
   Index units = 0, elements = 0;
   double flops = 0;
   Families families;

@@ -295,7 +295,7 @@ void run_forward_calls(const Op& op, Index count, Make&& make, const Options& op
   const auto run_all = [&] {
     std::vector<ForwardPass<Op, typename Op::Scalar>*> passes;
     for (const auto& call : calls) passes.push_back(call->pass());
-    run_forward(std::move(passes), options);
+    run_forward(passes, options);
   };
   const bool rehearses = Call::needs_rehearsal(op);
   preparation.run(count, [&](Index n, int threads) {
@@ -508,7 +508,7 @@ void run_backward_calls(Index count, bool one_bias, Make&& make, Op* grad_op,
   preparation.run(count, [&](Index n, int threads) { calls[std::size_t(n)] = make(n, threads); });
   std::vector<BackwardPass<Op, typename Op::Scalar>*> passes;
   for (const auto& call : calls) passes.push_back(call->pass());
-  run_backward(std::move(passes), one_bias, grad_op, options);
+  run_backward(passes, one_bias, grad_op, options);
   preparation.run(count, [&](Index n, int) { calls[std::size_t(n)]->finish(); });
 }
 

@@ -129,11 +129,26 @@ class ForwardPass {
   std::vector<Real> left_;  // what the parts of each unit leave for join()
 };
 
+// The longest first, those of one length as they stand. (std::stable_sort would go on without memory that it asks for.)
+template <class Pass>
+[[nodiscard]] std::vector<Pass*> longest_first(const std::vector<Pass*>& passes) {
+  std::vector<std::size_t> order(passes.size());
+  std::iota(order.begin(), order.end(), std::size_t(0));
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const double of_a = passes[a]->flops(), of_b = passes[b]->flops();
+    return of_a > of_b || (of_a == of_b && a < b);
+  });
+  std::vector<Pass*> sorted;
+  for (const std::size_t n : order) sorted.push_back(passes[n]);
+  return sorted;
+}
+
 // Runs calls of one op together. Several of them must not read one KeyFeatures.
 template <class Op, class Real>
-void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& options) {
+void run_forward(const std::vector<ForwardPass<Op, Real>*>& given, const Options& options) {
   using Pass = ForwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
+  const std::vector<Pass*> passes = longest_first(given);
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;
   for (const Pass* pass : passes) {
@@ -143,8 +158,6 @@ void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& opti
     flops += pass->flops();
   }
   if (items == 0) return;
-  const auto longer = [](const Pass* a, const Pass* b) { return a->flops() > b->flops(); };
-  std::stable_sort(passes.begin(), passes.end(), longer);
   const int workers = worker_count(options, flops, items, elements * Index(sizeof(Real)));
   if (passes.size() == 1)
     passes[0]->build_keys(workers);
