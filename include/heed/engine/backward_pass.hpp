@@ -7,6 +7,7 @@
 
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/forward_pass.hpp>
+#include <heed/engine/held_rows.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -38,7 +39,7 @@ class BackwardPass {
            options.dropout,
            options.precision.products()},
         shared_(c_, saved, output, grads),
-        units_(g.batch * g.heads * c_.groups_of(1)),
+        units_(g.batch * g.heads * shared_.order.groups),
         elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
   }
   BackwardPass(const BackwardPass&) = delete;  // c_ refers to keys_
@@ -57,9 +58,11 @@ class BackwardPass {
   // What visits add to.
   void list_summed(std::vector<TensorView<Real>>& views, bool bias) const {
     const GradientOperands<Real>& grads = shared_.grads;
-    views.insert(views.end(), {grads.key, grads.value});
+    const Share& share = c_.geometry.share;
+    for (const TensorView<Real>& of_keys : {grads.key, grads.value})
+      views.push_back(held_rows(of_keys, share.keys_before));
     if (bias) views.push_back(grads.bias);
-    if (shared_.sums_queries) views.push_back(grads.query);
+    if (shared_.sums_queries) views.push_back(held_rows(grads.query, share.queries_before));
   }
   [[nodiscard]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
     return std::make_unique<Worker>(c_, shared_, scratch);
@@ -74,14 +77,16 @@ class BackwardPass {
                   grads.key_inputs.given() ? shared_.dkey_inputs.data() : nullptr, threads);
     if constexpr (InputColumns<Op>::any) {
       const PartInputs<Real>& parts = grads.part_inputs;
-      const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index maps) {
-        sum_over_readers(from, c_.geometry.heads, maps, to, threads);
+      const Share& share = c_.geometry.share;
+      const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index before,
+                           Index maps) {
+        sum_over_readers(from, c_.geometry.heads, maps, held_rows(to, before), threads);
       };
-      sum(shared_.dnormaliser_query, parts.normaliser_query, 1);
-      sum(shared_.dnormaliser_key, parts.normaliser_key, 1);
-      sum(shared_.dreadout_query, parts.readout_query, 1);
-      sum(shared_.dquery_inputs, grads.query_inputs, 1);
-      sum(shared_.dkey_inputs, grads.key_inputs, Op::NormaliserType::maps);
+      sum(shared_.dnormaliser_query, parts.normaliser_query, share.queries_before, 1);
+      sum(shared_.dnormaliser_key, parts.normaliser_key, share.keys_before, 1);
+      sum(shared_.dreadout_query, parts.readout_query, share.queries_before, 1);
+      sum(shared_.dquery_inputs, grads.query_inputs, share.queries_before, 1);
+      sum(shared_.dkey_inputs, grads.key_inputs, share.keys_before, Op::NormaliserType::maps);
     }
   }
 

@@ -5,7 +5,9 @@
 
 #include <heed/engine/backward_pass.hpp>
 #include <heed/engine/forward_pass.hpp>
+#include <heed/engine/held_rows.hpp>
 #include <heed/engine/packed.hpp>
+#include <heed/engine/share.hpp>
 
 #include <deque>
 #include <memory>
@@ -20,10 +22,12 @@ namespace detail {
 
 template <class Op>
 [[nodiscard]] Shape lse_shape(const Geometry& g) {
-  return {g.batch, g.heads, g.len_q, Op::NormaliserType::maps};
+  return {g.batch, g.heads, g.held_queries(), Op::NormaliserType::maps};
 }
 
-[[nodiscard]] inline Shape steps_shape(const Geometry& g) { return {g.batch, g.heads, g.len_q, 1}; }
+[[nodiscard]] inline Shape steps_shape(const Geometry& g) {
+  return {g.batch, g.heads, g.held_queries(), 1};
+}
 
 // Throws where the op, with its options, gives no steps; `name` says of what they were given.
 template <class Op>
@@ -47,7 +51,7 @@ void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
 template <class Op, class Real>
 void check_outputs(const Op& op, const Outputs<Real>& outputs, const Geometry& g,
                    const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
-  require_output(outputs.out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_output(outputs.out, g.out_shape(), "out", where);
   const auto apart = [&](const StoredView<Real>& out, const char* name) {
     for_each_operand(in, mask.bias, [&](const char* input, const auto& view) {
       require_apart(out, view, name, input, where);
@@ -136,7 +140,8 @@ template <class Op, class Real>
   using Score = typename Op::ScoreType;
   using Columns = InputColumns<Op>;
   if constexpr (Columns::any) {
-    const auto query = copies.read(in.query_inputs), key = copies.read(in.key_inputs);
+    const auto query = rows_of_call(copies.read(in.query_inputs), g.share.queries_before),
+               key = rows_of_call(copies.read(in.key_inputs), g.share.keys_before);
     operands.part_inputs = part_inputs_of<Op>(query, key);
     auto inputs = std::make_unique<SummedInputs<Score, Real>>(
         op.score, g, columns_of(query, Columns::score_query), columns_of(key, Columns::score_key),
@@ -183,16 +188,19 @@ class ForwardCall {
         saved_(saved),
         bound_(mask, g, where.c_str(), threads),
         copies_(threads),
-        operands_{copies_.read(in.query), in.key, in.value, copies_.read(in.extra)} {
-    if constexpr (Op::ReadoutType::uses_own_rows) {  // which need not lie in the tile at hand
-      operands_.key = copies_.read(in.key);
-      operands_.value = copies_.read(in.value);
+        operands_{of_queries(copies_.read(in.query)), in.key, in.value,
+                  of_queries(copies_.read(in.extra))} {
+    // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
+    if (Op::ReadoutType::uses_own_rows || g.share.keys_before > 0) {
+      operands_.key = rows_of_call(copies_.read(in.key), g.share.keys_before);
+      operands_.value = rows_of_call(copies_.read(in.value), g.share.keys_before);
     }
     inputs_ = take_inputs(op, g, in, copies_, threads, operands_);
-    to_ = {copies_.write(outputs.out), copies_.write(outputs.lse), copies_.write(outputs.steps)};
+    to_ = {of_queries(copies_.write(outputs.out)), of_queries(copies_.write(outputs.lse)),
+           of_queries(copies_.write(outputs.steps))};
     const bool folds = heads_fold(op, g, mask, bound_, options.dropout);
-    // Of copies of keys, and of heads that are folded in this call alone, nothing can be kept.
-    const bool others = Op::ReadoutType::uses_own_rows ||
+    // Of copies and shares of keys, and of heads that are folded in this call alone, nothing can be kept.
+    const bool others = Op::ReadoutType::uses_own_rows || g.held_keys() != g.len_kv ||
                         (folds && in.key_features && SideNeeds<Op>(op, g).per_query_head);
     kept_ = others ? nullptr : in.key_features;
     if (!folds) return;
@@ -245,6 +253,10 @@ class ForwardCall {
         : geometry(g), mask(std::move(of)), options(own) {}
   };
 
+  template <class Element>
+  [[nodiscard]] TensorView<Element> of_queries(const TensorView<Element>& held) const {
+    return rows_of_call(held, g_.share.queries_before);
+  }
   void ready(const Op& op, Saved<Real>* to) {
     if (folded_)
       pass_.emplace(op, folded_->geometry, operands_, *folded_->bound, to_, to, folded_->options,
@@ -412,6 +424,27 @@ void forward_packed(const Op& op, const Inputs<typename Op::Scalar>& in,
   saved->stamp = packed_stamp(op, whole, mask, options, packed);
 }
 
+// Throws where an op cannot be computed in shares, or a share cuts through what is computed together.
+template <class Op>
+void require_share(const Op& op, const Geometry& g, const Options& options,
+                   const std::string& where) {
+  if (g.share == Share{}) return;
+  if constexpr (Op::ReadoutType::rehearses)
+    require(!op.readout.needs_rehearsal(), where,
+            ": the op's rows depend on all rows of the call, a share of it has ", g.held_queries(),
+            " of ", g.len_q);
+  require(keys_in_shares<Op> || g.held_keys() == g.len_kv, where,
+          ": the op reads all keys of a row at once, a share of the call has ", g.held_keys(),
+          " of ", g.len_kv);
+  if (g.held_queries() == g.len_q) return;
+  const Index step = share_step(op, g, options);
+  const auto fits = [&](Index at) { return at % step == 0 || at == g.len_q; };
+  require(fits(g.share.queries_before) && fits(g.held_queries_end()), where,
+          ": a share has queries [", g.share.queries_before, ", ", g.held_queries_end(), ") of ",
+          g.len_q, "; it must begin and end at multiples of ", step,
+          " (share_step()), or at the end");
+}
+
 template <class Op>
 void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                        const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options) {
@@ -420,6 +453,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   require_options<Real>(options, where);
   if (in.packed) return forward_packed(op, in, mask, outputs, saved, options, where);
   const Geometry g = geometry_of(op, in, where);
+  require_share(op, g, options, where);
   check_outputs(op, outputs, g, in, mask, where);
   if (saved) saved->sequences.clear();
   const auto make = [&](Index, int threads) {
@@ -434,7 +468,7 @@ template <class Op, class Real>
 void check_backward(const Op& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
                     const StoredView<const Real>& out, const OutputGradients<Real>& output,
                     const Gradients<Real>& grads, const std::string& where) {
-  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  const Shape out_shape = g.out_shape();
   require_shape(out, out_shape, "out", where);
   require_shape(output.out, out_shape, "grad_out", where);
   if (output.lse.given()) {
@@ -461,16 +495,15 @@ class BackwardCall {
                const BoundMask<Real>& bound, const Saved<Real>& saved,
                const StoredView<const Real>& out, const OutputGradients<Real>& output,
                const Gradients<Real>& grads, const Options& options, int threads)
-      : copies_(threads),
-        operands_{copies_.read(in.query), copies_.read(in.key), copies_.read(in.value),
-                  copies_.read(in.extra)},
+      : share_(g.share),
+        copies_(threads),
+        operands_{of_queries(in.query), of_keys(in.key), of_keys(in.value), of_queries(in.extra)},
         inputs_(take_inputs(op, g, in, copies_, threads, operands_)),
-        output_{copies_.read(out), copies_.read(output.out), copies_.read(output.lse),
-                copies_.read(output.steps)},
-        grads_{copies_.write(grads.query),     copies_.write(grads.key),
-               copies_.write(grads.value),     copies_.write(grads.extra),
-               copies_.write(grads.bias),      copies_.write(grads.query_inputs),
-               copies_.write(grads.key_inputs)} {
+        output_{of_queries(out), of_queries(output.out), of_queries(output.lse),
+                of_queries(output.steps)},
+        grads_{to_queries(grads.query),  to_keys(grads.key),        to_keys(grads.value),
+               to_queries(grads.extra),  copies_.write(grads.bias), to_queries(grads.query_inputs),
+               to_keys(grads.key_inputs)} {
     if constexpr (InputColumns<Op>::any) take_input_gradients<Op>(*inputs_, grads_);
     const Op* run = &op;
     if constexpr (Op::ReadoutType::rehearses)
@@ -490,6 +523,22 @@ class BackwardCall {
   }
 
  private:
+  using Read = StoredView<const Real>;
+  using Written = StoredView<Real>;
+  [[nodiscard]] TensorView<const Real> of_queries(const Read& held) {
+    return rows_of_call(copies_.read(held), share_.queries_before);
+  }
+  [[nodiscard]] TensorView<const Real> of_keys(const Read& held) {
+    return rows_of_call(copies_.read(held), share_.keys_before);
+  }
+  [[nodiscard]] TensorView<Real> to_queries(const Written& held) {
+    return rows_of_call(copies_.write(held), share_.queries_before);
+  }
+  [[nodiscard]] TensorView<Real> to_keys(const Written& held) {
+    return rows_of_call(copies_.write(held), share_.keys_before);
+  }
+
+  Share share_;
   WidenedTensors<Real> copies_;
   Operands<Real> operands_;
   SumsOfInputs<Op> inputs_;
@@ -571,6 +620,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
+  require_share(op, g, options, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_backward(op, g, in, mask, out, output, grads, where);
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);

@@ -20,8 +20,9 @@ namespace detail {
 // readers of one key-value head, or of one row of a broadcast bias or of query. Its visitors come by rank. Where several calls
 // run together, each has its own order, and turns number the families of all of them, call by call.
 struct VisitingOrder {
-  Index batches, heads, groups;        // all; groups per head
+  Index batches, heads, groups;        // all; groups per head that are at hand
   Index family_batches, family_heads;  // per family
+  Index first_group = 0;               // of each head, where others are elsewhere
 
   struct Visit {
     Index batch, head, group;  // what to do
@@ -43,7 +44,7 @@ struct VisitingOrder {
     const Index member = rank / groups;
     return {family / head_families * family_batches + member / family_heads,
             family % head_families * family_heads + member % family_heads,
-            groups - 1 - rank % groups,
+            first_group + groups - 1 - rank % groups,
             family,
             rank,
             0,
@@ -187,6 +188,17 @@ class OrderedSums {
   Turnstiles ranks_, families_;
 };
 
+// Groups of panels of a head that are at hand.
+struct GroupRange {
+  Index begin, end;
+};
+template <class Context>
+[[nodiscard]] GroupRange held_groups(const Context& c) {
+  const Index queries = c.plan.group * c.plan.lanes, end = c.geometry.held_queries_end();
+  const Index begin = c.geometry.share.queries_before / queries;
+  return {begin, c.geometry.held_queries() > 0 ? (end + queries - 1) / queries : begin};
+}
+
 // What all workers of a backward call read and add to.
 template <class Op, class Real>
 struct BackwardShared {
@@ -294,9 +306,13 @@ struct BackwardShared {
                            query_readers(c) == QueryReaders::several_heads;
     const Index one_batch = 1,
                 one_head = 1;  // a call without batches or heads has no family at all
-    return {g.batch, g.heads, c.groups_of(1),
+    const GroupRange groups = held_groups(c);
+    return {g.batch,
+            g.heads,
+            groups.end - groups.begin,
             std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),
-            std::max(one_head, all_heads ? g.heads : g.group())};
+            std::max(one_head, all_heads ? g.heads : g.group()),
+            groups.begin};
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them
