@@ -125,7 +125,19 @@ TEST_CASE("what does not fit a share is refused in one sentence", "[share]") {
   CHECK(refusal({-1, 0, 0, 0}).find("share has -1 queries before") != std::string::npos);
   CHECK(refusal({1, 0, 0, 0}).find("must begin and end at multiples of") != std::string::npos);
   Inputs<double> in = part.inputs();
-  in.share = {0, step, 0, 0};
+  in.share = {0, 150 - step, 0, 0};
+  forward(op, in, {}, part.outputs(), &part.saved);
+  const auto backward_of = [&](const Share& share) {
+    in.share = share;
+    return message_of([&] {
+      backward(op, in, {}, part.saved, {part.out.data(), part.rows_of(6)}, part.output_gradients(),
+               part.gradients());
+    });
+  };
+  // Of as many queries, but not the first.
+  CHECK(backward_of({step, 150 - 2 * step, 0, 0}).find("is of a share with queries from 0") !=
+        std::string::npos);
+  in.share = {0, 150 - step, 0, 0};
   CHECK(message_of([&] { (void)measure_weights(op, in); }).find("forward() and backward() alone") !=
         std::string::npos);
 }
