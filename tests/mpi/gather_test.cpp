@@ -25,7 +25,8 @@ constexpr Geometry kSelf{2, 4, 4, 2, 150, 150, 6, 6};
 
 template <class Op>
 void check_gather(const std::string& name, const Op& op, const Geometry& g,
-                  const Mask<typename Op::Scalar>& mask, const Options& options = {}) {
+                  const Mask<typename Op::Scalar>& mask, const Options& options = {},
+                  bool in_order = false) {
   using T = typename Op::Scalar;
   INFO(name << ", " << g.len_q << " queries");
   const OpCall<Op> whole = whole_call(op, g, mask, options);
@@ -40,8 +41,8 @@ void check_gather(const std::string& name, const Op& op, const Geometry& g,
       std::vector<Findings> found(std::size_t(ranks), Findings{});
       on_ranks(ranks, [&](const ThreadRank& comm) {
         RankTensors<Op> tensors{whole, sharding, comm.rank()};
-        tensors.run(comm);
-        found[std::size_t(comm.rank())] = tensors.compare(true, kShareBound<T>);
+        tensors.run(comm, in_order);
+        found[std::size_t(comm.rank())] = tensors.compare(true, kShareBound<T>, in_order);
       });
       INFO(ranks << " ranks, " << (zigzag ? "zigzag" : "contiguous"));
       for (const Findings& of_rank : found)
@@ -85,6 +86,23 @@ TEST_CASE("gathered calls of every variant have the bits of one process", "[mpi]
   check_gather(
       "dar of float", Dar<float>{}, kSelf, window<float>(60, 5) & key_lengths<float>({150, 70}),
       {.key_tile = 1, .panel_vectors = 1, .dropout = {.rate = 0.3, .seed = 11, .first_batch = 0}});
+}
+
+TEST_CASE("gradients that ranks add to in the order of one process have its bits", "[mpi]") {
+  const Options narrow{.threads = 2,
+                       .key_tile = 1,
+                       .panel_vectors = 1,
+                       .dropout = {.rate = 0.3, .seed = 11, .first_batch = 0}};
+  for_each_variant<double>(kSelf, [&]<class Op>(const Variant<Op>& variant) {
+    check_gather(variant.name, variant.op, variant.geometry, causal<double>(), {.threads = 2},
+                 true);
+  });
+  std::vector<float> numbers(150 * 150);
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(float(i));
+  const Mask<float> biased = bias<float>({numbers.data(), {1, 1, 150, 150}}) & causal<float>();
+  check_gather("dar of float", Dar<float>{}, kSelf, biased, narrow, true);
+  check_gather("prototype of float", make_prototype<float>(kSelf, 5), kSelf, causal<float>(),
+               narrow, true);
 }
 
 TEST_CASE("gathered calls whose rows depend on all rows, or read numbers of tokens", "[mpi]") {

@@ -35,7 +35,7 @@ constexpr Geometry kSelf{2, 4, 4, 2, 150, 150, 6, 6};
 template <class Op>
 void check_parallel(const Communicator& comm, const std::string& name, const Op& op,
                     const Mask<typename Op::Scalar>& mask, Method method, const Geometry& g = kSelf,
-                    const Options& options = {.threads = 2}) {
+                    const Options& options = {.threads = 2}, bool in_order = false) {
   using T = typename Op::Scalar;
   INFO(name << (method == Method::ring ? ", ring" : ", gather") << ", rank " << comm.rank()
             << " of " << comm.size());
@@ -44,10 +44,10 @@ void check_parallel(const Communicator& comm, const std::string& name, const Op&
   const Sharding sharding{Shards::zigzag(g.len_q, comm.size(), step), {}, method};
   const bool gathers = method == Method::gather;
   RankTensors<Op> tensors{whole, sharding, comm.rank()}, again = tensors;
-  tensors.run(comm);
-  const Findings found = tensors.compare(gathers, (gathers ? 1 : 8) * kShareBound<T>);
+  tensors.run(comm, in_order);
+  const Findings found = tensors.compare(gathers, (gathers ? 1 : 8) * kShareBound<T>, in_order);
   for (const std::string& finding : found) FAIL_CHECK(finding);
-  again.run(comm);
+  again.run(comm, in_order);
   CHECK(same_bits(tensors.out, again.out));
   CHECK(same_bits(tensors.dk, again.dk));
   CHECK(same_bits(tensors.dv, again.dv));
@@ -84,6 +84,8 @@ TEST_CASE("masks, grouped heads and dropout on MPI", "[mpi]") {
                    }),
                    method);
   }
+  check_parallel(comm, "in the order of one process", Dar<double>{}, causal<double>(),
+                 Method::gather, kSelf, dropping, true);
   check_parallel(comm, "Halting::batch",
                  make_dialectical<double>(kSelf, {.max_steps = 5, .halting = Halting::batch}),
                  causal<double>(), Method::gather);

@@ -77,7 +77,7 @@ struct RankTensors {
   }
 
   template <class Comm>
-  void run(const Comm& comm) {
+  void run(const Comm& comm, bool in_order = false) {
     const heed::Inputs<T> in = inputs();
     heed::Outputs<T> to(out.data(), rows_of(g.dim_v));
     to.lse = {lse.data(), rows_of(Op::NormaliserType::maps)};
@@ -94,13 +94,17 @@ struct RankTensors {
       grads.query_inputs = {dquery_inputs.data(), in.query_inputs.shape()};
     if (in.key_inputs.given()) grads.key_inputs = {dkey_inputs.data(), in.key_inputs.shape()};
     if (!dbias.empty()) grads.bias = {dbias.data(), whole.mask.bias.shape()};
-    heed::mpi::backward(comm, whole.op, in, whole.mask, sharding, saved,
-                        heed::StoredView<const T>(out.data(), rows_of(g.dim_v)), of, grads,
-                        &grad_op, whole.options);
+    const heed::StoredView<const T> known(out.data(), rows_of(g.dim_v));
+    if constexpr (!heed::InputColumns<Op>::any)
+      if (in_order)
+        return heed::mpi::backward_in_order(comm, whole.op, in, whole.mask, sharding, saved, known,
+                                            of, grads, &grad_op, whole.options);
+    heed::mpi::backward(comm, whole.op, in, whole.mask, sharding, saved, known, of, grads, &grad_op,
+                        whole.options);
   }
 
-  // Held against one process: rows of queries bit by bit, or within `bound`.
-  [[nodiscard]] Findings compare(bool bits, double bound) const {
+  // Held against one process: rows of queries bit by bit, or within `bound`; all_bits: all gradients bit by bit.
+  [[nodiscard]] Findings compare(bool bits, double bound, bool all_bits = false) const {
     Findings found;
     const auto same = [&](const char* name, const auto& a, const auto& b) {
       if (!same_bits(a, b)) found.push_back(std::string(name) + " has other bits");
@@ -124,6 +128,12 @@ struct RankTensors {
     of_queries("steps", steps, whole.steps, g.heads);
     of_queries("dquery", dq, whole.grad_query, g.query_heads);
     of_queries("dextra", dextra, whole.grad_extra, g.heads);
+    if (all_bits) {
+      same("dkey", dk, of_keys(whole.grad_key, g.kv_heads));
+      same("dvalue", dv, of_keys(whole.grad_value, g.kv_heads));
+      same("dbias", dbias, whole.grad_bias);
+      same("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
+    }
     of_queries("dquery_inputs", dquery_inputs, whole.grad_query_inputs, g.heads);
     near("dkey", dk, of_keys(whole.grad_key, g.kv_heads));
     near("dvalue", dv, of_keys(whole.grad_value, g.kv_heads));

@@ -17,6 +17,15 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
+// What the shares of one backward call hand on to each other, beside the gradients of keys, values and bias: so that all that
+// several queries add to is added to in the order of one process.
+template <class Real>
+struct HandedOn {
+  Index member = 0;          // the head of each family that is visited
+  std::vector<Real> rows;    // gradients of the keys' side values
+  std::vector<double> sums;  // of parameters, [family][numbers]
+};
+
 // A checked call, prepared.
 template <class Op, class Real>
 class BackwardPass {
@@ -68,6 +77,21 @@ class BackwardPass {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
   void abandon() { shared_.tiles.abandon(); }
+
+  // Visits one head of each family alone, and goes on where another share has ended; and the other way. Not for ops that read
+  // numbers of tokens.
+  void take_over(const HandedOn<Real>& on) {
+    shared_.order.first_member = on.member;
+    shared_.order.members = 1;
+    if (on.rows.empty()) return;
+    const auto features = on.rows.begin() + std::ptrdiff_t(shared_.dfeatures.size());
+    std::copy(on.rows.begin(), features, shared_.dfeatures.begin());
+    std::copy(features, on.rows.end(), shared_.drows.begin());
+  }
+  void hand_over(HandedOn<Real>& on) const {
+    on.rows = shared_.dfeatures;
+    on.rows.insert(on.rows.end(), shared_.drows.begin(), shared_.drows.end());
+  }
 
   // Behind the last visit: what side values and inputs of tokens owe; adds to `parameters`, if it is given.
   void finish(Score* parameters, int threads) {

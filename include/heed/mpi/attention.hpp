@@ -167,6 +167,19 @@ struct RankCall {
     heed::detail::check_backward(op, own, in, mask, out, output, grads, where);
   }
 
+  void add_gradients(RankStamp& stamp, const OutputGradients<Real>& output,
+                     const Gradients<Real>& grads, const Op* grad_op) const {
+    std::string asked;
+    for (const auto& [view, name] : {std::pair{&grads.key, " key"},
+                                     {&grads.value, " value"},
+                                     {&grads.bias, " bias"},
+                                     {&grads.key_inputs, " key_inputs"}})
+      if (view->given()) asked += name;
+    if (grad_op) asked += " parameters";
+    stamp.add("what gradients are asked for", asked);
+    stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
+  }
+
   // What all ranks must agree in.
   [[nodiscard]] RankStamp stamp() const {
     RankStamp of;
@@ -214,6 +227,13 @@ struct RankCall {
   }
   [[nodiscard]] static std::string text_of(const Shards& shards) {
     std::string text;
+    if (shards.ranks() > 16) {  // a text of each would be long
+      Digest digest;
+      for (int r = 0; r < shards.ranks(); ++r)
+        for (const Tokens& piece : shards.pieces(r))
+          for (const Index number : {Index(r), piece.begin, piece.end}) digest.add(number);
+      return digest.text();
+    }
     for (int r = 0; r < shards.ranks(); ++r) {
       text += r > 0 ? " | " : "";
       for (const Tokens& piece : shards.pieces(r))
@@ -351,17 +371,7 @@ void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>&
       comm.size(), heed::detail::door_name("heed::mpi::backward", options.name)};
   detail::agree(
       comm, call, [&] { call.check_gradients(saved, out, grad_out, grads); },
-      [&](detail::RankStamp& stamp) {
-        std::string asked;
-        for (const auto& [view, name] : {std::pair{&grads.key, " key"},
-                                         {&grads.value, " value"},
-                                         {&grads.bias, " bias"},
-                                         {&grads.key_inputs, " key_inputs"}})
-          if (view->given()) asked += name;
-        if (grad_op) asked += " parameters";
-        stamp.add("what gradients are asked for", asked);
-        stamp.add("whether lse has a gradient", grad_out.lse.given() ? "yes" : "no");
-      });
+      [&](detail::RankStamp& stamp) { call.add_gradients(stamp, grad_out, grads, grad_op); });
   const Mask<typename Op::Scalar> asked = detail::asked_once(mask, call.geometry, options.threads);
   const Shards& keys = detail::keys_of(sharding);
   if (sharding.method == Method::ring)
@@ -370,6 +380,39 @@ void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>&
   else
     detail::GatherCall<Op, Comm>(comm, op, in, asked, sharding.queries, keys, options)
         .backward(saved, out, grad_out, grads, grad_op);
+}
+
+// The same for gathered calls, with the bits of one process in all gradients: the ranks add to those of keys, values, bias and
+// parameters one after the other, which takes the time of one process (mpi/gather.hpp).
+template <class Comm, AttentionOp Op>
+void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
+                       const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
+                       const Saved<typename Op::Scalar>& saved,
+                       const StoredView<const typename Op::Scalar>& out,
+                       const OutputGradients<typename Op::Scalar>& grad_out,
+                       const Gradients<typename Op::Scalar>& grads,
+                       std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  static_assert(!InputColumns<Op>::any,
+                "heed: gradients in the order of one process are for ops that read no numbers of "
+                "tokens (mpi/gather.hpp)");
+  detail::RankCall<Op> call{
+      op,          in,
+      mask,        sharding,
+      options,     comm.rank(),
+      comm.size(), heed::detail::door_name("heed::mpi::backward_in_order", options.name)};
+  detail::agree(
+      comm, call,
+      [&] {
+        require(sharding.method == Method::gather, call.where,
+                ": the method is ring, only gathered calls have the bits of one process");
+        call.check_gradients(saved, out, grad_out, grads);
+      },
+      [&](detail::RankStamp& stamp) { call.add_gradients(stamp, grad_out, grads, grad_op); });
+  const Mask<typename Op::Scalar> asked = detail::asked_once(mask, call.geometry, options.threads);
+  detail::GatherCall<Op, Comm>(comm, op, in, asked, sharding.queries, detail::keys_of(sharding),
+                               options)
+      .backward_in_order(saved, out, grad_out, grads, grad_op);
 }
 
 }  // namespace mpi

@@ -9,14 +9,21 @@
 //              dK, dV: a share of all keys on each rank, summed over ranks by the owner of each key, in the order of the ranks;
 //              gradients of parameters and of the mask's bias likewise
 //
+// backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: the ranks add to them one
+// after the other, for each head that shares keys with others from the last piece of the queries to the first, and hand
+// on what they have added up. Cost: backward takes the time of one process, and
+// batch kv_heads len (dim_qk + dim_v) numbers travel from rank to rank for each of (ranks or 2 ranks) pieces and each such head.
+//
 // Any op, any mask. Where an op's rows depend on all rows of a call (Halting::batch), the rehearsal's reports are gathered.
 //
 // Memory    O(len) per rank for K and V, and for dK and dV in backward; the rest O(len / ranks)
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
 
-#include <heed/engine/doors.hpp>
+#include <heed/engine/backward_stage.hpp>
 #include <heed/mpi/messages.hpp>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -169,7 +176,151 @@ class GatherCall {
     copies.round();
   }
 
+  // The same, with the bits of one process in all gradients. For ops that read no numbers of tokens.
+  void backward_in_order(const Saved<Real>& saved, const StoredView<const Real>& out,
+                         const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                         Op* grad_op) {
+    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
+    WidenedTensors<Real> copies(options_.threads);
+    const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
+    heed::detail::set_zero<Real>({dquery, dextra}, resolve_threads(options_.threads));
+    Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
+        of_values(in_.value.shape(), keys_, grads.value.given()),
+        of_bias(mask_.bias.shape(), grads.bias.given());
+    heed::detail::HandedOn<Real> on;
+    Op sums = zeros_like(op_);
+    const std::vector<Stage> stages = stages_of(grads.bias.given());
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      const Stage& stage = stages[s];
+      if (stage.rank != comm_.rank()) continue;
+      const auto parts = [&] {
+        return std::array{&of_keys.memory(), &of_values.memory(), &of_bias.memory(), &on.rows};
+      };
+      if (s > 0 && stages[s - 1].rank != stage.rank)
+        receive_state(stages[s - 1].rank, parts(), on.sums);
+      on.member = stage.member;
+      const bool last = s + 1 == stages.size();
+      for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
+        if (piece != stage.piece) return;
+        const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
+        heed::detail::backward_stage<Op>(
+            settled(), in, mask_, saved.pieces[n], own(out),
+            {own(output.out), own(output.lse), own(output.steps)},
+            {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}, on,
+            last, grad_op ? &sums : nullptr, options_);
+      });
+      if (!last && stages[s + 1].rank != stage.rank)
+        send_state(stages[s + 1].rank, parts(), on.sums);
+    }
+    // The last one has all sums.
+    const int root = stages.empty() ? 0 : stages.back().rank;
+    const auto give = [&](const Sums& of, const StoredView<Real>& to) {
+      if (to.given()) give_rows(root, of.of_piece(), copies.write(to));
+    };
+    give(of_keys, grads.key);
+    give(of_values, grads.value);
+    std::vector<Real> all = of_bias.memory();
+    sums.visit([&](const char*, const auto& param) {
+      all.insert(all.end(), param.data(), param.data() + param.size());
+    });
+    all = from_root(root, std::move(all));
+    const Real* from = all.data();
+    if (grads.bias.given()) {
+      const TensorView<Real> to = copies.write(grads.bias);
+      const Shape& s = to.shape();
+      for (Index b = 0; b < s.batch; ++b)
+        for (Index h = 0; h < s.heads; ++h)
+          for (Index i = 0; i < s.len; ++i, from += s.dim)
+            std::copy_n(from, s.dim, to.row(b, h, i));
+    }
+    if (grad_op) {
+      *grad_op = zeros_like(op_);
+      grad_op->visit([&](const char*, auto& param) {
+        for (Index i = 0; i < param.size(); ++i) param[i] = *from++;
+      });
+    }
+    copies.round();
+  }
+
  private:
+  // Who adds when: for each head of a family, the pieces of the queries from the last to the first.
+  struct Stage {
+    Index member;
+    Tokens piece;
+    int rank;
+  };
+  [[nodiscard]] std::vector<Stage> stages_of(bool bias) const {
+    Geometry g;
+    g.batch = in_.query.shape().batch;
+    g.query_heads = in_.query.shape().heads;
+    g.heads = g.query_heads / op_.normaliser.query_heads(1);
+    g.kv_heads = in_.key.shape().heads;
+    g.len_q = queries_.len();
+    g.len_kv = keys_.len();
+    g.dim_qk = in_.key.shape().dim;
+    g.dim_v = in_.value.shape().dim;
+    const auto family = heed::detail::family_of(op_, g, mask_.bias.shape(), bias);
+    std::vector<Stage> of_member, stages;
+    for (int r = 0; r < comm_.size(); ++r)
+      for (const Tokens& piece : queries_.pieces(r)) of_member.push_back({0, piece, r});
+    std::sort(of_member.begin(), of_member.end(),
+              [](const Stage& a, const Stage& b) { return a.piece.begin > b.piece.begin; });
+    for (Index member = 0; member < family.batches * family.heads; ++member)
+      for (Stage& stage : of_member) {
+        stage.member = member;
+        stages.push_back(stage);
+      }
+    return stages;
+  }
+  template <class Parts>
+  void send_state(int to, const Parts& parts, const std::vector<double>& sums) const {
+    const std::array<std::size_t, 2> sizes{parts.back()->size(), sums.size()};
+    std::vector<Send> sends{{to, sizes.data(), sizeof sizes}};
+    for (const std::vector<Real>* part : parts)
+      if (!part->empty()) sends.push_back({to, part->data(), part->size() * sizeof(Real)});
+    if (!sums.empty()) sends.push_back({to, sums.data(), sums.size() * sizeof(double)});
+    auto transfer = comm_.start(sends, {});
+    transfer.wait();
+  }
+  template <class Parts>
+  void receive_state(int from, const Parts& parts, std::vector<double>& sums) const {
+    std::array<std::size_t, 2> sizes{};
+    const Receive first[] = {{from, sizes.data(), sizeof sizes}};
+    auto transfer = comm_.start({}, first);
+    transfer.wait();
+    parts.back()->resize(sizes[0]);
+    sums.resize(sizes[1]);
+    std::vector<Receive> receives;
+    for (std::vector<Real>* part : parts)
+      if (!part->empty()) receives.push_back({from, part->data(), part->size() * sizeof(Real)});
+    if (!sums.empty()) receives.push_back({from, sums.data(), sums.size() * sizeof(double)});
+    auto rest = comm_.start({}, receives);
+    rest.wait();
+  }
+  // Numbers that one rank has, on all ranks, which know how many they are.
+  [[nodiscard]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
+    const auto ranks = std::size_t(comm_.size());
+    ByRank<Real> from(ranks), to(ranks);
+    to[std::size_t(root)].resize(own.size());
+    if (comm_.rank() == root) from.assign(ranks, own);
+    exchange(comm_, from, to);
+    return to[std::size_t(root)];
+  }
+  // own = the rank's rows of `whole`, which the root has.
+  void give_rows(int root, const TensorView<const Real>& whole, const TensorView<Real>& own) const {
+    const auto ranks = std::size_t(comm_.size());
+    ByRank<Real> from(ranks), to(ranks);
+    const Shape& s = own.shape();
+    to[std::size_t(root)].resize(std::size_t(element_count(s, "heed::mpi: a gradient")));
+    for (std::size_t r = 0; r < ranks && comm_.rank() == root; ++r)
+      from[r] = pack_rows(keys_, int(r), whole, kWholeRow);
+    exchange(comm_, from, to);
+    for_packed_rows(keys_, comm_.rank(), s, to[std::size_t(root)].data(), kOwnRow,
+                    [&](Index b, Index h, Index n, const Real* numbers) {
+                      std::copy_n(numbers, s.dim, own.row(b, h, n));
+                    });
+  }
+
   // Gradients of a tensor of all tokens: of one piece of the queries, and their sum over the pieces of the rank.
   class Sums {
    public:
@@ -187,6 +338,8 @@ class GatherCall {
       if (!wanted_) return {};
       return {piece_.data(), shape_};
     }
+    [[nodiscard]] std::vector<Real>& memory() { return piece_; }
+    [[nodiscard]] TensorView<const Real> of_piece() const { return {piece_.data(), shape_}; }
     void add() {
       for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += piece_[i];
     }
