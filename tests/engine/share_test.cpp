@@ -114,7 +114,7 @@ TEST_CASE("shares of a call have its bits where parts of an op read positions an
 
 TEST_CASE("what does not fit a share is refused in one sentence", "[share]") {
   const ScaledDot<double> op;
-  const OpCall<ScaledDot<double>> whole(op, kSelf);
+  const OpCall<ScaledDot<double>> whole = whole_call(op, kSelf, Mask<double>{}, {});
   const Index step = share_step(op, kSelf);
   ShareTensors<ScaledDot<double>> part(whole, 0, step, 0, 150);
   const auto refusal = [&](const Share& share) {
