@@ -122,6 +122,19 @@ class ForwardCall {
   void ready() { ready(op_, saved_); }
   [[nodiscard]] ForwardPass<Op, Real>* pass() { return &*pass_; }
 
+  // All of the call, by the worker that asks for it.
+  void run_alone() {
+    if (needs_rehearsal(op_)) {
+      rehearse();
+      pass_->run_alone();
+      settle();
+    } else {
+      ready();
+    }
+    pass_->run_alone();
+    finish();
+  }
+
   void finish() {
     copies_.round();
     if (saved_) saved_->stamp = CallStamp::of<Op>(g_, mask_, scale_of(op_, g_, options_), options_);

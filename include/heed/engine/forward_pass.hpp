@@ -134,6 +134,16 @@ class ForwardPass {
     }
   }
 
+  // All items, by the worker that asks for it.
+  void run_alone() {
+    if (units_ == 0) return;
+    Scratch<Real> scratch(elements_);
+    std::optional<Worker> worker;
+    engage(worker, scratch);
+    for (Index item = 0; item < items(); ++item) work(*worker, item);
+    for (Index unit = 0; unit < joins(); ++unit) join(*worker, unit);
+  }
+
  private:
   [[nodiscard]] Index kv_heads() const { return c_.geometry.kv_heads; }
   [[nodiscard]] Real* left(Index unit, Index part) {

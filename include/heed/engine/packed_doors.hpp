@@ -8,6 +8,7 @@
 #include <heed/engine/packed.hpp>
 
 #include <deque>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,16 +29,19 @@ struct PackedCall {
   Geometry geometry;
 };
 template <class Op, class Real>
+[[nodiscard]] PackedCall<Op> call_of(const Op& op, const PackedCalls<Real>& packed, Index n,
+                                     const Options& options) {
+  PackedCall<Op> call{
+      packed.where(n), packed.inputs(n), packed.mask(n), packed.options(n, options), {}};
+  call.geometry = geometry_of(op, call.in, call.where);
+  return call;
+}
+template <class Op, class Real>
 [[nodiscard]] std::vector<PackedCall<Op>> calls_of(const Op& op, const PackedCalls<Real>& packed,
                                                    const Options& options) {
   std::vector<PackedCall<Op>> calls;
   calls.reserve(std::size_t(packed.size()));
-  for (Index n = 0; n < packed.size(); ++n) {
-    PackedCall<Op> call{
-        packed.where(n), packed.inputs(n), packed.mask(n), packed.options(n, options), {}};
-    call.geometry = geometry_of(op, call.in, call.where);
-    calls.push_back(std::move(call));
-  }
+  for (Index n = 0; n < packed.size(); ++n) calls.push_back(call_of(op, packed, n, options));
   return calls;
 }
 // The sizes of the packed tensors.
@@ -74,6 +78,10 @@ void require_packed_saved(const Op& op, const Saved<Real>& saved, const Geometry
 template <class Op>
 inline constexpr bool joins_sequences = !Op::ReadoutType::rehearses;
 
+// A call that is so small a part of all is one item of work: it is prepared, computed and forgotten by one worker, in whose
+// cache it stays. Larger ones are prepared ahead, and their panels spread over all workers.
+inline constexpr double kSmallPart = 1.0 / 16;  // of a worker's share
+
 template <class Op>
 void forward_packed(const Op& op, const Inputs<typename Op::Scalar>& in,
                     const Mask<typename Op::Scalar>& mask,
@@ -81,30 +89,55 @@ void forward_packed(const Op& op, const Inputs<typename Op::Scalar>& in,
                     const Options& options, const std::string& where) {
   using Real = typename Op::Scalar;
   const PackedCalls<Real> packed(in, mask, joins_sequences<Op>, where);
-  const std::vector<PackedCall<Op>> calls = calls_of(op, packed, options);
-  const Geometry whole = packed_geometry(calls[0].geometry, packed, in.first_query);
-  check_outputs(op, outputs, whole, in, mask, where);
-  for (const PackedCall<Op>& call : calls)
+  // Whatever does not fit is told before any of them runs.
+  std::vector<double> flops;
+  Geometry whole;
+  for (Index n = 0; n < packed.size(); ++n) {
+    const PackedCall<Op> call = call_of(op, packed, n, options);
+    if (mask.rules.empty()) (void)BoundMask<Real>(call.mask, call.geometry, call.where.c_str());
     if (packed.with_caches())
       for (const auto& [out, name] :
            {std::pair{&outputs.out, "out"}, {&outputs.lse, "lse"}, {&outputs.steps, "steps"}}) {
         require_apart(*out, call.in.key, name, "key", call.where);
         require_apart(*out, call.in.value, name, "value", call.where);
       }
-  if (saved) saved->sequences.resize(calls.size());
-  const Preparation preparation(packed.size(), resolve_threads(options.threads));
-  std::vector<std::unique_ptr<ForwardCall<Op>>> made(calls.size());
-  preparation.run(packed.size(), [&](Index n, int threads) {
-    const PackedCall<Op>& call = calls[std::size_t(n)];
+    whole = packed_geometry(call.geometry, packed, in.first_query);
+    flops.push_back(product_flops(call.geometry));
+  }
+  check_outputs(op, outputs, whole, in, mask, where);
+  if (saved) saved->sequences.resize(std::size_t(packed.size()));
+  const auto make = [&](const PackedCall<Op>& call, Index n, int threads) {
     const Outputs<Real> to{packed.of_queries(outputs.out, n), packed.of_queries(outputs.lse, n),
                            packed.of_queries(outputs.steps, n)};
-    made[std::size_t(n)] = std::make_unique<ForwardCall<Op>>(
-        op, call.geometry, call.in, call.mask, to,
-        saved ? &saved->sequences[std::size_t(n)] : nullptr, call.options, call.where, threads);
+    return std::make_unique<ForwardCall<Op>>(op, call.geometry, call.in, call.mask, to,
+                                             saved ? &saved->sequences[std::size_t(n)] : nullptr,
+                                             call.options, call.where, threads);
+  };
+  double all_flops = 0;
+  for (const double of_call : flops) all_flops += of_call;
+  const int threads = worker_count(options, all_flops, std::numeric_limits<Index>::max(), 1);
+  std::vector<Index> large, small;
+  for (Index n = 0; n < packed.size(); ++n) {
+    const bool part = mask.rules.empty() && !packed.with_caches() &&
+                      flops[std::size_t(n)] * threads <= all_flops * kSmallPart;
+    (part ? small : large).push_back(n);
+  }
+  std::vector<PackedCall<Op>> calls;
+  calls.reserve(large.size());
+  for (const Index n : large) calls.push_back(call_of(op, packed, n, options));
+  const Preparation preparation(Index(large.size()), resolve_threads(options.threads));
+  std::vector<std::unique_ptr<ForwardCall<Op>>> made(large.size());
+  preparation.run(Index(large.size()), [&](Index i, int own_threads) {
+    made[std::size_t(i)] = make(calls[std::size_t(i)], large[std::size_t(i)], own_threads);
   });
   std::vector<ForwardCall<Op>*> all;
   for (const auto& call : made) all.push_back(call.get());
-  run_forward_calls<Op>(op, all, preparation, options);
+  if (!all.empty()) run_forward_calls<Op>(op, all, preparation, options);
+  parallel_for(Index(small.size()), threads, [&](Index i) {
+    const Index n = small[std::size_t(i)];
+    const PackedCall<Op> call = call_of(op, packed, n, options);
+    make(call, n, 1)->run_alone();
+  });
   if (!saved) return;
   // Rows as the caller packs them, beside what backward() reads.
   constexpr Index maps = Op::NormaliserType::maps;
