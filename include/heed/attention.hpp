@@ -7,5 +7,6 @@
 #include <heed/engine/explain.hpp>
 #include <heed/engine/partial.hpp>
 #include <heed/kv_cache.hpp>
+#include <heed/kv_pool.hpp>
 #include <heed/measure/resonance.hpp>
 #include <heed/variants.hpp>

@@ -87,7 +87,6 @@ class KvPool {
     Sequence& of = at(sequence, "truncate");
     require(len >= 0 && len <= of.table.len(), "KvPool::truncate: len is ", len, ", sequence ",
             sequence, " holds ", of.table.len(), " tokens");
-    of.features.truncate(len);
     cut(of, len);
   }
 

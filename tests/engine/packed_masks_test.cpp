@@ -162,6 +162,42 @@ TEST_CASE("packed sequences of scores and normalisers of one's own", "[packed]")
   check_all_threads("sums of tokens", Sums{}, kGeometry);
 }
 
+TEST_CASE("gradients of packed sequences have the same bits for any number of threads",
+          "[packed]") {
+  using Op = OwnAttention<Shaw, double>;
+  const Op op = filled<Op>(kGeometry, true);
+  const Lengths lengths{{5, 33, 0, 1, 9, 9, 60, 17, 2, 40}, {5, 33, 0, 1, 9, 9, 60, 17, 2, 40}};
+  const Packed<double> packed = lengths.packed<double>();
+  Geometry g = kGeometry;
+  g.len_q = g.len_kv = packed.queries.back();
+  // One bias for all sequences and heads, which all of them add to.
+  const PackedMask<double> mask = bias_of(lengths, 1, 1, false);
+  std::vector<double> wanted;
+  for (int n = 0; n < 24; ++n) {
+    OpCall<Op> call(op, g, mask.all, {.threads = n % 8 + 1, .key_tile = 1, .panel_vectors = 1});
+    Inputs<double> in = call.inputs();
+    in.packed = &packed;
+    forward(op, in, call.mask, call.out_view(), &call.saved, call.options);
+    std::vector<double> dk(call.key.size()), db(std::size_t(element_count(mask.bias, "bias")));
+    Gradients<double> grads;
+    grads.key = {dk.data(), g.key_shape()};
+    grads.bias = {db.data(), mask.bias};
+    Op grad_op = op;
+    backward(op, in, call.mask, call.saved,
+             StoredView<const double>(call.out.data(), g.out_shape()), call.grad_out_view(), grads,
+             &grad_op, call.options);
+    std::vector<double> all = call.out;
+    all.insert(all.end(), dk.begin(), dk.end());
+    all.insert(all.end(), db.begin(), db.end());
+    for_each_param(grad_op, [&](const char*, const auto& param) {
+      all.insert(all.end(), param.data(), param.data() + param.size());
+    });
+    if (n == 0) wanted = all;
+    INFO("threads " << call.options.threads);
+    CHECK(same_numbers(all, wanted));
+  }
+}
+
 TEST_CASE("packed sequences end when their own rows have halted", "[packed]") {
   for (const Halting halting : {Halting::batch, Halting::adaptive})
     check_all_threads(halting == Halting::batch ? "batch" : "adaptive",

@@ -63,21 +63,27 @@ class BackwardPass {
   }
   [[nodiscard]] const VisitingOrder& order() const { return shared_.order; }
 
-  void build_keys(int threads) { keys_.build(threads); }
-  // What visits add to.
-  void list_summed(std::vector<TensorView<Real>>& views, bool bias) const {
-    const GradientOperands<Real>& grads = shared_.grads;
-    const Share& share = c_.geometry.share;
-    for (const TensorView<Real>& of_keys : {grads.key, grads.value})
-      views.push_back(held_rows(of_keys, share.keys_before));
-    if (bias) views.push_back(grads.bias);
-    if (shared_.sums_queries) views.push_back(held_rows(grads.query, share.queries_before));
+  // Ahead of the first visit: side values of keys, and zeros in what visits add to; in the gradient of a bias, too, where
+  // it is the call's own. Once, by the first worker that comes where nobody has before: what one call works on then
+  // stands in cache.
+  void begin(bool zero_bias, int threads) {
+    begun_.run([&] {
+      keys_.build(threads);
+      const GradientOperands<Real>& grads = shared_.grads;
+      const Share& share = c_.geometry.share;
+      std::vector<TensorView<Real>> summed{held_rows(grads.key, share.keys_before),
+                                           held_rows(grads.value, share.keys_before)};
+      if (zero_bias) summed.push_back(grads.bias);
+      if (shared_.sums_queries) summed.push_back(held_rows(grads.query, share.queries_before));
+      set_zero(summed, threads);
+    });
   }
   [[nodiscard]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
   void abandon() { shared_.tiles.abandon(); }
 
+  void build_keys(int threads) { keys_.build(threads); }
   // Visits one head of each family alone, and goes on where another share has ended; and the other way. Not for ops that read
   // numbers of tokens.
   void take_over(const HandedOn<Real>& on) {
@@ -119,17 +125,18 @@ class BackwardPass {
   CallContext<Op, Real> c_;
   BackwardShared<Op, Real> shared_;
   Index units_, elements_;
+  Once begun_;
 };
 
 // Runs calls of one op together; at least one. one_bias: do all of several calls add to the same gradient of a bias? They then
 // take turns at it, head by head, in their order; that of several calls arrives as zeros.
 template <class Op, class Real>
-void run_backward(const std::vector<BackwardPass<Op, Real>*>& given, bool one_bias, Op* grad_op,
+void run_backward(std::vector<BackwardPass<Op, Real>*> passes, bool one_bias, Op* grad_op,
                   const Options& options) {
   using Pass = BackwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
   using Score = typename Op::ScoreType;
-  const std::vector<Pass*> passes = longest_first(given);
+  sort_longest_first(passes);
   const bool alone = passes.size() == 1;
   Index units = 0, elements = 0;
   double flops = 0;
@@ -150,10 +157,8 @@ void run_backward(const std::vector<BackwardPass<Op, Real>*>& given, bool one_bi
     if (alone) return body(Index(0), workers);
     parallel_for(Index(passes.size()), workers, [&](Index n) { body(n, 1); });
   };
-  for_passes([&](Index n, int threads) { passes[std::size_t(n)]->build_keys(threads); });
-  std::vector<TensorView<Real>> summed;
-  for (const Pass* pass : passes) pass->list_summed(summed, alone);
-  set_zero(summed, workers);
+  for (Pass* pass : passes)
+    if (alone || pass->units() == 0) pass->begin(alone, workers);
   if (units > 0) {
     const bool takes_turns = one_bias && visited.size() > 1;
     Turnstiles bias(takes_turns ? visited[0]->order().families() : 0);  // [family]
@@ -166,6 +171,7 @@ void run_backward(const std::vector<BackwardPass<Op, Real>*>& given, bool one_bi
     run_visits<Real>(
         families, workers, elements,
         [&](Index call, Scratch<Real>& scratch) {
+          visited[std::size_t(call)]->begin(alone, 1);
           return visited[std::size_t(call)]->engage(scratch);
         },
         run,

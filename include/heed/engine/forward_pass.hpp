@@ -8,9 +8,10 @@
 #include <heed/engine/forward_walk.hpp>
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
 #include <optional>
-#include <span>
+#include <utility>
 #include <vector>
 
 namespace heed {
@@ -46,6 +47,22 @@ template <class Op, class Real>
   const Index head = unit / groups;
   return {head / heads, head % heads, groups - 1 - unit % groups};
 }
+
+// Work that must be done once, ahead of what several workers do.
+class Once {
+ public:
+  // Returns when some worker's body() has; where it throws, the next worker tries.
+  template <class Body>
+  void run(Body&& body) {
+    const std::lock_guard lock(guard_);
+    if (!done_) body();
+    done_ = true;
+  }
+
+ private:
+  std::mutex guard_;
+  bool done_ = false;
+};
 
 // A checked call, prepared. The folded heads of one query come here as a call of their own.
 template <class Op, class Real>
@@ -90,11 +107,14 @@ class ForwardPass {
   [[nodiscard]] Index items() const { return units_ * parts_; }
   [[nodiscard]] Index joins() const { return parts_ > 1 ? units_ : 0; }
 
-  // Side values of keys that are computed ahead of the first item.
+  // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
   void build_keys(int threads) {
-    if (units_ > 0 && !lazy_keys_) keys_.build(threads);
+    built_.run([&] {
+      if (units_ > 0 && !lazy_keys_) keys_.build(threads);
+    });
   }
   void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
+    build_keys(1);
     worker.emplace(c_, out_, saved_, lazy_keys_, scratch);
   }
   void work(Worker& worker, Index item) {
@@ -113,6 +133,16 @@ class ForwardPass {
       worker.join_parts(unit / kv_heads(), unit % kv_heads(), parts_, left(unit, 0));
       worker.write_out();
     }
+  }
+
+  // All items, by the worker that asks for it.
+  void run_alone() {
+    if (units_ == 0) return;
+    Scratch<Real> scratch(elements_);
+    std::optional<Worker> worker;
+    engage(worker, scratch);
+    for (Index item = 0; item < items(); ++item) work(*worker, item);
+    for (Index unit = 0; unit < joins(); ++unit) join(*worker, unit);
   }
 
  private:
@@ -135,11 +165,13 @@ class ForwardPass {
   KeySide<Op, Real>* lazy_keys_ = nullptr;
   Index units_, parts_ = 1, elements_ = 0;
   std::vector<Real> left_;  // what the parts of each unit leave for join()
+  Once built_;
 };
 
 // The longest first, those of one length as they stand. (std::stable_sort would go on without memory that it asks for.)
 template <class Pass>
-[[nodiscard]] std::vector<Pass*> longest_first(const std::vector<Pass*>& passes) {
+void sort_longest_first(std::vector<Pass*>& passes) {
+  if (passes.size() < 2) return;
   std::vector<std::size_t> order(passes.size());
   std::iota(order.begin(), order.end(), std::size_t(0));
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -148,15 +180,15 @@ template <class Pass>
   });
   std::vector<Pass*> sorted;
   for (const std::size_t n : order) sorted.push_back(passes[n]);
-  return sorted;
+  passes = std::move(sorted);
 }
 
 // Runs calls of one op together. Several of them must not read one KeyFeatures.
 template <class Op, class Real>
-void run_forward(const std::vector<ForwardPass<Op, Real>*>& given, const Options& options) {
+void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& options) {
   using Pass = ForwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
-  const std::vector<Pass*> passes = longest_first(given);
+  sort_longest_first(passes);
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;
   for (const Pass* pass : passes) {
@@ -167,11 +199,7 @@ void run_forward(const std::vector<ForwardPass<Op, Real>*>& given, const Options
   }
   if (items == 0) return;
   const int workers = worker_count(options, flops, items, elements * Index(sizeof(Real)));
-  if (passes.size() == 1)
-    passes[0]->build_keys(workers);
-  else
-    parallel_for(Index(passes.size()), workers,
-                 [&](Index n) { passes[std::size_t(n)]->build_keys(1); });
+  if (passes.size() == 1) passes[0]->build_keys(workers);
   // body(pass, worker, item) for the items of all passes, of which count_of(pass) tells the number.
   const auto run = [&](Index count, auto&& count_of, auto&& body) {
     Dispenser dispenser(count);

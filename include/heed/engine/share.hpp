@@ -6,6 +6,7 @@
 #include <heed/engine/queries.hpp>
 
 #include <numeric>
+#include <string>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -33,5 +34,29 @@ template <class Op>
   return std::lcm(forward.lanes, backward.lanes * backward.group);
 }
 
+namespace detail {
+
+// Throws where an op cannot be computed in shares, or a share cuts through what is computed together.
+template <class Op>
+void require_share(const Op& op, const Geometry& g, const Options& options,
+                   const std::string& where) {
+  if (g.share == Share{}) return;
+  if constexpr (Op::ReadoutType::rehearses)
+    require(!op.readout.needs_rehearsal(), where,
+            ": the op's rows depend on all rows of the call, a share of it has ", g.held_queries(),
+            " of ", g.len_q);
+  require(keys_in_shares<Op> || g.held_keys() == g.len_kv, where,
+          ": the op reads all keys of a row at once, a share of the call has ", g.held_keys(),
+          " of ", g.len_kv);
+  if (g.held_queries() == g.len_q) return;
+  const Index step = share_step(op, g, options);
+  const auto fits = [&](Index at) { return at % step == 0 || at == g.len_q; };
+  require(fits(g.share.queries_before) && fits(g.held_queries_end()), where,
+          ": a share has queries [", g.share.queries_before, ", ", g.held_queries_end(), ") of ",
+          g.len_q, "; it must begin and end at multiples of ", step,
+          " (share_step()), or at the end");
+}
+
+}  // namespace detail
 }  // namespace HEED_ABI
 }  // namespace heed

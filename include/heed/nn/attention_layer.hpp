@@ -55,6 +55,9 @@ class AttentionLayer {
   // Visits the tensors that training changes beside the weights. A resumed run needs them as well.
   virtual void visit_state(const StateVisitor<Real>&) {}
 
+  // True if forward() and backward() take packed sequences (Context::packed), which see nothing of each other.
+  [[nodiscard]] virtual bool takes_packed() const { return false; }
+
   // True if step() can take tokens one after the other, with a cache of the keys and values of the earlier ones.
   [[nodiscard]] virtual bool can_step() const = 0;
   [[nodiscard]] virtual KvCache<Real> new_cache(Index batch) const = 0;
