@@ -9,6 +9,7 @@
 #include "../program/program.hpp"
 
 #include <heed/compiled.hpp>
+#include <heed/models/attention_by_name.hpp>
 #include <heed/models/weights_file.hpp>
 
 #include <algorithm>
@@ -176,6 +177,9 @@ struct Prepared {
   }
   heed::require(p.run.train.ponder == 0 || p.run.model->counts_steps(), "--ponder is ",
                 p.run.train.ponder, ", ", p.run.config.variant, " counts no steps; it must be 0");
+  heed::require(!command.given.contains("--ponder-prior") || p.run.model->scores_steps(),
+                "--ponder-prior is ", p.run.train.ponder_prior, ", ", p.run.config.variant,
+                " has no prior, which ", nn::kDialecticalPonderNet, " alone has");
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": the run was trained on other data than these, or with another part held out");

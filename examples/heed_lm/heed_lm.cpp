@@ -53,6 +53,12 @@ class Options {
         ->capture_default_str()
         ->check(heed_program::share());
   }
+  void probability(const char* name, double& value, const char* text) const {
+    app_.add_option(name, value, std::string(text) + "; above 0 and below 1")
+        ->type_name("X")
+        ->capture_default_str()
+        ->check(heed_program::probability());
+  }
   void seed(std::uint64_t& value, const char* text) const {
     app_.add_option("--seed", value, text)
         ->type_name("N")
@@ -130,7 +136,12 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.real(
       "--ponder", c.train.ponder,
       "Cost of a step, in nats, of attention that halts by learnt probabilities (dialectical-act): "
-      "training minimises the loss and so much times the mean of its steps");
+      "training minimises the loss and so much times the mean of its steps. Of "
+      "dialectical-pondernet, beta: so much times the distance of its steps from their prior");
+  o.probability(
+      "--ponder-prior", c.train.ponder_prior,
+      "Prior of dialectical-pondernet: probability that a token that is still there halts "
+      "behind a step");
   o.seed(c.train.seed, "Seed of weights, batches and dropout");
   app.add_option("--precision", c.train.precision,
                  "float, or mixed: products of layers and of attention round their operands to "

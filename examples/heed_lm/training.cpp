@@ -139,6 +139,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
                                   0.1 * s.learning_rate};
   Model& model = *run.model;
   model.set_ponder(s.ponder);
+  if (model.scores_steps()) model.set_ponder_prior(s.ponder_prior);
   run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
   const Clock::time_point start = Clock::now();
   const Index first = run.step;

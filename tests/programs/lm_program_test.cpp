@@ -292,6 +292,7 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--weight-decay", "0"}, "--weight-decay is 0" + had + "0.1");
   refuses({"--clip", "0"}, "--clip is 0" + had + "1");
   refuses({"--ponder", "0.5"}, "--ponder is 0.5" + had + "0");
+  refuses({"--ponder-prior", "0.5"}, "--ponder-prior is 0.5" + had + "0.3");
   refuses({"--seed", "2"}, "--seed is 2" + had + "1");
   refuses({"--precision", "mixed"}, "--precision is mixed" + had + "float");
   refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");
