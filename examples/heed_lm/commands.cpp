@@ -60,6 +60,14 @@ class InterruptGuard {
   return text;
 }
 
+// The accuracy of answers; nothing for data whose every token counts.
+[[nodiscard]] std::string accuracy_text(const Score& score) {
+  if (score.by_difficulty.empty()) return "";
+  char text[32];
+  std::snprintf(text, sizeof text, "  accuracy %.1f %%", 100 * score.accuracy);
+  return text;
+}
+
 // Prints a line per validation; on a terminal also a line of progress, drawn again ten times a second.
 class TrainingLog {
  public:
@@ -80,10 +88,11 @@ class TrainingLog {
       dirty_ = true;
     }
   }
-  void evaluation(Index step, double loss) {
+  void evaluation(Index step, const Score& held_out) {
     clear();
-    std::printf("step %td  training %s  validation %s  %.0f tokens/s\n", step,
-                loss_text(last_.loss).c_str(), loss_text(loss).c_str(), last_.tokens_per_second);
+    std::printf("step %td  training %s  validation %s%s  %.0f tokens/s\n", step,
+                loss_text(last_.loss).c_str(), loss_text(held_out.loss).c_str(),
+                accuracy_text(held_out).c_str(), last_.tokens_per_second);
     std::fflush(stdout);
   }
   void fault(const std::string& text) {
@@ -169,6 +178,7 @@ struct Prepared {
     command.data.len = p.run.train.len = std::min(command.data.len, p.run.config.len);
   } else {
     p.run.tokenizer = make_tokenizer(command.data);
+    if (!command.given.contains("--len")) command.data.len = task_len(command.data);
     p.run.config = command.model;
     p.run.config.vocabulary = p.run.tokenizer->vocab_size();
     p.run.config.len = command.data.len;
@@ -243,10 +253,10 @@ int run_train(TrainCommand command) {
     log.step(r);
     if (report) report->step(r);
   };
-  watch.on_evaluation = [&](Index step, double loss) {
-    log.evaluation(step, loss);
+  watch.on_evaluation = [&](Index step, const Score& held_out) {
+    log.evaluation(step, held_out);
     if (!report) return;
-    report->evaluation(step, loss);
+    report->evaluation(step, held_out.loss);
     report->write();
   };
   watch.on_fault = [&](const std::string& text) { log.fault(text); };
@@ -290,11 +300,12 @@ int run_eval(const EvalCommand& command) {
   const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
   nn::Context<float> context;
   context.threads = command.threads;
-  const double loss = score(*run.model, context, *data, command.batch).loss;
+  const Score held_out = score(*run.model, context, *data, command.batch);
+  const double loss = held_out.loss;
   if (!std::isfinite(loss))
     throw std::runtime_error(command.checkpoint + ": the loss is not finite");
-  std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(),
-              loss, std::exp(loss));
+  std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f%s\n",
+              data->description().c_str(), loss, std::exp(loss), accuracy_text(held_out).c_str());
   if (run.data != 0 && run.data != data->fingerprint())
     std::puts("not the data that it was trained on, or another part of it was held out");
   print_reports(*run.model);

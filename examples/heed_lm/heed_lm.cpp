@@ -83,10 +83,12 @@ void add_data(CLI::App& app, DataSettings& data) {
   const Options o(app);
   o.file("--text", data.text, "Data: a text, whose last part is held out");
   o.file("--instructions", data.instructions, "Data: instructions with answers, as JSON lines");
-  o.word("--task", data.task, "Data: \"parens\" makes balanced parentheses");
+  o.word("--task", data.task,
+         "Data: a generated task such as mqar or dyck:k=2,len=40, whose answers alone count; "
+         "heed_compare --task help lists them");
   o.word("--tokenizer", data.tokenizer,
          "How text becomes tokens: bytes, characters or gpt2 (default: gpt2 with --vocab, else "
-         "characters with --text, else bytes)");
+         "characters with --text, else bytes; tasks have numbers, parens characters)");
   o.file("--vocab", data.vocab, "GPT-2's vocab.json, goes together with --merges");
   o.file("--merges", data.merges, "GPT-2's merges.txt, goes together with --vocab");
   o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
@@ -105,7 +107,9 @@ void add_model(CLI::App& app, TrainCommand& c) {
   o.size("--depth", c.model.depth, "Number of blocks");
   o.size("--hidden", c.model.hidden,
          "Width inside of the MLP; 0: four times --width, for dialectical-lm twice", 0);
-  o.size("--len", c.data.len, "Number of tokens of a sequence");
+  o.size("--len", c.data.len,
+         "Number of tokens of a sequence (with --task other than parens: at least, and by default, "
+         "those of its longest)");
   o.share("--dropout", c.model.dropout, "Share of embeddings and block outputs that is dropped");
   o.share("--attention-dropout", c.model.attention_dropout,
           "Share of the attention's weights that is dropped");

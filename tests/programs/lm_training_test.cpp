@@ -315,7 +315,7 @@ TEST_CASE("The seconds of steps leave out evaluations, saves and what watches a 
     ++steps;
     wait();
   };
-  watch.on_evaluation = [&](Index, double) { wait(); };
+  watch.on_evaluation = [&](Index, const Score&) { wait(); };
   watch.on_save = wait;
   const Clock::time_point start = Clock::now();
   train(run, *data, 1, watch);
