@@ -6,6 +6,7 @@
 #include "heed_lm/training.hpp"
 #include "tasks/flip_flop.hpp"
 #include "tasks/mqar.hpp"
+#include "tasks/task_list.hpp"
 #include "temporary.hpp"
 
 #include <heed/compiled.hpp>
@@ -237,6 +238,42 @@ TEST_CASE("A cost of steps makes a model that halts by learnt probabilities take
   CAPTURE(free, dear);
   CHECK(dear < free - 0.1);
   CHECK(dear < 2.2);  // 2 is the least: one step, and all of the probability behind it
+}
+
+TEST_CASE("Every generated task is data, and its answers have an accuracy") {
+  for (const tasks::Entry& entry : tasks::task_list()) {
+    INFO(entry.name);
+    DataSettings settings;
+    settings.task = entry.name;
+    settings.len = 4;
+    if (tasks::make_task(entry.name)->bottleneck()) {
+      CHECK(message_of([&] { (void)make_tokenizer(settings); }) ==
+            "--task is compress, which hides tokens from others as no checkpoint does; "
+            "heed_compare --train has it");
+      continue;
+    }
+    const auto tokenizer = make_tokenizer(settings);
+    settings.len = task_len(settings);
+    CHECK((settings.len == 4) == (entry.name == "parens"));
+    const auto data = open_data(settings, *tokenizer);
+    const Batch batch = data->validation_batch(0, 3);
+    CHECK(batch.len <= settings.len);
+    CHECK(batch.difficulties.size() == batch.targets.size());
+    for (const Index token : batch.inputs) CHECK(token < tokenizer->vocab_size());
+  }
+  DataSettings settings;
+  settings.task = "parity:len=6";
+  settings.len = task_len(settings) - 1;
+  CHECK(message_of([&] {
+          (void)open_data(settings, *make_tokenizer(settings));
+        }).find(", --task parity:len=6 has sequences of ") != std::string::npos);
+  settings.len += 1;
+  CHECK(message_of([&] {
+          (void)open_data(settings, *new_run(1).tokenizer);
+        }).find(" tokens, the model has 6") != std::string::npos);
+  settings.tokenizer = "bytes";
+  CHECK(message_of([&] { (void)make_tokenizer(settings); }) ==
+        "--tokenizer is bytes, --task parity:len=6 needs numbers");
 }
 
 TEST_CASE("A prior of PonderNet says how many steps a model takes") {
