@@ -245,7 +245,7 @@ TEST_CASE("Every generated task is data, and its answers have an accuracy") {
     INFO(entry.name);
     DataSettings settings;
     settings.task = entry.name;
-    settings.len = 4;
+    settings.len = 5;
     if (tasks::make_task(entry.name)->bottleneck()) {
       CHECK(message_of([&] { (void)make_tokenizer(settings); }) ==
             "--task is compress, which hides tokens from others as no checkpoint does; "
@@ -254,7 +254,7 @@ TEST_CASE("Every generated task is data, and its answers have an accuracy") {
     }
     const auto tokenizer = make_tokenizer(settings);
     settings.len = task_len(settings);
-    CHECK((settings.len == 4) == (entry.name == "parens"));
+    CHECK((settings.len == 5) == (entry.name == "parens"));
     const auto data = open_data(settings, *tokenizer);
     const Batch batch = data->validation_batch(0, 3);
     CHECK(batch.len <= settings.len);
