@@ -7,6 +7,7 @@
 #include "run_report.hpp"
 
 #include "../program/program.hpp"
+#include "../tasks/task_list.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/models/attention_by_name.hpp>
@@ -226,6 +227,7 @@ void print_reports(Model& model) {
 }  // namespace
 
 int run_train(TrainCommand command) {
+  if (command.data.task == "help") return std::fputs(tasks::help_text().c_str(), stdout) < 0;
   require_variant(command.model.variant, Naming::options);
   heed::require(precision_of(command.train.precision).has_value(), "--precision is ",
                 heed::io::in_quotes(command.train.precision), ", it must be ", kFloat, " or ",
@@ -328,7 +330,7 @@ int run_generate(const GenerateCommand& command) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return std::fflush(stdout) == 0;
   };
-  (void)say(start);
+  (void)say(run.tokenizer->decode(prompt));
   generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
     if (id == run.tokenizer->end_of_text()) return false;
     return say(decoder.push(id));

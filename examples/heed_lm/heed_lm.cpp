@@ -85,7 +85,7 @@ void add_data(CLI::App& app, DataSettings& data) {
   o.file("--instructions", data.instructions, "Data: instructions with answers, as JSON lines");
   o.word("--task", data.task,
          "Data: a generated task such as mqar or dyck:k=2,len=40, whose answers alone count; "
-         "heed_compare --task help lists them");
+         "help lists them");
   o.word("--tokenizer", data.tokenizer,
          "How text becomes tokens: bytes, characters or gpt2 (default: gpt2 with --vocab, else "
          "characters with --text, else bytes; tasks have numbers, parens characters)");
