@@ -95,11 +95,9 @@ class AttentionLayer {
   [[nodiscard]] virtual Index scored_steps() const { return 1; }
   // p_n of each of these rows, of the last forward() in training.
   [[nodiscard]] virtual std::span<const Real> step_shares() const { return {}; }
-  // l_n of each row, and the part of the loss that each token is. To be called between forward() and backward(), whose dy
-  // holds no gradient through p_n.
-  virtual void take_step_losses(std::span<const Real> losses, std::span<const Real> parts) {
-    (void)losses, (void)parts;
-  }
+  // Takes l_n of each row, and, as the second list, the part of the loss that each token is. To be called between forward()
+  // and backward(), whose dy holds no gradient through p_n.
+  virtual void take_step_losses(std::span<const Real>, std::span<const Real>) {}
   // The prior of p, a number in (0, 1): see nn/ponder_attention.hpp. Other layers have none and throw.
   virtual void set_ponder_prior(double prior) {
     fail("AttentionLayer::set_ponder_prior: the prior is ", prior,
