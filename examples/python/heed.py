@@ -483,11 +483,12 @@ class Call:
 
     def __init__(self, request, results, out, lse, steps, saved):
         self._request, self._results, self._saved = request, results, saved
+        self._free = _heed.heed_saved_free  # which a module that is being torn down no longer has
         self.out, self.lse, self.steps = out, lse, steps
 
     def __del__(self):
         if getattr(self, "_saved", None):
-            _heed.heed_saved_free(self._saved)
+            self._free(self._saved)
             self._saved = None
 
     @property
@@ -524,6 +525,8 @@ class _Results:
         self.rows = tuple(self.shapes.steps)
         if out is None:
             out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
+        elif isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise ValueError("heed: out is read only")
         self.out = out
         self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
         self.steps = np.empty(self.rows, _wide(q)) if with_steps else None
