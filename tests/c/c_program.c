@@ -512,6 +512,10 @@ static void check_strides(void) {
 }
 
 // One key: out is its value, whatever it is stored as.
+static int near_pair(const float* out) {
+  return fabs(out[0] - 3) < 1e-5 && fabs(out[1] + 9) < 1e-5;
+}
+
 static void check_storage(void) {
   float one[] = {1, 2}, out[2];
   uint16_t bfloat[] = {0x4040, 0xC110}, half[] = {0x4200, 0xC880}, narrow[2];  // 3, -9
@@ -524,17 +528,15 @@ static void check_storage(void) {
   struct heed_call call = {
       .size = sizeof call, .variant = "sdpa", .query = &query, .key = &query, .value = &value};
   struct heed_outputs outputs = {.size = sizeof outputs, .out = &to};
-  check(heed_forward(&call, &outputs, NULL) == heed_ok && out[0] == 3 && out[1] == -9, "is read",
-        "bfloat16");
+  check(heed_forward(&call, &outputs, NULL) == heed_ok && near_pair(out), "is read", "bfloat16");
   value.data = half, value.dtype.code = kDLFloat, out[0] = out[1] = 0;
-  check(heed_forward(&call, &outputs, NULL) == heed_ok && out[0] == 3 && out[1] == -9, "is read",
-        "half");
+  check(heed_forward(&call, &outputs, NULL) == heed_ok && near_pair(out), "is read", "half");
   to.data = narrow, to.dtype = value.dtype;
   check(heed_forward(&call, &outputs, NULL) == heed_ok && narrow[0] == half[0] &&
             narrow[1] == half[1],
         "is written", "half");
   call.precision = heed_mixed, to.data = out, to.dtype = query.dtype, out[0] = 0;
-  check(heed_forward(&call, &outputs, NULL) == heed_ok && out[0] == 3, "computes",
+  check(heed_forward(&call, &outputs, NULL) == heed_ok && fabs(out[0] - 3) < 0.03, "computes",
         "mixed precision");
   call.precision = 7;
   check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "precision 7");
