@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""heed from Python: attention variants forward and backward, on NumPy arrays, by the library libheed.
+
+    import heed
+    out = heed.attention(q, k, v, variant="dar", causal=True, strength=0.3)
+
+    call = heed.forward(q, k, v, variant="dar", causal=True, strength=np.full(heads, 0.3))
+    grads = heed.backward(call, grad_out, parameters=True)
+    grads.query, grads.key, grads.value, grads.parameters["strength"]
+
+Arrays    q (batch, query_heads, len_q, dim_qk), k (batch, kv_heads, len_kv, dim_qk), v (batch, kv_heads, len_kv, dim_v), or
+          (len, dim) for one head. kv_heads divides heads, which are query_heads, or half of them for differential-v2.
+          Arrays are read where they lie: x.transpose(0, 2, 1, 3) of (batch, len, heads, dim) memory, slices and broadcasts
+          cost no copy. Only their last stride must be one number.
+Numbers   q decides: float64 computes with double, float32, float16 and bfloat16 with float. Each array of a call of floats
+          may be float32, float16 or bfloat16; out and gradients have the type of q, or that of what they are gradients of.
+          NumPy has no bfloat16: Bfloat16(bits) wraps an array of uint16, and arrays of ml_dtypes.bfloat16 are known.
+Errors    ValueError with one sentence, the same as in C++; TypeError for what is no array; MemoryError.
+Threads   `threads`, set_threads() or OMP_NUM_THREADS; results do not depend on it. Python's other threads run meanwhile.
+Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in build/ of the tree that this file is in, or where
+          the system finds it. It is built by: cmake -S . -B build && cmake --build build -t heed_c
+"""
+
+import ctypes
+import os
+import pathlib
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
+
+import numpy as np
+
+__all__ = ["attention", "forward", "backward", "Call", "Gradients", "Bfloat16", "parameters", "variants", "describe",
+           "threads", "set_threads", "version", "instructions", "use_instructions"]
+
+
+# --- dlpack.h and heed/c.h ------------------------------------------------------------------------------------------
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8),
+                ("bits", c_uint8), ("lanes", c_uint16), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)),
+                ("byte_offset", c_uint64)]
+
+
+_TensorPointer = POINTER(_Tensor)
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("tensor", _TensorPointer), ("text", c_char_p), ("number", c_double)]
+
+
+class _Sized(ctypes.Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, **fields):
+        super().__init__(size=ctypes.sizeof(self), **fields)
+
+
+class _Window(ctypes.Structure):
+    _fields_ = [("left", c_int64), ("right", c_int64), ("offset", c_int64), ("align", c_int)]
+
+
+class _KeyRange(ctypes.Structure):
+    _fields_ = [("begin", c_int64), ("end", c_int64)]
+
+
+_Visible = ctypes.CFUNCTYPE(c_int, c_void_p, c_int64, c_int64, c_int64, c_int64)
+
+
+class _Mask(_Sized):
+    _fields_ = [("size", c_size_t), ("causal", c_int), ("causal_align", c_int), ("causal_offset", c_int64),
+                ("windows", POINTER(_Window)), ("window_count", c_size_t),
+                ("key_ranges", POINTER(_KeyRange)), ("key_range_count", c_size_t),
+                ("key_lengths", POINTER(c_int64)), ("key_length_count", c_size_t),
+                ("allowed", _TensorPointer), ("bias", _TensorPointer),
+                ("query_documents", POINTER(c_int64)), ("query_document_count", c_size_t),
+                ("key_documents", POINTER(c_int64)), ("key_document_count", c_size_t),
+                ("slopes", POINTER(c_double)), ("slope_count", c_size_t), ("slope_align", c_int), ("soft_cap", c_double),
+                ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int)]
+
+
+class _Call(_Sized):
+    _fields_ = [("size", c_size_t), ("variant", c_char_p),
+                ("query", _TensorPointer), ("key", _TensorPointer), ("value", _TensorPointer), ("extra", _TensorPointer),
+                ("parameters", POINTER(_Parameter)), ("parameter_count", c_size_t), ("mask", POINTER(_Mask)),
+                ("scale", POINTER(c_double)), ("threads", c_int), ("precision", c_int), ("dropout", c_double),
+                ("dropout_seed", c_uint64), ("first_query", c_int64),
+                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer)]
+
+
+class _Outputs(_Sized):
+    _fields_ = [("size", c_size_t), ("out", _TensorPointer), ("lse", _TensorPointer), ("steps", _TensorPointer)]
+
+
+class _Gradients(_Sized):
+    _fields_ = [("size", c_size_t), ("query", _TensorPointer), ("key", _TensorPointer), ("value", _TensorPointer),
+                ("extra", _TensorPointer), ("bias", _TensorPointer),
+                ("parameters", POINTER(_Parameter)), ("parameter_count", c_size_t),
+                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer)]
+
+
+class _Info(_Sized):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("kind", c_int), ("required", c_int), ("ndim", c_int),
+                ("shape", c_int64 * 8), ("number", c_double), ("text", c_char_p), ("choices", c_char_p)]
+
+
+class _Start(_Sized):
+    _fields_ = [("size", c_size_t), ("seed", c_uint64), ("depth", c_int64), ("prototypes", c_int64)]
+
+
+_INVALID, _NO_MEMORY = 1, 2
+_KINDS = ("per head", "tensor", "fixed", "option", "choice", "list")
+_LEARNT = ("per head", "tensor")
+
+
+# --- the library ----------------------------------------------------------------------------------------------------
+
+def _load():
+    asked = os.environ.get("HEED_LIBRARY")
+    here = pathlib.Path(__file__).resolve().parent
+    if asked is not None:
+        places = [asked]
+    else:
+        places = [str(path) for path in (here / "libheed.so", here.parent.parent / "build" / "libheed.so") if path.exists()]
+        places.append("libheed.so.0")
+    try:
+        library = ctypes.CDLL(places[0])
+    except OSError as error:
+        found = "HEED_LIBRARY is " + asked if asked is not None else places[0] + " was looked for beside heed.py, in build/ and by the system"
+        raise ImportError("heed: the library libheed could not be loaded (" + str(error) + "); " + found +
+                          "; build it by: cmake -S . -B build && cmake --build build -t heed_c") from None
+    call, outputs, saved = POINTER(_Call), POINTER(_Outputs), c_void_p
+    for name, result, arguments in (
+            ("forward", c_int, (call, outputs, POINTER(saved))),
+            ("backward", c_int, (call, saved, _TensorPointer, outputs, POINTER(_Gradients))),
+            ("saved_free", None, (saved,)),
+            ("report", c_int, (saved, c_char_p, _TensorPointer)),
+            ("report_name", c_char_p, (saved, c_size_t)),
+            ("variant_name", c_char_p, (c_size_t,)),
+            ("describe", c_int, (call, POINTER(_Start), POINTER(_Info), POINTER(c_size_t))),
+            ("initial", c_int, (call, POINTER(_Start), POINTER(_Parameter), c_size_t)),
+            ("last_error", c_char_p, ()),
+            ("version", c_char_p, ()),
+            ("threads", c_int, ()),
+            ("set_threads", c_int, (c_int,)),
+            ("instructions", c_char_p, ()),
+            ("instructions_name", c_char_p, (c_size_t,)),
+            ("use_instructions", c_int, (c_char_p,))):
+        function = getattr(library, "heed_" + name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_heed = _load()
+
+
+def _check(status):
+    """Raises what heed_last_error() says unless the status is heed_ok."""
+    if status == 0:
+        return
+    text = _heed.heed_last_error().decode()
+    raise {_INVALID: ValueError, _NO_MEMORY: MemoryError}.get(status, RuntimeError)(text)
+
+
+def _names(function):
+    names = []
+    while (name := function(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def version():
+    """The version of the library, such as "0.1.0"."""
+    return _heed.heed_version().decode()
+
+
+def variants():
+    """The names of all variants."""
+    return _names(_heed.heed_variant_name)
+
+
+def threads():
+    """How many threads a call computes with unless it says otherwise."""
+    return _heed.heed_threads()
+
+
+def set_threads(count):
+    """Sets how many threads calls compute with; 0 for OpenMP's default."""
+    _check(_heed.heed_set_threads(count))
+
+
+def instructions():
+    """The instruction set that computes, such as "x86-64-v3"."""
+    return _heed.heed_instructions().decode()
+
+
+def use_instructions(name=None):
+    """Computes with another instruction set that this processor has, or with the highest."""
+    _check(_heed.heed_use_instructions(None if name is None else name.encode()))
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+class Bfloat16:
+    """An array of bfloat16 numbers: `bits`, of uint16, are the upper halves of those of float32."""
+
+    def __init__(self, bits):
+        if not isinstance(bits, np.ndarray) or bits.dtype != np.uint16:
+            raise TypeError("heed.Bfloat16: bits is of " + _kind(bits) + ", it must be an array of uint16")
+        self.bits = bits
+
+    @classmethod
+    def nearest(cls, numbers):
+        """The bfloat16 numbers nearest to those of an array."""
+        wide = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        rounded = (wide + (0x7FFF + (wide >> 16 & 1))) >> 16
+        return cls(np.where((wide & 0x7FFFFFFF) > 0x7F800000, wide >> 16 | 0x40, rounded).astype(np.uint16))
+
+    def numbers(self):
+        """The same numbers as float32."""
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
+    @property
+    def shape(self):
+        return self.bits.shape
+
+
+def _kind(x):
+    return "an array of " + str(x.dtype) if isinstance(x, np.ndarray) else "type " + type(x).__name__
+
+
+def _is_bfloat16(x):
+    return isinstance(x, Bfloat16) or x.dtype.name == "bfloat16"
+
+
+class _View:
+    """A DLTensor of an array's memory. The array and the tensor live as long as the view."""
+
+    _codes = {"i": 0, "u": 1, "f": 2, "b": 6}
+
+    def __init__(self, x, name):
+        if not isinstance(x, (np.ndarray, Bfloat16)):
+            raise TypeError("heed: " + name + " is of " + _kind(x) + ", it must be an array")
+        bfloat16 = _is_bfloat16(x)
+        self.array = array = x.bits if isinstance(x, Bfloat16) else x
+        bytes_each = array.itemsize
+        if not bfloat16 and array.dtype.kind not in self._codes:
+            raise TypeError("heed: " + name + " is " + _kind(array) + ", which heed does not read")
+        if not array.dtype.isnative:
+            raise TypeError("heed: " + name + " is " + _kind(array) + ", its bytes must have the machine's order")
+        if any(stride % bytes_each for stride in array.strides):
+            raise ValueError("heed: " + name + " has strides of " + str(array.strides) + " bytes, they must be multiples of " + str(bytes_each))
+        axes = c_int64 * max(1, array.ndim)
+        self.shape = axes(*array.shape)
+        self.strides = axes(*(stride // bytes_each for stride in array.strides))
+        self.tensor = _Tensor(data=array.ctypes.data, device_type=1, ndim=array.ndim,
+                              code=4 if bfloat16 else self._codes[array.dtype.kind], bits=8 * bytes_each, lanes=1,
+                              shape=self.shape, strides=self.strides)
+        self.pointer = ctypes.pointer(self.tensor)
+
+
+def _empty_like(x, shape):
+    """An array for results of the type of x."""
+    return Bfloat16(np.empty(shape, np.uint16)) if isinstance(x, Bfloat16) else np.empty(shape, x.dtype)
+
+
+def _four(x):
+    """The four extents of an array of four or two axes; others are left for the library to refuse."""
+    shape = tuple(x.shape)
+    return (1, 1) + shape if len(shape) == 2 else shape
+
+
+def _list_of(kind, values, name):
+    values = np.ascontiguousarray(values)
+    wanted = np.float64 if kind is c_double else np.int64
+    if kind is c_int64 and values.size and values.dtype.kind not in "iu":
+        raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold whole numbers")
+    values = np.ascontiguousarray(values.ravel(), wanted)
+    # One element more than there are: an empty list is a list, not none.
+    return (kind * (values.size + 1))(*values.tolist()), values.size
+
+
+def _align(value, name):
+    if value in ("top_left", True):
+        return 0
+    if value == "bottom_right":
+        return 1
+    raise ValueError("heed: " + name + ' is ' + repr(value) + ', it must be "top_left" or "bottom_right"')
+
+
+class _Request:
+    """A struct heed_call, and all that it points to."""
+
+    def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias,
+                 documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
+                 query_inputs, key_inputs, parameters):
+        self.variant = variant
+        self.arrays = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
+                                               ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
+        self.views = {name: _View(x, name) for name, x in self.arrays.items()}
+        self.visible_error = None
+        self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible)
+        self.parameters = parameters
+        self.parameter_views, self.parameter_array = _parameters(parameters, variant)
+        if precision not in ("storage", "mixed"):
+            raise ValueError('heed: precision is ' + repr(precision) + ', it must be "storage" or "mixed"')
+        self.struct = _Call(variant=_text(variant, "variant"), mask=ctypes.pointer(self.mask),
+                            parameters=self.parameter_array, parameter_count=len(self.parameter_views),
+                            threads=threads, precision=1 if precision == "mixed" else 0, dropout=dropout,
+                            dropout_seed=dropout_seed, first_query=first_query)
+        if scale is not None:
+            self.struct.scale = ctypes.pointer(c_double(scale))
+        for name in ("query", "key", "value", "extra", "query_inputs", "key_inputs"):
+            if name in self.views:
+                setattr(self.struct, name, self.views[name].pointer)
+
+    def _mask(self, causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible):
+        struct = _Mask()
+        at = _align(align, "align")
+        if causal:
+            struct.causal, struct.causal_offset = 1, offset
+            struct.causal_align = at if causal is True else _align(causal, "causal")
+        if window is not None:
+            left, right = window
+            struct.windows, struct.window_count = (_Window * 1)(_Window(left, right, offset, at)), 1
+        if key_range is not None:
+            struct.key_ranges, struct.key_range_count = (_KeyRange * 1)(_KeyRange(*key_range)), 1
+        if key_lengths is not None:
+            struct.key_lengths, struct.key_length_count = _list_of(c_int64, key_lengths, "key_lengths")
+        if mask is not None:
+            self.views["mask"] = _View(mask, "mask")
+            struct.allowed = self.views["mask"].pointer
+        if "bias" in self.views:
+            struct.bias = self.views["bias"].pointer
+        if documents is not None:
+            of_queries, of_keys = documents if isinstance(documents, tuple) else (documents, documents)
+            struct.query_documents, struct.query_document_count = _list_of(c_int64, of_queries, "documents")
+            struct.key_documents, struct.key_document_count = _list_of(c_int64, of_keys, "documents")
+        if alibi is not None:
+            struct.slopes, struct.slope_count = _list_of(c_double, alibi, "alibi")
+            struct.slope_align = at
+        if soft_cap is not None:
+            struct.soft_cap = soft_cap
+        if visible is not None:
+            def ask(_, batch, head, query, key):
+                try:
+                    return 1 if visible(batch, head, query, key) else 0
+                except BaseException as error:  # carried out of the library, which knows no exceptions
+                    self.visible_error = error
+                    return 0
+            struct.visible, struct.visible_align = _Visible(ask), at
+        return struct
+
+    def run(self, status):
+        """Raises the error of the mask's own function, or that of the library."""
+        if self.visible_error is not None:
+            error, self.visible_error = self.visible_error, None
+            raise error
+        _check(status)
+
+
+def _text(text, name):
+    if not isinstance(text, str):
+        raise TypeError("heed: " + name + " is of " + _kind(text) + ", it must be a str")
+    return text.encode()
+
+
+def _parameters(given, variant):
+    """Views of the arrays, and an array of structs."""
+    views, structs = {}, []
+    for name, value in given.items():
+        struct = _Parameter(name=name.encode())
+        views[name] = None
+        if isinstance(value, str):
+            struct.text = value.encode()
+        elif isinstance(value, (np.ndarray, Bfloat16)) and value.shape != ():
+            views[name] = _View(value, name)
+            struct.tensor = views[name].pointer
+        elif isinstance(value, (list, tuple)):
+            views[name] = _View(np.asarray(value), name)
+            struct.tensor = views[name].pointer
+        else:
+            try:
+                struct.number = float(value)
+            except (TypeError, ValueError):
+                raise TypeError("heed: " + name + " is of " + _kind(value) + ", it must be a number, a str or an array") from None
+        structs.append(struct)
+    return views, (_Parameter * max(1, len(structs)))(*structs)
+
+
+def _known_names(call, start=None):
+    count = c_size_t(0)
+    _check(_heed.heed_describe(byref(call), start, None, byref(count)))
+    infos = (_Info * count.value)()
+    for info in infos:
+        info.size = ctypes.sizeof(_Info)
+    _check(_heed.heed_describe(byref(call), start, infos, byref(count)))
+    return infos
+
+
+_names_of = {}
+
+
+def _full_names(q, v, variant, keywords):
+    """Keywords as names of parameters: `lambda_` stands for lambda, gate_weight for gate.weight."""
+    if all(name.isalnum() for name in keywords):
+        return keywords
+    if variant not in _names_of:
+        views = _View(q, "query"), _View(v, "value")
+        call = _Call(variant=_text(variant, "variant"), query=views[0].pointer, value=views[1].pointer)
+        _names_of[variant] = [info.name.decode() for info in _known_names(call)]
+    known = _names_of[variant]
+    spoken = {name.replace(".", "_"): name for name in known} | {name + "_": name for name in known} | {name: name for name in known}
+    return {spoken.get(name, name): value for name, value in keywords.items()}
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+class Call:
+    """What forward() computed, and what backward() needs.
+
+    out     (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes
+    lse     (batch, heads, len_q, maps): log sum exp of the scores, where it was asked for
+    steps   (batch, heads, len_q, 1): the time that each row takes, where it was asked for
+    reports a dict of what the variant reports of its rows, (batch, heads, len_q, 1) each
+
+    The arrays of the call must stay as they are until backward().
+    """
+
+    def __init__(self, request, out, lse, steps, saved):
+        self._request, self._saved = request, saved
+        self.out, self.lse, self.steps = out, lse, steps
+
+    def __del__(self):
+        if getattr(self, "_saved", None):
+            _heed.heed_saved_free(self._saved)
+            self._saved = None
+
+    @property
+    def reports(self):
+        found = {}
+        batch, heads, len_q, _ = _four(self.out)
+        for name in _names(lambda index: _heed.heed_report_name(self._saved, index)):
+            found[name] = np.empty((batch, heads, len_q, 1))
+            _check(_heed.heed_report(self._saved, name.encode(), _View(found[name], name).pointer))
+        return found
+
+
+class Gradients:
+    """Gradients, each in the shape of what it is the gradient of; None for what the call has not.
+
+    query, key, value, extra, bias, query_inputs, key_inputs, and the dict `parameters`.
+    """
+
+    def __init__(self):
+        self.query = self.key = self.value = self.extra = self.bias = self.query_inputs = self.key_inputs = None
+        self.parameters = {}
+
+
+def _run(q, k, v, variant, lse, steps, save, options):
+    names = _full_names(q, v, variant, options.pop("parameters"))
+    request = _Request(q, k, v, variant, parameters=names, **options)
+    query, value = _four(q), _four(v)
+    halves = 2 if variant == "differential-v2" else 1
+    heads = query[1] // halves if len(query) == 4 else 0
+    out_shape = (query[0], heads, query[2], value[3]) if len(query) == 4 and len(value) == 4 else (0, 0, 0, 0)
+    out = _empty_like(q, out_shape)
+    results = _Outputs(out=_View(out, "out").pointer)
+    wide = np.float64 if not isinstance(q, Bfloat16) and q.dtype == np.float64 else np.float32
+    maps = 2 if variant.startswith("differential") else 1
+    lse_array = np.empty(out_shape[:3] + (maps,), wide) if lse else None
+    steps_array = np.empty(out_shape[:3] + (1,), wide) if steps else None
+    views = [_View(x, "out") for x in (out, lse_array, steps_array) if x is not None]
+    if lse:
+        results.lse = views[1].pointer
+    if steps:
+        results.steps = views[-1].pointer
+    saved = c_void_p()
+    request.run(_heed.heed_forward(byref(request.struct), byref(results), byref(saved) if save else None))
+    if len(q.shape) == 2:
+        out = Bfloat16(out.bits[0, 0]) if isinstance(out, Bfloat16) else out[0, 0]
+    return Call(request, out, lse_array, steps_array, saved)
