@@ -102,7 +102,8 @@ const Argument kSettings[] = {
 
 // A name that Python takes for an argument: "lambda" is one of its words.
 std::string python_name(std::string name) {
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '.' || c == '-'; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '.' || c == '-'; }, '_');
   return name == "lambda" ? "lambda_" : name;
 }
 
@@ -183,16 +184,17 @@ const Operator& operator_of(const c10::OperatorHandle& handle) {
 // A call of heed, put together of an operator's arguments. It points into itself and into their tensors.
 class Call {
  public:
-  Call(const Operator& op, const std::vector<IValue>& arguments)
-      : op_(op), arguments_(arguments) {
+  Call(const Operator& op, const std::vector<IValue>& arguments) : op_(op), arguments_(arguments) {
     call_.size = sizeof call_;
     mask_.size = sizeof mask_;
     call_.variant = op.variant.c_str();
     call_.mask = &mask_;
     mask_.windows = &window_;
     window_ = {-1, -1, 0, heed_top_left};
+    // Of a Meta call the shapes of its inputs are all that is asked for.
     for (std::size_t n = 0; n < op.arguments.size(); ++n)
-      if (!arguments[n].isNone()) take(op.arguments[n], arguments[n]);
+      if (!arguments[n].isNone() && (!meta() || op.arguments[n].kind <= Kind::extra))
+        take(op.arguments[n], arguments[n]);
     call_.parameters = parameters_.data();
     call_.parameter_count = parameters_.size();
     mask_.window_count = window_.left >= 0 || window_.right >= 0 ? 1 : 0;
@@ -250,7 +252,8 @@ class Call {
     if (name == "bottom_right") align_ = value.toBool() ? heed_bottom_right : heed_top_left;
     if (name == "left") window_.left = value.toInt();
     if (name == "right") window_.right = value.toInt();
-    if (name == "key_lengths") whole_numbers(name, value, mask_.key_lengths, mask_.key_length_count);
+    if (name == "key_lengths")
+      whole_numbers(name, value, mask_.key_lengths, mask_.key_length_count);
     if (name == "allowed") mask_.allowed = keep(value.toTensor(), name);
     if (name == "bias") mask_.bias = keep(value.toTensor(), name);
     if (name == "query_documents")
@@ -297,7 +300,7 @@ class Call {
 // What forward leaves for backward.
 struct Kept : torch::CustomClassHolder {
   heed_saved* saved = nullptr;
-  std::vector<IValue> arguments;          // None where autograd keeps the tensor
+  std::vector<IValue> arguments;            // None where autograd keeps the tensor
   std::vector<std::size_t> differentiable;  // places of the tensors that it keeps, in order
   Kept() = default;
   Kept(const Kept&) = delete;
@@ -319,7 +322,7 @@ Tensor forward(const Operator& op, const std::vector<IValue>& arguments, heed_sa
 // Memory for the gradient of x that heed may write: of the same layout where the rows of x do not overlap.
 Tensor gradient_like(const Tensor& x) {
   return at::empty_like(x, x.is_non_overlapping_and_dense() ? at::MemoryFormat::Preserve
-                                                             : at::MemoryFormat::Contiguous);
+                                                            : at::MemoryFormat::Contiguous);
 }
 
 // The gradients of what kept.differentiable names, undefined where `wanted` is false.
@@ -438,8 +441,7 @@ TORCH_LIBRARY(heed, library) {
     library.def(op.schema().c_str());
     operators().emplace("heed::" + name, std::move(op));
     for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::Meta})
-      library.impl(name.c_str(),
-                   torch::dispatch(key, CppFunction::makeFromBoxedFunction<&run>()));
+      library.impl(name.c_str(), torch::dispatch(key, CppFunction::makeFromBoxedFunction<&run>()));
     library.impl(name.c_str(),
                  torch::dispatch(c10::DispatchKey::Autograd,
                                  CppFunction::makeFromBoxedFunction<&run_with_autograd>()));

@@ -45,10 +45,10 @@ def differential(q, k, v, mask, lambda_):
     return (softmax(scores(q1, k1, mask)) - per_head(lambda_) * softmax(scores(q2, k2, mask))) @ v
 
 
-def differential_v1(q, k, v, mask, lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init=0.2):
+def differential_v1(q, k, v, mask, lambda_q1, lambda_k1, lambda_q2, lambda_k2, weight, lambda_init=0.2):
     rate = (lambda_q1 @ lambda_k1).exp() - (lambda_q2 @ lambda_k2).exp() + lambda_init
     out = differential(q, k, v, mask, rate.reshape(1))
-    return (1 - lambda_init) * out * (out.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    return (1 - lambda_init) * out * (out.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
 
 def differential_v2(q, k, v, mask, extra):
@@ -81,7 +81,9 @@ def ode(q, k, v, mask, rho, eta, steps=5):
     return a @ v
 
 
-def dialectical(q, k, v, mask, v_pos_weight, v_neg_weight, synth_weight, synth_bias, gate_weight, gate_bias, steps=3):
+def dialectical(q, k, v, mask, v_pos_weight, v_neg_weight, synth_weight, synth_bias, gate_weight, gate_bias, b_pos, b_neg,
+                steps=3):
+    """b_pos and b_neg shift the scores of a softmax each, where they cancel."""
     mixed = sdpa(q, k, v, mask)
     up, un = mixed @ v_pos_weight.T, mixed @ v_neg_weight.T
     tension = torch.sigmoid(-torch.cosine_similarity(up, un, dim=-1, eps=1e-6)).unsqueeze(-1)

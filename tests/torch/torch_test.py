@@ -41,7 +41,7 @@ def variants():
                         feedback=per_head(0.2, 0.4))
     half = lambda: normal(DIM // 2, spread=0.3)
     readings = lambda: dict(v_pos_weight=matrix(DIM, DIM), v_neg_weight=matrix(DIM, DIM), synth_weight=matrix(DIM, 3 * DIM),
-                            synth_bias=normal(DIM, spread=0.1), gate_weight=matrix(1, DIM), gate_bias=normal(1, spread=0.1))
+                            synth_bias=normal(DIM, spread=0.1), gate_weight=matrix(1, DIM), gate_bias=normal(1, spread=0.1), b_pos=normal(1), b_neg=normal(1))
     flow = lambda: dict(rho=per_head(0.05, 0.3), eta=per_head(0.3, 0.9))
     gates = lambda: dict(gate_query_weight=matrix(HEADS, DIM, DIM), gate_key_weight=matrix(HEADS, DIM, DIM),
                          gate_value_weight=matrix(HEADS, DIM, DIM))
@@ -51,8 +51,8 @@ def variants():
         "dar_unrolled": (f.dar, gate(), {"iterations": 3}, {"steps": 3}),
         "dar_converged": (f.dar, gate(), {}, {"steps": 300}),
         "differential": (f.differential, {"lambda_": per_head(0.1, 0.6)}, {}, {}),
-        "differential_v1": (f.differential_v1, dict(lambda_q1=half(), lambda_k1=half(), lambda_q2=half(), lambda_k2=half()), {},
-                            {}),
+        "differential_v1": (f.differential_v1, dict(lambda_q1=half(), lambda_k1=half(), lambda_q2=half(), lambda_k2=half(),
+                                                   weight=normal(DIM)), {}, {}),
         "differential_v2": (f.differential_v2, {"extra": normal(BATCH, HEADS, LEN, 1)}, {}, {}),
         "intent": (f.intent, {"extra": normal(BATCH, HEADS, LEN, DIM)}, {}, {}),
         "intent_from_q": (f.intent_from_q, {"gate_weight": matrix(HEADS, DIM, DIM)}, {}, {}),
