@@ -5,7 +5,7 @@
     out = heed.attention(q, k, v, variant="dar", causal=True, strength=0.3)
 
     call = heed.forward(q, k, v, variant="dar", causal=True, strength=np.full(heads, 0.3))
-    grads = heed.backward(call, grad_out, parameters=True)
+    grads = heed.backward(call, grad_out)
     grads.query, grads.key, grads.value, grads.parameters["strength"]
 
 Arrays    q (batch, query_heads, len_q, dim_qk), k (batch, kv_heads, len_kv, dim_qk), v (batch, kv_heads, len_kv, dim_v), or
@@ -28,7 +28,7 @@ from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, 
 
 import numpy as np
 
-__all__ = ["attention", "forward", "backward", "Call", "Gradients", "Bfloat16", "parameters", "variants", "describe",
+__all__ = ["attention", "forward", "backward", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
            "threads", "set_threads", "version", "instructions", "use_instructions"]
 
 
@@ -102,6 +102,10 @@ class _Info(_Sized):
                 ("shape", c_int64 * 8), ("number", c_double), ("text", c_char_p), ("choices", c_char_p)]
 
 
+class _Shapes(_Sized):
+    _fields_ = [("size", c_size_t), ("out", c_int64 * 4), ("lse", c_int64 * 4), ("steps", c_int64 * 4), ("extra", c_int64 * 4)]
+
+
 class _Start(_Sized):
     _fields_ = [("size", c_size_t), ("seed", c_uint64), ("depth", c_int64), ("prototypes", c_int64)]
 
@@ -135,6 +139,7 @@ def _load():
             ("report", c_int, (saved, c_char_p, _TensorPointer)),
             ("report_name", c_char_p, (saved, c_size_t)),
             ("variant_name", c_char_p, (c_size_t,)),
+            ("shapes_of", c_int, (call, POINTER(_Shapes))),
             ("describe", c_int, (call, POINTER(_Start), POINTER(_Info), POINTER(c_size_t))),
             ("initial", c_int, (call, POINTER(_Start), POINTER(_Parameter), c_size_t)),
             ("last_error", c_char_p, ()),
@@ -262,12 +267,6 @@ def _empty_like(x, shape):
     return Bfloat16(np.empty(shape, np.uint16)) if isinstance(x, Bfloat16) else np.empty(shape, x.dtype)
 
 
-def _four(x):
-    """The four extents of an array of four or two axes; others are left for the library to refuse."""
-    shape = tuple(x.shape)
-    return (1, 1) + shape if len(shape) == 2 else shape
-
-
 def _list_of(kind, values, name):
     values = np.ascontiguousarray(values)
     wanted = np.float64 if kind is c_double else np.int64
@@ -299,7 +298,7 @@ class _Request:
         self.visible_error = None
         self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible)
         self.parameters = parameters
-        self.parameter_views, self.parameter_array = _parameters(parameters, variant)
+        self.parameter_views, self.parameter_array = _parameters(parameters)
         if precision not in ("storage", "mixed"):
             raise ValueError('heed: precision is ' + repr(precision) + ', it must be "storage" or "mixed"')
         self.struct = _Call(variant=_text(variant, "variant"), mask=ctypes.pointer(self.mask),
@@ -363,7 +362,7 @@ def _text(text, name):
     return text.encode()
 
 
-def _parameters(given, variant):
+def _parameters(given):
     """Views of the arrays, and an array of structs."""
     views, structs = {}, []
     for name, value in given.items():
@@ -386,8 +385,9 @@ def _parameters(given, variant):
     return views, (_Parameter * max(1, len(structs)))(*structs)
 
 
-def _known_names(call, start=None):
-    count = c_size_t(0)
+def _infos(call, start=None):
+    """What heed_describe() says of a call's parameters."""
+    start, count = None if start is None else byref(start), c_size_t(0)
     _check(_heed.heed_describe(byref(call), start, None, byref(count)))
     infos = (_Info * count.value)()
     for info in infos:
@@ -396,20 +396,76 @@ def _known_names(call, start=None):
     return infos
 
 
-_names_of = {}
+class Parameter:
+    """A parameter or option of a variant.
+
+    name      as keywords have it; a dot may be written as an underscore
+    kind      "per head" and "tensor" are learnt; "fixed" (a tensor), "option" (a number), "choice" (a str), "list"
+    required  whether a call must give it
+    default   the number or str without it; None for tensors
+    choices   of a choice, the words that there are
+    """
+
+    def __init__(self, info):
+        self.name, self.kind, self.required = info.name.decode(), _KINDS[info.kind], bool(info.required)
+        self.learnt = self.kind in _LEARNT
+        self.in_use = info.ndim > 0
+        self.choices = info.choices.decode().split(", ") if info.choices is not None else None
+        self.default = info.text.decode() if info.text is not None else info.number if self.kind in ("option", "per head") and (self.in_use or self.kind == "option") else None
+
+    def __repr__(self):
+        more = ", required" if self.required else "" if self.default is None else ", default " + repr(self.default)
+        return "<" + self.name + ": " + self.kind + more + (", one of " + ", ".join(self.choices) if self.choices else "") + ">"
 
 
-def _full_names(q, v, variant, keywords):
+_described = {}
+
+
+def describe(variant):
+    """The parameters and options of a variant, a list of Parameter."""
+    if variant not in _described:
+        view = _View(np.zeros((1, 2, 1, 4)), "query")
+        call = _Call(variant=_text(variant, "variant"), query=view.pointer, value=view.pointer)
+        _described[variant] = [Parameter(info) for info in _infos(call)]
+    return list(_described[variant])
+
+
+def _full_names(variant, keywords):
     """Keywords as names of parameters: `lambda_` stands for lambda, gate_weight for gate.weight."""
-    if all(name.isalnum() for name in keywords):
-        return keywords
-    if variant not in _names_of:
-        views = _View(q, "query"), _View(v, "value")
-        call = _Call(variant=_text(variant, "variant"), query=views[0].pointer, value=views[1].pointer)
-        _names_of[variant] = [info.name.decode() for info in _known_names(call)]
-    known = _names_of[variant]
-    spoken = {name.replace(".", "_"): name for name in known} | {name + "_": name for name in known} | {name: name for name in known}
-    return {spoken.get(name, name): value for name, value in keywords.items()}
+    known = {parameter.name for parameter in describe(variant)} if keywords else set()
+    spoken = {name.replace(".", "_"): name for name in known} | {name + "_": name for name in known}
+    return {name if name in known else spoken.get(name, name): value for name, value in keywords.items()}
+
+
+def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
+    """What a variant's learnt parameters begin with, a dict of arrays by name: keywords of attention() and forward().
+
+    q, v        arrays of the shapes and types of the calls to come
+    seed        of those that begin with random numbers
+    depth       of the layer, from 1; lambda of differential-v1 depends on it
+    prototypes  per head
+    given       parameters that have their values already, and options on which shapes depend; they are in the dict, too
+    """
+    views = _View(q, "query"), _View(v, "value")
+    given = _full_names(variant, given)
+    parameter_views, structs = _parameters(given)
+    call = _Call(variant=_text(variant, "variant"), query=views[0].pointer, value=views[1].pointer,
+                 parameters=structs, parameter_count=len(parameter_views))
+    start = _Start(seed=seed, depth=depth, prototypes=prototypes)
+    wide = _wide(q)
+    found, before = {}, _infos(call)
+    for info, at_start in zip(_infos(call, start), before):
+        name, kind = info.name.decode(), _KINDS[info.kind]
+        if name in given:
+            found[name] = given[name]
+        elif kind in _LEARNT and info.ndim > 0:
+            found[name] = np.empty(tuple(info.shape[:info.ndim]), wide)
+        elif kind == "option" and info.number != at_start.number:
+            found[name] = info.number  # an option that depends on the depth
+    targets = {name: x for name, x in found.items() if name not in given and isinstance(x, np.ndarray)}
+    views, structs = _parameters(targets)
+    _check(_heed.heed_initial(byref(call), byref(start), structs, len(views)))
+    return found
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -417,16 +473,16 @@ def _full_names(q, v, variant, keywords):
 class Call:
     """What forward() computed, and what backward() needs.
 
-    out     (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes
-    lse     (batch, heads, len_q, maps): log sum exp of the scores, where it was asked for
-    steps   (batch, heads, len_q, 1): the time that each row takes, where it was asked for
-    reports a dict of what the variant reports of its rows, (batch, heads, len_q, 1) each
+    out      (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes
+    lse      (batch, heads, len_q, maps): log sum exp of the scores, with with_lse
+    steps    (batch, heads, len_q, 1): the time that each row takes, with with_steps
+    reports  a dict of what the variant reports of its rows, (batch, heads, len_q, 1) each
 
     The arrays of the call must stay as they are until backward().
     """
 
-    def __init__(self, request, out, lse, steps, saved):
-        self._request, self._saved = request, saved
+    def __init__(self, request, results, out, lse, steps, saved):
+        self._request, self._results, self._saved = request, results, saved
         self.out, self.lse, self.steps = out, lse, steps
 
     def __del__(self):
@@ -437,17 +493,16 @@ class Call:
     @property
     def reports(self):
         found = {}
-        batch, heads, len_q, _ = _four(self.out)
         for name in _names(lambda index: _heed.heed_report_name(self._saved, index)):
-            found[name] = np.empty((batch, heads, len_q, 1))
+            found[name] = np.empty(self._results.rows)
             _check(_heed.heed_report(self._saved, name.encode(), _View(found[name], name).pointer))
         return found
 
 
 class Gradients:
-    """Gradients, each in the shape of what it is the gradient of; None for what the call has not.
+    """Gradients, each in the shape and type of what it is the gradient of; None for what the call has not.
 
-    query, key, value, extra, bias, query_inputs, key_inputs, and the dict `parameters`.
+    query, key, value, extra, bias, query_inputs, key_inputs; `parameters`, a dict by name.
     """
 
     def __init__(self):
@@ -455,26 +510,108 @@ class Gradients:
         self.parameters = {}
 
 
-def _run(q, k, v, variant, lse, steps, save, options):
-    names = _full_names(q, v, variant, options.pop("parameters"))
-    request = _Request(q, k, v, variant, parameters=names, **options)
-    query, value = _four(q), _four(v)
-    halves = 2 if variant == "differential-v2" else 1
-    heads = query[1] // halves if len(query) == 4 else 0
-    out_shape = (query[0], heads, query[2], value[3]) if len(query) == 4 and len(value) == 4 else (0, 0, 0, 0)
-    out = _empty_like(q, out_shape)
-    results = _Outputs(out=_View(out, "out").pointer)
-    wide = np.float64 if not isinstance(q, Bfloat16) and q.dtype == np.float64 else np.float32
-    maps = 2 if variant.startswith("differential") else 1
-    lse_array = np.empty(out_shape[:3] + (maps,), wide) if lse else None
-    steps_array = np.empty(out_shape[:3] + (1,), wide) if steps else None
-    views = [_View(x, "out") for x in (out, lse_array, steps_array) if x is not None]
-    if lse:
-        results.lse = views[1].pointer
-    if steps:
-        results.steps = views[-1].pointer
+def _wide(x):
+    """What a call computes with whose query is x."""
+    return np.float64 if not isinstance(x, Bfloat16) and x.dtype == np.float64 else np.float32
+
+
+class _Results:
+    """A struct heed_outputs, and the arrays that it points to."""
+
+    def __init__(self, request, q, v, out, with_lse, with_steps):
+        self.shapes = _Shapes()
+        _check(_heed.heed_shapes_of(byref(request.struct), byref(self.shapes)))
+        self.rows = tuple(self.shapes.steps)
+        if out is None:
+            out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
+        self.out = out
+        self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
+        self.steps = np.empty(self.rows, _wide(q)) if with_steps else None
+        self.views = {name: _View(x, name) for name, x in (("out", self.out), ("lse", self.lse), ("steps", self.steps)) if x is not None}
+        self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})
+
+
+def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
+            causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, mask=None, bias=None,
+            documents=None, alibi=None, soft_cap=None, visible=None, scale=None, threads=0, precision="storage",
+            dropout=0.0, dropout_seed=0, first_query=0, query_inputs=None, key_inputs=None, **parameters):
+    """Attention, and what backward() needs of it: returns a Call.
+
+    variant       a name of variants()
+    extra         the intent of "intent" (batch, heads, len_q, dim_v or 1), the logits of lambda of "differential-v2"
+    out           an array to write to, else a new one; must not overlap q, k and v
+    with_lse, with_steps   what else is asked for
+
+    Who sees whom; parts that are given all apply:
+    causal        True: query i sees keys up to its own position. "bottom_right": the last query stands at the last key
+    window        (left, right): a query at p sees keys in [p - left, p + right]; -1 leaves a side open
+    align, offset where query 0 stands on the axis of keys, "top_left" or "bottom_right"; of causal, window, alibi, visible
+    key_range     (begin, end): all queries see these keys only
+    key_lengths   how many keys each batch has
+    mask          bool or uint8, true where visible, (batch or 1, heads or 1, len_q or 1, len_kv)
+    documents     ids (batch, len) of queries and keys, or a tuple of both: a query sees keys of its own document
+    visible       visible(batch, head, query, key) -> bool; asked for each pair, slow
+
+    What is added to scores:
+    bias          of mask's shape; float32 in calls of floats, float64 in those of doubles. -infinity hides
+    alibi         slopes, one per head: -slope |p - key|
+    soft_cap      c: scale q.k becomes c tanh(scale q.k / c)
+
+    scale         factor on q.k; None: 1 / sqrt(width of one score map)
+    threads       0: as set_threads() says
+    precision     "storage", or "mixed": products of bfloat16 with sums of float
+    dropout       the share of weights that become 0, which dropout_seed chooses
+    first_query   where query 0 stands among the keys, for variants that read positions
+    parameters    by name, see describe(): a number, a str for a choice, or an array. A dot may be written as an
+                  underscore, and lambda as lambda_
+    """
+    request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias, documents,
+                       alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
+                       query_inputs, key_inputs, _full_names(variant, parameters))
+    results = _Results(request, q, v, out, with_lse, with_steps)
     saved = c_void_p()
-    request.run(_heed.heed_forward(byref(request.struct), byref(results), byref(saved) if save else None))
-    if len(q.shape) == 2:
-        out = Bfloat16(out.bits[0, 0]) if isinstance(out, Bfloat16) else out[0, 0]
-    return Call(request, out, lse_array, steps_array, saved)
+    request.run(_heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None))
+    return Call(request, results, results.out, results.lse, results.steps, saved)
+
+
+def attention(q, k, v, variant="sdpa", **options):
+    """Attention: returns out, an array. Options and parameters are those of forward(); nothing is kept for backward()."""
+    return forward(q, k, v, variant, save=False, **options).out
+
+
+def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
+    """The gradients of sum(out * grad_out), plus sum(lse * grad_lse) and sum(steps * grad_steps), for all inputs and all
+    learnt parameters of the call that forward() made: returns Gradients. A parameter that is one number has a number for
+    its gradient.
+    """
+    request = call._request
+    if not call._saved:
+        raise ValueError("heed.backward: the call has saved nothing, it must be one of forward() with save=True")
+    from_struct = _Outputs()
+    views = {name: _View(x, "grad_" + name) for name, x in (("out", grad_out), ("lse", grad_lse), ("steps", grad_steps)) if x is not None}
+    for name, view in views.items():
+        setattr(from_struct, name, view.pointer)
+    grads, to = Gradients(), _Gradients()
+    target_views = {}
+    for name, x in request.arrays.items():
+        made = _empty_like(x, x.shape)
+        setattr(grads, name, made)
+        target_views[name] = _View(made, "grad_" + name)
+        setattr(to, name, target_views[name].pointer)
+    made = {}
+    for parameter in describe(request.variant):
+        given = request.parameter_views.get(parameter.name)
+        if not parameter.learnt:
+            continue
+        if given is not None and given.array.size > 0:
+            narrow = given.array.dtype not in (np.float32, np.float64)
+            made[parameter.name] = np.empty(given.array.shape, np.float32 if narrow else given.array.dtype)
+        elif given is None and (parameter.name in request.parameter_views or parameter.in_use and not parameter.required):
+            made[parameter.name] = np.empty(1, _wide(request.arrays["query"]))
+    target_views["parameters"], to.parameters = _parameters(made)
+    to.parameter_count = len(made)
+    request.run(_heed.heed_backward(byref(request.struct), call._saved, call._results.views["out"].pointer,
+                                    byref(from_struct), byref(to)))
+    for name, x in made.items():
+        grads.parameters[name] = x if request.parameter_views.get(name) is not None else x[0]
+    return grads

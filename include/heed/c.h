@@ -191,7 +191,7 @@ struct heed_shapes {
   size_t size;
   int64_t out[4], lse[4], steps[4], extra[4];
 };
-// Of query, key and value only shapes and types are read.
+// Of query and value only shapes and types are read. Its sentences are those of heed_forward().
 int heed_shapes_of(const struct heed_call* call, struct heed_shapes* shapes);
 
 // Names of variants, from 0; NULL behind the last one. Valid for ever.
@@ -214,7 +214,7 @@ struct heed_parameter_info {
   // Of tensors: shape[0, ndim) as the call has it, or as heed_initial() writes it; ndim 0 where there is none.
   int ndim;
   int64_t shape[8];
-  double number;        // of options and choices: the one in use
+  double number;        // of options, choices and tensors of one number: the one in use
   const char* text;     // of choices: the one in use; valid for ever
   const char* choices;  // of choices: all of them, joined by ", "; valid for ever
 };

@@ -174,8 +174,8 @@ template <class Real>
                                 const std::string& where) {
   require(call.query != nullptr && call.value != nullptr, where, ": ",
           call.query != nullptr ? "value" : "query", " was not given, its shape is asked for");
-  const Shape q = detail::dlpack_axes(*call.query, where + ": query").shape(),
-              v = detail::dlpack_axes(*call.value, where + ": value").shape();
+  const Shape q = detail::dlpack_axes(*call.query, "heed::view_dlpack: query").shape(),
+              v = detail::dlpack_axes(*call.value, "heed::view_dlpack: value").shape();
   require(q.dim > 0 && v.dim > 0, where, ": query has dim_qk ", q.dim, " and value dim_v ", v.dim,
           ", both must be at least 1");
   const Index heads = q.heads / variant.query_heads();
@@ -184,7 +184,7 @@ template <class Real>
 
 inline int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
   return guarded(error, [&] {
-    constexpr const char* door = "heed_shapes_of";
+    constexpr const char* door = "heed::forward";  // which would say the same
     const heed_call call = adopt(given, "the call", door);
     heed_shapes found = adopt(shapes, "shapes", door);
     with_real(call.query, door, [&]<class Real>(Real) {

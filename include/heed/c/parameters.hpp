@@ -270,6 +270,7 @@ void describe(const Entry<Real>& entry, heed_parameter_info& info) {
   const std::vector<Index> shape = entry.shape();
   info.ndim = int(shape.size());
   std::copy(shape.begin(), shape.end(), info.shape);
+  if (entry.param != nullptr && entry.param->size() == 1) info.number = double((*entry.param)[0]);
   if (entry.type == nullptr) return;
   info.number = entry.type->get(entry.option);
   info.choices = entry.type->choices;
