@@ -433,7 +433,8 @@ void run_with_autograd(const c10::OperatorHandle& handle, Stack* stack) {
 
 }  // namespace
 
-TORCH_LIBRARY(heed, library) {
+// A fragment: libraries of own scores (own.cmake) add their operators beside these.
+TORCH_LIBRARY_FRAGMENT(heed, library) {
   using torch::CppFunction;
   for (std::size_t n = 0; const char* variant = heed_variant_name(n); ++n) {
     Operator op = operator_of(variant);
