@@ -3,7 +3,7 @@
 // heed inside of PyTorch: a library for torch.ops.load_library that registers every variant of libheed (heed/c.h) as an
 // operator torch.ops.heed.NAME, hyphens as underscores, with autograd and shapes for Meta tensors.
 //
-//   torch.ops.load_library("build/lib/libheed_torch.so")
+//   torch.ops.load_library("build/libheed_torch.so")
 //   out = torch.ops.heed.dar(query, key, value, strength=strength, causal=True)
 //
 // Operators  names, arguments and defaults follow from what libheed says of a variant (heed_describe), so that nothing
