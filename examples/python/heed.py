@@ -22,6 +22,7 @@ Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in build
 """
 
 import ctypes
+import operator
 import os
 import pathlib
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
@@ -277,8 +278,16 @@ def _list_of(kind, values, name):
     return (kind * (values.size + 1))(*values.tolist()), values.size
 
 
+def _pair(values, name):
+    try:
+        first, second = values
+        return operator.index(first), operator.index(second)
+    except (TypeError, ValueError):
+        raise TypeError("heed: " + name + " is " + repr(values) + ", it must be two whole numbers") from None
+
+
 def _align(value, name):
-    if value in ("top_left", True):
+    if value == "top_left":
         return 0
     if value == "bottom_right":
         return 1
@@ -316,12 +325,11 @@ class _Request:
         at = _align(align, "align")
         if causal:
             struct.causal, struct.causal_offset = 1, offset
-            struct.causal_align = at if causal is True else _align(causal, "causal")
+            struct.causal_align = at if isinstance(causal, (bool, np.bool_)) else _align(causal, "causal")
         if window is not None:
-            left, right = window
-            struct.windows, struct.window_count = (_Window * 1)(_Window(left, right, offset, at)), 1
+            struct.windows, struct.window_count = (_Window * 1)(_Window(*_pair(window, "window"), offset, at)), 1
         if key_range is not None:
-            struct.key_ranges, struct.key_range_count = (_KeyRange * 1)(_KeyRange(*key_range)), 1
+            struct.key_ranges, struct.key_range_count = (_KeyRange * 1)(_KeyRange(*_pair(key_range, "key_range"))), 1
         if key_lengths is not None:
             struct.key_lengths, struct.key_length_count = _list_of(c_int64, key_lengths, "key_lengths")
         if mask is not None:
@@ -337,6 +345,8 @@ class _Request:
             struct.slopes, struct.slope_count = _list_of(c_double, alibi, "alibi")
             struct.slope_align = at
         if soft_cap is not None:
+            if soft_cap == 0:  # which stands for none in the struct
+                raise ValueError("soft_cap: cap is 0, it must be positive and finite")
             struct.soft_cap = soft_cap
         if visible is not None:
             def ask(_, batch, head, query, key):
@@ -411,7 +421,11 @@ class Parameter:
         self.learnt = self.kind in _LEARNT
         self.in_use = info.ndim > 0
         self.choices = info.choices.decode().split(", ") if info.choices is not None else None
-        self.default = info.text.decode() if info.text is not None else info.number if self.kind in ("option", "per head") and (self.in_use or self.kind == "option") else None
+        self.default = None
+        if info.text is not None:
+            self.default = info.text.decode()
+        elif self.kind == "option" or self.kind == "per head" and self.in_use:
+            self.default = info.number
 
     def __repr__(self):
         more = ", required" if self.required else "" if self.default is None else ", default " + repr(self.default)
@@ -483,11 +497,12 @@ class Call:
 
     def __init__(self, request, results, out, lse, steps, saved):
         self._request, self._results, self._saved = request, results, saved
+        self._free = _heed.heed_saved_free  # which a module that is being torn down no longer has
         self.out, self.lse, self.steps = out, lse, steps
 
     def __del__(self):
         if getattr(self, "_saved", None):
-            _heed.heed_saved_free(self._saved)
+            self._free(self._saved)
             self._saved = None
 
     @property
@@ -524,6 +539,8 @@ class _Results:
         self.rows = tuple(self.shapes.steps)
         if out is None:
             out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
+        elif isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise ValueError("heed: out is read only")
         self.out = out
         self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
         self.steps = np.empty(self.rows, _wide(q)) if with_steps else None
@@ -570,8 +587,10 @@ def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, wit
                        query_inputs, key_inputs, _full_names(variant, parameters))
     results = _Results(request, q, v, out, with_lse, with_steps)
     saved = c_void_p()
-    request.run(_heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None))
-    return Call(request, results, results.out, results.lse, results.steps, saved)
+    status = _heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None)
+    call = Call(request, results, results.out, results.lse, results.steps, saved)  # frees what is saved
+    request.run(status)
+    return call
 
 
 def attention(q, k, v, variant="sdpa", **options):

@@ -95,8 +95,7 @@ static double loss(struct problem* p) {
 static void open_problem(struct problem* p, const char* variant) {
   memset(p, 0, sizeof *p);
   p->variant = variant;
-  const int pairs = strcmp(variant, "differential-v2") == 0;
-  make4(&p->query, kBatch, pairs ? 2 * kHeads : kHeads, kLen, kDim);
+  make4(&p->query, kBatch, kHeads, kLen, kDim);
   make4(&p->key, kBatch, 1, kLen, kDim);
   make4(&p->value, kBatch, 1, kLen, kDim);
   make4(&p->bias, 1, kHeads, kLen, kLen);
@@ -113,6 +112,12 @@ static void open_problem(struct problem* p, const char* variant) {
   p->call.mask = &p->mask;
   p->outputs.size = sizeof p->outputs;
   p->outputs.out = &p->out.dl;
+  struct heed_shapes shapes = {.size = sizeof shapes};
+  check(heed_shapes_of(&p->call, &shapes) == heed_ok, "shapes", variant);
+  if (shapes.out[1] == kHeads / 2) {  // it reads query heads in twos
+    drop(&p->query);
+    make4(&p->query, kBatch, 2 * kHeads, kLen, kDim);
+  }
 
   // What the variant has, and what it begins with; the learnt ones are given.
   struct heed_parameter_info infos[kMostParameters];
@@ -147,7 +152,6 @@ static void open_problem(struct problem* p, const char* variant) {
   p->call.parameters = p->parameters;
   p->call.parameter_count = p->count;
 
-  struct heed_shapes shapes = {.size = sizeof shapes};
   check(heed_shapes_of(&p->call, &shapes) == heed_ok, "shapes", variant);
   check(memcmp(shapes.out, p->out.shape, sizeof shapes.out) == 0, "out has its shape", variant);
   if (shapes.extra[3] > 0) {
@@ -157,9 +161,8 @@ static void open_problem(struct problem* p, const char* variant) {
   }
   make(&p->lse, 4, shapes.lse);
   make(&p->loss_lse, 4, shapes.lse);
-  // The ODE's lse has no derivative.
-  p->has_lse = strncmp(variant, "ode", 3) != 0;
-  if (p->has_lse) p->outputs.lse = &p->lse.dl;
+  p->has_lse = 1;
+  p->outputs.lse = &p->lse.dl;
 }
 
 static void close_problem(struct problem* p) {
@@ -204,7 +207,7 @@ static void check_gradients(const char* variant) {
   struct heed_saved* saved = NULL;
   check(heed_forward(&p.call, &p.outputs, &saved) == heed_ok, "forward that saves", variant);
   struct heed_outputs from = {.size = sizeof from, .out = &p.loss_out.dl};
-  if (p.has_lse) from.lse = &p.loss_lse.dl;
+  from.lse = &p.loss_lse.dl;
   struct heed_gradients to = {.size = sizeof to,
                               .query = &query.dl,
                               .key = &key.dl,
@@ -213,7 +216,13 @@ static void check_gradients(const char* variant) {
                               .bias = &bias.dl,
                               .parameters = p.targets,
                               .parameter_count = p.learnt};
-  check(heed_backward(&p.call, saved, &p.out.dl, &from, &to) == heed_ok, "backward", variant);
+  int status = heed_backward(&p.call, saved, &p.out.dl, &from, &to);
+  if (status == heed_invalid && strstr(heed_last_error(), "has no derivative of lse") != NULL) {
+    p.has_lse = 0;
+    from.lse = NULL;
+    status = heed_backward(&p.call, saved, &p.out.dl, &from, &to);
+  }
+  check(status == heed_ok, "backward", variant);
   heed_saved_free(saved);
   check_slopes(&p, &p.query, &query, "grad_query");
   check_slopes(&p, &p.key, &key, "grad_key");
@@ -353,8 +362,9 @@ static int same_document(int64_t b, int64_t h, int64_t i, int64_t j) {
 static int third(int64_t b, int64_t h, int64_t i, int64_t j) {
   return (void)b, (void)i, (j + h) % 3 != 0;
 }
+// The first head sees all, so that what is found out about it holds for no other.
 static int by_function(int64_t b, int64_t h, int64_t i, int64_t j) {
-  return (i * 3 + j + b + 2 * h) % 4 != 0;
+  return b + h == 0 || (i * 3 + j + b + 2 * h) % 4 != 0;
 }
 static int moved_function(int64_t b, int64_t h, int64_t i, int64_t j) {
   return by_function(b, h, i + 3, j);
@@ -512,6 +522,10 @@ static void check_strides(void) {
 }
 
 // One key: out is its value, whatever it is stored as.
+static int near_pair(const float* out) {
+  return fabs(out[0] - 3) < 1e-5 && fabs(out[1] + 9) < 1e-5;
+}
+
 static void check_storage(void) {
   float one[] = {1, 2}, out[2];
   uint16_t bfloat[] = {0x4040, 0xC110}, half[] = {0x4200, 0xC880}, narrow[2];  // 3, -9
@@ -524,17 +538,15 @@ static void check_storage(void) {
   struct heed_call call = {
       .size = sizeof call, .variant = "sdpa", .query = &query, .key = &query, .value = &value};
   struct heed_outputs outputs = {.size = sizeof outputs, .out = &to};
-  check(heed_forward(&call, &outputs, NULL) == heed_ok && out[0] == 3 && out[1] == -9, "is read",
-        "bfloat16");
+  check(heed_forward(&call, &outputs, NULL) == heed_ok && near_pair(out), "is read", "bfloat16");
   value.data = half, value.dtype.code = kDLFloat, out[0] = out[1] = 0;
-  check(heed_forward(&call, &outputs, NULL) == heed_ok && out[0] == 3 && out[1] == -9, "is read",
-        "half");
+  check(heed_forward(&call, &outputs, NULL) == heed_ok && near_pair(out), "is read", "half");
   to.data = narrow, to.dtype = value.dtype;
   check(heed_forward(&call, &outputs, NULL) == heed_ok && narrow[0] == half[0] &&
             narrow[1] == half[1],
         "is written", "half");
   call.precision = heed_mixed, to.data = out, to.dtype = query.dtype, out[0] = 0;
-  check(heed_forward(&call, &outputs, NULL) == heed_ok && out[0] == 3, "computes",
+  check(heed_forward(&call, &outputs, NULL) == heed_ok && fabs(out[0] - 3) < 0.03, "computes",
         "mixed precision");
   call.precision = 7;
   check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "precision 7");

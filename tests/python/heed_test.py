@@ -378,6 +378,13 @@ class Errors(unittest.TestCase):
         self.refused(ValueError, "heed::view_dlpack: query has stride -6 along len, it must not be negative", q[:, :, ::-1], k, v)
         self.refused(TypeError, "heed: key_lengths holds float64, it must hold whole numbers", q, k, v, key_lengths=[1.5, 2.0])
         self.refused(TypeError, "heed: strength is of type NoneType, it must be a number, a str or an array", q, k, v, variant="dar", strength=None)
+        frozen = np.zeros_like(q)
+        frozen.flags.writeable = False
+        self.refused(ValueError, "heed: out is read only", q, k, v, out=frozen)
+        self.refused(TypeError, "heed: window is 3, it must be two whole numbers", q, k, v, window=3)
+        self.refused(TypeError, "heed: key_range is (0, 1.5), it must be two whole numbers", q, k, v, key_range=(0, 1.5))
+        self.refused(ValueError, "soft_cap: cap is 0, it must be positive and finite", q, k, v, soft_cap=0)
+        self.refused(ValueError, "heed::forward(sdpa): soft_cap is -1, it must be positive and finite, or 0 for none", q, k, v, soft_cap=-1)
         self.refused(ValueError, 'heed: causal is \'left\', it must be "top_left" or "bottom_right"', q, k, v, causal="left")
 
     def test_backward(self):

@@ -144,8 +144,14 @@ def winners(x, W, eps):
 
 # --- the variants ------------------------------------------------------------------------------------------------------
 
+VARIANTS = ("sdpa", "dar", "dar-unrolled", "dar-converged", "differential", "differential-v1", "differential-v2", "intent",
+            "intent-from-q", "intent-calculated", "ode", "ode-equilibrium", "dialectical", "prototype")
+
+
 def attention(variant, q, k, v, rows, scale=None, extra=None, p=None):
     """out, and what else the variant gives (steps of adaptive rows), of q, k, v as the caller has them."""
+    if variant not in VARIANTS:
+        raise NotImplementedError("plain.py has no formula of " + variant)
     p = dict(p or {})
     heads = q.shape[1] // 2 if variant == "differential-v2" else q.shape[1]
     k, v = grouped(k, heads), grouped(v, heads)

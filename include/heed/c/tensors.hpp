@@ -75,8 +75,10 @@ decltype(auto) with_real(const DLTensor* query, const std::string& where, F&& f)
 class SmallTensor {
  public:
   SmallTensor(const DLTensor& tensor, const std::string& who) : tensor_(tensor), who_(who) {
-    require(tensor.device.device_type == kDLCPU, who, " is on device type ",
-            int(tensor.device.device_type), ", it must be ", int(kDLCPU), " (CPU)");
+    std::int32_t device = 0;  // copied: the number may be none of the enumeration's
+    std::memcpy(&device, &tensor.device.device_type, sizeof device);
+    require(device == kDLCPU, who, " is on device type ", device, ", it must be ", int(kDLCPU),
+            " (CPU)");
     require(tensor.ndim >= 0 && tensor.ndim <= kMostAxes, who, " has ndim ", tensor.ndim,
             ", it must lie in [0, ", kMostAxes, "]");
     require(tensor.ndim == 0 || tensor.shape != nullptr, who, " has ndim ", tensor.ndim,
