@@ -60,6 +60,7 @@ struct RankTensors {
     return rank_rows(x, g.batch * heads, g.len_kv, key_shards(), rank);
   }
   [[nodiscard]] Shape rows_of(Index dim) const { return {g.batch, g.heads, len, dim}; }
+  [[nodiscard]] Index step_columns() const { return grad_op.readout.step_columns(g); }
   [[nodiscard]] bool gives_steps() const { return grad_op.readout.without_steps() == nullptr; }
 
   [[nodiscard]] heed::Inputs<T> inputs() const {
@@ -81,12 +82,12 @@ struct RankTensors {
     const heed::Inputs<T> in = inputs();
     heed::Outputs<T> to(out.data(), rows_of(g.dim_v));
     to.lse = {lse.data(), rows_of(Op::NormaliserType::maps)};
-    if (gives_steps()) to.steps = {steps.data(), rows_of(1)};
+    if (gives_steps()) to.steps = {steps.data(), rows_of(step_columns())};
     heed::mpi::forward(comm, whole.op, in, whole.mask, sharding, to, &saved, whole.options);
     heed::OutputGradients<T> of(grad_out.data(), rows_of(g.dim_v));
     if (Op::NormaliserType::differentiates_lse)
       of.lse = {grad_lse.data(), rows_of(Op::NormaliserType::maps)};
-    if (gives_steps()) of.steps = {grad_steps.data(), rows_of(1)};
+    if (gives_steps()) of.steps = {grad_steps.data(), rows_of(step_columns())};
     heed::Gradients<T> grads{
         {dq.data(), in.query.shape()}, {dk.data(), in.key.shape()}, {dv.data(), in.value.shape()}};
     if (in.extra.given()) grads.extra = {dextra.data(), in.extra.shape()};

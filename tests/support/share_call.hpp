@@ -84,8 +84,9 @@ template <class Op>
   };
   if (Op::NormaliserType::differentiates_lse) fill(call.grad_lse, call.lse.size(), 1.0);
   if (op.readout.without_steps() == nullptr) {
-    call.steps.assign(rows, T(0));
-    fill(call.grad_steps, rows, 0.7);
+    const std::size_t numbers = rows * std::size_t(op.readout.step_columns(g));
+    call.steps.assign(numbers, T(0));
+    fill(call.grad_steps, numbers, 0.7);
   }
   call.forward();
   call.backward();
@@ -153,17 +154,20 @@ struct ShareTensors {
     return in;
   }
   [[nodiscard]] Shape rows_of(Index dim) const { return {g.batch, g.heads, len, dim}; }
+  [[nodiscard]] Index step_columns() const { return grad_op.readout.step_columns(g); }
   [[nodiscard]] heed::Outputs<T> outputs() {
     heed::Outputs<T> to(out.data(), rows_of(g.dim_v));
     to.lse = {lse.data(), rows_of(Op::NormaliserType::maps)};
-    if (grad_op.readout.without_steps() == nullptr) to.steps = {steps.data(), rows_of(1)};
+    if (grad_op.readout.without_steps() == nullptr)
+      to.steps = {steps.data(), rows_of(step_columns())};
     return to;
   }
   [[nodiscard]] heed::OutputGradients<T> output_gradients() const {
     heed::OutputGradients<T> of(grad_out.data(), rows_of(g.dim_v));
     if (Op::NormaliserType::differentiates_lse)
       of.lse = {grad_lse.data(), rows_of(Op::NormaliserType::maps)};
-    if (grad_op.readout.without_steps() == nullptr) of.steps = {grad_steps.data(), rows_of(1)};
+    if (grad_op.readout.without_steps() == nullptr)
+      of.steps = {grad_steps.data(), rows_of(step_columns())};
     return of;
   }
   [[nodiscard]] heed::Gradients<T> gradients(const Shape& bias = {}) {

@@ -6,7 +6,6 @@
 #include <heed/engine/calls.hpp>
 #include <heed/engine/door.hpp>
 #include <heed/engine/door_checks.hpp>
-#include <heed/engine/packed_doors.hpp>
 #include <heed/engine/share.hpp>
 
 namespace heed {
@@ -19,7 +18,6 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   const std::string where = door_name("heed::forward", options.name);
   if (saved) saved->stamp = {};
   require_options<Real>(options, where);
-  if (in.packed) return forward_packed(op, in, mask, outputs, saved, options, where);
   const Geometry g = geometry_of(op, in, where);
   require_share(op, g, options, where);
   check_outputs(op, outputs, g, in, mask, where);
@@ -37,8 +35,6 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
                         Op* grad_op, const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
   require_options<Real>(options, where);
-  if (in.packed)
-    return backward_packed(op, in, mask, saved, out, output, grads, grad_op, options, where);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);

@@ -50,8 +50,8 @@ class ReadoutPass {
       unload(place, lanes.tile, rows);
       if constexpr (Readout::counts_steps)
         if (steps.given())
-          unpack_lanes(panel.steps, lanes.tile.lanes, place.rows, 1, row_of(steps, place),
-                       steps.strides().row);
+          unpack_lanes(panel.steps.data, lanes.tile.lanes, place.rows, panel.steps.rows,
+                       row_of(steps, place), steps.strides().row);
       for (int d = 0; saved && d < Readout::diagnostics; ++d)
         std::copy_n(panel.diagnostics.row(d), place.rows,
                     saved->diagnostics[std::size_t(Op::NormaliserType::diagnostics + d)].data() +
@@ -86,11 +86,11 @@ class ReadoutPass {
       lanes.dlse.fill(Real(0));
       panel.dlse = lanes.dlse;
       if constexpr (Readout::counts_steps) {
-        std::fill_n(panel.steps, lanes.tile.lanes, Real(0));
+        panel.steps.fill(Real(0));
         if (grad_steps.given())
-          pack_lanes(row_of(grad_steps, place), grad_steps.strides().row, place.rows, 1,
-                     panel.steps, lanes.tile.lanes);
-        panel.dsteps = panel.steps;
+          pack_lanes(row_of(grad_steps, place), grad_steps.strides().row, place.rows,
+                     panel.steps.rows, panel.steps.data, lanes.tile.lanes);
+        panel.dsteps = panel.steps.constant();
       }
       c_.op.read_out_vjp(panel, own);
       unload(place, lanes.tile, rows);
