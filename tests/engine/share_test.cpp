@@ -77,6 +77,8 @@ TEST_CASE("shares of a call of every variant have its bits", "[share]") {
   const Mask<float> lengths = causal<float>() & key_lengths<float>({150, 70});
   check_shares("dar of float", Dar<float>{}, kSelf, lengths, narrow);
   check_shares("differential of float", Differential<float>{}, kSelf, lengths, narrow);
+  // Groups of panels that straddle heads, and tiles that they part.
+  check_shares("narrow panels", Dar<double>{}, kSelf, causal<double>(), {.panel_vectors = 1});
 }
 
 TEST_CASE("shares of a call have its bits under every part of a mask", "[share]") {
