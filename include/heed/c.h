@@ -16,6 +16,7 @@
 //
 // Structs   begin with their size, which the caller sets; all that is 0 or NULL has its default. They grow at their ends:
 //           a program keeps working with later libraries, and an earlier library refuses what it does not know.
+//           Those without a size (parameters, windows, key ranges) stay as they are.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
 //           copy. NULL is a tensor that is not given.
