@@ -48,7 +48,7 @@ foreach(level IN LISTS heed_c_levels)
 
 namespace heed_c {
 const heed_table& table_@name@();
-const heed_table& table_@name@() { return heed::c::table(); }
+const heed_table& table_@name@() { return heed::c::table<heed::c::BuiltInVariants>(); }
 }
 ]])
   add_library(heed_c_${name} OBJECT ${sources} "${heed_c_folder}/${name}.cpp")

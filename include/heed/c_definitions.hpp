@@ -12,7 +12,8 @@
 namespace heed_c {
 
 inline const Library& own_library() {
-  static constexpr Instance instances[] = {{"native", &heed::c::table, &runs_everywhere}};
+  static constexpr Instance instances[] = {
+      {"native", &heed::c::table<heed::c::BuiltInVariants>, &runs_everywhere}};
   static constexpr Library all{instances, 1};
   return all;
 }

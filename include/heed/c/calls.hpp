@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The variants of the list (variants.hpp) behind one virtual call each, so that all else is compiled once per scalar.
+// Variants behind one virtual call each, so that all else is compiled once per scalar. Which ones, a type says:
+//
+//   struct List {
+//     // f(Variant<Op>) for each of them, in the form of for_each_variant() (variants.hpp).
+//     template <class Real, class F>
+//     static void for_each(const Geometry& g, F&& f, const VariantOptions& options);
+//   };
 
 #include <heed/c/mask.hpp>
 #include <heed/c/parameters.hpp>
@@ -115,11 +121,19 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
 template <class Real>
 using VariantList = std::vector<std::unique_ptr<VariantCalls<Real>>>;
 
-// The list for a geometry of the baseline.
-template <class Real>
+// heed's own.
+struct BuiltInVariants {
+  template <class Real, class F>
+  static void for_each(const Geometry& g, F&& f, const VariantOptions& options) {
+    for_each_variant<Real>(g, f, options);
+  }
+};
+
+// The variants of List for a geometry of the baseline.
+template <class List, class Real>
 [[nodiscard]] VariantList<Real> make_variants(const Geometry& g, const VariantOptions& options) {
   VariantList<Real> list;
-  for_each_variant<Real>(
+  List::template for_each<Real>(
       g,
       [&]<class Op>(Variant<Op> variant) {
         list.push_back(std::make_unique<CallsOf<Op>>(std::move(variant)));
@@ -128,10 +142,10 @@ template <class Real>
   return list;
 }
 
-// The list whose ops calls begin with. Tensors in it are too small for any call: a call gives its own.
-template <class Real>
+// The variants whose ops calls begin with. Tensors in them are too small for any call: a call gives its own.
+template <class List, class Real>
 [[nodiscard]] const VariantList<Real>& variants() {
-  static const VariantList<Real> list = make_variants<Real>(kSmallSizes, {});
+  static const VariantList<Real> list = make_variants<List, Real>(kSmallSizes, {});
   return list;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The functions of c.h for the instruction set that this file is compiled for, as a table. The code of the variants is in
-// heed::compiled (compiled.hpp), which must be linked.
+// The functions of c.h for the instruction set that this file is compiled for and for the variants of a List (c/calls.hpp), as a
+// table. The code of heed's own variants is in heed::compiled (compiled.hpp), which must be linked for these.
 
 #include <heed/c/calls.hpp>
 #include <heed/c/table.hpp>
@@ -19,7 +19,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-[[nodiscard]] inline const heed_table& table();
+template <class List>
+[[nodiscard]] const heed_table& table();
 
 // What heed_forward() saves.
 struct SavedCall : heed_saved {
@@ -77,22 +78,23 @@ template <class Real>
   return request;
 }
 
-inline int forward(const heed_call* given, const heed_outputs* given_outputs, heed_saved** saved,
-                   int threads, std::string& error) {
+template <class List>
+int forward(const heed_call* given, const heed_outputs* given_outputs, heed_saved** saved,
+            int threads, std::string& error) {
   if (saved != nullptr) *saved = nullptr;
   return guarded(error, [&] {
     constexpr const char* door = "heed::forward";
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs to = adopt(given_outputs, "outputs", door);
     with_real(call.query, door, [&]<class Real>(Real) {
-      const VariantCalls<Real>& variant = find_variant(variants<Real>(), call.variant, door);
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const auto request =
           request_of<Real>(call, variant.name(), detail::door_name(door, variant.name()), threads);
       std::unique_ptr<SavedCall> kept;
       Saved<Real>* numbers = nullptr;
       if (saved != nullptr) {
         kept = std::make_unique<SavedCall>();
-        kept->table = &table();
+        kept->table = &table<List>();
         kept->variant = variant.name();
         numbers = &kept->numbers.template emplace<Saved<Real>>();
       }
@@ -106,9 +108,10 @@ inline int forward(const heed_call* given, const heed_outputs* given_outputs, he
   });
 }
 
-inline int backward(const heed_call* given, const heed_saved* saved, const DLTensor* out,
-                    const heed_outputs* given_outputs, const heed_gradients* given_gradients,
-                    int threads, std::string& error) {
+template <class List>
+int backward(const heed_call* given, const heed_saved* saved, const DLTensor* out,
+             const heed_outputs* given_outputs, const heed_gradients* given_gradients, int threads,
+             std::string& error) {
   return guarded(error, [&] {
     constexpr const char* door = "heed::backward";
     const heed_call call = adopt(given, "the call", door);
@@ -116,7 +119,7 @@ inline int backward(const heed_call* given, const heed_saved* saved, const DLTen
     const heed_gradients to = adopt(given_gradients, "gradients", door);
     const auto& kept = *static_cast<const SavedCall*>(saved);
     with_real(call.query, door, [&]<class Real>(Real) {
-      const VariantCalls<Real>& variant = find_variant(variants<Real>(), call.variant, door);
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const std::string where = detail::door_name(door, variant.name());
       require(kept.variant == variant.name(), where, ": saved is of a call of ", kept.variant);
       const auto* numbers = std::get_if<Saved<Real>>(&kept.numbers);
@@ -182,13 +185,14 @@ template <class Real>
   return {q.batch, heads, q.heads, v.heads, q.len, v.len, q.dim, v.dim};
 }
 
-inline int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
+template <class List>
+int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
   return guarded(error, [&] {
     constexpr const char* door = "heed::forward";  // which would say the same
     const heed_call call = adopt(given, "the call", door);
     heed_shapes found = adopt(shapes, "shapes", door);
     with_real(call.query, door, [&]<class Real>(Real) {
-      const VariantCalls<Real>& variant = find_variant(variants<Real>(), call.variant, door);
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const std::string where = detail::door_name(door, variant.name());
       const Geometry g = sizes_of(call, variant, where);
       const auto write = [&](std::int64_t* to, Index width) {
@@ -206,11 +210,11 @@ inline int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& e
 }
 
 // f(entries) of the call's variant as heed's own programs begin with it, changed by what the call gives.
-template <class F>
+template <class List, class F>
 void with_initial(const heed_call& call, const heed_start* given, const char* door, F&& f) {
   const heed_start start = given != nullptr ? adopt(given, "start", door) : heed_start{};
   with_real(call.query, door, [&]<class Real>(Real) {
-    const VariantCalls<Real>& variant = find_variant(variants<Real>(), call.variant, door);
+    const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
     const std::string where = detail::door_name(door, variant.name());
     // The baseline's: where the op reads several query heads at a time, that has as many times the width.
     Geometry g = sizes_of(call, variant, where);
@@ -222,21 +226,22 @@ void with_initial(const heed_call& call, const heed_start* given, const char* do
     if (start.seed != 0) options.seed = start.seed;
     if (start.depth != 0) options.depth = Index(start.depth);
     if (start.prototypes != 0) options.prototypes = Index(start.prototypes);
-    const VariantList<Real> list = make_variants<Real>(g, options);
+    const VariantList<Real> list = make_variants<List, Real>(g, options);
     Entries<Real> entries = find_variant(list, call.variant, door).entries();
     set_entries(entries, call.parameters, call.parameter_count, true, where);
     f(entries, where);
   });
 }
 
-inline int describe_variant(const heed_call* given, const heed_start* start,
-                            heed_parameter_info* infos, size_t* count, std::string& error) {
+template <class List>
+int describe_variant(const heed_call* given, const heed_start* start, heed_parameter_info* infos,
+                     size_t* count, std::string& error) {
   return guarded(error, [&] {
     constexpr const char* door = "heed_describe";
     const heed_call call = adopt(given, "the call", door);
     require(count != nullptr, door, ": count is a null pointer");
     require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
-    with_initial(call, start, door, [&](const auto& entries, const std::string& where) {
+    with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
       const std::size_t room = std::min(*count, entries.size());
       for (std::size_t n = 0; n < room; ++n) {
         require(infos[n].size == infos[0].size, where, ": infos[", n, "] has size ", infos[n].size,
@@ -253,12 +258,13 @@ inline int describe_variant(const heed_call* given, const heed_start* start,
   });
 }
 
-inline int initial(const heed_call* given, const heed_start* start, const heed_parameter* to,
-                   size_t count, std::string& error) {
+template <class List>
+int initial(const heed_call* given, const heed_start* start, const heed_parameter* to, size_t count,
+            std::string& error) {
   return guarded(error, [&] {
     constexpr const char* door = "heed_initial";
     const heed_call call = adopt(given, "the call", door);
-    with_initial(call, start, door, [&](auto& entries, const std::string& where) {
+    with_initial<List>(call, start, door, [&](auto& entries, const std::string& where) {
       check_targets(entries, to, count, "initial value", where);
       write_entries(entries, to, count, where);
     });
@@ -266,11 +272,12 @@ inline int initial(const heed_call* given, const heed_start* start, const heed_p
 }
 
 // Null behind the last one, and where there is no memory for the list.
-inline const char* variant_name(size_t index) {
+template <class List>
+const char* variant_name(size_t index) {
   const char* name = nullptr;
   std::string error;
   (void)guarded(error, [&] {
-    const auto& list = variants<float>();
+    const auto& list = variants<List, float>();
     if (index < list.size()) name = list[index]->name();
   });
   return name;
@@ -278,10 +285,18 @@ inline const char* variant_name(size_t index) {
 
 inline int default_threads() { return resolve_threads(0); }
 
-inline const heed_table& table() {
-  static constexpr heed_table all{&forward,      &backward,       &free_saved,       &report,
-                                  &report_name,  &shapes_of,      &describe_variant, &initial,
-                                  &variant_name, &default_threads};
+template <class List>
+const heed_table& table() {
+  static constexpr heed_table all{&forward<List>,
+                                  &backward<List>,
+                                  &free_saved,
+                                  &report,
+                                  &report_name,
+                                  &shapes_of<List>,
+                                  &describe_variant<List>,
+                                  &initial<List>,
+                                  &variant_name<List>,
+                                  &default_threads};
   return all;
 }
 
