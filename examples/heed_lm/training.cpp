@@ -15,10 +15,23 @@ namespace {
 
 namespace nn = heed::nn;
 
-[[nodiscard]] Index count_targets(const Batch& batch) {
+[[nodiscard]] Index count_targets(const Packing& batch) {
   return Index(batch.targets.size()) -
          std::count(batch.targets.begin(), batch.targets.end(), kNoTarget);
 }
+
+// The context's sequences are those of `batch` as long as this lives.
+class Packed {
+ public:
+  Packed(nn::Context<float>& context, const Packing& batch) : context_(context) {
+    context.packed = batch.packed();
+  }
+  ~Packed() { context_.packed = nullptr; }
+  Packed(const Packed&) = delete;
+
+ private:
+  nn::Context<float>& context_;
+};
 
 // Matrices decay; biases, norms and the scalars of ops do not.
 [[nodiscard]] bool decays(const std::string&, const heed::Param<float>& weight) {
@@ -26,12 +39,13 @@ namespace nn = heed::nn;
 }
 
 // Takes one step at the optimiser's present rate, or skips it. Returns why it was skipped, or null.
-[[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch,
+[[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Packing& batch,
                                     double& loss) {
   Model& model = *run.model;
   nn::clear_gradients<float>(model);
+  const Packed packed(context, batch);
   try {
-    loss = model.gradient(context, batch.rows, batch.inputs, batch.targets);
+    loss = model.gradient(context, batch.batch, batch.inputs, batch.targets);
   } catch (
       const nn::NotFinite&) {  // keys that a memory is to learn; the rows behind them have no loss
     loss = std::numeric_limits<double>::quiet_NaN();
@@ -50,8 +64,9 @@ namespace nn = heed::nn;
 [[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
                                       const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
-  const Batch rows = data.validation_batch(0, batch);
-  const double loss = model.loss(context, rows.rows, rows.inputs, rows.targets);
+  const Packing rows(data.validation_batch(0, batch), model.takes_packed());
+  const Packed packed(context, rows);
+  const double loss = model.loss(context, rows.batch, rows.inputs, rows.targets);
   context.training = training;
   return loss;
 }
@@ -96,20 +111,22 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
   double sum = 0;
   Index right = 0;
   for (Index first = 0; first < data.validation_rows(); first += batch) {
-    const Batch rows = data.validation_batch(first, batch);
+    const Batch drawn = data.validation_batch(first, batch);
+    const Packing rows(drawn, model.takes_packed());
+    const std::vector<Index>& difficulties = drawn.difficulties;
+    const Packed packed(context, rows);
     const Index targets = count_targets(rows);
     context.step = std::uint64_t(first);  // each batch has its own random numbers
     std::vector<Index> likeliest(rows.targets.size(), kNoTarget);
-    sum += double(targets) * model.loss(context, rows.rows, rows.inputs, rows.targets, likeliest);
+    sum += double(targets) * model.loss(context, rows.batch, rows.inputs, rows.targets, likeliest);
     score.answers += targets;
-    const auto reports =
-        rows.difficulties.empty() ? decltype(reports_of(model)){} : reports_of(model);
+    const auto reports = difficulties.empty() ? decltype(reports_of(model)){} : reports_of(model);
     for (std::size_t t = 0; t < likeliest.size(); ++t) {
       if (rows.targets[t] == kNoTarget) continue;
       const bool is_right = likeliest[t] == rows.targets[t];
       right += is_right;
-      if (rows.difficulties.empty()) continue;
-      Score::Part& part = score.by_difficulty[rows.difficulties[t]];
+      if (difficulties.empty()) continue;
+      Score::Part& part = score.by_difficulty[difficulties[t]];
       ++part.answers;
       part.right += is_right;
       for (const auto& [name, of] : reports) part.reports[name] += of[t];
@@ -148,7 +165,8 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
   Once say_skip(watch.on_fault), say_unsaved(watch.on_fault);
   while (run.step < s.steps) {
     const Clock::time_point step_start = Clock::now();
-    const Batch batch = data.training_batch(s.batch, s.seed, std::uint64_t(run.step));
+    const Packing batch(data.training_batch(s.batch, s.seed, std::uint64_t(run.step)),
+                        model.takes_packed());
     context.step = std::uint64_t(run.step);
     run.optimiser.options.learning_rate = schedule.at(run.step);
     double loss = 0;

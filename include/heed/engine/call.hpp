@@ -42,12 +42,61 @@ inline namespace HEED_ABI {
 // queries by their own Align and offset (mask/mask.hpp), and Align::bottom_right is where KvCache::inputs() has them.
 // backward(), jvp() and hvp() need the first_query of their forward(). Positions are numbers of Real: floats tell them apart up to
 // 2^24, doubles up to 2^53, beyond which no query may stand.
+// packed: null, or the lengths of sequences that lie one behind the other in tensors of batch 1.
+template <class Real>
+struct Packed;
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
   KeyFeatures<Real>* key_features = nullptr;
   StoredView<const Real> query_inputs = {}, key_inputs = {};
   Index first_query = 0;
+  const Packed<Real>* packed = nullptr;
+};
+
+// Keys and values of one sequence (1, kv_heads, len, dim), where each has memory of its own, as in a KvPool.
+template <class Real>
+struct SequenceKeys {
+  StoredView<const Real> key, value;
+  KeyFeatures<Real>* key_features = nullptr;
+};
+
+// Sequences of lengths of their own in one call, without padding. Tensors are (1, heads, total, dim), or (total, heads, dim) by
+// strides (view_bthd with batch 1); sequence n has the queries [queries[n], queries[n + 1]) and the keys [keys[n],
+// keys[n + 1]) of them. Nothing is computed across sequences: each is a call of its own, with the bits of that call, but that
+// all of them share the workers, and that what they add to parameters is one sum.
+//
+//   positions     of queries and keys count from the beginning of their sequence, in scores and in masks
+//   masks         bands, key ranges, slopes and functions of positions hold in each sequence, which is batch n to a function;
+//                 key_lengths has a number per sequence; documents an id per token, packed as they are; a boolean mask and a
+//                 bias are those of a padded batch (sequences or 1, heads or 1, longest len_q or 1, longest len_kv), of which
+//                 a sequence reads its own corner
+//   dropout       of sequence n is that of batch n
+//   Saved         has lse and diagnostics in rows [heads][total], and a Saved for backward() of each call in `sequences`
+//   Halting::batch  ends a sequence when all of its own rows have halted
+//
+// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory beside that of the sequences' calls: a few hundred bytes
+// for each, and its tables where a score has some.
+template <class Real>
+struct Packed {
+  std::vector<Index> queries;  // 0, ..., total: where sequences begin, and the end of the last one
+  std::vector<Index> keys = {};  // likewise; those of queries where there are none
+  std::vector<Index> first_query =
+      {};  // of each sequence; Inputs::first_query where there are none
+  std::vector<SequenceKeys<Real>> caches =
+      {};  // of each sequence, in place of Inputs::key and value
+
+  [[nodiscard]] Index sequences() const { return std::max<Index>(0, Index(queries.size()) - 1); }
+};
+
+// Inputs that may be packed sequences; without `packed`, those of a call as any other. They are a type of their own so that
+// calls that have none compile nothing for them.
+template <class Real>
+struct PackedInputs : Inputs<Real> {
+  PackedInputs() = default;
+  PackedInputs(const Inputs<Real>& in, const Packed<Real>* lengths = nullptr) : Inputs<Real>(in) {
+    if (lengths) this->packed = lengths;
+  }
 };
 
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
@@ -127,6 +176,7 @@ struct CallStamp {
   Dropout dropout;
   unsigned mask = 0;  // kinds of its parts, a bit each
   Precision precision = {};
+  Index sequences = 0;  // that were packed
 
   template <class Op, class Real>
   [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
@@ -139,7 +189,7 @@ struct CallStamp {
       kinds |= given ? bit : 0;
       bit <<= 1;
     }
-    return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision};
+    return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision, 0};
   }
   template <class Op>
   [[nodiscard]] static std::string_view type_name() {
@@ -165,6 +215,8 @@ struct Saved {
   std::vector<std::string> diagnostic_names;
   // Of the call that filled it; set when that succeeds.
   CallStamp stamp;
+  // Of packed sequences: what backward needs of each, or of neighbours of one length.
+  std::vector<Saved> sequences;
 
   // The rows of one diagnostic; throws std::invalid_argument for a name that the op does not report.
   [[nodiscard]] const std::vector<Real>& diagnostic(const std::string& name) const {
@@ -186,6 +238,8 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
   };
   unless_same(!op.empty(), "holds nothing: no forward() has filled it, or the last one threw");
   unless_same(op == other.op, "is of a call of another op");
+  unless_same(sequences == other.sequences, "is of a call of ", sequences,
+              " packed sequences, this one has ", other.sequences);
   Geometry moved = geometry;
   moved.first_query = other.geometry.first_query;
   unless_same(moved == other.geometry, "is of a call with query and value of shapes ",
@@ -194,6 +248,9 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
               geometry.first_query, ", this one has ", other.geometry.first_query);
   unless_same(scale == other.scale, "is of a call with scale ", scale, ", this one has ",
               other.scale);
+  unless_same(dropout.first_batch == other.dropout.first_batch,
+              "is of a call with dropout from batch ", dropout.first_batch, " on, this one has ",
+              other.dropout.first_batch);
   unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ",
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
   unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
@@ -367,6 +424,10 @@ void require_sizes(const Op& op, const Geometry& g, const std::string& where) {
 template <class Op, class Real>
 [[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {
   using namespace detail;
+  require(
+      in.packed == nullptr, where,
+      ": packed sequences were given, this takes one of them at a time; forward() and backward() "
+      "take them as PackedInputs");
   require_view(in.query, "query", where);
   require_view(in.key, "key", where);
   require_view(in.value, "value", where);

@@ -17,7 +17,6 @@
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/tile/few_queries.hpp>
 
-#include <numeric>
 #include <span>
 #include <vector>
 
@@ -501,105 +500,6 @@ class ForwardWorker {
   LaneTile<Real> scores_, projected_;
   Real *marks_, *copy_, *tile_max_, *rescale_;
 };
-
-template <class Op, class Real>
-void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  const std::size_t rows = std::size_t(c.geometry.query_rows());
-  saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
-  saved.state.assign(Normaliser::streams ? StreamStates<Normaliser, Real>::kNumbers * rows : 0,
-                     Real(0));
-  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
-  saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
-                           std::vector<Real>(rows, Real(0)));
-  saved.diagnostic_names.clear();
-  for (int d = 0; d < Normaliser::diagnostics; ++d)
-    saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
-  for (int d = 0; d < Readout::diagnostics; ++d)
-    saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
-}
-
-// Unit `unit` of a call: a group of panels of a key-value head. Longest groups first: under a causal mask the last one.
-struct GroupPlace {
-  Index batch, kv_head, group;
-};
-template <class Op, class Real>
-[[nodiscard]] GroupPlace group_at(const CallContext<Op, Real>& c, Index unit) {
-  const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
-  const Index head = unit / groups;
-  return {head / heads, head % heads, groups - 1 - unit % groups};
-}
-
-// A checked call. The folded heads of one query come here as a call of their own.
-template <class Op, class Real>
-void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
-                 const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
-                 const Options& options, KeyFeatures<Real>* kept) {
-  using Worker = ForwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name),
-                         in.key_inputs);
-  const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
-  const CallContext<Op, Real> c{op,
-                                g,
-                                mask,
-                                in,
-                                plan_call<Real>(op, g, mask, options, pages, false),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout,
-                                options.precision.products()};
-  if (saved) prepare_saved(c, *saved);
-  const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
-  if (units == 0) return;
-  // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-  const bool one_group = c.groups_of(g.group()) == 1;
-  KeySide<Op, Real>* lazy_keys = one_group && !keys.keeps() ? &keys : nullptr;
-  const auto build = [&](Scratch<Real>& scratch) {
-    return Worker(c, out, saved, lazy_keys, scratch);
-  };
-  const Index elements = scratch_elements<Real>(build);
-  // body(worker, unit) for units 0, 1, ... of a pass, by so many workers.
-  const auto run = [&](Index count, int workers, auto&& body) {
-    Dispenser dispenser(count);
-    run_workers(workers, [&](int) {
-      Scratch<Real> scratch(elements);
-      Worker worker = build(scratch);
-      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next()) body(worker, unit);
-    });
-  };
-  const auto workers_for = [&](Index count) {
-    return worker_count(options, g, count, elements * Index(sizeof(Real)));
-  };
-  if constexpr (mergeable<typename Op::NormaliserType>) {
-    const Index parts = one_group ? parts_of_keys(units, g.len_kv) : 1;
-    if (parts > 1) {
-      const int workers = workers_for(units * parts);
-      if (!lazy_keys) keys.build(workers);
-      const Index part = Worker::part_elements(c);
-      std::vector<Real> left(std::size_t(units * parts * part));
-      const auto place = [&](Index unit, Index n) {
-        return left.data() + (unit * parts + n) * part;
-      };
-      run(units * parts, workers, [&](Worker& worker, Index item) {
-        const Index unit = item / parts, n = item % parts;
-        worker.mix_part(unit / g.kv_heads, unit % g.kv_heads, n, parts, place(unit, n));
-      });
-      run(units, std::min<int>(workers, int(units)), [&](Worker& worker, Index unit) {
-        worker.join_parts(unit / g.kv_heads, unit % g.kv_heads, parts, place(unit, 0));
-        worker.write_out();
-      });
-      return;
-    }
-  }
-  const int workers = workers_for(units);
-  if (!lazy_keys) keys.build(workers);
-  run(units, workers, [&](Worker& worker, Index unit) {
-    const auto [b, kv_head, group] = group_at(c, unit);
-    worker.mix(b, kv_head, group);
-    worker.write_out();
-  });
-}
 
 }  // namespace detail
 

@@ -286,14 +286,17 @@ class KeySide {
   }
   [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
 
+  // Does chain() add to parameters?
+  static constexpr bool kReachesParameters =
+      (kFeatures > 0 || Score::has_projection || Score::has_transform) &&
+      (Needs::key_parameters || Score::has_transform);
   // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of transformed and projected keys
   // (`drows`), laid out by row(), contribute. What those of features and transforms do is added to `parameters`, and what
   // those of features do to `dinputs`, [row][inputs], where they are given, too.
   void chain(const Real* dfeatures, const Real* drows, const TensorView<Real>& grad_key,
              Score* parameters, Real* dinputs, int threads) {
     if constexpr (kFeatures > 0 || Score::has_projection || Score::has_transform) {
-      constexpr bool reaches_parameters = Needs::key_parameters || Score::has_transform;
-      if (!grad_key.given() && !dinputs && !(reaches_parameters && parameters)) return;
+      if (!grad_key.given() && !dinputs && !(kReachesParameters && parameters)) return;
       // Of each batch, side head and map, so that they are added up in one order.
       constexpr Index scalars = Needs::key_parameters ? scalars_of<Score> : 0;
       std::vector<double> dscalars(std::size_t(g_.batch * heads() * Needs::maps * scalars));
@@ -328,6 +331,24 @@ class KeySide {
           chain_scalars(*parameters, reader(side), sums.data());
         }
     }
+  }
+
+  // Adds gradients of the parameters, in their order, to `to`.
+  static void add_in_order(const std::vector<Score>& gradients, Score& to) {
+    std::vector<double> sums;
+    for (const Score& gradient : gradients) {
+      std::size_t n = 0;
+      visit_parameters(gradient, [&](const char*, const auto& param) {
+        for (Index i = 0; i < param.size(); ++i, ++n) {
+          if (n == sums.size()) sums.push_back(0);
+          sums[n] += double(param[i]);
+        }
+      });
+    }
+    std::size_t n = 0;
+    visit_parameters(to, [&](const char*, auto& param) {
+      for (Index i = 0; i < param.size() && n < sums.size(); ++i) param[i] += Real(sums[n++]);
+    });
   }
 
  private:
@@ -410,24 +431,6 @@ class KeySide {
   [[nodiscard]] Real* row_numbers_at(Index b, Index h, int map, Index j) const {
     return projected_ + row(b, h, map, j) * needs_.row_numbers();
   }
-  // Gradients of the parameters by batch, side head and map.
-  static void add_in_order(const std::vector<Score>& gradients, Score& to) {
-    std::vector<double> sums;
-    for (const Score& gradient : gradients) {
-      std::size_t n = 0;
-      visit_parameters(gradient, [&](const char*, const auto& param) {
-        for (Index i = 0; i < param.size(); ++i, ++n) {
-          if (n == sums.size()) sums.push_back(0);
-          sums[n] += double(param[i]);
-        }
-      });
-    }
-    std::size_t n = 0;
-    visit_parameters(to, [&](const char*, auto& param) {
-      for (Index i = 0; i < param.size() && n < sums.size(); ++i) param[i] += Real(sums[n++]);
-    });
-  }
-
   // Lane tiles of keys [j, j + count) as head h reads them.
   void load(const SideTiles<Real>& tiles, const TensorView<const Real>& keys, Index b, Index h,
             const Source& source, Index j, Index count) const {

@@ -75,7 +75,8 @@ template <class Op, class Real>
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), in.value,
                           copies.read(in.extra)};
   if constexpr (Op::ReadoutType::uses_own_rows) operands.value = copies.read(in.value);
-  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  [[maybe_unused]] const auto inputs =
+      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
   KeySide<Op, Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
   const CallContext<Op, Real> c{op,
