@@ -16,12 +16,15 @@ inline namespace HEED_ABI {
 struct Dropout {
   double rate = 0;         // in [0, 1): the share of weights that becomes 0
   std::uint64_t seed = 0;  // calls with the same seed drop the same pairs
+  // The number of the call's first sequence in a batch of which the call has a part: the parts drop what the whole would.
+  Index first_batch = 0;
   bool operator==(const Dropout&) const = default;
 
   [[nodiscard]] bool valid() const { return rate >= 0 && rate < 1; }
   // The keys of the rows of one head: bits(i) is the key of query i.
   [[nodiscard]] CounterRandom row_keys(Index batch, Index head) const {
-    return CounterRandom(CounterRandom(seed, std::uint64_t(batch)).bits(std::uint64_t(head)));
+    return CounterRandom(
+        CounterRandom(seed, std::uint64_t(first_batch + batch)).bits(std::uint64_t(head)));
   }
 };
 

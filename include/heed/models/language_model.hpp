@@ -102,7 +102,8 @@ class LanguageModel {
     return run_head(c, targets, false, likeliest);
   }
 
-  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights.
+  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights. Of a part of a batch
+  // (c.part) it returns and adds this part's share: the shares of all parts add up to loss and gradient of the batch.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     run_blocks(c, batch, ids);
@@ -234,7 +235,9 @@ class LanguageModel {
     require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(),
             " targets were given for ", h.rows, " tokens");
     const Index counted =
-        Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
+        c.part.whole()
+            ? Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex)
+            : c.part.targets;
     if (backward) dhidden_.resize(h.rows, options_.width);
     const Index chunk = std::max<Index>(1, kHeadChunk / options_.vocabulary);
     double sum = 0;
