@@ -74,9 +74,10 @@ class Planner {
       text += "\n";
     }
     if (seconds > 0)
-      text += "  about " + time_text(seconds / training.jobs) + " with " +
-              number(std::size_t(training.jobs), "job") + " of " +
-              number(std::size_t(settings.threads), "thread") + "\n";
+      text += "  about " + time_text(seconds / (training.jobs * training.ranks)) + " with " +
+              (training.ranks > 1 ? number(std::size_t(training.ranks), "rank")
+                                  : number(std::size_t(training.jobs), "job")) +
+              " of " + number(std::size_t(settings.threads), "thread") + "\n";
     return text + "\n";
   }
 

@@ -140,9 +140,10 @@ std::optional<Difference> difference_of(const TrainedVariant& baseline,
   return paired_difference(values(baseline, test), values(variant, test));
 }
 
-TrainingComparison compare_training(const Settings& settings, const TrainingWatch& watch) {
+TrainingComparison compare_training(const Settings& settings, const TrainingWatch& watch,
+                                    heed_program::Ranks* ranks) {
   const Experiment experiment(settings);
-  const CellRunner runner(experiment);
+  const CellRunner runner(experiment, ranks);
   watch.on_plan(plan_text(experiment, runner));
   TrainingComparison comparison;
   comparison.tasks = experiment.tasks();

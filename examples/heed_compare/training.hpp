@@ -72,7 +72,9 @@ struct TrainingWatch {
 };
 
 // Trains all variants of the settings on all tasks; none of them where only the plan is asked for.
+// Other ranks, which serve_cells(), train beside this one.
 [[nodiscard]] TrainingComparison compare_training(const Settings& settings,
-                                                  const TrainingWatch& watch);
+                                                  const TrainingWatch& watch,
+                                                  heed_program::Ranks* ranks = nullptr);
 
 }  // namespace compare

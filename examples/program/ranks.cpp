@@ -179,23 +179,27 @@ void Ranks::wait_until(const std::function<bool()>& ready,
     }
     if (!ending_ && link_->arrived(kEnding)) throw OtherRankFailed();
     if (now - looked >= kLook) {
-      look_for_dead(missing());
+      require_alive(missing());
       looked = now;
     }
     if (timeout > 0 && std::chrono::duration<double>(now - start).count() >= timeout)
-      lose(missing(), " sent nothing for " + seconds_text(timeout) + " s (--rank-timeout)");
+      lose_silent(missing());
     std::this_thread::sleep_for(kPause);
   }
 }
 
-void Ranks::look_for_dead(const std::vector<int>& missing) {
+void Ranks::require_alive(const std::vector<int>& missing) {
   std::vector<int> dead;
   for (const int r : missing) {
     const std::int64_t process = r < int(processes_.size()) ? processes_[std::size_t(r)] : 0;
     if (process != 0 && ::kill(pid_t(process), 0) != 0 && errno == ESRCH) dead.push_back(r);
   }
   if (!dead.empty())
-    lose(dead, dead.size() == 1 ? " has ended before its work" : " have ended before their work");
+    lose(dead, dead.size() == 1 ? " has ended too early" : " have ended too early");
+}
+
+void Ranks::lose_silent(const std::vector<int>& ranks) {
+  lose(ranks, " sent nothing for " + seconds_text(timeout) + " s (--rank-timeout)");
 }
 
 void Ranks::lose(const std::vector<int>& missing, const std::string& what) {

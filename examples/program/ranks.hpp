@@ -71,6 +71,10 @@ class Ranks {
   [[nodiscard]] std::optional<std::pair<int, std::string>> take_text();
   // Waits for the next text of one of these ranks.
   [[nodiscard]] std::pair<int, std::string> wait_text(const std::vector<int>& from);
+  // Throws LostRank where one of these ranks has ended on this machine.
+  void require_alive(const std::vector<int>& ranks);
+  // Throws LostRank: these ranks have sent nothing for `timeout` seconds.
+  [[noreturn]] void lose_silent(const std::vector<int>& ranks);
 
  private:
   friend int run_on_ranks(const char*, const std::function<int(Ranks&)>&);
@@ -93,8 +97,6 @@ class Ranks {
   // Calls ready() until it returns true. missing() names the ranks that it waits for.
   void wait_until(const std::function<bool()>& ready,
                   const std::function<std::vector<int>()>& missing);
-  // Throws where one of these ranks has ended on this machine.
-  void look_for_dead(const std::vector<int>& missing);
   [[noreturn]] void lose(const std::vector<int>& missing, const std::string& what);
   // Exchanges how each rank ended. Returns the code of this process and prints the sentence that is due.
   [[nodiscard]] int join_endings(const char* name, const Ending& mine);
