@@ -5,6 +5,7 @@
 #include "open_model.hpp"
 #include "resume.hpp"
 #include "run_report.hpp"
+#include "shared_batch.hpp"
 
 #include "../program/program.hpp"
 
@@ -235,6 +236,7 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
   ranks.meet();  // so that no rank has begun where one finds fault with the options
   Prepared p = as_usage([&] { return prepare(command); });
   Run& run = p.run;
+  require_shareable(run, ranks);
   std::optional<RunReport> report;
   if (ranks.first()) report = open_report(command);
   if (report) describe(*report, run, *p.data);

@@ -18,6 +18,8 @@ constexpr auto kEager = std::chrono::milliseconds(2);
 constexpr auto kPause = std::chrono::microseconds(200);
 // How often it asks whether a process still lives.
 constexpr auto kLook = std::chrono::milliseconds(50);
+// A rank that comes back from a pause after so long was stopped.
+constexpr auto kStopped = std::chrono::seconds(1);
 // The time that the rank that is to speak of a lost one has before the others do.
 constexpr auto kGrace = std::chrono::seconds(3);
 
@@ -42,7 +44,9 @@ constexpr auto kGrace = std::chrono::seconds(3);
 
 }  // namespace
 
-Ranks::Ranks(std::unique_ptr<Link> link) : link_(std::move(link)) {
+Ranks::Ranks(std::unique_ptr<Link> link) : link_(std::move(link)) {}
+
+void Ranks::meet_processes() {
   if (count() == 1) return;
   struct Process {
     std::array<char, 256> host;
@@ -169,15 +173,17 @@ void Ranks::wait(std::vector<Pending> pending) {
 
 void Ranks::wait_until(const std::function<bool()>& ready,
                        const std::function<std::vector<int>()>& missing) {
-  const Clock::time_point start = Clock::now();
-  Clock::time_point looked = start;
+  Clock::time_point start = Clock::now(), looked = start, last = start;
   while (!ready()) {
     const Clock::time_point now = Clock::now();
+    // A process that was stopped itself has no reason to think that others are.
+    if (now - last > kStopped) start = now;
+    last = now;
     if (now - start < kEager) {
       ::sched_yield();
       continue;
     }
-    if (!ending_ && link_->arrived(kEnding)) throw OtherRankFailed();
+    if (!ending_ && link_->arrived(kFailure)) throw OtherRankFailed();
     if (now - looked >= kLook) {
       require_alive(missing());
       looked = now;
@@ -211,23 +217,26 @@ void Ranks::lose(const std::vector<int>& missing, const std::string& what) {
 int Ranks::join_endings(const char* name, const Ending& mine) {
   ending_ = true;
   const std::string text = std::to_string(mine.code) + " " + mine.sentence;
+  // A rank that has done its work may end while others still wait for each other.
+  const Kind kind = mine.code == 0 ? kEnding : kFailure;
   std::vector<Ending> all(std::size_t(count()), mine);
   std::vector<Pending> sending;
   std::vector<int> missing;
   for (int r = 0; r < count(); ++r) {
     if (r == rank()) continue;
-    sending.push_back({link_->send(r, kEnding, std::as_bytes(std::span(text))), r, false});
+    sending.push_back({link_->send(r, kind, std::as_bytes(std::span(text))), r, false});
     missing.push_back(r);
   }
   const auto ready = [&] {
     std::erase_if(sending, [&](const Pending& one) { return link_->done(one.request); });
-    if (const std::optional<Link::Arrival> arrival = link_->arrived(kEnding)) {
-      std::string theirs(arrival->size, '\0');
+    for (const Kind theirs : {kEnding, kFailure}) {
+      const std::optional<Link::Arrival> arrival = link_->arrived(theirs);
+      if (!arrival) continue;
+      std::string words(arrival->size, '\0');
       const Link::Request request =
-          link_->receive(arrival->from, kEnding, std::as_writable_bytes(std::span(theirs)));
+          link_->receive(arrival->from, theirs, std::as_writable_bytes(std::span(words)));
       while (!link_->done(request)) ::sched_yield();
-      const std::size_t space = theirs.find(' ');
-      all[std::size_t(arrival->from)] = {std::stoi(theirs), theirs.substr(space + 1)};
+      all[std::size_t(arrival->from)] = {std::stoi(words), words.substr(words.find(' ') + 1)};
       std::erase(missing, arrival->from);
     }
     return missing.empty() && sending.empty();
@@ -255,6 +264,7 @@ int run_on_ranks(const char* name, const std::function<int(Ranks&)>& body) {
     if (!ranks->first() && std::freopen("/dev/null", "w", stdout) == nullptr)
       throw std::runtime_error("/dev/null cannot be opened");
     try {
+      ranks->meet_processes();
       return body(*ranks);
     } catch (const LostRank&) {
       lost = true;

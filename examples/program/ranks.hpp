@@ -79,7 +79,7 @@ class Ranks {
  private:
   friend int run_on_ranks(const char*, const std::function<int(Ranks&)>&);
   using Clock = std::chrono::steady_clock;
-  enum Kind { kData, kText, kEnding };
+  enum Kind { kData, kText, kEnding, kFailure };
   // A message under way, and the rank at its other end.
   struct Pending {
     Link::Request request;
@@ -92,6 +92,8 @@ class Ranks {
     std::unique_ptr<std::string> text;
   };
 
+  // Learns which ranks are processes of this machine.
+  void meet_processes();
   void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all);
   void wait(std::vector<Pending> pending);
   // Calls ready() until it returns true. missing() names the ranks that it waits for.
