@@ -20,6 +20,8 @@ constexpr auto kPause = std::chrono::microseconds(200);
 constexpr auto kLook = std::chrono::milliseconds(50);
 // A rank that comes back from a pause after so long was stopped.
 constexpr auto kStopped = std::chrono::seconds(1);
+// Seconds by which a rank waits longer than the one before it.
+constexpr double kTurn = 1.5;
 // The time that the rank that is to speak of a lost one has before the others do.
 constexpr auto kGrace = std::chrono::seconds(3);
 
@@ -188,7 +190,9 @@ void Ranks::wait_until(const std::function<bool()>& ready,
       require_alive(missing());
       looked = now;
     }
-    if (timeout > 0 && std::chrono::duration<double>(now - start).count() >= timeout)
+    // Rank 0 finds out first, then rank 1: a rank that waits for one that waits itself would blame both.
+    const double patience = timeout + kTurn * std::min(rank(), 2);
+    if (timeout > 0 && std::chrono::duration<double>(now - start).count() >= patience)
       lose_silent(missing());
     std::this_thread::sleep_for(kPause);
   }
