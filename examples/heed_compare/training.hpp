@@ -71,10 +71,9 @@ struct TrainingWatch {
   std::function<void(const TrainingComparison&, const Experiment::Task&)> on_task_end;
 };
 
-// Trains all variants of the settings on all tasks; none of them where only the plan is asked for.
-// Other ranks, which serve_cells(), train beside this one.
-[[nodiscard]] TrainingComparison compare_training(const Settings& settings,
-                                                  const TrainingWatch& watch,
+// Trains all variants of the settings on all tasks; none of them where only the plan is asked for. Jobs and threads become
+// those of the plan. Other ranks, which serve_cells(), train beside this one.
+[[nodiscard]] TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch,
                                                   heed_program::Ranks* ranks = nullptr);
 
 }  // namespace compare

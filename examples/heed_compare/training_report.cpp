@@ -26,7 +26,8 @@ void require_finite(const TrainingComparison& comparison) {
 
 }  // namespace
 
-void report_training(const Settings& settings, heed_program::Ranks& ranks) {
+void report_training(const Settings& asked, heed_program::Ranks& ranks) {
+  Settings settings = asked;
   ranks.timeout = settings.training.rank_timeout;
   if (!ranks.first()) return serve_cells(Experiment(settings), ranks);
   std::FILE* const to = settings.data_on_stdout() ? stderr : stdout;

@@ -196,6 +196,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ra
   model.set_ponder(s.ponder);
   Ranks alone;
   Ranks& ranks = shared_by ? *shared_by : alone;
+  if (model.scores_steps()) model.set_ponder_prior(s.ponder_prior);
   run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
   require_shareable(run, ranks);
   require_same_run(run, data.fingerprint(), ranks);
@@ -237,8 +238,9 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ra
     std::optional<double> held_out;
     if (watch.on_evaluation &&
         (last || (watch.evaluate_every > 0 && run.step % watch.evaluate_every == 0))) {
-      held_out = score(model, context, data, s.batch, &ranks).loss;
-      watch.on_evaluation(run.step, *held_out);
+      const Score all = score(model, context, data, s.batch, &ranks);
+      held_out = all.loss;
+      watch.on_evaluation(run.step, all);
     }
     const bool stop = ranks.any(watch.stop && watch.stop());
     const bool saves = watch.on_save &&

@@ -52,8 +52,9 @@ struct Inputs {
 
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
 // natural-log sum of exp of the scores of each map (two for differences of softmaxes), -infinity for a row that sees no
-// key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). steps (batch, heads, len_q, 1), where
-// it is given, receives the time that each row takes, of ops whose readout counts it (counts_steps, plug/readout.hpp):
+// key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). steps (batch, heads, len_q,
+// step_columns), where it is given, receives what the steps of each row come to, of ops whose readout counts them
+// (counts_steps, plug/readout.hpp): one number, the time that the row takes, unless the readout says otherwise.
 // {out, {}, steps} without lse. A view alone stands for out.
 template <class Real>
 struct Outputs {

@@ -29,8 +29,8 @@ struct Door {
 }  // namespace detail
 
 // out = op(query, key, value), shape (batch, heads, len_q, dim_v). `out` is a view, or {out, lse, steps}, where lse (batch,
-// heads, len_q, maps) receives the log sum exp of the scores, and steps (batch, heads, len_q, 1) the time that each row
-// takes, each if it is given (engine/call.hpp); none may overlap an input. `saved` receives what
+// heads, len_q, maps) receives the log sum exp of the scores, and steps what the steps of each row come to, such as the
+// time that it takes, each if it is given (engine/call.hpp); none may overlap an input. `saved` receives what
 // backward() needs; after an exception it is of no use.
 //
 // Tensors may be stored as bfloat16 or half, and those that are read as int8 with a scale per row, each for itself. The

@@ -182,7 +182,7 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
 // out_tangent = the derivative of forward()'s out along `tangents` and, if given, along `op_tangent`, an object of the
 // op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent,
 // steps_tangent}, where lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone, and
-// steps_tangent (batch, heads, len_q, 1) of readouts that count steps. `saved` and `out` are
+// steps_tangent, of the shape of steps, of readouts that count them. `saved` and `out` are
 // those of forward() with the same op, inputs, mask, scale and dropout.
 //
 // What a mask hides leaves no trace, neither the input nor its tangent. A row that sees no key has tangent 0; a row that

@@ -231,9 +231,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     noise_ = sigma;
     noise_stream_ = stream;
   }
-  [[nodiscard]] bool counts_steps() const override {
-    return stage.op.readout.without_steps() == nullptr;
-  }
+  [[nodiscard]] bool counts_steps() const override { return stage.without_time() == nullptr; }
   void set_ponder(double weight) override { stage.set_ponder(weight); }
   [[nodiscard]] double ponder_cost() const override { return stage.ponder_cost(); }
 
