@@ -412,7 +412,8 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   packed.queries = {0, 3, 10};
   in.packed = &packed;
   CHECK(message_of([&] { (void)measure_weights(call.op, in, call.mask, call.saved); }) ==
-        "heed::measure_weights: packed sequences were given, this takes one of them at a time");
+        "heed::measure_weights: packed sequences were given, this takes one of them at a time; "
+        "forward() and backward() take them as PackedInputs");
   const Partial<double> part = forward_partial(call.op, in, call.mask);
   forward(call.op, in, call.mask, call.out_view());
   CHECK(same_numbers(part.out, call.out));
