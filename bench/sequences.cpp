@@ -91,12 +91,12 @@ class Sequences {
   }
 
   void packed_forward() {
-    heed::Inputs<float> in = inputs(1, 0, g_.len_q);
+    heed::PackedInputs<float> in = inputs(1, 0, g_.len_q);
     in.packed = &packed_;
     heed::forward(op_, in, mask_, rows(out_, g_.heads, 1, 0, g_.len_q), &packed_saved_, options_);
   }
   void packed_backward() {
-    heed::Inputs<float> in = inputs(1, 0, g_.len_q);
+    heed::PackedInputs<float> in = inputs(1, 0, g_.len_q);
     in.packed = &packed_;
     backward(in, packed_saved_, 1, 0, g_.len_q);
   }

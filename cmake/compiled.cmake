@@ -8,17 +8,24 @@
 # heed/compiled_engine.hpp promises: it is that header without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
-function(heed_add_compiled)
+#
+# heed_write_compiled(folder out include): sets `out` to these files in `folder`; those of the ops include `include`
+# beside the engine, or nothing if it is empty.
+function(heed_write_compiled folder out include)
   set(places 16)
   math(EXPR half "${places} / 2")
   math(EXPR last "${half} - 1")
+  set(more "")
+  if(include)
+    set(more "#include <${include}>\n")
+  endif()
   set(sources "")
   foreach(place RANGE ${last})
     math(EXPR other "${place} + ${half}")
-    set(source "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/place_${place}.cpp")
+    set(source "${folder}/place_${place}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
-#include <heed/engine/doors.hpp>
+@more@#include <heed/engine/doors.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -32,8 +39,13 @@ template struct detail::Door<detail::BuiltInAt<@other@, double>>;
 ]])
     list(APPEND sources "${source}")
   endforeach()
-  heed_write_engine("${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/engine.cpp")
-  list(APPEND sources "${CMAKE_CURRENT_BINARY_DIR}/heed_compiled/engine.cpp")
+  heed_write_engine("${folder}/engine.cpp")
+  list(APPEND sources "${folder}/engine.cpp")
+  set(${out} "${sources}" PARENT_SCOPE)
+endfunction()
+
+function(heed_add_compiled)
+  heed_write_compiled("${CMAKE_CURRENT_BINARY_DIR}/heed_compiled" sources "heed/engine/packed_doors.hpp")
   add_library(heed_compiled STATIC EXCLUDE_FROM_ALL ${sources})
   add_library(heed::compiled ALIAS heed_compiled)
   target_link_libraries(heed_compiled PUBLIC ${HEED_CORE_TARGET})

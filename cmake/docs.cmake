@@ -9,8 +9,9 @@ endif()
 set(DOXYGEN_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/docs")
 set(DOXYGEN_QUIET YES)
 set(DOXYGEN_WARN_AS_ERROR FAIL_ON_WARNINGS)
-set(DOXYGEN_FILE_PATTERNS *.hpp *.md)
+set(DOXYGEN_FILE_PATTERNS *.hpp *.h *.md)
 set(DOXYGEN_FILTER_PATTERNS "*.hpp=sed -E -f '${PROJECT_SOURCE_DIR}/cmake/doxygen.sed'"
+                            "*.h=sed -E -f '${PROJECT_SOURCE_DIR}/cmake/doxygen.sed'"
                             "*.md=sed -E -f '${PROJECT_SOURCE_DIR}/cmake/doxygen_readme.sed'")
 set(DOXYGEN_STRIP_FROM_PATH "${PROJECT_SOURCE_DIR}/include")
 set(DOXYGEN_STRIP_FROM_INC_PATH "${PROJECT_SOURCE_DIR}/include")

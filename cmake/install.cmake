@@ -50,5 +50,5 @@ install(FILES cmake/compiled.cmake RENAME heed-compiled.cmake DESTINATION "${hee
         COMPONENT heed)
 install(FILES "${PROJECT_BINARY_DIR}/heed.pc" DESTINATION "${heed_pc_dir}" COMPONENT heed)
 install(DIRECTORY include/heed DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT heed
-        FILES_MATCHING PATTERN "*.hpp")
+        FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT heed)

@@ -115,9 +115,9 @@ std::optional<CellResult> CellFolder::find(const Cell& cell) const {
   }
 }
 
-void CellFolder::keep(const Cell& cell, const CellResult& result) const {
-  const Json json = {{"cell", json_of(cell)}, {"result", Json::parse(compare::json_of(result))}};
-  heed_program::write_output(file_of(cell).string(), json.dump() + "\n");
+void CellFolder::keep(const Cell& cell, const std::string& result) const {
+  heed_program::write_output(file_of(cell).string(),
+                             "{\"cell\":" + json_of(cell).dump() + ",\"result\":" + result + "}\n");
 }
 
 }  // namespace compare

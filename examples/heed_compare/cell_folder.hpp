@@ -27,8 +27,8 @@ class CellFolder {
   // another cell.
   [[nodiscard]] std::optional<CellResult> find(const Cell& cell) const;
 
-  // Writes the cell's file as a whole or not at all.
-  void keep(const Cell& cell, const CellResult& result) const;
+  // Writes the cell's file as a whole or not at all; `result` as JSON (cell_json.hpp).
+  void keep(const Cell& cell, const std::string& result) const;
 
  private:
   [[nodiscard]] std::filesystem::path file_of(const Cell& cell) const;

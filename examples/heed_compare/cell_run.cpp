@@ -91,7 +91,9 @@ class CellRun {
     run_.train.batch = experiment_.settings().training.model.batch;
     run_.train.seed = cell_.seed;
     run_.train.learning_rate = cell_.learning_rate;
-    if (run_.model->counts_steps()) run_.train.ponder = experiment_.settings().training.ponder;
+    const TrainingSettings& training = experiment_.settings().training;
+    if (run_.model->counts_steps()) run_.train.ponder = training.ponder;
+    run_.train.ponder_prior = training.ponder_prior.value_or(run_.train.ponder_prior);
   }
 
   // Trains on a stage. sound_ becomes false where training ended early because numbers were not finite.

@@ -46,7 +46,7 @@ std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
   jobs.done = [&](std::size_t n, const std::string& json) {
     const Cell& cell = cells[missing[n]];
     CellResult result = cell_result_of(json);
-    if (folder_) folder_->keep(cell, result);
+    if (folder_) folder_->keep(cell, json);
     ++ended;
     progress.clear();
     take(missing[n], std::move(result));

@@ -111,6 +111,11 @@ std::vector<std::string> training_controls() {
 }
 
 Experiment::Experiment(const Settings& settings) : settings_(settings) {
+  if (settings.training.ponder_prior &&
+      std::ranges::count(settings.variants, nn::kDialecticalPonderNet) == 0)
+    throw UsageError(
+        print("--ponder-prior is %g, none of --variants is %s, which alone has a prior",
+              *settings.training.ponder_prior, nn::kDialecticalPonderNet));
   try {
     for (const std::string& spec : settings.training.tasks)
       tasks_.push_back(spec == kText ? open_text() : open_task(spec));
@@ -259,6 +264,7 @@ SharedSettings Experiment::shared_settings() const {
   add("seed", settings_.seed);
   add("init", training.init);
   add("ponder", training.ponder);
+  if (training.ponder_prior) add("ponder_prior", *training.ponder_prior);
   add("eval_every", training.evaluate_every.value_or(-1));
   add("lengths", training.lengths);
   add("noise", training.noise);

@@ -158,7 +158,7 @@ void run_in_processes(const Jobs& jobs) {
 }  // namespace
 
 void run_jobs(const Jobs& jobs) {
-  if (jobs.at_once > 1) return run_in_processes(jobs);
+  if (jobs.at_once > 1 || jobs.apart) return run_in_processes(jobs);
   for (std::size_t n = 0; n < jobs.count; ++n)
     jobs.done(n, jobs.work(n, [&](const std::string& text) { jobs.progress(n, text); }));
 }

@@ -15,7 +15,8 @@ using Say = std::function<void(const std::string&)>;
 
 struct Jobs {
   std::size_t count = 0;
-  int at_once = 1;  // 1: in this process
+  int at_once = 1;     // 1: in this process
+  bool apart = false;  // also one at a time in a process of its own
   // Returns the result of piece `n`, which has no line break.
   std::function<std::string(std::size_t n, const Say& say)> work;
   // Called in this process, in the order in which the pieces end.
@@ -26,7 +27,8 @@ struct Jobs {
 };
 
 // Where a piece throws, or its process ends without a result, those that run already are finished, no other one is begun,
-// and std::runtime_error says which it was. With several at a time this process must not have used several threads before.
+// and std::runtime_error says which it was. With several at a time, or apart, this process must not have used several threads
+// before.
 void run_jobs(const Jobs& jobs);
 
 }  // namespace compare

@@ -33,12 +33,19 @@ struct Missing {
 class Planner {
  public:
   Planner(const Experiment& experiment, const CellRunner& runner)
-      : experiment_(experiment), runner_(runner) {
+      : experiment_(experiment),
+        runner_(runner),
+        jobs_(experiment.settings().training.jobs),
+        threads_(experiment.settings().threads) {
     for (const Experiment::Task& task : experiment.tasks())
       for (const std::string& variant : experiment.settings().variants) count(task.spec, variant);
-    measure();
+    if (jobs_ == 0) choose();
+    measure(missing_, jobs_, threads_, false);
   }
 
+  [[nodiscard]] Plan plan() const { return {text(), jobs_, threads_}; }
+
+ private:
   [[nodiscard]] std::string text() const {
     const Settings& settings = experiment_.settings();
     const TrainingSettings& training = settings.training;
@@ -74,13 +81,16 @@ class Planner {
       text += "\n";
     }
     if (seconds > 0)
-      text += "  about " + time_text(seconds / training.jobs) + " with " +
-              number(std::size_t(training.jobs), "job") + " of " +
-              number(std::size_t(settings.threads), "thread") + "\n";
+      text += "  about " + time_text(seconds / jobs_) + " with " + division(jobs_, threads_) +
+              why_ + "\n";
     return text + "\n";
   }
+  // "2 jobs of 1 thread"
+  [[nodiscard]] static std::string division(int jobs, int threads) {
+    return print("%d job%s of %d thread%s", jobs, jobs == 1 ? "" : "s", threads,
+                 threads == 1 ? "" : "s");
+  }
 
- private:
   void count(const std::string& task, const std::string& variant) {
     Missing missing{task, variant};
     const std::vector<Cell> choosing = choosing_cells(experiment_, task, variant);
@@ -102,33 +112,63 @@ class Planner {
     if (missing.choosing + missing.results > 0) missing_.push_back(std::move(missing));
   }
 
-  void measure() {
-    const Settings& settings = experiment_.settings();
+  // Sets jobs_ and threads_. The steps of one variant of each task are measured with all threads, and then as many at once
+  // as there are threads, with one each: what is measured beside others is as slow as it will be beside others.
+  void choose() {
+    std::size_t cells = 0;
+    std::vector<Missing> alone;
+    for (const Missing& one : missing_) {
+      cells += one.choosing + one.results;
+      if (alone.empty() || alone.back().task != one.task) alone.push_back(one);
+    }
+    const int most = int(std::min<std::size_t>(cells, std::size_t(threads_)));
+    jobs_ = 1;
+    if (most < 2) return;
+    std::vector<Missing> beside;
+    while (int(beside.size()) < most || beside.size() < alone.size())
+      beside.push_back(alone[beside.size() % alone.size()]);
+    const int share = threads_ / most;
+    measure(alone, 1, threads_, true);
+    measure(beside, most, share, true);
+    double one = 0, several = 0;  // seconds of the steps of each task
+    for (std::size_t n = 0; n < alone.size(); ++n) {
+      one += alone[n].step;
+      several += beside[n].step / most;
+    }
+    const std::string other = division(several < one ? 1 : most, several < one ? threads_ : share);
+    why_ = print(", %.2g times as fast as %s, by measured steps",
+                 several < one ? one / several : several / one, other.c_str());
+    if (several >= one) return;
+    jobs_ = most;
+    threads_ = share;
+  }
+
+  // Sets step and seconds of each, `at_once` at a time.
+  void measure(std::vector<Missing>& of, int at_once, int threads, bool apart) const {
     Jobs jobs;
-    jobs.count = missing_.size();
-    jobs.at_once = settings.training.jobs;
+    jobs.count = of.size();
+    jobs.at_once = at_once;
+    jobs.apart = apart;
     const auto cell_of = [&](std::size_t n) {
-      return result_cells(experiment_, missing_[n].task, missing_[n].variant,
-                          settings.training.rates.front())
+      return result_cells(experiment_, of[n].task, of[n].variant,
+                          experiment_.settings().training.rates.front())
           .front();
     };
     jobs.work = [&](std::size_t n, const Say&) {
       Cell cell = cell_of(n);
       double step = 0;
       double seconds = 0;
-      if (missing_[n].results > 0)
-        seconds +=
-            double(missing_[n].results) * measure_cell(experiment_, cell, settings.threads, step);
+      if (of[n].results > 0)
+        seconds += double(of[n].results) * measure_cell(experiment_, cell, threads, step);
       cell.chooses = true;
-      if (missing_[n].choosing > 0)
-        seconds +=
-            double(missing_[n].choosing) * measure_cell(experiment_, cell, settings.threads, step);
+      if (of[n].choosing > 0)
+        seconds += double(of[n].choosing) * measure_cell(experiment_, cell, threads, step);
       return nlohmann::json({step, seconds}).dump();
     };
     jobs.done = [&](std::size_t n, const std::string& result) {
       const auto json = nlohmann::json::parse(result);
-      missing_[n].step = json.at(0).get<double>();
-      missing_[n].seconds = json.at(1).get<double>();
+      of[n].step = json.at(0).get<double>();
+      of[n].seconds = json.at(1).get<double>();
     };
     jobs.progress = [](std::size_t, const std::string&) {};
     jobs.name = [&](std::size_t n) { return name_of(cell_of(n)); };
@@ -137,6 +177,8 @@ class Planner {
 
   const Experiment& experiment_;
   const CellRunner& runner_;
+  int jobs_, threads_;
+  std::string why_;  // behind both, where they were chosen
   std::size_t all_ = 0, done_ = 0;
   std::vector<Missing> missing_;
 };
@@ -191,8 +233,8 @@ std::vector<Cell> result_cells(const Experiment& experiment, const std::string& 
   return cells;
 }
 
-std::string plan_text(const Experiment& experiment, const CellRunner& runner) {
-  return Planner(experiment, runner).text();
+Plan make_plan(const Experiment& experiment, const CellRunner& runner) {
+  return Planner(experiment, runner).plan();
 }
 
 }  // namespace compare

@@ -25,8 +25,15 @@ struct RateScore {
 [[nodiscard]] std::vector<Cell> result_cells(const Experiment& experiment, const std::string& task,
                                              const std::string& variant, double learning_rate);
 
-// How much is to do, as text for people: the number of cells, how many of them are done, and the time that the others will
-// take, from measured steps of each variant on each task.
-[[nodiscard]] std::string plan_text(const Experiment& experiment, const CellRunner& runner);
+// How much is to do, and with how many cells at a time.
+struct Plan {
+  // For people: the number of cells, how many of them are done, and the time that the others will take, from measured steps
+  // of each variant on each task.
+  std::string text;
+  // Those of the settings. Where these leave jobs open: 1 with all threads, or as many as there are threads with one each,
+  // by which of both does measured steps of one variant of each task in less time.
+  int jobs = 1, threads = 1;
+};
+[[nodiscard]] Plan make_plan(const Experiment& experiment, const CellRunner& runner);
 
 }  // namespace compare

@@ -49,15 +49,16 @@ struct TrainingSettings {
   int sweep_seeds = 1;
   std::string init = "fan-in";  // first weights, as ModelConfig has them
   double ponder = 0;            // cost of a step, of attention that halts by learnt probabilities
-  std::vector<Index> lengths;   // tests with sequences so many times as long
-  std::vector<double> noise;    // tests with so much noise in queries and keys
+  std::optional<double> ponder_prior;  // of models that have one; none: that of TrainSettings
+  std::vector<Index> lengths;          // tests with sequences so many times as long
+  std::vector<double> noise;           // tests with so much noise in queries and keys
   std::optional<Index>
       evaluate_every;  // steps; 0: never. None: a twentieth of the steps, never for a text
   ModelSizes model;
   std::vector<std::string> then_files;  // texts that follow the first one
   int alphabets = 1;                    // stages of a task, each with tokens of its own
   std::string out_folder;               // where finished cells are kept; empty: not given
-  int jobs = 1;                         // cells at a time
+  int jobs = 1;                         // cells at a time; 0: the plan chooses by measured steps
   bool only_plan = false;
 };
 

@@ -140,10 +140,13 @@ std::optional<Difference> difference_of(const TrainedVariant& baseline,
   return paired_difference(values(baseline, test), values(variant, test));
 }
 
-TrainingComparison compare_training(const Settings& settings, const TrainingWatch& watch) {
+TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch) {
   const Experiment experiment(settings);
   const CellRunner runner(experiment);
-  watch.on_plan(plan_text(experiment, runner));
+  const Plan plan = make_plan(experiment, runner);
+  settings.training.jobs = plan.jobs;
+  settings.threads = plan.threads;
+  watch.on_plan(plan.text);
   TrainingComparison comparison;
   comparison.tasks = experiment.tasks();
   if (settings.training.only_plan) return comparison;

@@ -71,8 +71,8 @@ struct TrainingWatch {
   std::function<void(const TrainingComparison&, const Experiment::Task&)> on_task_end;
 };
 
-// Trains all variants of the settings on all tasks; none of them where only the plan is asked for.
-[[nodiscard]] TrainingComparison compare_training(const Settings& settings,
-                                                  const TrainingWatch& watch);
+// Trains all variants of the settings on all tasks; none of them where only the plan is asked for. Jobs and threads become
+// those of the plan.
+[[nodiscard]] TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch);
 
 }  // namespace compare

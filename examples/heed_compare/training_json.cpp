@@ -140,6 +140,7 @@ std::string training_json(const Settings& settings, const TrainingComparison& c)
     add_stages(v, stages);
     add_differences(c, v, differences);
   }
+  const double prior = training.ponder_prior.value_or(heed_lm::TrainSettings{}.ponder_prior);
   const Json whole = {{"format", kFormat},
                       {"model", {{"width", m.width}, {"heads", m.heads}, {"depth", m.depth}}},
                       {"training",
@@ -150,6 +151,7 @@ std::string training_json(const Settings& settings, const TrainingComparison& c)
                         {"learning_rates", training.rates},
                         {"init", training.init},
                         {"ponder", training.ponder},
+                        {"ponder_prior", prior},
                         {"sweep_seeds", training.rates.size() > 1 ? training.sweep_seeds : 0},
                         {"jobs", training.jobs},
                         {"threads", settings.threads}}},

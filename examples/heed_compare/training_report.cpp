@@ -25,7 +25,8 @@ void require_finite(const TrainingComparison& comparison) {
 
 }  // namespace
 
-void report_training(const Settings& settings) {
+void report_training(const Settings& asked) {
+  Settings settings = asked;
   std::FILE* const to = settings.data_on_stdout() ? stderr : stdout;
   const auto put = [to](const std::string& text) {
     std::fputs(text.c_str(), to);

@@ -151,12 +151,19 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
                  "1 / sqrt(columns of the matrix), or gpt2, with 0.02 whatever the width")
       ->type_name("NAME")
       ->capture_default_str();
-  app.add_option("--ponder", training.ponder,
-                 "With --train: cost of a step, in nats, of attention that halts by learnt "
-                 "probabilities (dialectical-act): training minimises the loss and so much times "
-                 "the mean of its steps (default 0)")
+  app.add_option(
+         "--ponder", training.ponder,
+         "With --train: cost of a step, in nats, of attention that halts by learnt "
+         "probabilities (dialectical-act): training minimises the loss and so much times "
+         "the mean of its steps. Of dialectical-pondernet, beta: so much times the distance "
+         "of its steps from their prior (default 0)")
       ->type_name("X")
       ->check(heed_program::number(0, 1e30));
+  app.add_option("--ponder-prior", training.ponder_prior,
+                 "With --train: prior of dialectical-pondernet, the probability that a token that "
+                 "is still there halts behind a step; above 0 and below 1 (default 0.3)")
+      ->type_name("X")
+      ->check(heed_program::probability());
   app.add_option("--sweep", words.sweep,
                  "With --train: runs each variant with each of these learning rates, chooses the "
                  "best by rows that no result is reported of, and then runs it with fresh seeds")
@@ -204,7 +211,9 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
       ->check(heed_program::path_of("folder"));
   app.add_option("--jobs", training.jobs,
                  "With --train: trains N models at a time, each in a process of its own with a "
-                 "share of the threads; results do not depend on it (default 1)")
+                 "share of the threads; results do not depend on it (default: one with all "
+                 "threads, or one for each thread, by which measured steps are faster; 1 where "
+                 "--threads is given)")
       ->type_name("N")
       ->check(heed_program::whole(1, heed_program::kMaxThreads));
   app.add_flag("--plan", training.only_plan,
@@ -213,9 +222,10 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
 }
 
 std::vector<std::string> training_options() {
-  return {"--seeds",      "--init",    "--ponder", "--alphabets", "--width", "--heads",
-          "--depth",      "--len",     "--batch",  "--lr",        "--sweep", "--sweep-seeds",
-          "--eval-every", "--lengths", "--noise",  "--out",       "--jobs",  "--plan"};
+  return {"--seeds", "--init",  "--ponder",      "--ponder-prior", "--alphabets",
+          "--width", "--heads", "--depth",       "--len",          "--batch",
+          "--lr",    "--sweep", "--sweep-seeds", "--eval-every",   "--lengths",
+          "--noise", "--out",   "--jobs",        "--plan"};
 }
 
 void print_task_help() {
@@ -252,7 +262,12 @@ void take_training(const CLI::App& app, const TrainingWords& words, Settings& se
     training.noise =
         read_list("--noise", words.noise, 1e-9, 1e9, "numbers greater than 0 such as 0.1,0.3,1");
   if (app.count("--eval-every") > 0) training.evaluate_every = words.evaluate_every;
-  if (app.count("--threads") == 0) settings.threads = std::max(1, settings.threads / training.jobs);
+  if (app.count("--threads") == 0) {
+    if (app.count("--jobs") == 0)
+      training.jobs = 0;
+    else
+      settings.threads = std::max(1, settings.threads / training.jobs);
+  }
 }
 
 }  // namespace compare

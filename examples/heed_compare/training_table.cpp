@@ -123,7 +123,7 @@ std::string training_head(const Settings& settings) {
 
 std::string task_head(const Experiment::Task& task) {
   return task.data + print(", %td positions\n", task.positions) +
-         print("%-18s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
+         print("%-21s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
          (task.spec == kText ? "" : print("%-17s ", "accuracy")) +
          (task.stages.size() < 2 ? ""
                                  : print("%-17s  %-17s ", "second stage", "first stage then")) +
@@ -132,7 +132,7 @@ std::string task_head(const Experiment::Task& task) {
 
 std::string variant_lines(const TrainedVariant& v) {
   std::string text =
-      print("%-18s %10td %6td  ", v.name.c_str(), v.runs.front().parameters, v.hidden) +
+      print("%-21s %10td %6td  ", v.name.c_str(), v.runs.front().parameters, v.hidden) +
       mean_and_spread(losses_of(v));
   if (v.task != kText) text += mean_and_spread(accuracies_of(v));
   if (!second_losses_of(v).empty())
@@ -165,7 +165,7 @@ std::string difference_lines(const TrainingComparison& comparison, const std::st
     if (v == baseline) continue;
     for (const std::string& test : tests_of(*v)) {
       const auto d = difference_of(*baseline, *v, test, quantity);
-      text += print("%-18s %-12s ", test == kHeldOut ? v->name.c_str() : "", test.c_str()) +
+      text += print("%-21s %-12s ", test == kHeldOut ? v->name.c_str() : "", test.c_str()) +
               (d ? interval_text(*d) + "  " + verdict_of(d) : "not finite") + "\n";
     }
   }
@@ -178,7 +178,7 @@ std::string difference_lines(const TrainingComparison& comparison, const std::st
 std::string tasks_table(const TrainingComparison& comparison) {
   if (comparison.tasks.size() < 2) return "";
   std::vector<std::string> names;
-  std::string text = "accuracy on what is held out, of text the loss\n" + print("%-18s", "");
+  std::string text = "accuracy on what is held out, of text the loss\n" + print("%-21s", "");
   for (const Experiment::Task& task : comparison.tasks) {
     names.push_back(tasks::task_name(task.spec));
     text += "  " + print("%8s", names.back().c_str());
@@ -186,7 +186,7 @@ std::string tasks_table(const TrainingComparison& comparison) {
   text += "\n";
   bool marked = false;
   for (const TrainedVariant* row : variants_of(comparison, comparison.tasks.front().spec)) {
-    text += print("%-18s", row->name.c_str());
+    text += print("%-21s", row->name.c_str());
     for (std::size_t n = 0; n < comparison.tasks.size(); ++n) {
       const std::string& task = comparison.tasks[n].spec;
       const Quantity quantity = quantity_of(task);

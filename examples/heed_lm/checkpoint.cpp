@@ -72,6 +72,8 @@ void require_settings(const TrainSettings& s, const std::string& what) {
   require_within(what, "weight_decay", s.weight_decay, 0.0, kMaxReal);
   require_within(what, "clip", s.clip, 0.0, kMaxReal);
   require_within(what, "ponder", s.ponder, 0.0, kMaxReal);
+  heed::require(s.ponder_prior > 0 && s.ponder_prior < 1, what,
+                " has ponder_prior = ", s.ponder_prior, ", it must lie between 0 and 1");
   heed::require(precision_of(s.precision).has_value(), what,
                 " has precision = ", in_quotes(s.precision), ", it must be ", kFloat, " or ",
                 kMixed);

@@ -9,6 +9,7 @@
 #include "tokenizer.hpp"
 
 #include <heed/nn/adamw.hpp>
+#include <heed/nn/ponder_attention.hpp>
 #include <heed/simd/precision.hpp>
 
 #include <filesystem>
@@ -28,6 +29,8 @@ struct TrainSettings {
   Index len = 0;  // tokens of a sequence; 0: as many as the model has
   double learning_rate = 1e-3, weight_decay = 0.1, clip = 1.0;
   double ponder = 0;  // cost of a step, of attention that counts its steps
+  double ponder_prior =
+      heed::nn::kPonderPrior;  // of models that have one (nn/ponder_attention.hpp)
   std::uint64_t seed = 1;
   std::string precision = kFloat;  // of large products: kFloat or kMixed
 
@@ -41,6 +44,7 @@ struct TrainSettings {
     f("weight_decay", s.weight_decay);
     f("clip", s.clip);
     f("ponder", s.ponder);
+    f("ponder_prior", s.ponder_prior);
     f("seed", s.seed);
     f("precision", s.precision);
   }

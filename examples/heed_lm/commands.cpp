@@ -7,8 +7,10 @@
 #include "run_report.hpp"
 
 #include "../program/program.hpp"
+#include "../tasks/task_list.hpp"
 
 #include <heed/compiled.hpp>
+#include <heed/models/attention_by_name.hpp>
 #include <heed/models/weights_file.hpp>
 
 #include <algorithm>
@@ -59,6 +61,14 @@ class InterruptGuard {
   return text;
 }
 
+// The accuracy of answers; nothing for data whose every token counts.
+[[nodiscard]] std::string accuracy_text(const Score& score) {
+  if (score.by_difficulty.empty()) return "";
+  char text[32];
+  std::snprintf(text, sizeof text, "  accuracy %.1f %%", 100 * score.accuracy);
+  return text;
+}
+
 // Prints a line per validation; on a terminal also a line of progress, drawn again ten times a second.
 class TrainingLog {
  public:
@@ -79,10 +89,11 @@ class TrainingLog {
       dirty_ = true;
     }
   }
-  void evaluation(Index step, double loss) {
+  void evaluation(Index step, const Score& held_out) {
     clear();
-    std::printf("step %td  training %s  validation %s  %.0f tokens/s\n", step,
-                loss_text(last_.loss).c_str(), loss_text(loss).c_str(), last_.tokens_per_second);
+    std::printf("step %td  training %s  validation %s%s  %.0f tokens/s\n", step,
+                loss_text(last_.loss).c_str(), loss_text(held_out.loss).c_str(),
+                accuracy_text(held_out).c_str(), last_.tokens_per_second);
     std::fflush(stdout);
   }
   void fault(const std::string& text) {
@@ -168,6 +179,7 @@ struct Prepared {
     command.data.len = p.run.train.len = std::min(command.data.len, p.run.config.len);
   } else {
     p.run.tokenizer = make_tokenizer(command.data);
+    if (!command.given.contains("--len")) command.data.len = task_len(command.data);
     p.run.config = command.model;
     p.run.config.vocabulary = p.run.tokenizer->vocab_size();
     p.run.config.len = command.data.len;
@@ -176,6 +188,9 @@ struct Prepared {
   }
   heed::require(p.run.train.ponder == 0 || p.run.model->counts_steps(), "--ponder is ",
                 p.run.train.ponder, ", ", p.run.config.variant, " counts no steps; it must be 0");
+  heed::require(!command.given.contains("--ponder-prior") || p.run.model->scores_steps(),
+                "--ponder-prior is ", p.run.train.ponder_prior, ", ", p.run.config.variant,
+                " has no prior, which ", nn::kDialecticalPonderNet, " alone has");
   p.data = open_data(command.data, *p.run.tokenizer);
   heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
                 ": the run was trained on other data than these, or with another part held out");
@@ -212,6 +227,7 @@ void print_reports(Model& model) {
 }  // namespace
 
 int run_train(TrainCommand command) {
+  if (command.data.task == "help") return std::fputs(tasks::help_text().c_str(), stdout) < 0;
   require_variant(command.model.variant, Naming::options);
   heed::require(precision_of(command.train.precision).has_value(), "--precision is ",
                 heed::io::in_quotes(command.train.precision), ", it must be ", kFloat, " or ",
@@ -239,10 +255,10 @@ int run_train(TrainCommand command) {
     log.step(r);
     if (report) report->step(r);
   };
-  watch.on_evaluation = [&](Index step, double loss) {
-    log.evaluation(step, loss);
+  watch.on_evaluation = [&](Index step, const Score& held_out) {
+    log.evaluation(step, held_out);
     if (!report) return;
-    report->evaluation(step, loss);
+    report->evaluation(step, held_out.loss);
     report->write();
   };
   watch.on_fault = [&](const std::string& text) { log.fault(text); };
@@ -286,11 +302,12 @@ int run_eval(const EvalCommand& command) {
   const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
   nn::Context<float> context;
   context.threads = command.threads;
-  const double loss = score(*run.model, context, *data, command.batch).loss;
+  const Score held_out = score(*run.model, context, *data, command.batch);
+  const double loss = held_out.loss;
   if (!std::isfinite(loss))
     throw std::runtime_error(command.checkpoint + ": the loss is not finite");
-  std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f\n", data->description().c_str(),
-              loss, std::exp(loss));
+  std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f%s\n",
+              data->description().c_str(), loss, std::exp(loss), accuracy_text(held_out).c_str());
   if (run.data != 0 && run.data != data->fingerprint())
     std::puts("not the data that it was trained on, or another part of it was held out");
   print_reports(*run.model);
@@ -313,7 +330,7 @@ int run_generate(const GenerateCommand& command) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return std::fflush(stdout) == 0;
   };
-  (void)say(start);
+  (void)say(run.tokenizer->decode(prompt));
   generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
     if (id == run.tokenizer->end_of_text()) return false;
     return say(decoder.push(id));

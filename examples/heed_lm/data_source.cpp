@@ -2,6 +2,7 @@
 #include "data_source.hpp"
 
 #include "../tasks/parens.hpp"
+#include "../tasks/task_list.hpp"
 #include "bpe_tokenizer.hpp"
 #include "instructions.hpp"
 #include "text_data.hpp"
@@ -154,7 +155,20 @@ void require_one_source(const DataSettings& s) {
     if (!value->empty()) given += (count++ > 0 ? " and " : "") + std::string(option);
   heed::require(count == 1, count == 0 ? "no data were given" : given + " were given",
                 ", it must be one of --text, --instructions and --task");
-  heed::require(s.task.empty() || s.task == "parens", "--task is ", s.task, ", it must be parens");
+}
+
+constexpr const char* kParens = "parens";
+
+[[nodiscard]] std::shared_ptr<const tasks::Task> task_of(const DataSettings& s) {
+  if (s.task == kParens) {
+    heed::require(s.len >= 2, "--len is ", s.len, ", --task parens needs at least 2");
+    return std::make_shared<tasks::Parens>(tasks::Parens::Options{s.len, 6, 1});
+  }
+  std::shared_ptr<const tasks::Task> task = tasks::make_task(s.task);
+  heed::require(!task->bottleneck(), "--task is ", s.task,
+                ", which hides tokens from others as no checkpoint does; heed_compare --train "
+                "has it");
+  return task;
 }
 
 [[nodiscard]] std::string read_some_text(const std::string& path) {
@@ -183,12 +197,15 @@ auto about_text(const std::string& path, const char* advice, F&& f) {
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
   require_one_source(s);
   if (!s.task.empty()) {
-    const bool other = !s.tokenizer.empty() && s.tokenizer != "characters";
-    heed::require(!other, "--tokenizer is ", s.tokenizer, ", --task parens needs characters");
+    const bool parens = tasks::task_name(s.task) == kParens;
+    const std::string own = parens ? "characters" : "numbers";
+    heed::require(s.tokenizer.empty() || s.tokenizer == own, "--tokenizer is ", s.tokenizer,
+                  ", --task ", s.task, " needs ", own);
     for (const auto& [option, value] : {std::pair{"--vocab", &s.vocab}, {"--merges", &s.merges}})
-      heed::require(value->empty(), option, " is ", *value,
-                    ", --task parens has an alphabet of its own");
-    return std::make_unique<CharacterTokenizer>(tasks::kParenthesesAlphabet);
+      heed::require(value->empty(), option, " is ", *value, ", --task ", s.task,
+                    parens ? " has an alphabet of its own" : " has tokens of its own");
+    if (parens) return std::make_unique<CharacterTokenizer>(tasks::kParenthesesAlphabet);
+    return std::make_unique<NumberTokenizer>(task_of(s)->vocabulary());
   }
   heed::require(s.vocab.empty() == s.merges.empty(), "--vocab and --merges go together; ",
                 s.vocab.empty() ? "--vocab" : "--merges", " is missing");
@@ -210,12 +227,19 @@ std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
   return read_bpe_tokenizer(s.vocab, s.merges);
 }
 
+Index task_len(const DataSettings& s) {
+  return s.task.empty() || s.task == kParens ? s.len : task_of(s)->len();
+}
+
 std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& tokenizer) {
   require_one_source(s);
   if (!s.task.empty()) {
-    heed::require(s.len >= 2, "--len is ", s.len, ", --task parens needs at least 2");
-    return make_task_source(std::make_shared<tasks::Parens>(tasks::Parens::Options{s.len, 6, 1}),
-                            s.seed);
+    std::shared_ptr<const tasks::Task> task = task_of(s);
+    heed::require(task->len() <= s.len, "--len is ", s.len, ", --task ", s.task,
+                  " has sequences of ", task->len(), " tokens");
+    heed::require(task->vocabulary() == tokenizer.vocab_size(), "--task ", s.task, " has ",
+                  task->vocabulary(), " tokens, the model has ", tokenizer.vocab_size());
+    return make_task_source(std::move(task), s.seed);
   }
   if (!s.instructions.empty())
     return std::make_unique<InstructionSource>(read_instructions(s.instructions), tokenizer, s);

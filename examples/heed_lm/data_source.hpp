@@ -33,17 +33,21 @@ class DataSource {
 };
 
 struct DataSettings {
-  std::string text, instructions, task;  // one of them: a file, a file, "parens"
-  std::string tokenizer;                 // bytes, characters or gpt2; empty: characters, or gpt2 if
-                                         // files are given
-  std::string vocab, merges;             // of gpt2
-  Index len = 256;
+  std::string text, instructions,
+      task;                   // one of them: a file, a file, a spec (tasks/task_list.hpp)
+  std::string tokenizer;      // bytes, characters or gpt2; empty: characters, or gpt2 if
+                              // files are given
+  std::string vocab, merges;  // of gpt2
+  Index len = 256;            // of the longest sequence; of "parens" without numbers, of all
   double held_out = 0.1;
   std::uint64_t seed = 1;
 };
 
-// Makes the tokenizer that the settings ask for; that of characters has the alphabet of the text.
+// Makes the tokenizer that the settings ask for; that of characters has the alphabet of the text. Tasks have numbers, parens
+// characters.
 [[nodiscard]] std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);
+// The tokens of the longest sequence of the settings' task, or their `len`, where it is the task that asks.
+[[nodiscard]] Index task_len(const DataSettings& settings);
 [[nodiscard]] std::unique_ptr<DataSource> open_data(const DataSettings& settings,
                                                     const Tokenizer& tokenizer);
 

@@ -53,6 +53,12 @@ class Options {
         ->capture_default_str()
         ->check(heed_program::share());
   }
+  void probability(const char* name, double& value, const char* text) const {
+    app_.add_option(name, value, std::string(text) + "; above 0 and below 1")
+        ->type_name("X")
+        ->capture_default_str()
+        ->check(heed_program::probability());
+  }
   void seed(std::uint64_t& value, const char* text) const {
     app_.add_option("--seed", value, text)
         ->type_name("N")
@@ -77,10 +83,12 @@ void add_data(CLI::App& app, DataSettings& data) {
   const Options o(app);
   o.file("--text", data.text, "Data: a text, whose last part is held out");
   o.file("--instructions", data.instructions, "Data: instructions with answers, as JSON lines");
-  o.word("--task", data.task, "Data: \"parens\" makes balanced parentheses");
+  o.word("--task", data.task,
+         "Data: a generated task such as mqar or dyck:k=2,len=40, whose answers alone count; "
+         "help lists them");
   o.word("--tokenizer", data.tokenizer,
          "How text becomes tokens: bytes, characters or gpt2 (default: gpt2 with --vocab, else "
-         "characters with --text, else bytes)");
+         "characters with --text, else bytes; tasks have numbers, parens characters)");
   o.file("--vocab", data.vocab, "GPT-2's vocab.json, goes together with --merges");
   o.file("--merges", data.merges, "GPT-2's merges.txt, goes together with --vocab");
   o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
@@ -99,7 +107,9 @@ void add_model(CLI::App& app, TrainCommand& c) {
   o.size("--depth", c.model.depth, "Number of blocks");
   o.size("--hidden", c.model.hidden,
          "Width inside of the MLP; 0: four times --width, for dialectical-lm twice", 0);
-  o.size("--len", c.data.len, "Number of tokens of a sequence");
+  o.size("--len", c.data.len,
+         "Number of tokens of a sequence (with --task other than parens: at least, and by default, "
+         "those of its longest)");
   o.share("--dropout", c.model.dropout, "Share of embeddings and block outputs that is dropped");
   o.share("--attention-dropout", c.model.attention_dropout,
           "Share of the attention's weights that is dropped");
@@ -130,7 +140,12 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.real(
       "--ponder", c.train.ponder,
       "Cost of a step, in nats, of attention that halts by learnt probabilities (dialectical-act): "
-      "training minimises the loss and so much times the mean of its steps");
+      "training minimises the loss and so much times the mean of its steps. Of "
+      "dialectical-pondernet, beta: so much times the distance of its steps from their prior");
+  o.probability(
+      "--ponder-prior", c.train.ponder_prior,
+      "Prior of dialectical-pondernet: probability that a token that is still there halts "
+      "behind a step");
   o.seed(c.train.seed, "Seed of weights, batches and dropout");
   app.add_option("--precision", c.train.precision,
                  "float, or mixed: products of layers and of attention round their operands to "

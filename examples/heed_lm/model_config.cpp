@@ -67,7 +67,8 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   return nn::make_gpt<float>(c.gpt_options(), [&](Index layer) {
     auto of_zoo = zoo::attention_by_name(c.variant, c.width, c.heads, layer, c.seed);
     if (of_zoo) return of_zoo;
-    return nn::attention_by_name<float>(c.variant, c.width, c.heads, layer, c.prototypes, c.seed);
+    return nn::attention_by_name<float>(nn::name_in_block(c.variant, layer, c.depth), c.width,
+                                        c.heads, layer, c.prototypes, c.seed);
   });
 }
 

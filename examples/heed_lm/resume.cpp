@@ -86,6 +86,7 @@ void require_same_settings(const TrainCommand& command, const Run& run) {
   is.same("--weight-decay", train.weight_decay, before.weight_decay);
   is.same("--clip", train.clip, before.clip);
   is.same("--ponder", train.ponder, before.ponder);
+  is.same("--ponder-prior", train.ponder_prior, before.ponder_prior);
   is.same("--seed", train.seed, before.seed);
   is.same("--precision", train.precision, before.precision);
   same_tokenizer(command, is, *run.tokenizer);

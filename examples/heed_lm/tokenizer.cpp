@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <charconv>
 #include <cstddef>
 #include <set>
 
@@ -39,6 +40,14 @@ void for_each_character(std::string_view text, const Take& take) {
   std::vector<std::string> tokens;
   for_each_character(alphabet,
                      [&](char32_t code, std::size_t) { append_utf8(code, tokens.emplace_back()); });
+  return tokens;
+}
+
+[[nodiscard]] std::vector<std::string> all_numbers(Index count) {
+  heed::require(count >= 1 && count <= NumberTokenizer::kMost, "the tokenizer has ", count,
+                " numbers, it must have 1 to ", NumberTokenizer::kMost);
+  std::vector<std::string> tokens;
+  for (Index n = 0; n < count; ++n) tokens.push_back(std::to_string(n) + " ");
   return tokens;
 }
 
@@ -99,6 +108,26 @@ void CharacterTokenizer::encode_text(std::string_view text, std::vector<Index>& 
   });
 }
 
+NumberTokenizer::NumberTokenizer(Index count) : Tokenizer(all_numbers(count), std::nullopt) {}
+
+std::string NumberTokenizer::state() const {
+  return nlohmann::json{{"tokenizer", name()}, {"count", vocab_size()}}.dump();
+}
+
+void NumberTokenizer::encode_text(std::string_view text, std::vector<Index>& ids) const {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::string_view word = text.substr(at, text.find(' ', at) - at);
+    Index number = -1;
+    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    heed::require(error == std::errc() && stop == word.data() + word.size() && number >= 0 &&
+                      number < vocab_size(),
+                  "\"", std::string(word.substr(0, 80)), "\" at byte ", at,
+                  " is none of the numbers from 0 to ", vocab_size() - 1, " that are tokens");
+    ids.push_back(number);
+    at += word.size() + 1;
+  }
+}
+
 std::string alphabet_of(std::string_view text) {
   std::set<char32_t> codes;
   for_each_character(text, [&](char32_t code, std::size_t) { codes.insert(code); });
@@ -114,13 +143,14 @@ std::unique_ptr<Tokenizer> tokenizer_from(const std::string& state) {
     if (name == "bytes") return std::make_unique<ByteTokenizer>();
     if (name == "characters")
       return std::make_unique<CharacterTokenizer>(json.at("alphabet").get<std::string>());
+    if (name == "numbers") return std::make_unique<NumberTokenizer>(json.at("count").get<Index>());
     if (name == "gpt2")
       return std::make_unique<BpeTokenizer>(
           json.at("tokens").get<std::vector<std::string>>(),
           merges_from_lines(json.at("merges").get<std::vector<std::string>>(), kTokenizerState),
           kTokenizerState);
     heed::fail("the tokenizer is \"", name.size() > 80 ? name.substr(0, 80) + "..." : name,
-               "\", it must be bytes, characters or gpt2");
+               "\", it must be bytes, characters, numbers or gpt2");
   } catch (const nlohmann::json::exception& error) {
     const std::string words = error.what();  // may quote the whole state
     heed::fail("the tokenizer is damaged: ",

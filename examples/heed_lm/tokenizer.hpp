@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Tokenizers turn text into numbers and back: by bytes and by characters here, by GPT-2's byte pairs in
+// Tokenizers turn text into numbers and back: by bytes, by characters and as numbers here, by GPT-2's byte pairs in
 // bpe_tokenizer.hpp.
 
 #include <heed/core/config.hpp>
@@ -77,6 +77,21 @@ class CharacterTokenizer final : public Tokenizer {
 
   std::string alphabet_;
   std::map<char32_t, Index> ids_;
+};
+
+// Text that is numbers already, those of a generated task: "17 4 0 ". Each token ends with a blank; what is encoded may do
+// without the last one.
+class NumberTokenizer final : public Tokenizer {
+ public:
+  static constexpr Index kMost = Index(1) << 20;
+
+  // Numbers from 0 to count - 1; count from 1 to kMost.
+  explicit NumberTokenizer(Index count);
+  [[nodiscard]] std::string name() const override { return "numbers"; }
+  [[nodiscard]] std::string state() const override;
+
+ private:
+  void encode_text(std::string_view text, std::vector<Index>& ids) const override;
 };
 
 // The distinct characters of a text, sorted by code point.

@@ -156,6 +156,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
                                   0.1 * s.learning_rate};
   Model& model = *run.model;
   model.set_ponder(s.ponder);
+  if (model.scores_steps()) model.set_ponder_prior(s.ponder_prior);
   run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
   const Clock::time_point start = Clock::now();
   const Index first = run.step;
@@ -196,8 +197,9 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch) {
     std::optional<double> held_out;
     if (watch.on_evaluation &&
         (last || (watch.evaluate_every > 0 && run.step % watch.evaluate_every == 0))) {
-      held_out = score(model, context, data, s.batch).loss;
-      watch.on_evaluation(run.step, *held_out);
+      const Score all = score(model, context, data, s.batch);
+      held_out = all.loss;
+      watch.on_evaluation(run.step, all);
     }
     const bool stop = watch.stop && watch.stop();
     const bool saves = watch.on_save &&

@@ -30,19 +30,6 @@ struct Report {
   bool skipped = false;     // a number of the step was not finite
 };
 
-// Functions that train() calls. Each may be empty.
-struct Watch {
-  Index evaluate_every = 0;  // 0: at the end only
-  std::function<void(const Report&)> on_step = {};
-  std::function<void(Index step, double loss)> on_evaluation = {};
-  std::function<bool()> stop = {};  // asked after every step
-  std::function<void()> on_save = {};
-  Index save_every = 0;
-  std::function<void(const std::string&)> on_fault =
-      {};  // one sentence on the first step that is skipped,
-           // one on the first save that is left out
-};
-
 // What a model answers to all rows that are held out. An answer is right if it is the likeliest token.
 struct Score {
   double loss = 0, accuracy = 0;  // means over the targets; loss in nats per token
@@ -55,9 +42,23 @@ struct Score {
   };
   std::map<Index, Part> by_difficulty;  // empty for data whose targets have none
 };
+
 // Computes `batch` rows at a time.
 [[nodiscard]] Score score(Model& model, heed::nn::Context<float>& context, const DataSource& data,
                           Index batch);
+
+// Functions that train() calls. Each may be empty.
+struct Watch {
+  Index evaluate_every = 0;  // 0: at the end only
+  std::function<void(const Report&)> on_step = {};
+  std::function<void(Index step, const Score& held_out)> on_evaluation = {};
+  std::function<bool()> stop = {};  // asked after every step
+  std::function<void()> on_save = {};
+  Index save_every = 0;
+  std::function<void(const std::string&)> on_fault =
+      {};  // one sentence on the first step that is skipped,
+           // one on the first save that is left out
+};
 
 // The number of skipped steps in a row that ends training.
 inline constexpr Index kMostFaults = 10;

@@ -63,6 +63,11 @@ template <class Number>
   return detail::number_that<double>([](double x) { return x >= 0 && x < 1; },
                                      "a number from 0 to below 1");
 }
+// Accepts probabilities that leave both outcomes possible.
+[[nodiscard]] inline CLI::Validator probability() {
+  return detail::number_that<double>([](double x) { return x > 0 && x < 1; },
+                                     "a number above 0 and below 1");
+}
 [[nodiscard]] inline CLI::Validator seed() {
   return detail::number_in(std::uint64_t(0), ~std::uint64_t(0),
                            "a whole number from 0 to 2^64 - 1");

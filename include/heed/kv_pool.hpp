@@ -138,10 +138,10 @@ class KvPool {
   // packed as `queries` says (Packed in engine/call.hpp); without it, the last one. Masks place queries by Align::bottom_right.
   // Key features are kept from call to call, of each sequence, as KvCache::inputs() does. Valid until the next call of
   // inputs() or change of the pool.
-  [[nodiscard]] Inputs<Arithmetic> inputs(const std::vector<Index>& sequences,
-                                          const StoredView<const Arithmetic>& query,
-                                          const StoredView<const Arithmetic>& extra = {},
-                                          std::vector<Index> queries = {}) {
+  [[nodiscard]] PackedInputs<Arithmetic> inputs(const std::vector<Index>& sequences,
+                                                const StoredView<const Arithmetic>& query,
+                                                const StoredView<const Arithmetic>& extra = {},
+                                                std::vector<Index> queries = {}) {
     take_lengths(queries, Index(sequences.size()), query.shape().len, "inputs", "query");
     require_different(sequences, "inputs");
     Packed<Arithmetic> packed;
@@ -156,7 +156,7 @@ class KvPool {
     }
     packed.queries = std::move(queries);
     packed_ = std::move(packed);
-    Inputs<Arithmetic> in;
+    PackedInputs<Arithmetic> in;
     in.query = query;
     in.extra = extra;
     in.packed = &packed_;

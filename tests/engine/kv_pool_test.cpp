@@ -95,7 +95,7 @@ class Twin {
     std::vector<float> out(std::size_t(g_.heads * total * g_.dim_v), -1.0F);
     StoredView<const float> extra_view;
     if (extra_dim > 0) extra_view = view(extra, g_.heads, total, extra_dim);
-    const Inputs<float> in =
+    const PackedInputs<float> in =
         pool.inputs(numbers, view(query, g_.query_heads, total, g_.dim_qk), extra_view, at);
     forward(op, in, mask, {out.data(), {1, g_.heads, total, g_.dim_v}}, nullptr, options);
     for (std::size_t n = 0; n < numbers.size(); ++n) {
@@ -243,7 +243,7 @@ TEST_CASE("a pool says what does not fit, and stays as it was", "[kv_pool]") {
 
   // Gradients of caches are not to be had, and keys in two places are not read.
   std::vector<float> out(16);
-  Inputs<float> in = pool.inputs({c, d}, view(2));
+  PackedInputs<float> in = pool.inputs({c, d}, view(2));
   const StoredView<float> to(out.data(), {1, 2, 2, 4});
   Saved<float> saved;
   forward(ScaledDot<float>{}, in, {}, to, &saved);

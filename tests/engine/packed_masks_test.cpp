@@ -175,7 +175,7 @@ TEST_CASE("gradients of packed sequences have the same bits for any number of th
   std::vector<double> wanted;
   for (int n = 0; n < 24; ++n) {
     OpCall<Op> call(op, g, mask.all, {.threads = n % 8 + 1, .key_tile = 1, .panel_vectors = 1});
-    Inputs<double> in = call.inputs();
+    PackedInputs<double> in = call.inputs();
     in.packed = &packed;
     forward(op, in, call.mask, call.out_view(), &call.saved, call.options);
     std::vector<double> dk(call.key.size()), db(std::size_t(element_count(mask.bias, "bias")));
@@ -223,7 +223,7 @@ TEST_CASE("packed sequences of queries that begin at different places", "[packed
   packed.keys = {0, 10, 30};
   packed.first_query = {6, 15};
   OpCall<Turning> all(op, g, causal<double>(Align::bottom_right));
-  Inputs<double> in = all.inputs();
+  PackedInputs<double> in = all.inputs();
   in.packed = &packed;
   forward(op, in, all.mask, all.out_view());
   for (const std::size_t n : {std::size_t(0), std::size_t(1)}) {
@@ -265,7 +265,7 @@ TEST_CASE("packed tensors lie in any layout and format", "[packed]") {
         }
   const ScaledDot<float> op;
   const auto input = [&](float* from, auto&& view) {
-    Inputs<float> in{view(from), view(from + count), view(from + 2 * count)};
+    PackedInputs<float> in({view(from), view(from + count), view(from + 2 * count)});
     in.packed = &packed;
     return in;
   };
@@ -283,7 +283,7 @@ TEST_CASE("packed tensors lie in any layout and format", "[packed]") {
   const auto narrow_view = [&](Index part) {
     return TensorView<const bfloat16>(narrow.data() + std::size_t(part) * count, shape);
   };
-  Inputs<float> in{narrow_view(0), narrow_view(1), narrow_view(2)};
+  PackedInputs<float> in({narrow_view(0), narrow_view(1), narrow_view(2)});
   in.packed = &packed;
   forward(op, in, causal<float>(), {TensorView<bfloat16>(narrow_out.data(), shape)});
   same = true;
@@ -300,7 +300,7 @@ TEST_CASE("forward mode of packed sequences is that of each", "[packed]") {
   g.len_q = g.len_kv = packed.queries.back();
   const PackedMask<double> mask = bias_of(kSelf, 1, 4, false);
   OpCall<Op> all(op, g, mask.all);
-  Inputs<double> in = all.inputs();
+  PackedInputs<double> in = all.inputs();
   in.packed = &packed;
   const std::vector<double> dq = normal_numbers(op, g).grad_out, dv = all.key;
   std::vector<double> db(std::size_t(element_count(mask.bias, "bias")));
@@ -352,7 +352,7 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
                        const Mask<double>& mask = {}) {
     packed.queries = std::move(queries);
     packed.keys = std::move(keys);
-    Inputs<double> in = call.inputs();
+    PackedInputs<double> in = call.inputs();
     in.packed = &packed;
     return message_of([&] { forward(call.op, in, mask, call.out_view(), &call.saved); });
   };
@@ -389,7 +389,7 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   // What backward() is given must be of the same sequences.
   const auto say_backward = [&](const Saved<double>& saved, std::vector<Index> queries) {
     packed.queries = std::move(queries);
-    Inputs<double> in = call.inputs();
+    PackedInputs<double> in = call.inputs();
     if (!packed.queries.empty()) in.packed = &packed;
     return message_of([&] {
       backward(call.op, in, call.mask, saved,
@@ -415,7 +415,7 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
         "heed::backward: saved is of a call of 0 packed sequences, this one has 2");
 
   // Calls that read one sequence at a time.
-  Inputs<double> in = call.inputs();
+  PackedInputs<double> in = call.inputs();
   packed.queries = {0, 3, 10};
   in.packed = &packed;
   CHECK(message_of([&] { (void)measure_weights(call.op, in, call.mask, call.saved); }) ==

@@ -113,6 +113,29 @@ TEST_CASE("byte_offset moves the view by bytes", "[dlpack]") {
   CHECK(reads_in_place(from, view_dlpack<const double>(from.tensor), 7));
 }
 
+TEST_CASE("DLPack tensors of 16-bit numbers and of bool are viewed as what they hold", "[dlpack]") {
+  const auto viewed = [](auto number, std::uint8_t code) {
+    using Number = decltype(number);
+    Foreign<float> from({2, 3, 5, 4}, {60, 20, 4, 1});
+    from.tensor.dtype = {code, 8 * sizeof(Number), 1};
+    auto* numbers = reinterpret_cast<Number*>(from.memory.data());
+    numbers[1 * 60 + 2 * 20 + 3 * 4 + 1] = number;
+    const auto view = view_dlpack<const Number>(from.tensor);
+    CHECK(&view(1, 2, 3, 1) == numbers + 113);
+    CHECK(float(view(1, 2, 3, 1)) == float(number));
+    const std::string text =
+        message_of([&] { (void)view_dlpack<const float>(from.tensor, "key"); });
+    CHECK(text.find("heed::view_dlpack: key has dtype (code ") == 0);
+  };
+  viewed(heed::bfloat16(1.5F), kDLBfloat);
+  viewed(heed::half(1.5F), kDLFloat);
+  viewed(true, 6);  // kDLBool since DLPack 0.8
+  std::vector<heed::half> numbers(6, heed::half(2.0F));
+  const auto made = to_dlpack(std::move(numbers), {1, 1, 2, 3});
+  CHECK(made->dl_tensor.dtype.bits == 16);
+  CHECK(float(view_dlpack<heed::half>(made->dl_tensor)(0, 0, 1, 2)) == 2.0F);
+}
+
 TEST_CASE("a DLPack tensor of two dimensions is one head", "[dlpack]") {
   const Foreign<float> from({5, 4}, {9, 1});
   const auto view = view_dlpack<const float>(from.tensor);

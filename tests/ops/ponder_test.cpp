@@ -65,8 +65,8 @@ template <class T = double>
 }
 
 void ask_for_steps(OpCall<Op>& call) {
-  call.steps.assign(std::size_t(call.geometry().query_rows()), 0.0);
-  call.grad_steps = heed::detail::spread_numbers(call.geometry().query_rows());
+  call.grad_steps = heed::detail::spread_numbers(element_count(call.steps_shape(), "test"));
+  call.steps.assign(call.grad_steps.size(), 0.0);
   call.grad_out = gradcheck_grad_out(call.geometry());
 }
 
@@ -86,7 +86,7 @@ void check_call(const Op& op, const Geometry& g, const Mask<double>& mask) {
   call.backward();
   const auto problem = heed::problem_of<double>(call);
   const auto slow = reference::forward(op, problem);
-  REQUIRE(to_jump(op, problem) > 1e-9);
+  if (op.readout.halting == Halting::adaptive) REQUIRE(to_jump(op, problem) > 1e-9);
   CHECK(farthest(call.out, slow.out) < 1e-13);
   CHECK(farthest(call.steps, slow.steps) < 1e-13);
   CHECK(farthest(call.saved.diagnostic("updates"), slow.diagnostics[1]) == 0);
@@ -443,6 +443,68 @@ TEST_CASE("ponder: steps may be stored as bfloat16 and in any layout") {
       }
 }
 
+namespace {
+
+// What every step leaves is a result.
+[[nodiscard]] Op outside_op(const Geometry& g, int max_steps) {
+  Op op = random_op(g, max_steps);
+  op.readout.halting = Halting::outside;
+  op.readout.halt = op.readout.halt_bias = Param<double>();
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE("ponder: with halting outside, steps are the rows of ops with fewer steps") {
+  const Geometry g{2, 4, 4, 2, 37, 37, 6, 6};
+  const int max_steps = 4;
+  OpCall<Op> call(outside_op(g, max_steps), g, causal<double>());
+  CHECK(call.steps_shape() == Shape{2, 4, 37, 18});
+  ask_for_steps(call);
+  call.forward();
+  CHECK(call.saved.diagnostic("updates") == std::vector<double>(std::size_t(g.query_rows()), 4.0));
+  for (int n = 1; n <= max_steps; ++n) {
+    Op fewer = call.op;
+    fewer.readout.halting = Halting::per_token;
+    fewer.readout.halt_eps = 0;
+    fewer.readout.max_steps = n;
+    OpCall<Op> other(fewer, g, causal<double>());
+    other.forward();
+    std::vector<double> rows;
+    for (Index r = 0; r < g.query_rows(); ++r)
+      for (Index c = 0; c < 6; ++c)
+        rows.push_back(n == max_steps ? call.out[std::size_t(r * 6 + c)]
+                                      : call.steps[std::size_t(r * 18 + (n - 1) * 6 + c)]);
+    CHECK(rows == other.out);
+  }
+  // A call that asks for no steps has the same rows, and a loss that reads none the same gradients
+  OpCall<Op> without(call.op, g, causal<double>());
+  without.grad_out = call.grad_out;
+  without.forward();
+  without.backward();
+  std::fill(call.grad_steps.begin(), call.grad_steps.end(), 0.0);
+  call.backward();
+  CHECK(without.out == call.out);
+  CHECK(without.grad_query == call.grad_query);
+  CHECK(without.grad_value == call.grad_value);
+}
+
+TEST_CASE("ponder: with halting outside both passes and forward mode agree with the twin") {
+  for (const int steps : {2, 5})
+    for (const Geometry& g : {Geometry{2, 4, 4, 2, 37, 37, 6, 6}, Geometry{1, 2, 2, 1, 5, 70, 3, 3},
+                              Geometry{3, 2, 2, 2, 1, 9, 8, 8}}) {
+      CAPTURE(steps, g.len_q);
+      check_call(outside_op(g, steps), g, {});
+      check_call(outside_op(g, steps), g, causal<double>(Align::top_left, -2));
+    }
+  const Geometry g{2, 4, 4, 2, 11, 11, 6, 6};
+  for (const OpReport& report : {check_op(outside_op(g, 3), g, {.max_entries_per_tensor = 12}),
+                                 check_jvp(outside_op(g, 3), g, {.max_entries_per_tensor = 12})}) {
+    INFO(report.text());
+    CHECK(report.passed());
+  }
+}
+
 TEST_CASE("ponder: no heads, no queries and no keys") {
   for (const Geometry& g : {Geometry{2, 0, 0, 1, 5, 5, 4, 4}, Geometry{2, 2, 2, 1, 0, 5, 4, 4},
                             Geometry{2, 2, 2, 1, 5, 0, 4, 4}}) {
@@ -498,6 +560,17 @@ TEST_CASE("ponder: what does not fit is refused in one sentence") {
         forward_to({call.query.data(), Shape{1, 2, 5, 1}});
       },
       "heed::forward: steps overlaps query");
+
+  says([&] { outside_op(g, 1).validate(g, "here"); },
+       "here: halting is outside, max_steps is 1, it must be at least 2");
+  OpCall<Op> by_caller(outside_op(g, 4), g);
+  by_caller.steps.assign(10, 0.0);
+  says(
+      [&] {
+        forward(by_caller.op, by_caller.inputs(), {},
+                {by_caller.out_view(), {}, {by_caller.steps.data(), Shape{1, 2, 5, 1}}});
+      },
+      "heed::forward: steps has shape (1,2,5,1), it must be (1,2,5,12)");
 
   Op op = call.op;
   op.readout.halt = Param<double>();

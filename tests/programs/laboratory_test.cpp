@@ -198,7 +198,7 @@ TEST_CASE("The result of a cell comes back from JSON bit for bit, and from its f
   CHECK_FALSE(std::filesystem::exists(path));
   CHECK_FALSE(folder.find(kCell).has_value());
   folder.prepare();
-  folder.keep(kCell, result);
+  folder.keep(kCell, json_of(result));
   const CellFolder again(path, kShared);
   REQUIRE(again.find(kCell).has_value());
   CHECK(json_of(*again.find(kCell)) == json_of(result));
@@ -217,7 +217,7 @@ TEST_CASE("A folder of other settings, and a file that is no cell, are refused i
   const auto path = temporary.path / "cells";
   const CellFolder folder(path, kShared);
   folder.prepare();
-  folder.keep(kCell, some_result());
+  folder.keep(kCell, json_of(some_result()));
   SharedSettings other = kShared;
   other[0].second = "200";
   other.emplace_back("text", "\"abc\"");

@@ -165,11 +165,13 @@ Arguments with(Arguments all, const Arguments& more) {
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
-void run(const Arguments& arguments) {
+// Returns what it printed.
+std::string run(const Arguments& arguments) {
   Program program(arguments);
   const int code = program.finish();
   INFO(program.output());
   REQUIRE(code == 0);
+  return program.output();
 }
 
 }  // namespace
@@ -292,6 +294,7 @@ TEST_CASE("Options that contradict the checkpoint of --resume are refused with b
   refuses({"--weight-decay", "0"}, "--weight-decay is 0" + had + "0.1");
   refuses({"--clip", "0"}, "--clip is 0" + had + "1");
   refuses({"--ponder", "0.5"}, "--ponder is 0.5" + had + "0");
+  refuses({"--ponder-prior", "0.5"}, "--ponder-prior is 0.5" + had + "0.3");
   refuses({"--seed", "2"}, "--seed is 2" + had + "1");
   refuses({"--precision", "mixed"}, "--precision is mixed" + had + "float");
   refuses({"--tokenizer", "bytes"}, "--tokenizer is bytes" + had + "characters");
@@ -310,6 +313,40 @@ TEST_CASE("A resumed run of the parentheses task keeps the seed of its data") {
        "--width", "16",      "--heads", "2",      "--depth", "1",         "--len",
        "16",      "--batch", "4",       "--seed", "7",       "--threads", "1"});
   run({"train", "--task", "parens", "--resume", out, "--steps", "3", "--threads", "1"});
+}
+
+TEST_CASE("Tokens of a task are numbers, and its answers have an accuracy") {
+  const Folder folder;
+  const std::string out = folder.file("run"), task = "parity:len=6";
+  const std::string trained = run({"train",
+                                   "--task",
+                                   task,
+                                   "--out",
+                                   out,
+                                   "--steps",
+                                   "3",
+                                   "--width",
+                                   "16",
+                                   "--heads",
+                                   "2",
+                                   "--depth",
+                                   "2",
+                                   "--batch",
+                                   "4",
+                                   "--variant",
+                                   "dialectical-pondernet",
+                                   "--ponder",
+                                   "0.1",
+                                   "--threads",
+                                   "1"});
+  CHECK(trained.find("  accuracy ") != std::string::npos);
+  CHECK(run({"eval", out, "--task", task, "--threads", "1"}).find("  accuracy ") !=
+        std::string::npos);
+  const std::string text =
+      run({"generate", out, "--prompt", "1 0", "--tokens", "2", "--threads", "1"});
+  CHECK(text.rfind("1 0 ", 0) == 0);
+  CHECK(std::count(text.begin(), text.end(), ' ') == 4);
+  CHECK(run({"train", "--task", "help"}).find("\nparity\n") != std::string::npos);
 }
 
 TEST_CASE("An output that would replace an input is refused before any work, links included") {

@@ -434,7 +434,7 @@ TEST_CASE("a tokenizer comes back from its state") {
 
 TEST_CASE("a damaged state is told") {
   CHECK(message_of([&] { (void)tokenizer_from(R"({"tokenizer": "words"})"); }) ==
-        "the tokenizer is \"words\", it must be bytes, characters or gpt2");
+        "the tokenizer is \"words\", it must be bytes, characters, numbers or gpt2");
   const std::string damaged = "the tokenizer is damaged: ";
   for (const char* state :
        {"", "{", "[]", "{}", R"({"tokenizer": 1})", R"({"tokenizer": "characters"})",
@@ -511,6 +511,29 @@ TEST_CASE("training windows depend on seed and step alone") {
   // The same on every machine.
   CHECK(data.training_batch(3, 1, 0).inputs ==
         Ids{6514, 6515, 6516, 6517, 1108, 1109, 1110, 1111, 2052, 2053, 2054, 2055});
+}
+
+TEST_CASE("Numbers are tokens by themselves") {
+  const NumberTokenizer numbers(12);
+  CHECK(numbers.vocab_size() == 12);
+  CHECK(numbers.encode("0 11 7 ") == std::vector<Index>{0, 11, 7});
+  CHECK(numbers.encode("0 11 7") == std::vector<Index>{0, 11, 7});
+  CHECK(numbers.encode("").empty());
+  CHECK(numbers.decode(std::vector<Index>{0, 11, 7}) == "0 11 7 ");
+  const auto again = tokenizer_from(numbers.state());
+  CHECK(again->name() == "numbers");
+  CHECK(again->vocab_size() == 12);
+  CHECK(again->state() == numbers.state());
+  for (const std::string text : {"3 12", "3 -1", "3 x", "3 4x", "3  4"})
+    CHECK(message_of([&] { (void)numbers.encode(text); }) ==
+          "\"" + (text == "3  4" ? "" : text.substr(2)) +
+              "\" at byte 2 is none of the numbers from 0 to 11 that are tokens");
+  for (const Index count : {Index(0), NumberTokenizer::kMost + 1})
+    CHECK(message_of([&] {
+            (void)tokenizer_from("{\"tokenizer\":\"numbers\",\"count\":" + std::to_string(count) +
+                                 "}");
+          }) ==
+          "the tokenizer has " + std::to_string(count) + " numbers, it must have 1 to 1048576");
 }
 
 TEST_CASE("validation windows have each target of the hold-out once, in order") {

@@ -6,6 +6,7 @@
 #include "heed_lm/training.hpp"
 #include "tasks/flip_flop.hpp"
 #include "tasks/mqar.hpp"
+#include "tasks/task_list.hpp"
 #include "temporary.hpp"
 
 #include <heed/compiled.hpp>
@@ -203,8 +204,8 @@ TEST_CASE("A run with a number that is not finite is not saved, and the old file
 TEST_CASE("Training has the same bits on 1 and 2 threads, with every variant") {
   for (const std::string variant :
        {"sdpa", "dar", "differential-v2", "intent-calculated", "ode", "dialectical", "prototype",
-        "sdpa-latent", "sdpa-gated", "dialectical-act", "qkvi", "qkvi-from-q", "ode-lm",
-        kDialecticalLm}) {
+        "sdpa-latent", "sdpa-gated", "dialectical-act", "dialectical-pondernet", "qkvi",
+        "qkvi-from-q", "ode-lm", kDialecticalLm}) {
     INFO(variant);
     Run one = new_run(3, variant), two = new_run(3, variant);
     train_on(one, 1);
@@ -238,6 +239,68 @@ TEST_CASE("A cost of steps makes a model that halts by learnt probabilities take
   CAPTURE(free, dear);
   CHECK(dear < free - 0.1);
   CHECK(dear < 2.2);  // 2 is the least: one step, and all of the probability behind it
+}
+
+TEST_CASE("Every generated task is data, and its answers have an accuracy") {
+  for (const tasks::Entry& entry : tasks::task_list()) {
+    INFO(entry.name);
+    DataSettings settings;
+    settings.task = entry.name;
+    settings.len = 5;
+    if (tasks::make_task(entry.name)->bottleneck()) {
+      CHECK(message_of([&] { (void)make_tokenizer(settings); }) ==
+            "--task is compress, which hides tokens from others as no checkpoint does; "
+            "heed_compare --train has it");
+      continue;
+    }
+    const auto tokenizer = make_tokenizer(settings);
+    settings.len = task_len(settings);
+    CHECK((settings.len == 5) == (entry.name == "parens"));
+    const auto data = open_data(settings, *tokenizer);
+    const Batch batch = data->validation_batch(0, 3);
+    CHECK(batch.len <= settings.len);
+    CHECK(batch.difficulties.size() == batch.targets.size());
+    for (const Index token : batch.inputs) CHECK(token < tokenizer->vocab_size());
+  }
+  DataSettings settings;
+  settings.task = "parity:len=6";
+  settings.len = task_len(settings) - 1;
+  CHECK(message_of([&] {
+          (void)open_data(settings, *make_tokenizer(settings));
+        }).find(", --task parity:len=6 has sequences of ") != std::string::npos);
+  settings.len += 1;
+  CHECK(message_of([&] {
+          (void)open_data(settings, *new_run(1).tokenizer);
+        }).find(" tokens, the model has 6") != std::string::npos);
+  settings.tokenizer = "bytes";
+  CHECK(message_of([&] { (void)make_tokenizer(settings); }) ==
+        "--tokenizer is bytes, --task parity:len=6 needs numbers");
+}
+
+TEST_CASE("A prior of PonderNet says how many steps a model takes") {
+  const auto steps_of = [](double prior) {
+    Run run = new_run(120, "dialectical-pondernet");
+    run.train.learning_rate = 5e-3;
+    run.train.ponder = 1;
+    run.train.ponder_prior = prior;
+    train_on(run, 2);
+    const auto data = open_data(parentheses(), *run.tokenizer);
+    nn::Context<float> c;
+    const Score of = score(*run.model, c, *data, 16);
+    CHECK(of.accuracy > 0.3);
+    double steps = 0, answers = 0;
+    for (const auto& [depth, part] : of.by_difficulty) {
+      steps += part.reports.at("steps");
+      answers += double(part.answers);
+    }
+    REQUIRE(answers > 0);
+    return steps / answers;
+  };
+  // Of six steps 4.1 with a prior of 0.15, and 1.2 with 0.8
+  const double slow = steps_of(0.15), fast = steps_of(0.8);
+  CAPTURE(slow, fast);
+  CHECK(slow > 3.3);
+  CHECK(fast < 1.6);
 }
 
 TEST_CASE("Training lowers the loss of rows that it never saw") {
@@ -362,7 +425,7 @@ TEST_CASE("The seconds of steps leave out evaluations, saves and what watches a 
     ++steps;
     wait();
   };
-  watch.on_evaluation = [&](Index, double) { wait(); };
+  watch.on_evaluation = [&](Index, const Score&) { wait(); };
   watch.on_save = wait;
   const Clock::time_point start = Clock::now();
   train(run, *data, 1, watch);
@@ -611,6 +674,10 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
   CHECK(training("weight_decay", -1e-9) ==
         "its training config has weight_decay = -1e-09, it must lie in [0, 1e+30]");
   CHECK(training("ponder", -1) == "its training config has ponder = -1, it must lie in [0, 1e+30]");
+  for (const double prior : {0.0, 1.0})
+    CHECK(training("ponder_prior", prior) ==
+          "its training config has ponder_prior = " + std::string(prior > 0 ? "1" : "0") +
+              ", it must lie between 0 and 1");
   CHECK(training("seed", -1) ==
         "its training config has seed = -1, which would be read as 18446744073709551615");
   CHECK(model("seed", -1) == own + "has seed = -1, which would be read as 18446744073709551615");

@@ -552,6 +552,9 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
        "--attention-dropout is 0.1, dialectical-lm has none; it must be 0");
   says(train + "--variant dialectical --ponder 0.1",
        "--ponder is 0.1, dialectical counts no steps; it must be 0");
+  says(
+      train + "--variant dialectical-act --ponder-prior 0.1",
+      "--ponder-prior is 0.1, dialectical-act has no prior, which dialectical-pondernet alone has");
   says(train + "--no-mask",
        "--no-mask was given for sdpa, only dialectical-lm can do without its mask");
   says(task + "--len 1", "--len is 1, --task parens needs at least 2");

@@ -85,6 +85,34 @@ TEST_CASE("Results do not depend on how many runs are made at a time") {
   CHECK(one.at("records").size() == 3 * 2 * 3);
 }
 
+TEST_CASE("Without --jobs and --threads the plan says which is faster, and results are the same") {
+  const Shell shell;
+  const std::string command = std::regex_replace(kSmall, std::regex("--threads 1 "), "");
+  const std::string tasks = "--task flip-flop:len=12,parity:len=6 --seeds 2 ",
+                    two_threads = "OMP_NUM_THREADS=2 ";
+  const auto undivided = [](Json json) {
+    json.at("training").erase("threads");
+    return timeless(json.dump());
+  };
+  const Result chosen = shell.done(two_threads + command + tasks + "--json a.json");
+  CHECK(std::regex_search(
+      chosen.out, std::regex("about [0-9]+ s with (1 job of 2 threads, [0-9.e+]+ times as fast as "
+                             "2 jobs of 1 thread|2 jobs of 1 thread, [0-9.e+]+ times as fast as 1 "
+                             "job of 2 threads), by measured steps\\n")));
+  const Json json = Json::parse(read(shell.path("a.json")));
+  const Json& training = json.at("training");
+  CHECK(training.at("jobs").get<int>() * training.at("threads").get<int>() == 2);
+  CHECK(undivided(json) ==
+        undivided(Json::parse(shell.done(command + tasks + "--threads 1 --json -").out)));
+  // One thread, --threads, or one run: nothing is left to choose.
+  for (const std::string& plain :
+       {"OMP_NUM_THREADS=1 " + command + tasks, two_threads + command + tasks + "--threads 2",
+        two_threads + std::regex_replace(command, std::regex("sdpa,dar"), "sdpa") +
+            "--task parity:len=6"})
+    CHECK(std::regex_search(shell.done(plain + " --plan").out,
+                            std::regex("with 1 job of [12] threads?\\n")));
+}
+
 TEST_CASE("--plan says what is to do and does nothing") {
   const Shell shell;
   const Result plan =

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Runs PROGRAM, which must succeed, and print what the file EXPECTED holds if there is one.
+# Runs PROGRAM with ARGUMENT, if it is not empty, which must succeed, and print what the file EXPECTED holds if there is one.
 cmake_minimum_required(VERSION 3.22)
-execute_process(COMMAND "${PROGRAM}" RESULT_VARIABLE result OUTPUT_VARIABLE printed)
+execute_process(COMMAND "${PROGRAM}" ${ARGUMENT} RESULT_VARIABLE result OUTPUT_VARIABLE printed)
 message(NOTICE "${printed}")
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} ended with: ${result}")

@@ -15,8 +15,10 @@ namespace heed_test {
 
 template <class T>
 nn::LanguageModel<T> gpt_around(const std::string& name, const nn::GptOptions& o) {
-  return nn::make_gpt<T>(
-      o, [&](Index layer) { return nn::attention_by_name<T>(name, o.width, o.heads, layer, 3); });
+  return nn::make_gpt<T>(o, [&](Index layer) {
+    return nn::attention_by_name<T>(nn::name_in_block(name, layer, o.depth), o.width, o.heads,
+                                    layer, 3);
+  });
 }
 
 // The variants and the layers beside them.

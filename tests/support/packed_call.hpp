@@ -88,7 +88,7 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
   const bool gives_lse = Op::NormaliserType::differentiates_lse;
 
   heed::OpCall<Op> all(op, g, mask.all, options);
-  heed::Inputs<T> in = all.inputs();
+  heed::PackedInputs<T> in = all.inputs();
   in.packed = &packed;
   const Shape lse_shape{1, g.heads, g.len_q, maps}, steps_shape{1, g.heads, g.len_q, 1};
   std::vector<T> lse(std::size_t(g.heads * g.len_q * maps)),

@@ -85,7 +85,7 @@ class OpCall {
   std::vector<Real> grad_bias;  // of the shape of the mask's bias
   // (batch, heads, len_q, maps). Neither is asked for while it is empty: lse_shape() says how many numbers they have.
   std::vector<Real> lse, grad_lse;
-  // (batch, heads, len_q, 1), likewise, of ops that give steps.
+  // (batch, heads, len_q, step_columns), likewise, of ops that give steps: see steps_shape().
   std::vector<Real> steps, grad_steps;
 
   // On normal_numbers().
@@ -139,7 +139,7 @@ class OpCall {
   }
 
   [[nodiscard]] Shape steps_shape() const {
-    return {geometry_.batch, geometry_.heads, geometry_.len_q, 1};
+    return {geometry_.batch, geometry_.heads, geometry_.len_q, op.readout.step_columns(geometry_)};
   }
 
   void forward() { heed::forward(op, inputs(), mask, outputs(), &saved, options); }

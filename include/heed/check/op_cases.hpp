@@ -185,7 +185,7 @@ void run_check_call(OpCall<Op>& call) {
     call.lse.assign(call.grad_lse.size(), 0);
   }
   if (call.op.readout.without_steps() == nullptr) {
-    call.grad_steps = spread_numbers(call.geometry().query_rows());
+    call.grad_steps = spread_numbers(element_count(call.steps_shape(), "check_op"));
     call.steps.assign(call.grad_steps.size(), 0);
   }
   call.forward();

@@ -85,7 +85,8 @@ template <AttentionOp Op>
   OpCall<Op> call(op, g, mask);
   if (Op::NormaliserType::differentiates_lse)
     call.lse.assign(std::size_t(element_count(call.lse_shape(), "check_causality")), 0);
-  if (call.op.readout.without_steps() == nullptr) call.steps.assign(std::size_t(g.query_rows()), 0);
+  if (call.op.readout.without_steps() == nullptr)
+    call.steps.assign(std::size_t(element_count(call.steps_shape(), "check_causality")), 0);
   const auto results = [&] {  // (batch, len, all numbers of a token)
     call.infer();
     const Numbers parts[] = {detail::by_token(call.out, g.out_shape()),

@@ -164,11 +164,12 @@ class BackwardWorker {
       readout.dlse = my.dlse;
     }
     if constexpr (Readout::counts_steps) {
-      std::fill(readout.steps, readout.steps + lanes, Real(0));
+      readout.steps.fill(Real(0));
       if (s_.output.grad_steps.given())
         pack_lanes(s_.output.grad_steps.row(place.batch, place.head, place.query),
-                   s_.output.grad_steps.strides().row, place.rows, 1, readout.steps, lanes);
-      readout.dsteps = readout.steps;
+                   s_.output.grad_steps.strides().row, place.rows, readout.steps.rows,
+                   readout.steps.data, lanes);
+      readout.dsteps = readout.steps.constant();
     }
     my.extra = readout.extra;
     my.query = readout.query;

@@ -76,8 +76,9 @@ struct SequenceKeys {
 //   Saved         has lse and diagnostics in rows [heads][total], and a Saved for backward() of each call in `sequences`
 //   Halting::batch  ends a sequence when all of its own rows have halted
 //
-// Taken by forward(), backward(), jvp() and forward_partial(). Memory beside that of one batch: some 10 KiB for each sequence that
-// is longer than a small part of all, and in backward for every one; the tables of scores that have some likewise.
+// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory beside that
+// of one batch: some 10 KiB for each sequence that is more than a small part of all, and in backward for every one; the tables
+// of scores that have some likewise.
 template <class Real>
 struct Packed {
   std::vector<Index> queries;  // 0, ..., total: where sequences begin, and the end of the last one
@@ -90,10 +91,21 @@ struct Packed {
   [[nodiscard]] Index sequences() const { return std::max<Index>(0, Index(queries.size()) - 1); }
 };
 
+// Inputs that may be packed sequences; without `packed`, those of a call as any other. They are a type of their own so that
+// calls that have none compile nothing for them.
+template <class Real>
+struct PackedInputs : Inputs<Real> {
+  PackedInputs() = default;
+  PackedInputs(const Inputs<Real>& in, const Packed<Real>* lengths = nullptr) : Inputs<Real>(in) {
+    if (lengths) this->packed = lengths;
+  }
+};
+
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
 // natural-log sum of exp of the scores of each map (two for differences of softmaxes), -infinity for a row that sees no
-// key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). steps (batch, heads, len_q, 1), where
-// it is given, receives the time that each row takes, of ops whose readout counts it (counts_steps, plug/readout.hpp):
+// key. What a normaliser of one's own calls lse, it says itself (plug/streaming.hpp). steps (batch, heads, len_q,
+// step_columns), where it is given, receives what the steps of each row come to, of ops whose readout counts them
+// (counts_steps, plug/readout.hpp): one number, the time that the row takes, unless the readout says otherwise.
 // {out, {}, steps} without lse. A view alone stands for out.
 template <class Real>
 struct Outputs {
@@ -414,8 +426,10 @@ void require_sizes(const Op& op, const Geometry& g, const std::string& where) {
 template <class Op, class Real>
 [[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {
   using namespace detail;
-  require(in.packed == nullptr, where,
-          ": packed sequences were given, this takes one of them at a time");
+  require(
+      in.packed == nullptr, where,
+      ": packed sequences were given, this takes one of them at a time; forward() and backward() "
+      "take them as PackedInputs");
   require_view(in.query, "query", where);
   require_view(in.key, "key", where);
   require_view(in.value, "value", where);

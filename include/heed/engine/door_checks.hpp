@@ -18,7 +18,10 @@ template <class Op>
   return {g.batch, g.heads, g.len_q, Op::NormaliserType::maps};
 }
 
-[[nodiscard]] inline Shape steps_shape(const Geometry& g) { return {g.batch, g.heads, g.len_q, 1}; }
+template <class Op>
+[[nodiscard]] Shape steps_shape(const Op& op, const Geometry& g) {
+  return {g.batch, g.heads, g.len_q, op.readout.step_columns(g)};
+}
 
 // Throws where the op, with its options, gives no steps; `name` says of what they were given.
 template <class Op>
@@ -57,7 +60,7 @@ void check_outputs(const Op& op, const Outputs<Real>& outputs, const Geometry& g
   }
   if (!outputs.steps.given()) return;
   require_steps(op, "steps", where);
-  require_output(outputs.steps, steps_shape(g), "steps", where);
+  require_output(outputs.steps, steps_shape(op, g), "steps", where);
   apart(outputs.steps, "steps");
   require_apart(outputs.steps, outputs.out, "steps", "out", where);
   require_apart(outputs.steps, outputs.lse, "steps", "lse", where);
@@ -139,7 +142,7 @@ void check_backward(const Op& op, const Geometry& g, const Inputs<Real>& in, con
   }
   if (output.steps.given()) {
     require_steps(op, "grad_steps", where);
-    require_shape(output.steps, steps_shape(g), "grad_steps", where);
+    require_shape(output.steps, steps_shape(op, g), "grad_steps", where);
   }
   check_gradients(grads, in, mask, out, output, where);
 }

@@ -6,7 +6,6 @@
 #include <heed/engine/calls.hpp>
 #include <heed/engine/door.hpp>
 #include <heed/engine/door_checks.hpp>
-#include <heed/engine/packed_doors.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -18,7 +17,6 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   const std::string where = door_name("heed::forward", options.name);
   if (saved) saved->stamp = {};
   require_options<Real>(options, where);
-  if (in.packed) return forward_packed(op, in, mask, outputs, saved, options, where);
   const Geometry g = geometry_of(op, in, where);
   check_outputs(op, outputs, g, in, mask, where);
   if (saved) saved->sequences.clear();
@@ -35,8 +33,6 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
                         Op* grad_op, const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
   require_options<Real>(options, where);
-  if (in.packed)
-    return backward_packed(op, in, mask, saved, out, output, grads, grad_op, options, where);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);

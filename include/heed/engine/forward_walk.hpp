@@ -453,7 +453,7 @@ class ForwardWorker {
         save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
       if constexpr (Readout::counts_steps)
         if (to_.steps.given())
-          unpack_lanes(panel.steps, my.out.lanes, place.rows, 1,
+          unpack_lanes(panel.steps.data, my.out.lanes, place.rows, panel.steps.rows,
                        to_.steps.row(place.batch, place.head, place.query),
                        to_.steps.strides().row);
     }

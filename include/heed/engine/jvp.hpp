@@ -16,8 +16,8 @@
 // Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
 // Memory  O(len).
 
-#include <heed/engine/doors.hpp>
 #include <heed/engine/jvp_walk.hpp>
+#include <heed/engine/packed_doors.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -237,7 +237,7 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
 // out_tangent = the derivative of forward()'s out along `tangents` and, if given, along `op_tangent`, an object of the
 // op's type whose learnt parameters are the direction. `out_tangent` is a view, or {out_tangent, lse_tangent,
 // steps_tangent}, where lse_tangent (batch, heads, len_q, maps) is asked of normalisers that differentiate lse alone, and
-// steps_tangent (batch, heads, len_q, 1) of readouts that count steps. `saved` and `out` are
+// steps_tangent, of the shape of steps, of readouts that count them. `saved` and `out` are
 // those of forward() with the same op, inputs, mask, scale and dropout.
 //
 // What a mask hides leaves no trace, neither the input nor its tangent. A row that sees no key has tangent 0; a row that

@@ -616,11 +616,12 @@ void read_out_moving(const Op& op, const Op& direction, const Geometry& g, const
     next = 0;
     for (Index b = 0; b < g.batch && !context.steps.empty(); ++b)
       for (Index h = 0; h < g.heads; ++h)
-        for (Index t = 0; t < g.len_q; ++t, ++next) {
-          if (to.steps.given()) to.steps(b, h, t, 0) = Real(context.steps[next].value);
-          if (to.steps_tangent.given())
-            to.steps_tangent(b, h, t, 0) = Real(context.steps[next].grad[0]);
-        }
+        for (Index t = 0; t < g.len_q; ++t)
+          for (Index c = 0; c < op.readout.step_columns(g); ++c, ++next) {
+            if (to.steps.given()) to.steps(b, h, t, c) = Real(context.steps[next].value);
+            if (to.steps_tangent.given())
+              to.steps_tangent(b, h, t, c) = Real(context.steps[next].grad[0]);
+          }
   }
 }
 

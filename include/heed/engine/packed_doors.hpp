@@ -3,8 +3,7 @@
 
 // The doors for packed sequences: each is checked, prepared and computed as a call of its own, all of them run together.
 
-#include <heed/engine/calls.hpp>
-#include <heed/engine/door_checks.hpp>
+#include <heed/engine/doors.hpp>
 #include <heed/engine/packed.hpp>
 
 #include <deque>
@@ -83,11 +82,13 @@ inline constexpr bool joins_sequences = !Op::ReadoutType::rehearses;
 inline constexpr double kSmallPart = 1.0 / 16;  // of a worker's share
 
 template <class Op>
-void forward_packed(const Op& op, const Inputs<typename Op::Scalar>& in,
-                    const Mask<typename Op::Scalar>& mask,
-                    const Outputs<typename Op::Scalar>& outputs, Saved<typename Op::Scalar>* saved,
-                    const Options& options, const std::string& where) {
-  using Real = typename Op::Scalar;
+void Door<Op>::forward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
+                              const Outputs<Real>& outputs, Saved<Real>* saved,
+                              const Options& options) {
+  if (!in.packed) return forward(op, in, mask, outputs, saved, options);
+  const std::string where = door_name("heed::forward", options.name);
+  if (saved) saved->stamp = {};
+  require_options<Real>(options, where);
   const PackedCalls<Real> packed(in, mask, joins_sequences<Op>, where);
   // Whatever does not fit is told before any of them runs.
   std::vector<double> flops;
@@ -157,13 +158,13 @@ void forward_packed(const Op& op, const Inputs<typename Op::Scalar>& in,
 }
 
 template <class Op>
-void backward_packed(const Op& op, const Inputs<typename Op::Scalar>& in,
-                     const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
-                     const StoredView<const typename Op::Scalar>& out,
-                     const OutputGradients<typename Op::Scalar>& output,
-                     const Gradients<typename Op::Scalar>& grads, Op* grad_op,
-                     const Options& options, const std::string& where) {
-  using Real = typename Op::Scalar;
+void Door<Op>::backward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
+                               const Saved<Real>& saved, const StoredView<const Real>& out,
+                               const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                               Op* grad_op, const Options& options) {
+  if (!in.packed) return backward(op, in, mask, saved, out, output, grads, grad_op, options);
+  const std::string where = door_name("heed::backward", options.name);
+  require_options<Real>(options, where);
   const PackedCalls<Real> packed(in, mask, joins_sequences<Op>, where);
   require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
           " sequences, forward() alone reads keys and values of caches; give them as tensors");

@@ -39,7 +39,7 @@ class PanelReadout {
     inputs_ = take(query_inputs_of<Readout>);
     work_ = take(c.op.read_out_rows(c.geometry, backward));
     diagnostics_ = take(Readout::diagnostics);
-    steps_ = take(Readout::counts_steps ? 1 : 0);
+    if constexpr (Readout::counts_steps) steps_ = take(c.op.readout.step_columns(c.geometry));
   }
   [[nodiscard]] static Index query_dim(const Geometry& g) {
     return Readout::uses_query || Op::NormaliserType::uses_query ? g.dim_qk : 0;
@@ -76,7 +76,7 @@ class PanelReadout {
     panel.query_inputs = inputs_.constant();
     panel.work = work_;
     panel.diagnostics = diagnostics_;
-    panel.steps = steps_.data;
+    panel.steps = steps_;
     return panel;
   }
 

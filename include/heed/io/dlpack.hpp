@@ -49,13 +49,20 @@ using DlpackPtr = std::unique_ptr<Managed, DlpackDeleter>;
 
 namespace detail {
 
+template <class Real, class... Types>
+concept OneOf = (std::same_as<std::remove_const_t<Real>, Types> || ...);
 template <class Real>
-concept DlpackElement = std::same_as < std::remove_const_t<Real>,
-float > || std::same_as<std::remove_const_t<Real>, double>;
+concept DlpackElement = OneOf<Real, float, double, bfloat16, half, bool>;
+
+// kDLBool, which headers before DLPack 0.8 do not name.
+inline constexpr std::uint8_t kDlpackBool = 6;
 
 template <DlpackElement Real>
 [[nodiscard]] constexpr DLDataType dlpack_dtype() {
-  return {std::uint8_t(kDLFloat), std::uint8_t(8 * sizeof(Real)), 1};
+  const std::uint8_t code = OneOf<Real, bool>       ? kDlpackBool
+                            : OneOf<Real, bfloat16> ? std::uint8_t(kDLBfloat)
+                                                    : std::uint8_t(kDLFloat);
+  return {code, std::uint8_t(8 * sizeof(Real)), 1};
 }
 
 // (code 2, bits 32, lanes 1)
@@ -169,8 +176,8 @@ void set_dlpack_flags(DLManagedTensorVersioned& tensor) {
 
 }  // namespace detail
 
-// A view of a tensor's memory as float or double; with const Real it is for reading only. `name` stands for the tensor in
-// error texts.
+// A view of a tensor's memory as float, double, bfloat16, half or bool; with const Real it is for reading only. `name` stands
+// for the tensor in error texts.
 template <detail::DlpackElement Real>
 [[nodiscard]] TensorView<Real> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
   using namespace detail;

@@ -7,6 +7,7 @@
 // Beside them stand layers that are no variant by themselves: controls, and variants with more than an op.
 
 #include <heed/nn/attention_layers.hpp>
+#include <heed/nn/ponder_attention.hpp>
 #include <heed/nn/prototype_attention.hpp>
 #include <heed/variants.hpp>
 
@@ -28,8 +29,19 @@ inline constexpr const char* kPrototypeArt = "prototype-art";
 inline constexpr const char* kPrototypeArtPull = "prototype-art-pull";
 // The dialectical recursion, 6 steps at most, that halts by learnt probabilities; set_ponder() makes steps cost something.
 inline constexpr const char* kDialecticalAct = "dialectical-act";
+// PonderNet around the same recursion, 6 steps at most, for the last block of a model alone. Of the model of this name the
+// other blocks have the dialectical layer of the list: see name_in_block().
+inline constexpr const char* kDialecticalPonderNet = "dialectical-pondernet";
+
+// The name of the attention of block `layer` (from 0) of the `depth` blocks of the model `name`.
+[[nodiscard]] inline std::string name_in_block(const std::string& name, Index layer, Index depth) {
+  return name == kDialecticalPonderNet && layer + 1 < depth ? "dialectical" : name;
+}
 
 namespace detail {
+
+// The most steps of layers that learn when to halt.
+inline constexpr int kPonderSteps = 6;
 
 template <class Real>
 [[nodiscard]] std::unique_ptr<AttentionLayer<Real>> learning_prototypes(
@@ -64,8 +76,13 @@ void for_each_extra_layer(F&& f) {
   });
   f(kDialecticalAct, []<class Real>(const AttentionOptions& even, Index) {
     return std::make_unique<ProjectedAttention<Dialectical<Real>>>(
-        even, make_dialectical<Real>(even.heads, {.max_steps = 6, .halting = Halting::adaptive}),
+        even,
+        make_dialectical<Real>(even.heads,
+                               {.max_steps = kPonderSteps, .halting = Halting::adaptive}),
         causal<Real>());
+  });
+  f(kDialecticalPonderNet, []<class Real>(const AttentionOptions& even, Index) {
+    return std::make_unique<PonderAttention<Real>>(even, kPonderSteps, causal<Real>());
   });
 }
 

@@ -12,6 +12,7 @@
 // Query i and key j are tokens i and j of the sequence.
 
 #include <heed/measure/weights.hpp>
+#include <heed/nn/ponder_attention.hpp>
 #include <heed/nn/prototype_attention.hpp>
 #include <heed/variants.hpp>
 
@@ -30,14 +31,16 @@ template <class Op>
                          request, layer.stage.options(c));
 }
 
-// The same of a layer whose variant is known only at run time: one around an op of the list (variants.hpp), or with a memory
-// of prototypes. Nothing for other layers.
+// The same of a layer whose variant is known only at run time: one around an op of the list (variants.hpp), with a memory
+// of prototypes, or that ponders. Nothing for other layers.
 template <class Real>
 [[nodiscard]] std::optional<WeightMeasures> weights_of(const AttentionLayer<Real>& layer,
                                                        const Context<Real>& c, Index batch,
                                                        const WeightRequest& request = {}) {
   if (const auto* remembers = dynamic_cast<const PrototypeAttention<Real>*>(&layer))
     return weights_of(remembers->projected, c, batch, request);
+  if (const auto* ponders = dynamic_cast<const PonderAttention<Real>*>(&layer))
+    return weights_of(ponders->projected, c, batch, request);
   std::optional<WeightMeasures> measures;
   const auto look = [&]<class Op>(std::type_identity<Op>) {
     if (const auto* projected = dynamic_cast<const ProjectedAttention<Op>*>(&layer))

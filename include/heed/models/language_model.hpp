@@ -6,6 +6,10 @@
 //   h      = E[ids] + P[0 .. len)             P where positions are learnt
 //   h      = block_n(... block_1(drop(h)))
 //   logits = norm(h) H^T + b                  H = E where tied
+//   loss   = mean over the tokens that have a target of their cross-entropy l
+//
+// Where the last block's attention leaves a token after a step n that chance chooses (PonderNet, nn/ponder_attention.hpp),
+// training runs block and head for each n, and the loss of a token is sum_n p_n l_n.
 //
 // In training the head computes a chunk of tokens at a time, so that no (tokens, vocabulary) matrix is held.
 
@@ -56,6 +60,11 @@ class LanguageModel {
     if (options.max_len > 0) position_ = Weight<Real>(options.position_shape());
     if (options.final_norm) norm_.emplace(*options.final_norm, options.width);
     if (!options.tied) head_ = Linear<Real>(options.width, options.vocabulary, options.head_bias);
+    for (std::size_t n = 0; n + 1 < blocks_.size(); ++n)
+      require(blocks_[n].attention().scored_steps() == 1, "LanguageModel: block ", n, " of ",
+              blocks_.size(),
+              " learns from the loss of each of its steps, which only the last block has; it must "
+              "be the last one");
     std::uint64_t stream = 1;
     for (TransformerBlock<Real>& block : blocks_) {
       block.stream = stream;
@@ -71,21 +80,35 @@ class LanguageModel {
   // Computes the logits, (tokens, vocabulary), of `batch` sequences of ids, one below the other.
   void forward(Context<Real>& c, Index batch, std::span<const Index> ids,
                const MatrixView<Real>& logits) {
+    require_one_answer(c, "forward");
     run_blocks(c, batch, ids);
     head(c, hidden(), logits);
   }
 
-  // Does every block count the steps that its attention takes?
+  // Does the last block's attention learn from the loss of each of its steps?
+  [[nodiscard]] bool scores_steps() const {
+    return !blocks_.empty() && blocks_.back().attention().scored_steps() > 1;
+  }
+  // May steps have a cost? Those of a last block whose steps are scored, or else those of all blocks.
   [[nodiscard]] bool counts_steps() const {
+    if (scores_steps()) return blocks_.back().attention().counts_steps();
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().counts_steps(); });
   }
   // From now on gradient() is that of loss() + ponder_cost(): `weight` times the mean of the steps that each block's
-  // attention takes, over heads and tokens, summed over the blocks. Throws where a block counts no steps.
+  // attention takes, over heads and tokens, summed over the blocks. Throws where a block counts no steps. Where the last
+  // block's steps are scored, `weight` is the beta of its prior (nn/ponder_attention.hpp), and that of no other block.
   void set_ponder(double weight) {
+    if (scores_steps()) return blocks_.back().attention().set_ponder(weight);
     for (TransformerBlock<Real>& block : blocks_) block.attention().set_ponder(weight);
   }
-  // Of the last pass.
+  // The prior of the steps of the last block. Throws where these are not scored.
+  void set_ponder_prior(double prior) {
+    require(scores_steps(), "LanguageModel::set_ponder_prior: the prior is ", prior,
+            ", the last block's steps are not scored, it has none");
+    blocks_.back().attention().set_ponder_prior(prior);
+  }
+  // Of the last pass; 0 outside of training where the last block's steps are scored.
   [[nodiscard]] double ponder_cost() const {
     double sum = 0;
     for (const TransformerBlock<Real>& block : blocks_) sum += block.attention().ponder_cost();
@@ -99,6 +122,7 @@ class LanguageModel {
     require(likeliest.empty() || likeliest.size() == targets.size(),
             "LanguageModel::loss: ", "likeliest has ", likeliest.size(), " entries, targets has ",
             targets.size());
+    if (!likeliest.empty()) require_one_answer(c, "loss");
     run_blocks(c, batch, ids);
     return run_head(c, targets, false, likeliest);
   }
@@ -106,17 +130,24 @@ class LanguageModel {
   // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
+    require(c.training || !scores_steps(),
+            "LanguageModel::gradient: the context is not training, where the last block leaves "
+            "each token after one of its steps; it must be, to have the loss of all of them");
     run_blocks(c, batch, ids);
     const double loss = run_head(c, targets, true);
     if (norm_)
       norm_->backward(c, activations_.back().view(), dhidden_.view(), dhidden_.view(),
                       Into::overwrite);
-    for (std::size_t n = blocks_.size(); n-- > 0;)
-      blocks_[n].backward(c, batch, activations_[n].view(), dhidden_.view(), dhidden_.view());
-    apply_dropout(c, options_.dropout, 0, dhidden_.view(), dhidden_.view());
-    embedding_.backward(c, ids, dhidden_.view());
+    MatrixView<Real> dh = dhidden_.view();
+    for (std::size_t n = blocks_.size(); n-- > 0;) {
+      const MatrixView<Real> dx = dh.row_range(0, activations_[n].rows());
+      blocks_[n].backward(c, batch, activations_[n].view(), dh, dx);
+      dh = dx;
+    }
+    apply_dropout(c, options_.dropout, 0, dh, dh);
+    embedding_.backward(c, ids, dh);
     if (position_.given())
-      add_position_gradient(TokenPlaces(c, Index(ids.size()), Index(ids.size()) / batch));
+      add_position_gradient(dh, TokenPlaces(c, Index(ids.size()), Index(ids.size()) / batch));
     return loss;
   }
 
@@ -210,6 +241,9 @@ class LanguageModel {
 
   void run_blocks(Context<Real>& c, Index batch, std::span<const Index> ids) {
     embed(c, batch, ids, 0);
+    if (!blocks_.empty())
+      activations_.back().resize(blocks_.back().rows_per_token(c) * Index(ids.size()),
+                                 options_.width);
     for (std::size_t n = 0; n < blocks_.size(); ++n)
       blocks_[n].forward(c, batch, activations_[n].view(), activations_[n + 1].view());
     normalise(c);
@@ -244,18 +278,47 @@ class LanguageModel {
              MatrixView<Real>(embedding_.weight.grad.data(), words, width), Into::add);
   }
 
+  // Throws where a token has an answer for each step.
+  void require_one_answer(const Context<Real>& c, const char* where) const {
+    require(!c.training || !scores_steps(), "LanguageModel::", where,
+            ": the context is training, where the last block has an answer for each of its ",
+            scores_steps() ? blocks_.back().attention().scored_steps() : 1,
+            " steps; it must not be, to have one for each token");
+  }
+
   [[nodiscard]] double run_head(Context<Real>& c, std::span<const Index> targets, bool backward,
                                 std::span<Index> likeliest = {}) {
     const MatrixView<const Real> h = hidden();
-    require(Index(targets.size()) == h.rows, "LanguageModel: ", targets.size(),
-            " targets were given for ", h.rows, " tokens");
-    const Index counted =
-        Index(targets.size()) - std::count(targets.begin(), targets.end(), kIgnoreIndex);
+    const Index tokens = activations_.front().rows();
+    require(Index(targets.size()) == tokens, "LanguageModel: ", targets.size(),
+            " targets were given for ", tokens, " tokens");
+    const Index counted = tokens - std::count(targets.begin(), targets.end(), kIgnoreIndex);
     if (backward) dhidden_.resize(h.rows, options_.width);
+    if (h.rows == tokens) return run_head_rows(c, targets, counted, 0, backward, likeliest);
+    // sum_n p_n l_n of each token
+    step_losses_.resize(std::size_t(h.rows));
+    double loss = 0;
+    for (Index first = 0; first < h.rows; first += tokens)
+      loss += run_head_rows(c, targets, counted, first, backward, {});
+    std::vector<Real> parts;
+    for (const Index target : targets)
+      parts.push_back(target == kIgnoreIndex ? Real(0) : Real(1 / double(counted)));
+    blocks_.back().attention().take_step_losses(step_losses_, parts);
+    return loss;
+  }
+
+  // The head on as many rows as there are targets, from row `above` on. Where steps are scored, the loss of each row counts
+  // by its share and is written to step_losses_.
+  [[nodiscard]] double run_head_rows(Context<Real>& c, std::span<const Index> targets,
+                                     Index counted, Index above, bool backward,
+                                     std::span<Index> likeliest) {
+    const Index tokens = Index(targets.size());
+    const MatrixView<const Real> h = hidden().row_range(above, tokens);
+    const bool scored = hidden().rows != tokens;
     const Index chunk = std::max<Index>(1, kHeadChunk / options_.vocabulary);
     double sum = 0;
-    for (Index first = 0; first < h.rows; first += chunk) {
-      const Index rows = std::min(chunk, h.rows - first);
+    for (Index first = 0; first < tokens; first += chunk) {
+      const Index rows = std::min(chunk, tokens - first);
       logits_.resize(rows, options_.vocabulary);
       const MatrixView<Real> logits = logits_.view();
       head(c, h.row_range(first, rows), logits);
@@ -263,22 +326,44 @@ class LanguageModel {
         for (Index r = 0; r < rows; ++r)
           if (targets[std::size_t(first + r)] != kIgnoreIndex)
             likeliest[std::size_t(first + r)] = largest_of(logits.row(r));
+      std::span<Real> losses;
+      if (scored)
+        losses = std::span(step_losses_).subspan(std::size_t(above + first), std::size_t(rows));
       const auto part =
           cross_entropy<Real>(c, logits, targets.subspan(std::size_t(first), std::size_t(rows)),
-                              backward ? logits : MatrixView<Real>(), {}, counted);
-      sum += part.loss;
+                              backward ? logits : MatrixView<Real>(), losses, counted);
+      if (scored)
+        sum +=
+            weigh_steps(c, losses, above + first, counted, backward ? logits : MatrixView<Real>());
+      else
+        sum += part.loss;
       if (backward)
-        head_backward(c, h.row_range(first, rows), logits, dhidden_.view().row_range(first, rows));
+        head_backward(c, h.row_range(first, rows), logits,
+                      dhidden_.view().row_range(above + first, rows));
     }
     return sum;
+  }
+
+  // p times the losses of rows, from row `first` of all on, over the number of targets; the rows' dlogits become p times
+  // what they are.
+  [[nodiscard]] double weigh_steps(Context<Real>& c, std::span<const Real> losses, Index first,
+                                   Index counted, const MatrixView<Real>& dlogits) const {
+    const Real* p = blocks_.back().attention().step_shares().data() + first;
+    double sum = 0;
+    for (std::size_t r = 0; r < losses.size(); ++r) sum += double(p[r]) * double(losses[r]);
+    if (dlogits.given())
+      detail::for_row_blocks(c, dlogits.rows, dlogits.columns, [&](Index begin, Index end) {
+        for (Index r = begin; r < end; ++r)
+          for (Index i = 0; i < dlogits.columns; ++i) dlogits.row(r)[i] *= p[r];
+      });
+    return counted > 0 ? sum / double(counted) : 0;
   }
 
   [[nodiscard]] Index largest_of(const Real* row) const {
     return Index(std::max_element(row, row + options_.vocabulary) - row);
   }
 
-  void add_position_gradient(const TokenPlaces& places) {
-    const MatrixView<Real> dh = dhidden_.view();
+  void add_position_gradient(const MatrixView<const Real>& dh, const TokenPlaces& places) {
     for (Index r = 0; r < dh.rows; ++r) {
       Real* to = position_.grad.data() + places.position(r) * options_.width;
       for (Index i = 0; i < dh.columns; ++i) to[i] += dh.row(r)[i];
@@ -293,6 +378,7 @@ class LanguageModel {
   std::optional<Linear<Real>> head_;
   std::vector<Matrix<Real>> activations_;  // before each block, and after the last
   Matrix<Real> normed_, logits_, dhidden_;
+  std::vector<Real> step_losses_;  // of each step and token, where steps are scored
 };
 
 }  // namespace nn

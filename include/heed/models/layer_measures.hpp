@@ -12,7 +12,7 @@ inline namespace HEED_ABI {
 namespace nn {
 
 // The measures (models/attention_measures.hpp) of a layer around an op of the list, and with a memory of prototypes also
-// its diagnostics. Of any other layer only the diagnostics.
+// its diagnostics. Of any other layer only the diagnostics, and of some of its tokens those that it has of each.
 template <class Real>
 [[nodiscard]] std::vector<Measure> measures_of(const AttentionLayer<Real>& layer, Index batch,
                                                Index sequences = 2,
@@ -28,8 +28,17 @@ template <class Real>
     if (const auto* projected = dynamic_cast<const ProjectedAttention<Op>*>(&layer))
       measures = measures_of(*projected, batch, sequences, chosen);
   });
-  if (!measures && !chosen.all()) return {};
-  return measures ? *measures : layer.diagnostics();
+  if (measures) return *measures;
+  if (chosen.all()) return layer.diagnostics();
+  std::vector<Measure> means;
+  const double count = double(chosen.count(batch));
+  for (const TokenNumbers& numbers : layer.token_diagnostics()) {
+    double sum = 0;
+    for (Index t = 0; t < Index(numbers.of.size()); ++t)
+      if (chosen(t / chosen.len, t % chosen.len)) sum += numbers.of[std::size_t(t)];
+    means.emplace_back(numbers.name, sum / std::max(1.0, count));
+  }
+  return means;
 }
 
 }  // namespace nn

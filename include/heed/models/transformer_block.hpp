@@ -71,6 +71,11 @@ class TransformerBlock {
   [[nodiscard]] const AttentionLayer<Real>& attention() const { return *attention_; }
   [[nodiscard]] Mlp<Real>& mlp() { return mlp_; }
 
+  // Rows of y and dy for each row of x: see AttentionLayer::scored_steps().
+  [[nodiscard]] Index rows_per_token(const Context<Real>& c) const {
+    return c.training ? attention_->scored_steps() : 1;
+  }
+
   // y must not be x.
   void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                const MatrixView<Real>& y) {
@@ -86,10 +91,10 @@ class TransformerBlock {
     });
   }
 
-  // x is that of forward(); dx may be dy.
+  // x is that of forward(); dx may be the first rows of dy.
   void backward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
                 const MatrixView<const Real>& dy, const MatrixView<Real>& dx) {
-    for (Matrix<Real>* m : {&dresidual_, &dbranch_, &dnormed_}) m->resize(x.rows, x.columns);
+    for (Matrix<Real>* m : {&dresidual_, &dbranch_, &dnormed_}) m->resize(dy.rows, dy.columns);
     apply_dropout(c, 1, dy, dbranch_.view());
     mlp_.backward(c, normed2_.view(), dbranch_.view(), dnormed_.view(), Into::overwrite);
     copy<Real>(c, dy, dresidual_.view());
@@ -98,12 +103,15 @@ class TransformerBlock {
     apply_dropout(c, 0, dresidual_.view(), dbranch_.view());
     MatrixView<const Real> dmixed = dbranch_.view();
     if (out_) {
-      dmixed_.resize(x.rows, out_->in());
+      dmixed_.resize(dy.rows, out_->in());
       out_->backward(c, mixed_.view(), dbranch_.view(), dmixed_.view());
       dmixed = dmixed_.view();
     }
+    dnormed_.resize(x.rows, x.columns);
     attention_->backward(c, batch, normed1_.view(), dmixed, dnormed_.view());
-    copy<Real>(c, dresidual_.view(), dx);
+    copy<Real>(c, dresidual_.view().row_range(0, x.rows), dx);
+    for (Index first = x.rows; first < dy.rows; first += x.rows)
+      add<Real>(c, dresidual_.view().row_range(first, x.rows), dx);
     norm1_.backward(c, x, dnormed_.view(), dx, Into::add);
   }
 
@@ -123,17 +131,19 @@ class TransformerBlock {
   template <class Attend>
   void run(Context<Real>& c, const MatrixView<const Real>& x, const MatrixView<Real>& y,
            Attend&& attend) {
-    for (Matrix<Real>* m : {&normed1_, &residual_, &normed2_}) m->resize(x.rows, x.columns);
+    normed1_.resize(x.rows, x.columns);
+    for (Matrix<Real>* m : {&residual_, &normed2_}) m->resize(y.rows, y.columns);
     norm1_.forward(c, x, normed1_.view());
     if (out_) {
-      mixed_.resize(x.rows, out_->in());
+      mixed_.resize(y.rows, out_->in());
       attend(mixed_.view());
       out_->forward(c, mixed_.view(), residual_.view());
     } else {
       attend(residual_.view());
     }
     apply_dropout(c, 0, residual_.view(), residual_.view());
-    add<Real>(c, x, residual_.view());
+    for (Index first = 0; first < y.rows; first += x.rows)
+      add<Real>(c, x, residual_.view().row_range(first, x.rows));
     norm2_.forward(c, residual_.view(), normed2_.view());
     mlp_.forward(c, normed2_.view(), y);
     apply_dropout(c, 1, y, y);

@@ -3,7 +3,7 @@
 
 // AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside of a layer.
 
-#include <heed/engine/doors.hpp>
+#include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -91,11 +92,26 @@ class AttentionLayer {
   // What the last forward() adds to the loss by it.
   [[nodiscard]] virtual double ponder_cost() const { return 0; }
 
+  // More than 1 for a layer that leaves a token after one of so many steps, chosen at random, and learns the probabilities
+  // p_n from the loss l_n of each (nn/ponder_attention.hpp). In training y of forward() and dy of backward() then have
+  // (steps, tokens) rows, one step below the other; all rows behind the layer are those, too, up to the loss.
+  [[nodiscard]] virtual Index scored_steps() const { return 1; }
+  // p_n of each of these rows, of the last forward() in training.
+  [[nodiscard]] virtual std::span<const Real> step_shares() const { return {}; }
+  // Takes l_n of each row, and, as the second list, the part of the loss that each token is. To be called between forward()
+  // and backward(), whose dy holds no gradient through p_n.
+  virtual void take_step_losses(std::span<const Real>, std::span<const Real>) {}
+  // The prior of p, a number in (0, 1): see nn/ponder_attention.hpp. Other layers have none and throw.
+  virtual void set_ponder_prior(double prior) {
+    fail("AttentionLayer::set_ponder_prior: the prior is ", prior,
+         ", the layer has none; its steps have no probabilities that a prior could draw near");
+  }
+
   // Names and means over tokens of the numbers that the last forward() reported.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
-  // The same of each token, in the order of the rows of x; with "steps", the time that a token takes, where the op gives it.
+  // The same of each token, in the order of the rows of x; with "steps", the time that a token takes, where the layer has it.
   [[nodiscard]] virtual std::vector<TokenNumbers> token_diagnostics() const { return {}; }
 };
 
@@ -108,32 +124,39 @@ class OpStage {
   Op op;
   Mask<Real> mask;
   bool learns = true;  // true if the op's parameters are weights of the model
+  // dL/dsteps of a loss on what the op's steps come to, of the shape of steps(): backward() reads it, in place of that of
+  // set_ponder(). Empty for none.
+  std::vector<Real> step_gradient;
 
   OpStage(Op with, Mask<Real> under)
       : op(std::move(with)), mask(std::move(under)), grad_(zeros_like(op)) {}
 
   // Runs the op; the mask moves with the queries of a cache, which stand in.first_query tokens behind the first key.
-  void forward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<Real>& out) {
+  void forward(const Context<Real>& c, const PackedInputs<Real>& in, const TensorView<Real>& out) {
     Outputs<Real> to(out);
     steps_.clear();
     if constexpr (Op::ReadoutType::counts_steps)
       if (op.readout.without_steps() == nullptr) {
-        steps_.resize(std::size_t(rows_of(out.shape())));
-        to.steps = {steps_.data(), steps_shape(out.shape())};
+        const Shape shape = steps_shape(in, out.shape());
+        steps_.resize(std::size_t(rows_of(out.shape()) * shape.dim));
+        to.steps = {steps_.data(), shape};
       }
     heed::forward(op, in, in.first_query > 0 ? mask_from(in.first_query) : mask, to, &saved_,
                   options(c));
   }
   // Adds to the gradients of the op's parameters.
-  void backward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<const Real>& out,
-                const TensorView<const Real>& dout, const Gradients<Real>& grads) {
+  void backward(const Context<Real>& c, const PackedInputs<Real>& in,
+                const TensorView<const Real>& out, const TensorView<const Real>& dout,
+                const Gradients<Real>& grads) {
     Op own = op;
     OutputGradients<Real> output(dout);
-    if (ponder_ > 0) {
+    if (!step_gradient.empty()) {
+      output.steps = {step_gradient.data(), steps_shape(in, out.shape())};
+    } else if (ponder_ > 0) {
       // dL/dsteps of L = ponder mean(steps)
       const Index rows = rows_of(out.shape());
       dsteps_.assign(std::size_t(rows), Real(ponder_ / double(rows)));
-      output.steps = {dsteps_.data(), steps_shape(out.shape())};
+      output.steps = {dsteps_.data(), steps_shape(in, out.shape())};
     }
     heed::backward(op, in, mask, saved_, out, output, grads, &own, options(c));
     for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
@@ -159,7 +182,7 @@ class OpStage {
     });
   }
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
-  // Of the last forward(), (batch, heads, len); empty where the op gives none.
+  // Of the last forward(), (batch, heads, len, step_columns of the readout); empty where the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
 
   // See AttentionLayer::token_diagnostics().
@@ -177,7 +200,7 @@ class OpStage {
     };
     for (std::size_t d = 0; d < saved_.diagnostics.size(); ++d)
       add(saved_.diagnostic_names[d], saved_.diagnostics[d]);
-    if (!steps_.empty()) add("steps", steps_);
+    if (!steps_.empty() && op.readout.steps_are_time()) add("steps", steps_);
     return all;
   }
 
@@ -185,10 +208,17 @@ class OpStage {
   void set_ponder(double weight) {
     require(std::isfinite(weight) && weight >= 0, "OpStage::set_ponder: the weight is ", weight,
             ", it must be finite and not negative");
-    const char* why = op.readout.without_steps();
+    const char* why = without_time();
     require(weight == 0 || why == nullptr, "OpStage::set_ponder: the weight is ", weight, ", ",
             why ? why : "");
     ponder_ = weight;
+  }
+  // Why the op says of no row how much time it takes, as the end of a sentence; null where it does.
+  [[nodiscard]] const char* without_time() const {
+    const char* why = op.readout.without_steps();
+    return why != nullptr || op.readout.steps_are_time()
+               ? why
+               : "the op's steps are what each of them leaves, not the time that they take";
   }
   [[nodiscard]] double ponder_cost() const {
     double sum = 0;
@@ -212,8 +242,11 @@ class OpStage {
 
  private:
   [[nodiscard]] static Index rows_of(const Shape& out) { return out.batch * out.heads * out.len; }
-  [[nodiscard]] static Shape steps_shape(const Shape& out) {
-    return {out.batch, out.heads, out.len, 1};
+  [[nodiscard]] Shape steps_shape(const Inputs<Real>& in, const Shape& out) const {
+    Geometry g;
+    g.dim_qk = in.query.shape().dim;
+    g.dim_v = out.dim;
+    return {out.batch, out.heads, out.len, op.readout.step_columns(g)};
   }
   [[nodiscard]] Mask<Real> mask_from(Index position) const {
     Mask<Real> moved = mask;

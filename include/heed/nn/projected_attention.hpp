@@ -115,19 +115,18 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return {rows(query_), rows(key_), rows(value_), rows(extra_)};
   }
   // The inputs that the op read in the last forward().
-  [[nodiscard]] Inputs<Real> inputs(Index batch) const {
+  [[nodiscard]] PackedInputs<Real> inputs(Index batch) const {
     const Matrix<Real>& values = crosses_ ? memory_rows_ : rows_;
     const Matrix<Real>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
     const Geometry& g = options_.heads;
-    return {part(read_from().view(), query_, batch, g.query_heads),
-            part(keys.view(), key_, batch, g.kv_heads),
-            part(values.view(), value_, batch, g.kv_heads),
-            of_heads(rows_.view(), extra_, batch),
-            nullptr,
-            of_heads(rows_.view(), query_inputs_, batch),
-            of_heads(values.view(), key_inputs_, batch),
-            0,
-            packed_.queries.empty() ? nullptr : &packed_};
+    const Inputs<Real> in{part(read_from().view(), query_, batch, g.query_heads),
+                          part(keys.view(), key_, batch, g.kv_heads),
+                          part(values.view(), value_, batch, g.kv_heads),
+                          of_heads(rows_.view(), extra_, batch),
+                          nullptr,
+                          of_heads(rows_.view(), query_inputs_, batch),
+                          of_heads(values.view(), key_inputs_, batch)};
+    return {in, packed_.queries.empty() ? nullptr : &packed_};
   }
 
   void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
@@ -238,9 +237,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     noise_ = sigma;
     noise_stream_ = stream;
   }
-  [[nodiscard]] bool counts_steps() const override {
-    return stage.op.readout.without_steps() == nullptr;
-  }
+  [[nodiscard]] bool counts_steps() const override { return stage.without_time() == nullptr; }
   void set_ponder(double weight) override { stage.set_ponder(weight); }
   [[nodiscard]] double ponder_cost() const override { return stage.ponder_cost(); }
 
@@ -460,7 +457,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                         crosses_ ? into_memory : into_x);
   }
 
-  void mix(Context<Real>& c, Index batch, const Inputs<Real>& in, Index tokens,
+  void mix(Context<Real>& c, Index batch, const PackedInputs<Real>& in, Index tokens,
            const MatrixView<Real>& y) {
     mixed_.resize(tokens, mixed_width());
     stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads));

@@ -36,6 +36,11 @@
 //   rho is the time that the row takes, which a loss may hold small: `steps` of forward(), drho `grad_steps` of backward().
 //   It has a slope where N, the number of steps taken, has none; N is a constant, and where it changes out and rho jump.
 //
+//   Halting::outside: every row takes max_steps steps, and what each of them leaves is a result, for a loss that reads all of
+//   them (PonderNet: nn/ponder_attention.hpp).
+//   (9) steps = [z_1 | ... | z_(max_steps - 1)],  out = z_max_steps
+//         dz_n += dsteps_n
+//
 // Halting decisions are constants. Formulas (1) to (3) do not depend on z: they are computed once.
 //
 // Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias
@@ -45,7 +50,7 @@
 //           they cancel. So P+ = P- = P and u+ = Vp (P v): one product with P. Kept for
 //           checkpoints; gradient exactly 0.
 // Reports   per row: updates, the steps applied, N of an adaptive row; steps_used, those of them that did not fall below
-//           halt_eps, all of an adaptive row; tension.
+//           halt_eps, all of an adaptive row; tension. With Halting::outside both are max_steps.
 // Limits    bh = -infinity: N = max_steps, R = 1, out is that of halt_eps = 0 bit by bit. bh large: that of max_steps = 1.
 // Bounds    of an adaptive row spare_eps <= R <= 1 up to rounding and N <= rho <= N + 1; p sums to 1.
 //           tension in [sigmoid(-1), sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and
@@ -96,15 +101,22 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
     require(g.dim_v == g.dim_qk, where, ": value has dim_v ", g.dim_v,
             ", it must equal dim_qk, which is ", g.dim_qk);
     const bool has_unit = this->halt.given() && this->halt_bias.given();
+    require(!outside() || max_steps > 1, where, ": halting is outside, max_steps is ", max_steps,
+            ", it must be at least 2");
     require(!adaptive() || has_unit || g.heads == 0, where, ": halting is adaptive, ",
             this->halt.given() ? "halt.bias" : "halt.weight",
             " was not given; make_dialectical() makes both for a geometry");
   }
 
   [[nodiscard]] const char* without_steps() const {
-    return adaptive() ? nullptr
-                      : "the op's rows halt by the size of their steps; halting must be adaptive";
+    return adaptive() || outside()
+               ? nullptr
+               : "the op's rows halt by the size of their steps; halting must be adaptive";
   }
+  [[nodiscard]] Index step_columns(const Geometry& g) const {
+    return outside() ? (max_steps - 1) * g.dim_v : 1;
+  }
+  [[nodiscard]] bool steps_are_time() const { return adaptive(); }
 
   // Halting::batch: a row goes on until all rows have halted. A rehearsal in which each row halts by itself tells how
   // many steps that takes.
@@ -175,7 +187,8 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
       // Invariant: behind step t, dz is dL/dz_t through all that the rows did from z_t on
       for (Index t = steps - 1; t >= 0; --t) {
         // (8), (7)
-        detail::ponder_step_vjp(pass, kept, panel.head, t, panel.tile.constant(), panel.dsteps);
+        detail::ponder_step_vjp(pass, kept, panel.head, t, panel.tile.constant(),
+                                panel.dsteps.data);
         // (6) to (4)
         detail::dialectical_step_vjp(pass, t, z_before(panel, trace, t), kept.dz);
       }
@@ -183,8 +196,11 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
     } else {
       const Index steps = run_steps(panel, lanes, where, kByStep);
       // (6) to (4), from the last step to the first; the tile holds dz
-      for (Index t = steps - 1; t >= 0; --t)
+      for (Index t = steps - 1; t >= 0; --t) {
+        // (9) dz_n += dsteps_n
+        if (outside() && t + 1 < steps) add_rows(panel.dsteps.part(t * d, d), panel);
         detail::dialectical_step_vjp(pass, t, z_before(panel, trace, t), panel.tile);
+      }
       add_to_query(panel, panel.tile);
     }
     // (3) to (1); the tile becomes dm
@@ -202,6 +218,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
 
   [[nodiscard]] const DialecticalParams<Real>& params() const { return *this; }
   [[nodiscard]] bool adaptive() const { return halting == Halting::adaptive; }
+  [[nodiscard]] bool outside() const { return halting == Halting::outside; }
 
   int steps_of_all_ = 0;  // of a settled readout
 
@@ -212,7 +229,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   // May a panel stop as soon as its own rows have halted?
   [[nodiscard]] bool stops_alone() const { return halting != Halting::batch; }
 
-  // (4) to (6) from z_0 = q until the rows halt, with z in place of the mixed rows.
+  // (4) to (6) from z_0 = q until the rows halt, with z in place of the mixed rows; (9) where that is asked for.
   void recur(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes) const {
     copy_query(panel, panel.tile);
     run_steps(
@@ -220,7 +237,11 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
         [&](Index) {
           return Step{panel.tile.constant(), lanes.step, panel.tile, lanes.gate};
         },
-        kByStep);
+        [&](Index t, bool last) {
+          if (!outside() || last) return;
+          const LaneTile<Real>& z = panel.tile;
+          std::copy_n(z.data, z.rows * z.lanes, panel.steps.part(t * z.rows, z.rows).data);
+        });
   }
   // The same with (7), and (8) in place of the mixed rows.
   void ponder(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
@@ -240,10 +261,14 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
                                     last, panel.vectors);
           detail::add_pondered(ponder, z.constant(), panel.vectors, panel.tile);
         });
-    std::copy_n(ponder.steps, z.lanes, panel.steps);
+    std::copy_n(ponder.steps, z.lanes, panel.steps.data);
   }
   static void copy_query(const ReadoutPanel<Real>& panel, const LaneTile<Real>& to) {
     std::copy(panel.query.data, panel.query.data + to.rows * to.lanes, to.data);
+  }
+  static void add_rows(const LaneTile<const Real>& rows, const ReadoutPanel<Real>& panel) {
+    for (Index c = 0; c < rows.rows; ++c)
+      for (int v = 0; v < panel.vectors; ++v) panel.tile.add(c, v, rows.load(c, v));
   }
   static void add_to_query(const ReadoutPanel<Real>& panel, const LaneTile<Real>& dz) {
     for (Index c = 0; c < dz.rows; ++c)

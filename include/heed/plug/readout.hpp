@@ -27,10 +27,12 @@
 //                                           work_rows and check get the score as their last argument, vjp the
 //                                           score's gradient behind it
 //   work_rows(geometry, backward)     0     scratch lane rows that it needs
-//   counts_steps                  false     writes panel.steps, the time that a row takes, which a loss may read, and reads
+//   counts_steps                  false     writes panel.steps, what a row's steps come to, which a loss may read, and reads
 //                                           panel.dsteps: forward() and backward() of the door take them beside out.
 //                                           Twin: context.steps. without_steps() says why there are none with the options
-//                                           at hand, and is null where there are
+//                                           at hand, and is null where there are. step_columns(geometry), 1: how many
+//                                           numbers they are of each row; steps_are_time(), true: they are the time that it
+//                                           takes
 //   diagnostics, diagnostic_name(i)   0     numbers per row that it reports
 //   gates                         false     its answer to mixed rows of ones is a gate, which reports show
 //   rehearses                     false     may ask for a rehearsal: see below
@@ -70,7 +72,7 @@ struct ReadoutPanel {
   LaneTile<const Real> lse;                 // [map][lanes]: -infinity for a row that sees no key
   LaneTile<Real> work;                      // [work_rows][lanes]
   LaneTile<Real> diagnostics;               // out, [diagnostics][lanes]
-  Real* steps = nullptr;                    // out, [lanes] (counts_steps)
+  LaneTile<Real> steps;                     // out, [step_columns][lanes] (counts_steps)
   // Backward only.
   LaneTile<const Real> saved;           // [dim_v][lanes]: mixed rows or output rows (saves_mixed)
   Real* delta = nullptr;                // out, [lanes]
@@ -79,7 +81,7 @@ struct ReadoutPanel {
   LaneTile<Real> dextra;                // out, [extra_dim][lanes]
   LaneTile<Real> dquery_inputs;         // add, [query_inputs][lanes]
   LaneTile<Real> dlse;                  // add, [map][lanes] (uses_lse)
-  const Real* dsteps = nullptr;         // [lanes]: dL/dsteps (counts_steps)
+  LaneTile<const Real> dsteps;          // [step_columns][lanes]: dL/dsteps (counts_steps)
 };
 
 // Everything that a long-hand readout may read, dense and in (batch, heads, len, dim) order. `out`
@@ -92,7 +94,7 @@ struct ReadoutContext {
   std::vector<std::vector<S>> lse;               // [map][batch * heads * len_q]
   std::vector<std::vector<double>> diagnostics;  // [diagnostics][rows]
   std::vector<S> query_inputs = {};              // (batch, heads, len_q, query_inputs)
-  std::vector<S> steps = {};                     // out, [row], of a readout that gives steps
+  std::vector<S> steps = {};  // out, [row][step_columns], of a readout that gives steps
 
   [[nodiscard]] S* out_row(Index b, Index h, Index i) {
     return out.data() + geometry.row_index(b, h, i) * geometry.dim_v;
@@ -139,6 +141,8 @@ struct PlainReadout {
   [[nodiscard]] static const char* extra_name() { return "extra"; }
   [[nodiscard]] Index extra_dim(const Geometry&) const { return 0; }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return 0; }
+  [[nodiscard]] Index step_columns(const Geometry&) const { return 1; }
+  [[nodiscard]] bool steps_are_time() const { return true; }
   [[nodiscard]] bool needs_rehearsal() const { return false; }
   // The end of a sentence about steps that were asked for.
   [[nodiscard]] const char* without_steps() const {

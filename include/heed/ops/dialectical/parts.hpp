@@ -16,18 +16,20 @@ inline namespace HEED_ABI {
 // When does a row stop moving? per_token: when its own step was small. batch: all rows together,
 // once each row of the call has had a small step; that couples the sequences of a batch and, even
 // under a causal mask, a token with later ones. adaptive: when its learnt halting probabilities are spent (7); it needs
-// the parameters halt and halt_bias.
-enum class Halting { per_token, batch, adaptive };
+// the parameters halt and halt_bias. outside: never; the caller gets what every step leaves, and decides (9).
+enum class Halting { per_token, batch, adaptive, outside };
 
 struct DialecticalOptions {
   int max_steps = 3;  // >= 1
   double halt_eps =
-      1e-3;  // >= 0, of |step| / |z|; 0 never halts. Halting::adaptive does not read it
+      1e-3;  // >= 0, of |step| / |z|; 0 never halts. Not read where halting is adaptive or outside
   Halting halting = Halting::per_token;
   double spare_eps = 0.01;  // in [0, 1): an adaptive row halts once 1 - spare_eps is spent
 
   // |step| / |z| below which a step is the last one.
-  [[nodiscard]] double small_step() const { return halting == Halting::adaptive ? 0 : halt_eps; }
+  [[nodiscard]] double small_step() const {
+    return halting == Halting::adaptive || halting == Halting::outside ? 0 : halt_eps;
+  }
 };
 
 // Shared by all heads but for the halting unit; matrices are (out, in). d = head width.

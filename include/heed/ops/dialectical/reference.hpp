@@ -34,6 +34,8 @@ class DialecticalLongHand {
         if (row.active || options_.halting == Halting::batch) {
           move(row);
           if (adaptive()) ponder(row, Index(r) / g.len_q % g.heads, t + 1);
+          if (outside() && t + 1 < options_.max_steps)
+            row.trail.insert(row.trail.end(), row.z.begin(), row.z.end());
         }
         any_active = any_active || row.active;
       }
@@ -53,9 +55,11 @@ class DialecticalLongHand {
     int steps_used = 0, updates = 0;
     Vector mean = {};                                              // sum_n p_n z_n
     S spent = math::constant<S>(0), steps = math::constant<S>(0);  // sum of h; rho
+    Vector trail = {};                                             // z_1, ..., z_(max_steps - 1)
   };
 
   [[nodiscard]] bool adaptive() const { return options_.halting == Halting::adaptive; }
+  [[nodiscard]] bool outside() const { return options_.halting == Halting::outside; }
 
   [[nodiscard]] Row first_state(const S* mixed, const S* query) const {
     Row row;
@@ -82,7 +86,7 @@ class DialecticalLongHand {
       step.push_back(gate * row.tension * a * math::sigmoid(a));
     }
     const Real delta = length(step) / (length(row.z) + Real(1e-6));
-    const bool done = !adaptive() && delta < Real(options_.halt_eps);
+    const bool done = delta < Real(options_.small_step());
     for (Index c = 0; c < d_; ++c) row.z[std::size_t(c)] += step[std::size_t(c)];
     row.steps_used += done ? 0 : 1;
     row.updates += 1;
@@ -110,6 +114,8 @@ class DialecticalLongHand {
         row.z = row.mean;
         context_.steps.push_back(row.steps);
       }
+    for (const Row& row : rows_)
+      context_.steps.insert(context_.steps.end(), row.trail.begin(), row.trail.end());
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       const Row& row = rows_[r];
       for (std::size_t c = 0; c < std::size_t(d_); ++c)

@@ -1,0 +1,638 @@
+# SPDX-License-Identifier: Apache-2.0
+"""heed from Python: attention variants forward and backward, on NumPy arrays, by the library libheed.
+
+    import heed
+    out = heed.attention(q, k, v, variant="dar", causal=True, strength=0.3)
+
+    call = heed.forward(q, k, v, variant="dar", causal=True, strength=np.full(heads, 0.3))
+    grads = heed.backward(call, grad_out)
+    grads.query, grads.key, grads.value, grads.parameters["strength"]
+
+Arrays    q (batch, query_heads, len_q, dim_qk), k (batch, kv_heads, len_kv, dim_qk), v (batch, kv_heads, len_kv, dim_v), or
+          (len, dim) for one head. kv_heads divides heads, which are query_heads, or half of them for differential-v2.
+          Arrays are read where they lie: x.transpose(0, 2, 1, 3) of (batch, len, heads, dim) memory, slices and broadcasts
+          cost no copy. Only their last stride must be one number.
+Numbers   q decides: float64 computes with double, float32, float16 and bfloat16 with float. Each array of a call of floats
+          may be float32, float16 or bfloat16; out and gradients have the type of q, or that of what they are gradients of.
+          NumPy has no bfloat16: Bfloat16(bits) wraps an array of uint16, and arrays of ml_dtypes.bfloat16 are known.
+Errors    ValueError with one sentence, the same as in C++; TypeError for what is no array; MemoryError.
+Threads   `threads`, set_threads() or OMP_NUM_THREADS; results do not depend on it. Python's other threads run meanwhile.
+Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in build/ of the tree that this file is in, or where
+          the system finds it. It is built by: cmake -S . -B build && cmake --build build -t heed_c
+"""
+
+import ctypes
+import operator
+import os
+import pathlib
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
+
+import numpy as np
+
+__all__ = ["attention", "forward", "backward", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
+           "threads", "set_threads", "version", "instructions", "use_instructions"]
+
+
+# --- dlpack.h and heed/c.h ------------------------------------------------------------------------------------------
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8),
+                ("bits", c_uint8), ("lanes", c_uint16), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)),
+                ("byte_offset", c_uint64)]
+
+
+_TensorPointer = POINTER(_Tensor)
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("tensor", _TensorPointer), ("text", c_char_p), ("number", c_double)]
+
+
+class _Sized(ctypes.Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, **fields):
+        super().__init__(size=ctypes.sizeof(self), **fields)
+
+
+class _Window(ctypes.Structure):
+    _fields_ = [("left", c_int64), ("right", c_int64), ("offset", c_int64), ("align", c_int)]
+
+
+class _KeyRange(ctypes.Structure):
+    _fields_ = [("begin", c_int64), ("end", c_int64)]
+
+
+_Visible = ctypes.CFUNCTYPE(c_int, c_void_p, c_int64, c_int64, c_int64, c_int64)
+
+
+class _Mask(_Sized):
+    _fields_ = [("size", c_size_t), ("causal", c_int), ("causal_align", c_int), ("causal_offset", c_int64),
+                ("windows", POINTER(_Window)), ("window_count", c_size_t),
+                ("key_ranges", POINTER(_KeyRange)), ("key_range_count", c_size_t),
+                ("key_lengths", POINTER(c_int64)), ("key_length_count", c_size_t),
+                ("allowed", _TensorPointer), ("bias", _TensorPointer),
+                ("query_documents", POINTER(c_int64)), ("query_document_count", c_size_t),
+                ("key_documents", POINTER(c_int64)), ("key_document_count", c_size_t),
+                ("slopes", POINTER(c_double)), ("slope_count", c_size_t), ("slope_align", c_int), ("soft_cap", c_double),
+                ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int)]
+
+
+class _Call(_Sized):
+    _fields_ = [("size", c_size_t), ("variant", c_char_p),
+                ("query", _TensorPointer), ("key", _TensorPointer), ("value", _TensorPointer), ("extra", _TensorPointer),
+                ("parameters", POINTER(_Parameter)), ("parameter_count", c_size_t), ("mask", POINTER(_Mask)),
+                ("scale", POINTER(c_double)), ("threads", c_int), ("precision", c_int), ("dropout", c_double),
+                ("dropout_seed", c_uint64), ("first_query", c_int64),
+                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer)]
+
+
+class _Outputs(_Sized):
+    _fields_ = [("size", c_size_t), ("out", _TensorPointer), ("lse", _TensorPointer), ("steps", _TensorPointer)]
+
+
+class _Gradients(_Sized):
+    _fields_ = [("size", c_size_t), ("query", _TensorPointer), ("key", _TensorPointer), ("value", _TensorPointer),
+                ("extra", _TensorPointer), ("bias", _TensorPointer),
+                ("parameters", POINTER(_Parameter)), ("parameter_count", c_size_t),
+                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer)]
+
+
+class _Info(_Sized):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("kind", c_int), ("required", c_int), ("ndim", c_int),
+                ("shape", c_int64 * 8), ("number", c_double), ("text", c_char_p), ("choices", c_char_p)]
+
+
+class _Shapes(_Sized):
+    _fields_ = [("size", c_size_t), ("out", c_int64 * 4), ("lse", c_int64 * 4), ("steps", c_int64 * 4), ("extra", c_int64 * 4)]
+
+
+class _Start(_Sized):
+    _fields_ = [("size", c_size_t), ("seed", c_uint64), ("depth", c_int64), ("prototypes", c_int64)]
+
+
+_INVALID, _NO_MEMORY = 1, 2
+_KINDS = ("per head", "tensor", "fixed", "option", "choice", "list")
+_LEARNT = ("per head", "tensor")
+
+
+# --- the library ----------------------------------------------------------------------------------------------------
+
+def _load():
+    asked = os.environ.get("HEED_LIBRARY")
+    here = pathlib.Path(__file__).resolve().parent
+    if asked is not None:
+        places = [asked]
+    else:
+        places = [str(path) for path in (here / "libheed.so", here.parent.parent / "build" / "libheed.so") if path.exists()]
+        places.append("libheed.so.0")
+    try:
+        library = ctypes.CDLL(places[0])
+    except OSError as error:
+        found = "HEED_LIBRARY is " + asked if asked is not None else places[0] + " was looked for beside heed.py, in build/ and by the system"
+        raise ImportError("heed: the library libheed could not be loaded (" + str(error) + "); " + found +
+                          "; build it by: cmake -S . -B build && cmake --build build -t heed_c") from None
+    call, outputs, saved = POINTER(_Call), POINTER(_Outputs), c_void_p
+    for name, result, arguments in (
+            ("forward", c_int, (call, outputs, POINTER(saved))),
+            ("backward", c_int, (call, saved, _TensorPointer, outputs, POINTER(_Gradients))),
+            ("saved_free", None, (saved,)),
+            ("report", c_int, (saved, c_char_p, _TensorPointer)),
+            ("report_name", c_char_p, (saved, c_size_t)),
+            ("variant_name", c_char_p, (c_size_t,)),
+            ("shapes_of", c_int, (call, POINTER(_Shapes))),
+            ("describe", c_int, (call, POINTER(_Start), POINTER(_Info), POINTER(c_size_t))),
+            ("initial", c_int, (call, POINTER(_Start), POINTER(_Parameter), c_size_t)),
+            ("last_error", c_char_p, ()),
+            ("version", c_char_p, ()),
+            ("threads", c_int, ()),
+            ("set_threads", c_int, (c_int,)),
+            ("instructions", c_char_p, ()),
+            ("instructions_name", c_char_p, (c_size_t,)),
+            ("use_instructions", c_int, (c_char_p,))):
+        function = getattr(library, "heed_" + name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_heed = _load()
+
+
+def _check(status):
+    """Raises what heed_last_error() says unless the status is heed_ok."""
+    if status == 0:
+        return
+    text = _heed.heed_last_error().decode()
+    raise {_INVALID: ValueError, _NO_MEMORY: MemoryError}.get(status, RuntimeError)(text)
+
+
+def _names(function):
+    names = []
+    while (name := function(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def version():
+    """The version of the library, such as "0.1.0"."""
+    return _heed.heed_version().decode()
+
+
+def variants():
+    """The names of all variants."""
+    return _names(_heed.heed_variant_name)
+
+
+def threads():
+    """How many threads a call computes with unless it says otherwise."""
+    return _heed.heed_threads()
+
+
+def set_threads(count):
+    """Sets how many threads calls compute with; 0 for OpenMP's default."""
+    _check(_heed.heed_set_threads(count))
+
+
+def instructions():
+    """The instruction set that computes, such as "x86-64-v3"."""
+    return _heed.heed_instructions().decode()
+
+
+def use_instructions(name=None):
+    """Computes with another instruction set that this processor has, or with the highest."""
+    _check(_heed.heed_use_instructions(None if name is None else name.encode()))
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+class Bfloat16:
+    """An array of bfloat16 numbers: `bits`, of uint16, are the upper halves of those of float32."""
+
+    def __init__(self, bits):
+        if not isinstance(bits, np.ndarray) or bits.dtype != np.uint16:
+            raise TypeError("heed.Bfloat16: bits is of " + _kind(bits) + ", it must be an array of uint16")
+        self.bits = bits
+
+    @classmethod
+    def nearest(cls, numbers):
+        """The bfloat16 numbers nearest to those of an array."""
+        wide = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        rounded = (wide + (0x7FFF + (wide >> 16 & 1))) >> 16
+        return cls(np.where((wide & 0x7FFFFFFF) > 0x7F800000, wide >> 16 | 0x40, rounded).astype(np.uint16))
+
+    def numbers(self):
+        """The same numbers as float32."""
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
+    @property
+    def shape(self):
+        return self.bits.shape
+
+
+def _kind(x):
+    return "an array of " + str(x.dtype) if isinstance(x, np.ndarray) else "type " + type(x).__name__
+
+
+def _is_bfloat16(x):
+    return isinstance(x, Bfloat16) or x.dtype.name == "bfloat16"
+
+
+class _View:
+    """A DLTensor of an array's memory. The array and the tensor live as long as the view."""
+
+    _codes = {"i": 0, "u": 1, "f": 2, "b": 6}
+
+    def __init__(self, x, name):
+        if not isinstance(x, (np.ndarray, Bfloat16)):
+            raise TypeError("heed: " + name + " is of " + _kind(x) + ", it must be an array")
+        bfloat16 = _is_bfloat16(x)
+        self.array = array = x.bits if isinstance(x, Bfloat16) else x
+        bytes_each = array.itemsize
+        if not bfloat16 and array.dtype.kind not in self._codes:
+            raise TypeError("heed: " + name + " is " + _kind(array) + ", which heed does not read")
+        if not array.dtype.isnative:
+            raise TypeError("heed: " + name + " is " + _kind(array) + ", its bytes must have the machine's order")
+        if any(stride % bytes_each for stride in array.strides):
+            raise ValueError("heed: " + name + " has strides of " + str(array.strides) + " bytes, they must be multiples of " + str(bytes_each))
+        axes = c_int64 * max(1, array.ndim)
+        self.shape = axes(*array.shape)
+        self.strides = axes(*(stride // bytes_each for stride in array.strides))
+        self.tensor = _Tensor(data=array.ctypes.data, device_type=1, ndim=array.ndim,
+                              code=4 if bfloat16 else self._codes[array.dtype.kind], bits=8 * bytes_each, lanes=1,
+                              shape=self.shape, strides=self.strides)
+        self.pointer = ctypes.pointer(self.tensor)
+
+
+def _empty_like(x, shape):
+    """An array for results of the type of x."""
+    return Bfloat16(np.empty(shape, np.uint16)) if isinstance(x, Bfloat16) else np.empty(shape, x.dtype)
+
+
+def _list_of(kind, values, name):
+    values = np.ascontiguousarray(values)
+    wanted = np.float64 if kind is c_double else np.int64
+    if kind is c_int64 and values.size and values.dtype.kind not in "iu":
+        raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold whole numbers")
+    values = np.ascontiguousarray(values.ravel(), wanted)
+    # One element more than there are: an empty list is a list, not none.
+    return (kind * (values.size + 1))(*values.tolist()), values.size
+
+
+def _pair(values, name):
+    try:
+        first, second = values
+        return operator.index(first), operator.index(second)
+    except (TypeError, ValueError):
+        raise TypeError("heed: " + name + " is " + repr(values) + ", it must be two whole numbers") from None
+
+
+def _align(value, name):
+    if value == "top_left":
+        return 0
+    if value == "bottom_right":
+        return 1
+    raise ValueError("heed: " + name + ' is ' + repr(value) + ', it must be "top_left" or "bottom_right"')
+
+
+class _Request:
+    """A struct heed_call, and all that it points to."""
+
+    def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias,
+                 documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
+                 query_inputs, key_inputs, parameters):
+        self.variant = variant
+        self.arrays = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
+                                               ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
+        self.views = {name: _View(x, name) for name, x in self.arrays.items()}
+        self.visible_error = None
+        self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible)
+        self.parameters = parameters
+        self.parameter_views, self.parameter_array = _parameters(parameters)
+        if precision not in ("storage", "mixed"):
+            raise ValueError('heed: precision is ' + repr(precision) + ', it must be "storage" or "mixed"')
+        self.struct = _Call(variant=_text(variant, "variant"), mask=ctypes.pointer(self.mask),
+                            parameters=self.parameter_array, parameter_count=len(self.parameter_views),
+                            threads=threads, precision=1 if precision == "mixed" else 0, dropout=dropout,
+                            dropout_seed=dropout_seed, first_query=first_query)
+        if scale is not None:
+            self.struct.scale = ctypes.pointer(c_double(scale))
+        for name in ("query", "key", "value", "extra", "query_inputs", "key_inputs"):
+            if name in self.views:
+                setattr(self.struct, name, self.views[name].pointer)
+
+    def _mask(self, causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible):
+        struct = _Mask()
+        at = _align(align, "align")
+        if causal:
+            struct.causal, struct.causal_offset = 1, offset
+            struct.causal_align = at if isinstance(causal, (bool, np.bool_)) else _align(causal, "causal")
+        if window is not None:
+            struct.windows, struct.window_count = (_Window * 1)(_Window(*_pair(window, "window"), offset, at)), 1
+        if key_range is not None:
+            struct.key_ranges, struct.key_range_count = (_KeyRange * 1)(_KeyRange(*_pair(key_range, "key_range"))), 1
+        if key_lengths is not None:
+            struct.key_lengths, struct.key_length_count = _list_of(c_int64, key_lengths, "key_lengths")
+        if mask is not None:
+            self.views["mask"] = _View(mask, "mask")
+            struct.allowed = self.views["mask"].pointer
+        if "bias" in self.views:
+            struct.bias = self.views["bias"].pointer
+        if documents is not None:
+            of_queries, of_keys = documents if isinstance(documents, tuple) else (documents, documents)
+            struct.query_documents, struct.query_document_count = _list_of(c_int64, of_queries, "documents")
+            struct.key_documents, struct.key_document_count = _list_of(c_int64, of_keys, "documents")
+        if alibi is not None:
+            struct.slopes, struct.slope_count = _list_of(c_double, alibi, "alibi")
+            struct.slope_align = at
+        if soft_cap is not None:
+            if soft_cap == 0:  # which stands for none in the struct
+                raise ValueError("soft_cap: cap is 0, it must be positive and finite")
+            struct.soft_cap = soft_cap
+        if visible is not None:
+            def ask(_, batch, head, query, key):
+                try:
+                    return 1 if visible(batch, head, query, key) else 0
+                except BaseException as error:  # carried out of the library, which knows no exceptions
+                    self.visible_error = error
+                    return 0
+            struct.visible, struct.visible_align = _Visible(ask), at
+        return struct
+
+    def run(self, status):
+        """Raises the error of the mask's own function, or that of the library."""
+        if self.visible_error is not None:
+            error, self.visible_error = self.visible_error, None
+            raise error
+        _check(status)
+
+
+def _text(text, name):
+    if not isinstance(text, str):
+        raise TypeError("heed: " + name + " is of " + _kind(text) + ", it must be a str")
+    return text.encode()
+
+
+def _parameters(given):
+    """Views of the arrays, and an array of structs."""
+    views, structs = {}, []
+    for name, value in given.items():
+        struct = _Parameter(name=name.encode())
+        views[name] = None
+        if isinstance(value, str):
+            struct.text = value.encode()
+        elif isinstance(value, (np.ndarray, Bfloat16)) and value.shape != ():
+            views[name] = _View(value, name)
+            struct.tensor = views[name].pointer
+        elif isinstance(value, (list, tuple)):
+            views[name] = _View(np.asarray(value), name)
+            struct.tensor = views[name].pointer
+        else:
+            try:
+                struct.number = float(value)
+            except (TypeError, ValueError):
+                raise TypeError("heed: " + name + " is of " + _kind(value) + ", it must be a number, a str or an array") from None
+        structs.append(struct)
+    return views, (_Parameter * max(1, len(structs)))(*structs)
+
+
+def _infos(call, start=None):
+    """What heed_describe() says of a call's parameters."""
+    start, count = None if start is None else byref(start), c_size_t(0)
+    _check(_heed.heed_describe(byref(call), start, None, byref(count)))
+    infos = (_Info * count.value)()
+    for info in infos:
+        info.size = ctypes.sizeof(_Info)
+    _check(_heed.heed_describe(byref(call), start, infos, byref(count)))
+    return infos
+
+
+class Parameter:
+    """A parameter or option of a variant.
+
+    name      as keywords have it; a dot may be written as an underscore
+    kind      "per head" and "tensor" are learnt; "fixed" (a tensor), "option" (a number), "choice" (a str), "list"
+    required  whether a call must give it
+    default   the number or str without it; None for tensors
+    choices   of a choice, the words that there are
+    """
+
+    def __init__(self, info):
+        self.name, self.kind, self.required = info.name.decode(), _KINDS[info.kind], bool(info.required)
+        self.learnt = self.kind in _LEARNT
+        self.in_use = info.ndim > 0
+        self.choices = info.choices.decode().split(", ") if info.choices is not None else None
+        self.default = None
+        if info.text is not None:
+            self.default = info.text.decode()
+        elif self.kind == "option" or self.kind == "per head" and self.in_use:
+            self.default = info.number
+
+    def __repr__(self):
+        more = ", required" if self.required else "" if self.default is None else ", default " + repr(self.default)
+        return "<" + self.name + ": " + self.kind + more + (", one of " + ", ".join(self.choices) if self.choices else "") + ">"
+
+
+_described = {}
+
+
+def describe(variant):
+    """The parameters and options of a variant, a list of Parameter."""
+    if variant not in _described:
+        view = _View(np.zeros((1, 2, 1, 4)), "query")
+        call = _Call(variant=_text(variant, "variant"), query=view.pointer, value=view.pointer)
+        _described[variant] = [Parameter(info) for info in _infos(call)]
+    return list(_described[variant])
+
+
+def _full_names(variant, keywords):
+    """Keywords as names of parameters: `lambda_` stands for lambda, gate_weight for gate.weight."""
+    known = {parameter.name for parameter in describe(variant)} if keywords else set()
+    spoken = {name.replace(".", "_"): name for name in known} | {name + "_": name for name in known}
+    return {name if name in known else spoken.get(name, name): value for name, value in keywords.items()}
+
+
+def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
+    """What a variant's learnt parameters begin with, a dict of arrays by name: keywords of attention() and forward().
+
+    q, v        arrays of the shapes and types of the calls to come
+    seed        of those that begin with random numbers
+    depth       of the layer, from 1; lambda of differential-v1 depends on it
+    prototypes  per head
+    given       parameters that have their values already, and options on which shapes depend; they are in the dict, too
+    """
+    views = _View(q, "query"), _View(v, "value")
+    given = _full_names(variant, given)
+    parameter_views, structs = _parameters(given)
+    call = _Call(variant=_text(variant, "variant"), query=views[0].pointer, value=views[1].pointer,
+                 parameters=structs, parameter_count=len(parameter_views))
+    start = _Start(seed=seed, depth=depth, prototypes=prototypes)
+    wide = _wide(q)
+    found, before = {}, _infos(call)
+    for info, at_start in zip(_infos(call, start), before):
+        name, kind = info.name.decode(), _KINDS[info.kind]
+        if name in given:
+            found[name] = given[name]
+        elif kind in _LEARNT and info.ndim > 0:
+            found[name] = np.empty(tuple(info.shape[:info.ndim]), wide)
+        elif kind == "option" and info.number != at_start.number:
+            found[name] = info.number  # an option that depends on the depth
+    targets = {name: x for name, x in found.items() if name not in given and isinstance(x, np.ndarray)}
+    views, structs = _parameters(targets)
+    _check(_heed.heed_initial(byref(call), byref(start), structs, len(views)))
+    return found
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+class Call:
+    """What forward() computed, and what backward() needs.
+
+    out      (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes
+    lse      (batch, heads, len_q, maps): log sum exp of the scores, with with_lse
+    steps    (batch, heads, len_q, columns): with with_steps the time that each row takes, or what each of its steps leaves,
+             where rows take steps as an option says (dialectical: halting="adaptive" or "outside")
+    reports  a dict of what the variant reports of its rows, (batch, heads, len_q, 1) each
+
+    The arrays of the call must stay as they are until backward().
+    """
+
+    def __init__(self, request, results, out, lse, steps, saved):
+        self._request, self._results, self._saved = request, results, saved
+        self._free = _heed.heed_saved_free  # which a module that is being torn down no longer has
+        self.out, self.lse, self.steps = out, lse, steps
+
+    def __del__(self):
+        if getattr(self, "_saved", None):
+            self._free(self._saved)
+            self._saved = None
+
+    @property
+    def reports(self):
+        found = {}
+        for name in _names(lambda index: _heed.heed_report_name(self._saved, index)):
+            found[name] = np.empty(self._results.rows)
+            _check(_heed.heed_report(self._saved, name.encode(), _View(found[name], name).pointer))
+        return found
+
+
+class Gradients:
+    """Gradients, each in the shape and type of what it is the gradient of; None for what the call has not.
+
+    query, key, value, extra, bias, query_inputs, key_inputs; `parameters`, a dict by name.
+    """
+
+    def __init__(self):
+        self.query = self.key = self.value = self.extra = self.bias = self.query_inputs = self.key_inputs = None
+        self.parameters = {}
+
+
+def _wide(x):
+    """What a call computes with whose query is x."""
+    return np.float64 if not isinstance(x, Bfloat16) and x.dtype == np.float64 else np.float32
+
+
+class _Results:
+    """A struct heed_outputs, and the arrays that it points to."""
+
+    def __init__(self, request, q, v, out, with_lse, with_steps):
+        self.shapes = _Shapes()
+        _check(_heed.heed_shapes_of(byref(request.struct), byref(self.shapes)))
+        self.rows = tuple(self.shapes.out)[:3] + (1,)
+        if out is None:
+            out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
+        elif isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise ValueError("heed: out is read only")
+        self.out = out
+        self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
+        # Where there are none, the library says why when it is given a place for some.
+        self.steps = np.empty(tuple(self.shapes.steps) if self.shapes.steps[3] else self.rows, _wide(q)) if with_steps else None
+        self.views = {name: _View(x, name) for name, x in (("out", self.out), ("lse", self.lse), ("steps", self.steps)) if x is not None}
+        self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})
+
+
+def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
+            causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, mask=None, bias=None,
+            documents=None, alibi=None, soft_cap=None, visible=None, scale=None, threads=0, precision="storage",
+            dropout=0.0, dropout_seed=0, first_query=0, query_inputs=None, key_inputs=None, **parameters):
+    """Attention, and what backward() needs of it: returns a Call.
+
+    variant       a name of variants()
+    extra         the intent of "intent" (batch, heads, len_q, dim_v or 1), the logits of lambda of "differential-v2"
+    out           an array to write to, else a new one; must not overlap q, k and v
+    with_lse, with_steps   what else is asked for
+
+    Who sees whom; parts that are given all apply:
+    causal        True: query i sees keys up to its own position. "bottom_right": the last query stands at the last key
+    window        (left, right): a query at p sees keys in [p - left, p + right]; -1 leaves a side open
+    align, offset where query 0 stands on the axis of keys, "top_left" or "bottom_right"; of causal, window, alibi, visible
+    key_range     (begin, end): all queries see these keys only
+    key_lengths   how many keys each batch has
+    mask          bool or uint8, true where visible, (batch or 1, heads or 1, len_q or 1, len_kv)
+    documents     ids (batch, len) of queries and keys, or a tuple of both: a query sees keys of its own document
+    visible       visible(batch, head, query, key) -> bool; asked for each pair, slow
+
+    What is added to scores:
+    bias          of mask's shape; float32 in calls of floats, float64 in those of doubles. -infinity hides
+    alibi         slopes, one per head: -slope |p - key|
+    soft_cap      c: scale q.k becomes c tanh(scale q.k / c)
+
+    scale         factor on q.k; None: 1 / sqrt(width of one score map)
+    threads       0: as set_threads() says
+    precision     "storage", or "mixed": products of bfloat16 with sums of float
+    dropout       the share of weights that become 0, which dropout_seed chooses
+    first_query   where query 0 stands among the keys, for variants that read positions
+    parameters    by name, see describe(): a number, a str for a choice, or an array. A dot may be written as an
+                  underscore, and lambda as lambda_
+    """
+    request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias, documents,
+                       alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
+                       query_inputs, key_inputs, _full_names(variant, parameters))
+    results = _Results(request, q, v, out, with_lse, with_steps)
+    saved = c_void_p()
+    status = _heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None)
+    call = Call(request, results, results.out, results.lse, results.steps, saved)  # frees what is saved
+    request.run(status)
+    return call
+
+
+def attention(q, k, v, variant="sdpa", **options):
+    """Attention: returns out, an array. Options and parameters are those of forward(); nothing is kept for backward()."""
+    return forward(q, k, v, variant, save=False, **options).out
+
+
+def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
+    """The gradients of sum(out * grad_out), plus sum(lse * grad_lse) and sum(steps * grad_steps), for all inputs and all
+    learnt parameters of the call that forward() made: returns Gradients. A parameter that is one number has a number for
+    its gradient.
+    """
+    request = call._request
+    if not call._saved:
+        raise ValueError("heed.backward: the call has saved nothing, it must be one of forward() with save=True")
+    from_struct = _Outputs()
+    views = {name: _View(x, "grad_" + name) for name, x in (("out", grad_out), ("lse", grad_lse), ("steps", grad_steps)) if x is not None}
+    for name, view in views.items():
+        setattr(from_struct, name, view.pointer)
+    grads, to = Gradients(), _Gradients()
+    target_views = {}
+    for name, x in request.arrays.items():
+        made = _empty_like(x, x.shape)
+        setattr(grads, name, made)
+        target_views[name] = _View(made, "grad_" + name)
+        setattr(to, name, target_views[name].pointer)
+    made = {}
+    for parameter in describe(request.variant):
+        given = request.parameter_views.get(parameter.name)
+        if not parameter.learnt:
+            continue
+        if given is not None and given.array.size > 0:
+            narrow = given.array.dtype not in (np.float32, np.float64)
+            made[parameter.name] = np.empty(given.array.shape, np.float32 if narrow else given.array.dtype)
+        elif given is None and (parameter.name in request.parameter_views or parameter.in_use and not parameter.required):
+            made[parameter.name] = np.empty(1, _wide(request.arrays["query"]))
+    target_views["parameters"], to.parameters = _parameters(made)
+    to.parameter_count = len(made)
+    request.run(_heed.heed_backward(byref(request.struct), call._saved, call._results.views["out"].pointer,
+                                    byref(from_struct), byref(to)))
+    for name, x in made.items():
+        grads.parameters[name] = x if request.parameter_views.get(name) is not None else x[0]
+    return grads

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed.
+//
+//   struct heed_parameter strength = {.name = "strength", .number = 0.3};
+//   struct heed_mask causal = {.size = sizeof causal, .causal = 1};
+//   struct heed_call call = {.size = sizeof call, .variant = "dar", .query = &q, .key = &k, .value = &v,
+//                            .parameters = &strength, .parameter_count = 1, .mask = &causal};
+//   struct heed_outputs outputs = {.size = sizeof outputs, .out = &out};
+//   struct heed_saved* saved = NULL;
+//   if (heed_forward(&call, &outputs, &saved) != heed_ok) puts(heed_last_error());
+//   struct heed_outputs from = {.size = sizeof from, .out = &grad_out};
+//   struct heed_gradients to = {.size = sizeof to, .query = &grad_q, .key = &grad_k, .value = &grad_v};
+//   if (heed_backward(&call, saved, &out, &from, &to) != heed_ok) puts(heed_last_error());
+//   heed_saved_free(saved);
+//
+// Structs   begin with their size, which the caller sets; all that is 0 or NULL has its default. They grow at their ends:
+//           a program keeps working with later libraries, and an earlier library refuses what it does not know.
+//           Those without a size (parameters, windows, key ranges) stay as they are.
+// Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
+//           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
+//           copy. NULL is a tensor that is not given.
+// Numbers   query decides: a query of float64 computes with double, one of float32, float16 or bfloat16 with float. Each
+//           tensor of a call of floats may be float32, float16 or bfloat16 by itself; results are rounded once.
+// Errors    a function that can fail returns an enum heed_status. Of all but heed_ok, heed_last_error() says in one
+//           sentence what was wrong. Outputs are then of no use, inputs are never changed.
+// Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
+//           not depend on their number, not in the last bit.
+#ifndef HEED_C_H
+#define HEED_C_H
+
+#include <dlpack/dlpack.h>
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
+enum heed_status {
+  heed_ok = 0,
+  heed_invalid = 1,    // an argument does not fit
+  heed_no_memory = 2,  // memory ran out
+  heed_failed = 3      // something else, such as a processor that is too old
+};
+
+// A number, a tensor or a word by name: what an op has beside its inputs.
+//
+//   learnt numbers    `number`, the same for all heads, or `tensor`, of one number or one per head
+//   learnt tensors    `tensor` of the shape that heed_describe() tells; one of no elements stands for none, where the op
+//                     can do without it
+//   options           `number`; flags are 0 or 1
+//   choices           `text`, such as "tanh" for the gate of dar, or its `number` from 0
+//
+// A tensor is used where it is not NULL, else a text, else the number. Tensors may have any strides; they are copied.
+struct heed_parameter {
+  const char* name;
+  const DLTensor* tensor;
+  const char* text;
+  double number;
+};
+
+// Where query 0 stands on the axis of keys when lengths differ: at key 0, or so that the last query stands at the last key.
+enum heed_align { heed_top_left = 0, heed_bottom_right = 1 };
+
+// The query at position p sees keys in [p - left, p + right]; -1 leaves a side open. p is the query's index, moved by
+// `align` and `offset`.
+struct heed_window {
+  int64_t left, right;
+  int64_t offset;
+  int align;  // enum heed_align
+};
+
+// All queries see keys [begin, end) only.
+struct heed_key_range {
+  int64_t begin, end;
+};
+
+// Does the query at position `query` see the key? Not 0: yes. It is asked on any thread, in any order, more than once.
+typedef int (*heed_visible)(void* context, int64_t batch, int64_t head, int64_t query, int64_t key);
+
+// Who sees whom, and what is added to scores. Parts that are given all apply: a pair is visible where each of them shows it.
+struct heed_mask {
+  size_t size;
+  // Not 0: a query sees keys up to its own position, moved by `causal_align` (enum heed_align) and `causal_offset`.
+  int causal, causal_align;
+  int64_t causal_offset;
+  const struct heed_window* windows;
+  size_t window_count;
+  const struct heed_key_range* key_ranges;
+  size_t key_range_count;
+  // One per batch: how many keys are seen.
+  const int64_t* key_lengths;
+  size_t key_length_count;
+  // bool or uint8, 1 where visible; (batch or 1, heads or 1, len_q or 1, len_kv).
+  const DLTensor* allowed;
+  // Added to scores; -infinity hides. The same shape, in the numbers that the call computes with. It has a gradient.
+  const DLTensor* bias;
+  // Ids, (batch, len_q) and (batch, len_kv): a query sees keys of its own document. Both are given, or none.
+  const int64_t* query_documents;
+  size_t query_document_count;
+  const int64_t* key_documents;
+  size_t key_document_count;
+  // ALiBi: -slopes[head] |p - key| is added to scores; one per head.
+  const double* slopes;
+  size_t slope_count;
+  int slope_align;  // enum heed_align
+  // scale q.k becomes soft_cap tanh(scale q.k / soft_cap); 0 for none.
+  double soft_cap;
+  // A function of positions, and what it is called with. Positions of queries are moved by `visible_align`.
+  heed_visible visible;
+  void* visible_context;
+  int visible_align;  // enum heed_align
+};
+
+enum heed_precision {
+  heed_storage = 0,  // products of the numbers as they are
+  heed_mixed = 1     // products of bfloat16, sums of float; for calls of floats
+};
+
+struct heed_call {
+  size_t size;
+  const char* variant;  // a name of heed_variant_name()
+  // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch, kv_heads, len_kv,
+  // dim_v). kv_heads divides heads, which are query_heads, or half of them for differential-v2.
+  const DLTensor *query, *key, *value;
+  // Of variants that read one: the intent (batch, heads, len_q, dim_v or 1), or the logits of lambda of differential-v2
+  // (batch, heads, len_q, 1).
+  const DLTensor* extra;
+  const struct heed_parameter* parameters;
+  size_t parameter_count;
+  const struct heed_mask* mask;  // NULL: every query sees every key
+  const double* scale;           // factor on q.k; NULL: 1 / sqrt(width of one score map)
+  int threads;                   // 0: as heed_set_threads() says
+  int precision;                 // enum heed_precision; backward needs the same as forward
+  // The share in [0, 1) of weights that become 0, and which ones they are; backward needs the same as forward.
+  double dropout;
+  uint64_t dropout_seed;
+  // Where query 0 stands among the keys, for ops that read positions. It moves no mask.
+  int64_t first_query;
+  // Numbers of tokens, (batch, heads, len, n), of ops that read some.
+  const DLTensor *query_inputs, *key_inputs;
+};
+
+// What forward writes: out (batch, heads, len_q, dim_v); where they are given, lse (batch, heads, len_q, maps), the log sum
+// exp of the scores of each map (two for differential variants), and steps (batch, heads, len_q, columns), of ops whose
+// rows take steps: the time that each row takes, or what each step leaves. And the gradients of a loss for these, of the same
+// shapes, which backward reads.
+struct heed_outputs {
+  size_t size;
+  const DLTensor *out, *lse, *steps;
+};
+
+// Where backward writes gradients, each in the shape of what it is the gradient of; what is NULL is not computed.
+// parameters: names and tensors, of learnt parameters; float32 or float64, of any strides, in the shape that the call gave
+// the parameter ((1) for a number), or that it has by default.
+struct heed_gradients {
+  size_t size;
+  const DLTensor *query, *key, *value, *extra, *bias;
+  const struct heed_parameter* parameters;
+  size_t parameter_count;
+  const DLTensor *query_inputs, *key_inputs;
+};
+
+// What backward needs of forward.
+struct heed_saved;
+
+// out = attention of the call. `saved`, unless it is NULL, receives what heed_backward() needs, to be freed by
+// heed_saved_free(); NULL where the call fails.
+int heed_forward(const struct heed_call* call, const struct heed_outputs* outputs,
+                 struct heed_saved** saved);
+
+// Gradients of sum(out o grad_out), plus sum(lse o grad_lse) and sum(steps o grad_steps) where they are given. `call` is
+// that of heed_forward(), `out` what it wrote. `grad_outputs` holds the gradients, out's always. What `gradients` names is
+// overwritten. `saved` may be used again.
+int heed_backward(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
+                  const struct heed_outputs* grad_outputs, const struct heed_gradients* gradients);
+
+void heed_saved_free(struct heed_saved* saved);  // NULL is fine
+
+// Numbers of each row that a variant reports, such as "residual" or "steps_used": writes the report `name` to `to`,
+// (batch, heads, len_q, 1).
+int heed_report(const struct heed_saved* saved, const char* name, const DLTensor* to);
+// Name of report number `index`; NULL behind the last one. Valid as long as `saved`.
+const char* heed_report_name(const struct heed_saved* saved, size_t index);
+
+// What shapes the tensors of a call must have: of its outputs, and of the extra input. All 0: it gives no steps with its
+// options, or reads no extra input.
+struct heed_shapes {
+  size_t size;
+  int64_t out[4], lse[4], steps[4], extra[4];
+};
+// Of query and value only shapes and types are read. Its sentences are those of heed_forward().
+int heed_shapes_of(const struct heed_call* call, struct heed_shapes* shapes);
+
+// Names of variants, from 0; NULL behind the last one. Valid for ever.
+const char* heed_variant_name(size_t index);
+
+enum heed_parameter_kind {
+  heed_per_head = 0,  // learnt: one number, or one per head
+  heed_tensor = 1,    // learnt
+  heed_fixed = 2,     // a tensor that is not learnt
+  heed_option = 3,    // a number
+  heed_choice = 4,    // one of some words
+  heed_list = 5       // a tensor of whole numbers
+};
+
+struct heed_parameter_info {
+  size_t size;
+  const char* name;  // valid for ever
+  int kind;          // enum heed_parameter_kind
+  int required;      // not 0: a call must give it
+  // Of tensors: shape[0, ndim) as the call has it, or as heed_initial() writes it; ndim 0 where there is none.
+  int ndim;
+  int64_t shape[8];
+  double number;        // of options, choices and tensors of one number: the one in use
+  const char* text;     // of choices: the one in use; valid for ever
+  const char* choices;  // of choices: all of them, joined by ", "; valid for ever
+};
+
+// How parameters begin.
+struct heed_start {
+  size_t size;
+  uint64_t seed;  // of tensors that begin with random numbers
+  int64_t
+      depth;  // of the layer, from 1, which lambda of differential-v1 depends on; 0 stands for 1
+  int64_t prototypes;  // per head; 0 stands for 16
+};
+
+// What the call's variant has for parameters: infos[0] to infos[*count - 1]. *count is the number of structs that `infos`
+// has room for; it becomes that of the parameters, of which no more are written than there is room. Each struct has its
+// size set. Of query and value only shapes and types are read. `start` may be NULL.
+int heed_describe(const struct heed_call* call, const struct heed_start* start,
+                  struct heed_parameter_info* infos, size_t* count);
+
+// Writes the values that tensors and learnt numbers begin with to to[0 .. count), tensors of float32 or float64: zeros,
+// ones or normal numbers of the deviation 1 / sqrt(columns), as heed's own programs begin.
+int heed_initial(const struct heed_call* call, const struct heed_start* start,
+                 const struct heed_parameter* to, size_t count);
+
+// The sentence of the last call of this thread that failed; empty before any did. Valid until the next one fails.
+const char* heed_last_error(void);
+
+// "0.1.0"
+const char* heed_version(void);
+
+// How many threads a call with threads = 0 computes with.
+int heed_threads(void);
+// Sets it for all calls that begin later; 0: OpenMP's default (OMP_NUM_THREADS).
+int heed_set_threads(int threads);
+
+// The instruction set that computes: "x86-64-v4" (AVX-512), "x86-64-v3" (AVX2) or "x86-64-v2", the highest that this
+// processor has; "native" in a library for other processors.
+const char* heed_instructions(void);
+// Sets another one that this processor has, for calls that begin later; NULL for the highest. heed_backward() computes with
+// that of its heed_forward(). The last bits of results depend on it.
+int heed_use_instructions(const char* name);
+// Names of those that the library has, from the lowest on; NULL behind the last one.
+const char* heed_instructions_name(size_t index);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Variants behind one virtual call each, so that all else is compiled once per scalar. Which ones, a type says:
+//
+//   struct List {
+//     // f(Variant<Op>) for each of them, in the form of for_each_variant() (variants.hpp).
+//     template <class Real, class F>
+//     static void for_each(const Geometry& g, F&& f, const VariantOptions& options);
+//   };
+
+#include <heed/c/mask.hpp>
+#include <heed/c/parameters.hpp>
+#include <heed/compiled.hpp>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace c {
+
+// A call as the caller gave it, seen as C++.
+template <class Real>
+struct Request {
+  Inputs<Real> in;
+  Mask<Real> mask;
+  Options options;
+  const heed_parameter* parameters;
+  std::size_t parameter_count;
+  std::string where;  // begins error texts
+};
+
+// What backward has beside it.
+template <class Real>
+struct BackwardRequest {
+  const Saved<Real>& saved;
+  StoredView<const Real> out;
+  OutputGradients<Real> grad_outputs;
+  Gradients<Real> gradients;
+  const heed_parameter* parameters;
+  std::size_t parameter_count;
+};
+
+// One variant of the list.
+template <class Real>
+class VariantCalls {
+ public:
+  explicit VariantCalls(const char* name) : name_(name) {}
+  virtual ~VariantCalls() = default;
+  [[nodiscard]] const char* name() const { return name_; }
+
+  virtual void forward(const Request<Real>& request, const Outputs<Real>& outputs,
+                       Saved<Real>* saved) const = 0;
+  virtual void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const = 0;
+  // The entries of its own op.
+  [[nodiscard]] virtual Entries<Real> entries() = 0;
+  // Query heads of one head, and maps of scores.
+  [[nodiscard]] virtual Index query_heads() const = 0;
+  [[nodiscard]] virtual Index maps() const = 0;
+  // Widths under these parameters: of the extra input, and of what steps of rows come to; 0 for none.
+  struct Widths {
+    Index extra, steps;
+  };
+  [[nodiscard]] virtual Widths widths(const heed_parameter* parameters, std::size_t count,
+                                      const Geometry& g, const std::string& where) const = 0;
+
+ private:
+  const char* name_;
+};
+
+template <class Op>
+class CallsOf final : public VariantCalls<typename Op::Scalar> {
+ public:
+  using Real = typename Op::Scalar;
+  explicit CallsOf(Variant<Op> variant)
+      : VariantCalls<Real>(variant.name), variant_(std::move(variant)) {}
+
+  void forward(const Request<Real>& request, const Outputs<Real>& outputs,
+               Saved<Real>* saved) const override {
+    Op op = variant_.op;
+    Entries<Real> entries = entries_of(op);
+    set_entries(entries, request.parameters, request.parameter_count, false, request.where);
+    heed::forward(op, request.in, mask_of_call(request), outputs, saved, request.options);
+  }
+  void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const override {
+    Op op = variant_.op, grad_op;
+    Entries<Real> entries = entries_of(op);
+    set_entries(entries, request.parameters, request.parameter_count, false, request.where);
+    check_targets(entries, from.parameters, from.parameter_count, "gradient", request.where);
+    const bool learns = from.parameter_count > 0;
+    heed::backward(op, request.in, mask_of_call(request), from.saved, from.out, from.grad_outputs,
+                   from.gradients, learns ? &grad_op : nullptr, request.options);
+    if (!learns) return;
+    Entries<Real> gradients = entries_of(grad_op);
+    write_entries(gradients, from.parameters, from.parameter_count, request.where);
+  }
+  [[nodiscard]] Entries<Real> entries() override { return entries_of(variant_.op); }
+  [[nodiscard]] Index query_heads() const override { return variant_.op.normaliser.query_heads(1); }
+  [[nodiscard]] Index maps() const override { return Op::NormaliserType::maps; }
+  [[nodiscard]] typename VariantCalls<Real>::Widths widths(
+      const heed_parameter* parameters, std::size_t count, const Geometry& g,
+      const std::string& where) const override {
+    Op op = variant_.op;
+    Entries<Real> entries = entries_of(op);
+    set_entries(entries, parameters, count, true, where);
+    return {op.extra_dim(g),
+            op.readout.without_steps() == nullptr ? op.readout.step_columns(g) : 0};
+  }
+
+ private:
+  // The caller's mask, and the variant's own where it has one.
+  [[nodiscard]] Mask<Real> mask_of_call(const Request<Real>& request) const {
+    if (variant_.mask == nullptr) return request.mask;
+    const Shape &q = request.in.query.shape(), &k = request.in.key.shape(),
+                &v = request.in.value.shape();
+    return variant_.mask_with(request.mask, {q.batch, q.heads / query_heads(), q.heads, k.heads,
+                                             q.len, k.len, q.dim, v.dim, request.in.first_query});
+  }
+
+  Variant<Op> variant_;
+};
+
+template <class Real>
+using VariantList = std::vector<std::unique_ptr<VariantCalls<Real>>>;
+
+// heed's own.
+struct BuiltInVariants {
+  template <class Real, class F>
+  static void for_each(const Geometry& g, F&& f, const VariantOptions& options) {
+    for_each_variant<Real>(g, f, options);
+  }
+};
+
+// The variants of List for a geometry of the baseline.
+template <class List, class Real>
+[[nodiscard]] VariantList<Real> make_variants(const Geometry& g, const VariantOptions& options) {
+  VariantList<Real> list;
+  List::template for_each<Real>(
+      g,
+      [&]<class Op>(Variant<Op> variant) {
+        list.push_back(std::make_unique<CallsOf<Op>>(std::move(variant)));
+      },
+      options);
+  return list;
+}
+
+// The variants whose ops calls begin with. Tensors in them are too small for any call: a call gives its own.
+template <class List, class Real>
+[[nodiscard]] const VariantList<Real>& variants() {
+  static const VariantList<Real> list = make_variants<List, Real>(kSmallSizes, {});
+  return list;
+}
+
+template <class Real>
+[[nodiscard]] VariantCalls<Real>& find_variant(const VariantList<Real>& list, const char* name,
+                                               const char* where) {
+  require(name != nullptr, where, ": variant is a null pointer, it must be a name");
+  std::string known;
+  for (const auto& variant : list) {
+    if (std::string_view(variant->name()) == name) return *variant;
+    known += (known.empty() ? "" : ", ") + std::string(variant->name());
+  }
+  fail(where, ": there is no variant ", name, ", it must be one of ", known);
+}
+
+}  // namespace c
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The functions of c.h for the instruction set that this file is compiled for and for the variants of a List (c/calls.hpp), as a
+// table. The code of heed's own variants is in heed::compiled (compiled.hpp), which must be linked for these.
+
+#include <heed/c/calls.hpp>
+#include <heed/c/table.hpp>
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace c {
+
+template <class List>
+[[nodiscard]] const heed_table& table();
+
+// What heed_forward() saves.
+struct SavedCall : heed_saved {
+  const char* variant = "";
+  std::variant<Saved<float>, Saved<double>> numbers;
+};
+
+// f(), with what it throws as a status and its sentence.
+template <class F>
+[[nodiscard]] int guarded(std::string& error, F&& f) noexcept {
+  const auto failed = [&error](int status, const char* text) {
+    try {
+      error = text;
+    } catch (...) {
+      error.clear();  // no memory for the sentence either
+    }
+    return status;
+  };
+  try {
+    f();
+    return heed_ok;
+  } catch (const std::invalid_argument& wrong) {
+    return failed(heed_invalid, wrong.what());
+  } catch (const std::bad_alloc&) {
+    return failed(heed_no_memory, "heed: memory ran out");
+  } catch (const std::exception& other) {
+    return failed(heed_failed, other.what());
+  } catch (...) {
+    return failed(heed_failed, "heed: an exception of no known type was thrown");
+  }
+}
+
+template <class Real>
+[[nodiscard]] Request<Real> request_of(const heed_call& call, const char* variant,
+                                       const std::string& where, int threads) {
+  Request<Real> request{
+      {stored_view<const Real>(call.query, "query"), stored_view<const Real>(call.key, "key"),
+       stored_view<const Real>(call.value, "value"), stored_view<const Real>(call.extra, "extra"),
+       nullptr, stored_view<const Real>(call.query_inputs, "query_inputs"),
+       stored_view<const Real>(call.key_inputs, "key_inputs"), Index(call.first_query)},
+      mask_of<Real>(call.mask, where.c_str()),
+      {},
+      call.parameters,
+      call.parameter_count,
+      where};
+  Options& options = request.options;
+  if (call.scale != nullptr) options.scale = *call.scale;
+  options.threads = call.threads != 0 ? call.threads : threads;
+  options.name = variant;
+  options.dropout = {call.dropout, call.dropout_seed};
+  require(call.precision == heed_storage || call.precision == heed_mixed, where, ": precision is ",
+          call.precision, ", it must be ", int(heed_storage), " (heed_storage) or ",
+          int(heed_mixed), " (heed_mixed)");
+  if (call.precision == heed_mixed) options.precision = Precision::mixed;
+  return request;
+}
+
+template <class List>
+int forward(const heed_call* given, const heed_outputs* given_outputs, heed_saved** saved,
+            int threads, std::string& error) {
+  if (saved != nullptr) *saved = nullptr;
+  return guarded(error, [&] {
+    constexpr const char* door = "heed::forward";
+    const heed_call call = adopt(given, "the call", door);
+    const heed_outputs to = adopt(given_outputs, "outputs", door);
+    with_real(call.query, door, [&]<class Real>(Real) {
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
+      const auto request =
+          request_of<Real>(call, variant.name(), detail::door_name(door, variant.name()), threads);
+      std::unique_ptr<SavedCall> kept;
+      Saved<Real>* numbers = nullptr;
+      if (saved != nullptr) {
+        kept = std::make_unique<SavedCall>();
+        kept->table = &table<List>();
+        kept->variant = variant.name();
+        numbers = &kept->numbers.template emplace<Saved<Real>>();
+      }
+      variant.forward(
+          request,
+          Outputs<Real>(stored_view<Real>(to.out, "out"), stored_view<Real>(to.lse, "lse"),
+                        stored_view<Real>(to.steps, "steps")),
+          numbers);
+      if (saved != nullptr) *saved = kept.release();
+    });
+  });
+}
+
+template <class List>
+int backward(const heed_call* given, const heed_saved* saved, const DLTensor* out,
+             const heed_outputs* given_outputs, const heed_gradients* given_gradients, int threads,
+             std::string& error) {
+  return guarded(error, [&] {
+    constexpr const char* door = "heed::backward";
+    const heed_call call = adopt(given, "the call", door);
+    const heed_outputs from = adopt(given_outputs, "grad_outputs", door);
+    const heed_gradients to = adopt(given_gradients, "gradients", door);
+    const auto& kept = *static_cast<const SavedCall*>(saved);
+    with_real(call.query, door, [&]<class Real>(Real) {
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
+      const std::string where = detail::door_name(door, variant.name());
+      require(kept.variant == variant.name(), where, ": saved is of a call of ", kept.variant);
+      const auto* numbers = std::get_if<Saved<Real>>(&kept.numbers);
+      require(numbers != nullptr, where, ": saved is of a call of ",
+              sizeof(Real) == 4 ? "doubles, query has floats" : "floats, query has doubles");
+      variant.backward(
+          request_of<Real>(call, variant.name(), where, threads),
+          {*numbers,
+           stored_view<const Real>(out, "out"),
+           OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out"),
+                                 stored_view<const Real>(from.lse, "grad_lse"),
+                                 stored_view<const Real>(from.steps, "grad_steps")),
+           {stored_view<Real>(to.query, "grad_query"), stored_view<Real>(to.key, "grad_key"),
+            stored_view<Real>(to.value, "grad_value"), stored_view<Real>(to.extra, "grad_extra"),
+            stored_view<Real>(to.bias, "grad_bias"),
+            stored_view<Real>(to.query_inputs, "grad_query_inputs"),
+            stored_view<Real>(to.key_inputs, "grad_key_inputs")},
+           to.parameters,
+           to.parameter_count});
+    });
+  });
+}
+
+inline void free_saved(heed_saved* saved) { delete static_cast<SavedCall*>(saved); }
+
+inline int report(const heed_saved* saved, const char* name, const DLTensor* to,
+                  std::string& error) {
+  return guarded(error, [&] {
+    constexpr const char* where = "heed_report";
+    require(name != nullptr, where, ": name is a null pointer");
+    require(to != nullptr, where, ": to is a null pointer");
+    std::visit(
+        [&](const auto& numbers) {
+          const SmallTensor tensor(*to, std::string(where) + ": to");
+          const Geometry& g = numbers.stamp.geometry;
+          const auto& rows = numbers.diagnostic(name);
+          tensor.require_writable({g.batch, g.heads, g.len_q, 1});
+          tensor.write(rows.data());
+        },
+        static_cast<const SavedCall*>(saved)->numbers);
+  });
+}
+inline const char* report_name(const heed_saved* saved, std::size_t index) {
+  return std::visit(
+      [index](const auto& numbers) -> const char* {
+        const auto& names = numbers.diagnostic_names;
+        return index < names.size() ? names[index].c_str() : nullptr;
+      },
+      static_cast<const SavedCall*>(saved)->numbers);
+}
+
+// The sizes of a call whose tensors need not be there, for heads of the variant.
+template <class Real>
+[[nodiscard]] Geometry sizes_of(const heed_call& call, const VariantCalls<Real>& variant,
+                                const std::string& where) {
+  require(call.query != nullptr && call.value != nullptr, where, ": ",
+          call.query != nullptr ? "value" : "query", " was not given, its shape is asked for");
+  const Shape q = detail::dlpack_axes(*call.query, "heed::view_dlpack: query").shape(),
+              v = detail::dlpack_axes(*call.value, "heed::view_dlpack: value").shape();
+  require(q.dim > 0 && v.dim > 0, where, ": query has dim_qk ", q.dim, " and value dim_v ", v.dim,
+          ", both must be at least 1");
+  const Index heads = q.heads / variant.query_heads();
+  return {q.batch, heads, q.heads, v.heads, q.len, v.len, q.dim, v.dim};
+}
+
+template <class List>
+int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
+  return guarded(error, [&] {
+    constexpr const char* door = "heed::forward";  // which would say the same
+    const heed_call call = adopt(given, "the call", door);
+    heed_shapes found = adopt(shapes, "shapes", door);
+    with_real(call.query, door, [&]<class Real>(Real) {
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
+      const std::string where = detail::door_name(door, variant.name());
+      const Geometry g = sizes_of(call, variant, where);
+      const auto write = [&](std::int64_t* to, Index width) {
+        const Index shape[] = {g.batch, g.heads, g.len_q, width};
+        for (int axis = 0; axis < 4; ++axis) to[axis] = width > 0 ? shape[axis] : 0;
+      };
+      write(found.out, g.dim_v);
+      write(found.lse, variant.maps());
+      const auto widths = variant.widths(call.parameters, call.parameter_count, g, where);
+      write(found.steps, widths.steps);
+      write(found.extra, widths.extra);
+    });
+    found.size = shapes->size;
+    std::memcpy(shapes, &found, std::min(shapes->size, sizeof found));
+  });
+}
+
+// f(entries) of the call's variant as heed's own programs begin with it, changed by what the call gives.
+template <class List, class F>
+void with_initial(const heed_call& call, const heed_start* given, const char* door, F&& f) {
+  const heed_start start = given != nullptr ? adopt(given, "start", door) : heed_start{};
+  with_real(call.query, door, [&]<class Real>(Real) {
+    const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
+    const std::string where = detail::door_name(door, variant.name());
+    // The baseline's: where the op reads several query heads at a time, that has as many times the width.
+    Geometry g = sizes_of(call, variant, where);
+    g.query_heads = g.heads;
+    g.dim_qk *= variant.query_heads();
+    require(start.depth >= 0 && start.prototypes >= 0, where, ": depth is ", start.depth,
+            " and prototypes is ", start.prototypes, ", neither may be negative");
+    VariantOptions options;
+    if (start.seed != 0) options.seed = start.seed;
+    if (start.depth != 0) options.depth = Index(start.depth);
+    if (start.prototypes != 0) options.prototypes = Index(start.prototypes);
+    const VariantList<Real> list = make_variants<List, Real>(g, options);
+    Entries<Real> entries = find_variant(list, call.variant, door).entries();
+    set_entries(entries, call.parameters, call.parameter_count, true, where);
+    f(entries, where);
+  });
+}
+
+template <class List>
+int describe_variant(const heed_call* given, const heed_start* start, heed_parameter_info* infos,
+                     size_t* count, std::string& error) {
+  return guarded(error, [&] {
+    constexpr const char* door = "heed_describe";
+    const heed_call call = adopt(given, "the call", door);
+    require(count != nullptr, door, ": count is a null pointer");
+    require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
+    with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
+      const std::size_t room = std::min(*count, entries.size());
+      for (std::size_t n = 0; n < room; ++n) {
+        require(infos[n].size == infos[0].size, where, ": infos[", n, "] has size ", infos[n].size,
+                ", infos[0] has ", infos[0].size);
+        heed_parameter_info info = adopt(&infos[n], "infos", door);
+        const std::size_t size = info.size;
+        info = {};
+        info.size = size;
+        describe(entries[n], info);
+        std::memcpy(&infos[n], &info, std::min(size, sizeof info));
+      }
+      *count = entries.size();
+    });
+  });
+}
+
+template <class List>
+int initial(const heed_call* given, const heed_start* start, const heed_parameter* to, size_t count,
+            std::string& error) {
+  return guarded(error, [&] {
+    constexpr const char* door = "heed_initial";
+    const heed_call call = adopt(given, "the call", door);
+    with_initial<List>(call, start, door, [&](auto& entries, const std::string& where) {
+      check_targets(entries, to, count, "initial value", where);
+      write_entries(entries, to, count, where);
+    });
+  });
+}
+
+// Null behind the last one, and where there is no memory for the list.
+template <class List>
+const char* variant_name(size_t index) {
+  const char* name = nullptr;
+  std::string error;
+  (void)guarded(error, [&] {
+    const auto& list = variants<List, float>();
+    if (index < list.size()) name = list[index]->name();
+  });
+  return name;
+}
+
+inline int default_threads() { return resolve_threads(0); }
+
+template <class List>
+const heed_table& table() {
+  static constexpr heed_table all{&forward<List>,
+                                  &backward<List>,
+                                  &free_saved,
+                                  &report,
+                                  &report_name,
+                                  &shapes_of<List>,
+                                  &describe_variant<List>,
+                                  &initial<List>,
+                                  &variant_name<List>,
+                                  &default_threads};
+  return all;
+}
+
+}  // namespace c
+}  // namespace HEED_ABI
+}  // namespace heed

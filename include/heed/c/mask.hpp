@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A struct heed_mask as a Mask.
+
+#include <heed/c/tensors.hpp>
+#include <heed/mask/classify.hpp>
+#include <heed/mask/combine.hpp>
+#include <heed/mask/mask.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace c {
+
+// A caller's function of positions.
+class AskedPairs final : public PairFunction {
+ public:
+  AskedPairs(heed_visible visible, void* context, Index shift)
+      : visible_(visible), context_(context), shift_(shift) {}
+  void fill(const PairBlock& at, std::uint64_t* words) const override {
+    detail::clear_rows(at, words);
+    for (Index r = 0; r < at.rows; ++r)
+      for (Index j = 0; j < at.keys; ++j)
+        if (visible_(context_, at.batch, at.head, at.query + r + shift_, at.key + j) != 0)
+          detail::set_bits(words + r * kRuleWords, j, j + 1);
+  }
+  // It does not tell what it reads.
+  [[nodiscard]] bool depends_on_batch() const override { return true; }
+  [[nodiscard]] bool depends_on_head() const override { return true; }
+
+ private:
+  heed_visible visible_;
+  void* context_;
+  Index shift_;
+};
+
+class AskedFunction final : public detail::AskedRule {
+ public:
+  AskedFunction(heed_visible visible, void* context, Align align, Index offset = 0)
+      : visible_(visible), context_(context), align_(align), offset_(offset) {}
+  [[nodiscard]] std::shared_ptr<const PairFunction> bind(const Geometry& g,
+                                                         const char*) const override {
+    const Index shift = offset_ + (align_ == Align::bottom_right ? g.len_kv - g.len_q : 0);
+    return std::make_shared<AskedPairs>(visible_, context_, shift);
+  }
+  [[nodiscard]] std::shared_ptr<const PairRule> moved(Index by) const override {
+    return std::make_shared<AskedFunction>(visible_, context_, align_,
+                                           align_ == Align::top_left ? offset_ + by : offset_);
+  }
+
+ private:
+  heed_visible visible_;
+  void* context_;
+  Align align_;
+  Index offset_;
+};
+
+// The boolean mask as a view. uint8 is read as bool, so that each byte must be 0 or 1.
+[[nodiscard]] inline TensorView<const bool> allowed_view(const DLTensor& tensor,
+                                                         const char* where) {
+  DLTensor as_bool = tensor;
+  if (has_dtype(tensor, kDLUInt, 8)) as_bool.dtype.code = detail::kDlpackBool;
+  const auto view = view_dlpack<const bool>(as_bool, "the boolean mask");
+  if (as_bool.dtype.code == tensor.dtype.code || !view.has_elements()) return view;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(view.data());
+  const Shape& s = view.shape();
+  const Strides& by = view.strides();
+  // What broadcasting repeats is read once.
+  const Index batches = by.batch == 0 ? 1 : s.batch, heads = by.head == 0 ? 1 : s.heads,
+              rows = by.row == 0 ? 1 : s.len;
+  for (Index b = 0; b < batches; ++b)
+    for (Index h = 0; h < heads; ++h)
+      for (Index i = 0; i < rows; ++i)
+        for (Index j = 0; j < s.dim; ++j) {
+          const int byte = bytes[b * by.batch + h * by.head + i * by.row + j];
+          require(byte <= 1, where, ": the boolean mask holds ", byte, " at (", b, ",", h, ",", i,
+                  ",", j, "), it must hold 0 and 1");
+        }
+  return view;
+}
+
+[[nodiscard]] inline std::vector<Index> indices(const std::int64_t* numbers, std::size_t count) {
+  return {numbers, numbers + count};
+}
+
+// Throws where a list has entries and no memory.
+inline void require_list(const void* list, std::size_t count, const char* name, const char* where) {
+  require(list != nullptr || count == 0, where, ": the mask has ", count, " ", name,
+          " and a null pointer to them");
+}
+
+template <class Real>
+[[nodiscard]] Mask<Real> mask_of(const heed_mask* given, const char* where) {
+  Mask<Real> mask;
+  if (given == nullptr) return mask;
+  const heed_mask from = adopt(given, "the mask", where);
+  if (from.causal != 0)
+    mask = mask & causal<Real>(align_of(from.causal_align, "the mask's causal_align", where),
+                               Index(from.causal_offset));
+  require_list(from.windows, from.window_count, "windows", where);
+  for (std::size_t n = 0; n < from.window_count; ++n) {
+    const heed_window& w = from.windows[n];
+    mask = mask & window<Real>(Index(w.left), Index(w.right),
+                               align_of(w.align, "the align of a window", where), Index(w.offset));
+  }
+  require_list(from.key_ranges, from.key_range_count, "key ranges", where);
+  for (std::size_t n = 0; n < from.key_range_count; ++n)
+    mask = mask & key_range<Real>(Index(from.key_ranges[n].begin), Index(from.key_ranges[n].end));
+  require_list(from.key_lengths, from.key_length_count, "key lengths", where);
+  if (from.key_lengths != nullptr)
+    mask.key_lengths = indices(from.key_lengths, from.key_length_count);
+  if (from.allowed != nullptr) mask.allowed = allowed_view(*from.allowed, where);
+  if (from.bias != nullptr) mask.bias = view_dlpack<const Real>(*from.bias, "bias");
+  require_list(from.query_documents, from.query_document_count, "documents of queries", where);
+  if (from.query_documents != nullptr)
+    mask.query_documents = indices(from.query_documents, from.query_document_count);
+  require_list(from.key_documents, from.key_document_count, "documents of keys", where);
+  if (from.key_documents != nullptr)
+    mask.key_documents = indices(from.key_documents, from.key_document_count);
+  require_list(from.slopes, from.slope_count, "slopes", where);
+  mask.slope_align = align_of(from.slope_align, "the mask's slope_align", where);
+  if (from.slopes != nullptr)
+    mask.slopes = std::vector<Real>(from.slopes, from.slopes + from.slope_count);
+  mask.soft_cap = Real(from.soft_cap);
+  const Align visible = align_of(from.visible_align, "the mask's visible_align", where);
+  if (from.visible != nullptr)
+    mask.rules.push_back(
+        std::make_shared<AskedFunction>(from.visible, from.visible_context, visible));
+  return mask;
+}
+
+}  // namespace c
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the code of one instruction set offers to the functions of c.h. One library holds several of these tables
+// (c/dispatch.hpp chooses), so that nothing here stands in heed's own namespace, which has another name for each
+// instruction set: these types are the same for all of them.
+
+#include <heed/c.h>
+
+#include <string>
+
+// Each function that returns an int returns an enum heed_status and throws nothing; where it fails, `error` becomes its
+// sentence. `threads` is what calls with threads = 0 compute with.
+struct heed_table {
+  int (*forward)(const heed_call* call, const heed_outputs* outputs, heed_saved** saved,
+                 int threads, std::string& error);
+  int (*backward)(const heed_call* call, const heed_saved* saved, const DLTensor* out,
+                  const heed_outputs* grad_outputs, const heed_gradients* gradients, int threads,
+                  std::string& error);
+  void (*free)(heed_saved* saved);
+  int (*report)(const heed_saved* saved, const char* name, const DLTensor* to, std::string& error);
+  const char* (*report_name)(const heed_saved* saved, size_t index);
+  int (*shapes)(const heed_call* call, heed_shapes* shapes, std::string& error);
+  int (*describe)(const heed_call* call, const heed_start* start, heed_parameter_info* infos,
+                  size_t* count, std::string& error);
+  int (*initial)(const heed_call* call, const heed_start* start, const heed_parameter* to,
+                 size_t count, std::string& error);
+  const char* (*variant_name)(size_t index);
+  int (*threads)();  // of OpenMP
+};
+
+// The beginning of what heed_forward() saves: whose it is.
+struct heed_saved {
+  const heed_table* table;
+};

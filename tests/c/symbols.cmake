@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# The symbols that LIBRARY shows, which NM lists, are those that HEADER declares.
+execute_process(COMMAND "${NM}" -D --defined-only "${LIBRARY}" OUTPUT_VARIABLE listed COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^ \n]+\n" shown "${listed}")
+list(TRANSFORM shown STRIP)
+file(STRINGS "${HEADER}" lines REGEX "^[a-z].* \\*?heed_[a-z_]+\\(|^int heed_[a-z_]+\\(|^void heed_[a-z_]+\\(")
+set(declared "")
+foreach(line IN LISTS lines)
+  if(line MATCHES "[ *](heed_[a-z_]+)\\(")
+    list(APPEND declared "${CMAKE_MATCH_1}")
+  endif()
+endforeach()
+list(SORT shown)
+list(SORT declared)
+if(NOT declared OR NOT shown STREQUAL declared)
+  message(FATAL_ERROR "the library shows ${shown}; c.h declares ${declared}")
+endif()
