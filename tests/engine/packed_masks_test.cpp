@@ -203,6 +203,13 @@ TEST_CASE("packed sequences end when their own rows have halted", "[packed]") {
     check_all_threads(halting == Halting::batch ? "batch" : "adaptive",
                       make_dialectical<double>(kGeometry, {.max_steps = 5, .halting = halting}),
                       kGeometry);
+  // Neighbours of one length, which end after different numbers of steps.
+  const Lengths few{{1, 1, 1, 1, 1, 1, 2, 2, 2}, {1, 1, 1, 1, 1, 1, 2, 2, 2}};
+  for (const double eps : {0.1, 0.2, 0.4, 0.8})
+    check_packed("batch, few rows",
+                 make_dialectical<double>(
+                     kGeometry, {.max_steps = 9, .halt_eps = eps, .halting = Halting::batch}),
+                 kGeometry, few, everywhere("causal", causal<double>()), {.threads = 2});
 }
 
 TEST_CASE("packed sequences of queries that begin at different places", "[packed]") {
