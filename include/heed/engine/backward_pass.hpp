@@ -7,6 +7,7 @@
 
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/forward_pass.hpp>
+#include <heed/engine/held_rows.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -15,6 +16,15 @@
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
+
+// What the shares of one backward call hand on to each other, beside the gradients of keys, values and bias: so that all that
+// several queries add to is added to in the order of one process.
+template <class Real>
+struct HandedOn {
+  Index member = 0;          // the head of each family that is visited
+  std::vector<Real> rows;    // gradients of the keys' side values
+  std::vector<double> sums;  // of parameters, [family][numbers]
+};
 
 // A checked call, prepared.
 template <class Op, class Real>
@@ -38,7 +48,7 @@ class BackwardPass {
            options.dropout,
            options.precision.products()},
         shared_(c_, saved, output, grads),
-        units_(g.batch * g.heads * c_.groups_of(1)),
+        units_(g.batch * g.heads * shared_.order.groups),
         elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
   }
   BackwardPass(const BackwardPass&) = delete;  // c_ refers to keys_
@@ -60,9 +70,11 @@ class BackwardPass {
     begun_.run([&] {
       keys_.build(threads);
       const GradientOperands<Real>& grads = shared_.grads;
-      std::vector<TensorView<Real>> summed{grads.key, grads.value};
+      const Share& share = c_.geometry.share;
+      std::vector<TensorView<Real>> summed{held_rows(grads.key, share.keys_before),
+                                           held_rows(grads.value, share.keys_before)};
       if (zero_bias) summed.push_back(grads.bias);
-      if (shared_.sums_queries) summed.push_back(grads.query);
+      if (shared_.sums_queries) summed.push_back(held_rows(grads.query, share.queries_before));
       set_zero(summed, threads);
     });
   }
@@ -70,6 +82,22 @@ class BackwardPass {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
   void abandon() { shared_.tiles.abandon(); }
+
+  void build_keys(int threads) { keys_.build(threads); }
+  // Visits one head of each family alone, and goes on where another share has ended; and the other way. Not for ops that read
+  // numbers of tokens.
+  void take_over(const HandedOn<Real>& on) {
+    shared_.order.first_member = on.member;
+    shared_.order.members = 1;
+    if (on.rows.empty()) return;
+    const auto features = on.rows.begin() + std::ptrdiff_t(shared_.dfeatures.size());
+    std::copy(on.rows.begin(), features, shared_.dfeatures.begin());
+    std::copy(features, on.rows.end(), shared_.drows.begin());
+  }
+  void hand_over(HandedOn<Real>& on) const {
+    on.rows = shared_.dfeatures;
+    on.rows.insert(on.rows.end(), shared_.drows.begin(), shared_.drows.end());
+  }
 
   // Behind the last visit: what side values and inputs of tokens owe; adds to `parameters`, if it is given.
   void finish(Score* parameters, int threads) {
@@ -79,14 +107,16 @@ class BackwardPass {
                   grads.key_inputs.given() ? shared_.dkey_inputs.data() : nullptr, threads);
     if constexpr (InputColumns<Op>::any) {
       const PartInputs<Real>& parts = grads.part_inputs;
-      const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index maps) {
-        sum_over_readers(from, c_.geometry.heads, maps, to, threads);
+      const Share& share = c_.geometry.share;
+      const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index before,
+                           Index maps) {
+        sum_over_readers(from, c_.geometry.heads, maps, held_rows(to, before), threads);
       };
-      sum(shared_.dnormaliser_query, parts.normaliser_query, 1);
-      sum(shared_.dnormaliser_key, parts.normaliser_key, 1);
-      sum(shared_.dreadout_query, parts.readout_query, 1);
-      sum(shared_.dquery_inputs, grads.query_inputs, 1);
-      sum(shared_.dkey_inputs, grads.key_inputs, Op::NormaliserType::maps);
+      sum(shared_.dnormaliser_query, parts.normaliser_query, share.queries_before, 1);
+      sum(shared_.dnormaliser_key, parts.normaliser_key, share.keys_before, 1);
+      sum(shared_.dreadout_query, parts.readout_query, share.queries_before, 1);
+      sum(shared_.dquery_inputs, grads.query_inputs, share.queries_before, 1);
+      sum(shared_.dkey_inputs, grads.key_inputs, share.keys_before, Op::NormaliserType::maps);
     }
   }
 

@@ -45,6 +45,10 @@ struct Packed;
 // queries by their own Align and offset (mask/mask.hpp), and Align::bottom_right is where KvCache::inputs() has them.
 // backward(), jvp() and hvp() need the first_query of their forward(). Positions are numbers of Real: floats tell them apart up to
 // 2^24, doubles up to 2^53, beyond which no query may stand.
+// share: of a call that several share, how many queries and keys stand elsewhere, before and behind those of these tensors:
+// queries [queries_before, queries_before + len) of a longer call. All that is counted counts them: mask, positions and dropout are those
+// of the whole call, and each row that is computed has the bits that it has there, where all keys are at hand and the share
+// begins and ends at a multiple of share_step() (engine/share.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
 // packed: null, or the lengths of sequences that lie one behind the other in tensors of batch 1.
 template <class Real>
 struct Inputs {
@@ -53,6 +57,7 @@ struct Inputs {
   StoredView<const Real> query_inputs = {}, key_inputs = {};
   Index first_query = 0;
   const Packed<Real>* packed = nullptr;
+  Share share = {};
 };
 
 // Keys and values of one sequence (1, kv_heads, len, dim), where each has memory of its own, as in a KvPool.
@@ -244,10 +249,17 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
               " packed sequences, this one has ", other.sequences);
   Geometry moved = geometry;
   moved.first_query = other.geometry.first_query;
+  moved.share = other.geometry.share;
   unless_same(moved == other.geometry, "is of a call with query and value of shapes ",
               shapes(geometry), ", these are ", shapes(other.geometry));
   unless_same(geometry.first_query == other.geometry.first_query, "is of a call with first_query ",
               geometry.first_query, ", this one has ", other.geometry.first_query);
+  const auto from = [](const Geometry& g) {
+    return "queries from " + std::to_string(g.share.queries_before) + " and keys from " +
+           std::to_string(g.share.keys_before) + " on";
+  };
+  unless_same(geometry.share == other.geometry.share, "is of a share with ", from(geometry),
+              ", this one has ", from(other.geometry));
   unless_same(scale == other.scale, "is of a call with scale ", scale, ", this one has ",
               other.scale);
   unless_same(dropout.first_batch == other.dropout.first_batch,
@@ -384,12 +396,15 @@ void require_token_inputs(const Op& op, const Inputs<Real>& in, const Geometry& 
     require_one_piece(view, argument, where);
     require_token_inputs(view, view.given(), g, {len, count, argument, name}, where);
   };
-  check(in.query_inputs, g.len_q, Columns::query, "query_inputs", Columns::query_names());
-  check(in.key_inputs, g.len_kv, Columns::key, "key_inputs", Columns::key_names());
-  if constexpr (sums_inputs<Score>)
+  check(in.query_inputs, g.held_queries(), Columns::query, "query_inputs", Columns::query_names());
+  check(in.key_inputs, g.held_keys(), Columns::key, "key_inputs", Columns::key_names());
+  if constexpr (sums_inputs<Score>) {
+    require(g.held_keys() == g.len_kv, where, ": sums of key_inputs (", key_inputs_name<Score>(),
+            ") run over all keys; ", g.held_keys(), " of ", g.len_kv, " are at hand");
     require(g.query_position(g.len_q) <= g.len_kv, where, ": sums of key_inputs (",
             key_inputs_name<Score>(), ") are read at the queries' own tokens; first_query is ",
             g.first_query, ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
+  }
 }
 template <class Real>
 void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
@@ -421,6 +436,28 @@ void require_sizes(const Op& op, const Geometry& g, const std::string& where) {
   require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
           " heads cannot share ", g.kv_heads, " kv_heads evenly");
 }
+
+namespace detail {
+
+// Of calls that are made with whole tensors alone.
+template <class Real>
+void refuse_share(const Inputs<Real>& in, const std::string& where) {
+  require(in.share == Share{}, where,
+          ": a share of a call was given (Inputs::share); forward() and backward() alone take one");
+}
+
+// len and what stands before and behind it, of queries or keys.
+[[nodiscard]] inline Index whole_length(Index len, Index before, Index behind, const char* of,
+                                        const std::string& where) {
+  Index whole;
+  require(before >= 0 && behind >= 0 && !__builtin_add_overflow(before, behind, &whole) &&
+              !__builtin_add_overflow(whole, len, &whole),
+          where, ": share has ", before, " ", of, " before and ", behind, " behind the ", len,
+          " at hand; neither may be negative, and their sum must fit 64 bits");
+  return whole;
+}
+
+}  // namespace detail
 
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Op, class Real>
@@ -455,14 +492,25 @@ template <class Op, class Real>
   require(heads == 0 || (k.heads > 0 && heads % k.heads == 0), where, ": ", heads,
           " heads cannot share ", k.heads, " kv_heads evenly");
   require_first_query(in.first_query, where);
-  const Geometry g{q.batch, heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim, in.first_query};
+  const Share& share = in.share;
+  const Geometry g{
+      q.batch,
+      heads,
+      q.heads,
+      k.heads,
+      whole_length(q.len, share.queries_before, share.queries_behind, "queries", where),
+      whole_length(k.len, share.keys_before, share.keys_behind, "keys", where),
+      q.dim,
+      v.dim,
+      in.first_query,
+      share};
   op.validate(g, where.c_str());
   require_sources(op.normaliser, g, where);
   const Index extra = op.extra_dim(g);
   if (extra > 0) {
     require(in.extra.given(), where, ": the op needs the input ", op.readout.extra_name(),
-            " of shape ", Shape{g.batch, g.heads, g.len_q, extra}, ", none was given");
-    require_shape(in.extra, {g.batch, g.heads, g.len_q, extra}, op.readout.extra_name(), where);
+            " of shape ", g.extra_shape(extra), ", none was given");
+    require_shape(in.extra, g.extra_shape(extra), op.readout.extra_name(), where);
   } else {
     require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
             " was given, the op reads none");
@@ -471,10 +519,16 @@ template <class Op, class Real>
     require_token_inputs(op, in, g, where);
   else
     refuse_token_inputs(in, where);
-  if constexpr (Op::ReadoutType::uses_own_rows)
+  if constexpr (Op::ReadoutType::uses_own_rows) {
     require(g.len_q == g.len_kv, where,
             ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
             g.len_kv);
+    require(g.held_queries() == 0 || (share.keys_before <= share.queries_before &&
+                                      share.keys_behind <= share.queries_behind),
+            where, ": the readout reads key and value of its own row; queries [",
+            share.queries_before, ", ", g.held_queries_end(), ") and keys [", share.keys_before,
+            ", ", g.held_keys_end(), ") of ", g.len_kv, " are at hand");
+  }
   return g;
 }
 

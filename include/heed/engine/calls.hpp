@@ -7,6 +7,7 @@
 #include <heed/engine/backward_pass.hpp>
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/forward_pass.hpp>
+#include <heed/engine/held_rows.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -30,7 +31,8 @@ template <class Op, class Real>
   using Score = typename Op::ScoreType;
   using Columns = InputColumns<Op>;
   if constexpr (Columns::any) {
-    const auto query = copies.read(in.query_inputs), key = copies.read(in.key_inputs);
+    const auto query = rows_of_call(copies.read(in.query_inputs), g.share.queries_before),
+               key = rows_of_call(copies.read(in.key_inputs), g.share.keys_before);
     operands.part_inputs = part_inputs_of<Op>(query, key);
     auto inputs = std::make_unique<SummedInputs<Score, Real>>(
         op.score, g, columns_of(query, Columns::score_query), columns_of(key, Columns::score_key),
@@ -77,16 +79,19 @@ class ForwardCall {
         saved_(saved),
         bound_(mask, g, where.c_str(), threads),
         copies_(threads),
-        operands_{copies_.read(in.query), in.key, in.value, copies_.read(in.extra)} {
-    if constexpr (Op::ReadoutType::uses_own_rows) {  // which need not lie in the tile at hand
-      operands_.key = copies_.read(in.key);
-      operands_.value = copies_.read(in.value);
+        operands_{of_queries(copies_.read(in.query)), in.key, in.value,
+                  of_queries(copies_.read(in.extra))} {
+    // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
+    if (Op::ReadoutType::uses_own_rows || g.share.keys_before > 0) {
+      operands_.key = rows_of_call(copies_.read(in.key), g.share.keys_before);
+      operands_.value = rows_of_call(copies_.read(in.value), g.share.keys_before);
     }
     inputs_ = take_inputs(op, g, in, copies_, threads, operands_);
-    to_ = {copies_.write(outputs.out), copies_.write(outputs.lse), copies_.write(outputs.steps)};
+    to_ = {of_queries(copies_.write(outputs.out)), of_queries(copies_.write(outputs.lse)),
+           of_queries(copies_.write(outputs.steps))};
     const bool folds = heads_fold(op, g, mask, bound_, options.dropout);
-    // Of copies of keys, and of heads that are folded in this call alone, nothing can be kept.
-    const bool others = Op::ReadoutType::uses_own_rows ||
+    // Of copies and shares of keys, and of heads that are folded in this call alone, nothing can be kept.
+    const bool others = Op::ReadoutType::uses_own_rows || g.held_keys() != g.len_kv ||
                         (folds && in.key_features && SideNeeds<Op>(op, g).per_query_head);
     kept_ = others ? nullptr : in.key_features;
     if (!folds) return;
@@ -152,6 +157,10 @@ class ForwardCall {
         : geometry(g), mask(std::move(of)), options(own) {}
   };
 
+  template <class Element>
+  [[nodiscard]] TensorView<Element> of_queries(const TensorView<Element>& held) const {
+    return rows_of_call(held, g_.share.queries_before);
+  }
   void ready(const Op& op, Saved<Real>* to) {
     if (folded_)
       pass_.emplace(op, folded_->geometry, operands_, *folded_->bound, to_, to, folded_->options,
@@ -224,16 +233,15 @@ class BackwardCall {
                const BoundMask<Real>& bound, const Saved<Real>& saved,
                const StoredView<const Real>& out, const OutputGradients<Real>& output,
                const Gradients<Real>& grads, const Options& options, int threads)
-      : copies_(threads),
-        operands_{copies_.read(in.query), copies_.read(in.key), copies_.read(in.value),
-                  copies_.read(in.extra)},
+      : share_(g.share),
+        copies_(threads),
+        operands_{of_queries(in.query), of_keys(in.key), of_keys(in.value), of_queries(in.extra)},
         inputs_(take_inputs(op, g, in, copies_, threads, operands_)),
-        output_{copies_.read(out), copies_.read(output.out), copies_.read(output.lse),
-                copies_.read(output.steps)},
-        grads_{copies_.write(grads.query),     copies_.write(grads.key),
-               copies_.write(grads.value),     copies_.write(grads.extra),
-               copies_.write(grads.bias),      copies_.write(grads.query_inputs),
-               copies_.write(grads.key_inputs)} {
+        output_{of_queries(out), of_queries(output.out), of_queries(output.lse),
+                of_queries(output.steps)},
+        grads_{to_queries(grads.query),  to_keys(grads.key),        to_keys(grads.value),
+               to_queries(grads.extra),  copies_.write(grads.bias), to_queries(grads.query_inputs),
+               to_keys(grads.key_inputs)} {
     if constexpr (InputColumns<Op>::any) take_input_gradients<Op>(*inputs_, grads_);
     const Op* run = &op;
     if constexpr (Op::ReadoutType::rehearses)
@@ -253,6 +261,22 @@ class BackwardCall {
   }
 
  private:
+  using Read = StoredView<const Real>;
+  using Written = StoredView<Real>;
+  [[nodiscard]] TensorView<const Real> of_queries(const Read& held) {
+    return rows_of_call(copies_.read(held), share_.queries_before);
+  }
+  [[nodiscard]] TensorView<const Real> of_keys(const Read& held) {
+    return rows_of_call(copies_.read(held), share_.keys_before);
+  }
+  [[nodiscard]] TensorView<Real> to_queries(const Written& held) {
+    return rows_of_call(copies_.write(held), share_.queries_before);
+  }
+  [[nodiscard]] TensorView<Real> to_keys(const Written& held) {
+    return rows_of_call(copies_.write(held), share_.keys_before);
+  }
+
+  Share share_;
   WidenedTensors<Real> copies_;
   Operands<Real> operands_;
   SumsOfInputs<Op> inputs_;

@@ -15,12 +15,12 @@ namespace detail {
 
 template <class Op>
 [[nodiscard]] Shape lse_shape(const Geometry& g) {
-  return {g.batch, g.heads, g.len_q, Op::NormaliserType::maps};
+  return {g.batch, g.heads, g.held_queries(), Op::NormaliserType::maps};
 }
 
 template <class Op>
 [[nodiscard]] Shape steps_shape(const Op& op, const Geometry& g) {
-  return {g.batch, g.heads, g.len_q, op.readout.step_columns(g)};
+  return {g.batch, g.heads, g.held_queries(), op.readout.step_columns(g)};
 }
 
 // Throws where the op, with its options, gives no steps; `name` says of what they were given.
@@ -45,7 +45,7 @@ void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
 template <class Op, class Real>
 void check_outputs(const Op& op, const Outputs<Real>& outputs, const Geometry& g,
                    const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
-  require_output(outputs.out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
+  require_output(outputs.out, g.out_shape(), "out", where);
   const auto apart = [&](const StoredView<Real>& out, const char* name) {
     for_each_operand(in, mask.bias, [&](const char* input, const auto& view) {
       require_apart(out, view, name, input, where);
@@ -131,7 +131,7 @@ template <class Op, class Real>
 void check_backward(const Op& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
                     const StoredView<const Real>& out, const OutputGradients<Real>& output,
                     const Gradients<Real>& grads, const std::string& where) {
-  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  const Shape out_shape = g.out_shape();
   require_shape(out, out_shape, "out", where);
   require_shape(output.out, out_shape, "grad_out", where);
   if (output.lse.given()) {

@@ -6,6 +6,7 @@
 #include <heed/engine/calls.hpp>
 #include <heed/engine/door.hpp>
 #include <heed/engine/door_checks.hpp>
+#include <heed/engine/share.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -18,6 +19,7 @@ void Door<Op>::forward(const Op& op, const Inputs<Real>& in, const Mask<Real>& m
   if (saved) saved->stamp = {};
   require_options<Real>(options, where);
   const Geometry g = geometry_of(op, in, where);
+  require_share(op, g, options, where);
   check_outputs(op, outputs, g, in, mask, where);
   if (saved) saved->sequences.clear();
   const int threads = resolve_threads(options.threads);
@@ -36,6 +38,7 @@ void Door<Op>::backward(const Op& op, const Inputs<Real>& in, const Mask<Real>& 
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
+  require_share(op, g, options, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_backward(op, g, in, mask, out, output, grads, where);
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);

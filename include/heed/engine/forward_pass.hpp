@@ -86,7 +86,7 @@ class ForwardPass {
            options.precision.products()},
         out_(out),
         saved_(saved),
-        units_(g.batch * g.kv_heads * c_.groups_of(g.group())) {
+        units_(g.held_queries() > 0 ? g.batch * g.kv_heads * c_.groups_of(g.group()) : 0) {
     if (saved) prepare_saved(c_, *saved);
     // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
     const bool one_group = c_.groups_of(g.group()) == 1;
@@ -124,6 +124,7 @@ class ForwardPass {
         return worker.mix_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
       }
     const auto [b, kv_head, group] = group_at(c_, item);
+    if (!holds(group)) return;
     worker.mix(b, kv_head, group);
     worker.write_out();
   }
@@ -145,6 +146,13 @@ class ForwardPass {
   }
 
  private:
+  // Is a panel of the group at hand?
+  [[nodiscard]] bool holds(Index group) const {
+    const Index first = group * c_.plan.group;
+    bool any = false;
+    for (Index i = 0; i < c_.plan.group && !any; ++i) any = c_.holds((first + i) % c_.plan.panels);
+    return any;
+  }
   [[nodiscard]] Index kv_heads() const { return c_.geometry.kv_heads; }
   [[nodiscard]] Real* left(Index unit, Index part) {
     return left_.data() + (unit * parts_ + part) * Worker::part_elements(c_);

@@ -130,16 +130,24 @@ class ForwardWorker {
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
   [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
-  // The panels of a key-value head's readers, head by head, in groups.
+  // The panels of a key-value head's readers, head by head, in groups. Of a share of a call those at hand are computed, in
+  // the parts of tiles in which the whole group is.
   void move_to(Index b, Index kv_head, Index group) {
     active_ = 0;
     built_tile_ = finite_key_ = -1;
     const Index readers = c_.geometry.group(), panels = c_.plan.panels;
-    for (My& my : panels_) {
-      const Index item = group * c_.plan.group + active_;
-      if (item >= readers * panels) return;
-      my.panel.move_to(b, kv_head * readers + item / panels, item % panels);
-      ++active_;
+    const Index first = group * c_.plan.group,
+                end = std::min(first + c_.plan.group, readers * panels);
+    few_queries_ = true;
+    for (Index item = first; item < end; ++item) {
+      Panel<Op, Real>& panel = panels_[std::size_t(active_)].panel;
+      panel.move_to(b, kv_head * readers + item / panels, item % panels);
+      const KeyRange& seen = panel.seen_by_all;
+      core_ = item == first
+                  ? seen
+                  : KeyRange{std::max(core_.begin, seen.begin), std::min(core_.end, seen.end)};
+      few_queries_ = few_queries_ && panel.place.rows <= kNarrowRows<Real>;
+      if (c_.holds(item % panels)) ++active_;
     }
   }
 
@@ -170,11 +178,10 @@ class ForwardWorker {
   // body(keys), part of a tile by part. load(t) comes before tile t.
   template <class Load, class Body>
   void for_key_parts(Load&& load, Body&& body) {
-    const KeyRange core = core_keys(panels_, active_);
     for (Index t = tiles_.begin; t < tiles_.end; ++t) {
       load(t);
       mixed_.forget();
-      for_parts(c_.plan, t, c_.geometry.len_kv, core, body);
+      for_parts(c_.plan, t, c_.geometry.len_kv, core_, body);
     }
   }
   // body(my, tile) and empty(my, tile) for all panels in each of these parts.
@@ -198,10 +205,7 @@ class ForwardWorker {
     for (My& my : active())
       for (int v = 0; v < c_.plan.vectors; ++v)
         my.states.store(v, c_.op.normaliser.begin(my.panel.queries(v)));
-    const bool few = std::all_of(panels_.begin(), panels_.begin() + active_, [](const My& my) {
-      return my.panel.place.rows <= kNarrowRows<Real>;
-    });
-    if (few)
+    if (few_queries_)
       // They read keys and values as they are stored.
       for_key_parts(
           [&](Index t) {
@@ -495,6 +499,8 @@ class ForwardWorker {
   FewQueries<Op, Real> few_;
   std::vector<My> panels_;
   Index active_ = 0;
+  KeyRange core_;                                           // that all queries of the group see
+  bool few_queries_ = true;                                 // have all its panels few?
   std::vector<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
   std::vector<My*> seers_;                                  // and those panels
   LaneTile<Real> scores_, projected_;

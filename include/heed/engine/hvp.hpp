@@ -84,6 +84,7 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   if constexpr (Score::has_projection)
     require(!op.score.projection().given(), where,
             ": the score has a projection, second derivatives are for scores at full width");
+  refuse_share(in, where);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);

@@ -152,6 +152,7 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   require_options<Real>(options, where);
   require(!options.precision.mixes(), where,
           ": precision is mixed, it must be storage; tangents are computed as they are stored");
+  refuse_share(in, where);
   if (in.packed)
     return jvp_packed(op, in, mask, saved, known_out, written, d, tangent, op_tangent, options,
                       where);

@@ -79,6 +79,8 @@ class PackedCalls {
   // joins: may neighbours be one call? Throws std::invalid_argument where the lengths do not fit the tensors or each other.
   PackedCalls(const Inputs<Real>& in, const Mask<Real>& mask, bool joins, std::string where)
       : in_(in), packed_(*in.packed), mask_(mask), where_(std::move(where)) {
+    require(in.share == Share{}, where_,
+            ": packed sequences and a share of a call were given, they do not go together");
     const Index count = packed_.sequences();
     require(count > 0, where_, ": packed.queries has ", packed_.queries.size(),
             " numbers, one sequence needs 2: where it begins, and its end");

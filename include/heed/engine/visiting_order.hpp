@@ -20,8 +20,10 @@ namespace detail {
 // readers of one key-value head, or of one row of a broadcast bias or of query. Its visitors come by rank. Where several calls
 // run together, each has its own order, and turns number the families of all of them, call by call.
 struct VisitingOrder {
-  Index batches, heads, groups;        // all; groups per head
-  Index family_batches, family_heads;  // per family
+  Index batches, heads, groups;         // all; groups per head that are at hand
+  Index family_batches, family_heads;   // per family
+  Index first_group = 0;                // of each head, where others are elsewhere
+  Index first_member = 0, members = 0;  // heads of each family that are visited; 0: all
 
   struct Visit {
     Index batch, head, group;  // what to do
@@ -35,15 +37,17 @@ struct VisitingOrder {
     return (batches / family_batches) * (heads / family_heads);
   }
   // Visitors of each family.
-  [[nodiscard]] Index ranks() const { return groups * family_batches * family_heads; }
+  [[nodiscard]] Index ranks() const {
+    return groups * (members > 0 ? members : family_batches * family_heads);
+  }
 
   // Head by head; within a head the last group, longest under a causal mask, first.
   [[nodiscard]] Visit visit(Index family, Index rank) const {
     const Index head_families = heads / family_heads;
-    const Index member = rank / groups;
+    const Index member = first_member + rank / groups;
     return {family / head_families * family_batches + member / family_heads,
             family % head_families * family_heads + member % family_heads,
-            groups - 1 - rank % groups,
+            first_group + groups - 1 - rank % groups,
             family,
             rank,
             0,
@@ -157,6 +161,21 @@ class OrderedSums {
   }
   [[nodiscard]] const std::vector<double>& total() const { return total_; }
 
+  // For families that others have begun and others end, with a place for each: the sums of all, [family][numbers], empty where
+  // nobody has begun.
+  void go_on(const std::vector<double>& sums) {
+    if (!sums.empty()) kept_ = sums;
+    for (Index& last : last_rank_) last = -1;
+  }
+  [[nodiscard]] const std::vector<double>& kept() const { return kept_; }
+  // Their total, family by family, as end() adds it up.
+  [[nodiscard]] std::vector<double> total_of_kept() const {
+    std::vector<double> total(total_.size(), 0.0);
+    for (std::size_t f = 0; f < ended_.size(); ++f)
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += kept_[f * total.size() + i];
+    return total;
+  }
+
   void abandon() {
     ranks_.abandon();
     families_.abandon();
@@ -186,6 +205,33 @@ class OrderedSums {
   std::mutex guard_;                  // of ended_, joined_ and total_
   Turnstiles ranks_, families_;
 };
+
+// Heads that share rows: where they read one key-value head, or where one row of bias or of query serves them all. Where a
+// head may read any key-value head, all count as readers of one.
+struct FamilySize {
+  Index batches, heads;
+};
+template <class Op>
+[[nodiscard]] FamilySize family_of(const Op& op, const Geometry& g, const Shape& bias_shape,
+                                   bool bias) {
+  const bool all_heads = (bias && bias_shape.heads == 1) || !SideNeeds<Op>(op, g).keys_by_group ||
+                         readers_of_queries(op.normaliser, g, Op::ReadoutType::uses_query) ==
+                             QueryReaders::several_heads;
+  const Index one = 1;  // a call without batches or heads has no family at all
+  return {std::max(one, bias && bias_shape.batch == 1 ? g.batch : one),
+          std::max(one, all_heads ? g.heads : g.group())};
+}
+
+// Groups of panels of a head that are at hand.
+struct GroupRange {
+  Index begin, end;
+};
+template <class Context>
+[[nodiscard]] GroupRange held_groups(const Context& c) {
+  const Index queries = c.plan.group * c.plan.lanes, end = c.geometry.held_queries_end();
+  const Index begin = c.geometry.share.queries_before / queries;
+  return {begin, c.geometry.held_queries() > 0 ? (end + queries - 1) / queries : begin};
+}
 
 // What all workers of a backward call read and add to.
 template <class Op, class Real>
@@ -285,18 +331,12 @@ struct BackwardShared {
     return readers_of_queries(c.op.normaliser, c.geometry, Op::ReadoutType::uses_query);
   }
 
-  // Heads share rows where they read one key-value head, or where one row of bias or of query serves them all. Where a
-  // head may read any key-value head, all count as readers of one.
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, Real>& c, bool bias) {
     const Geometry& g = c.geometry;
-    const Shape& shape = c.mask.bias().shape();
-    const bool all_heads = (bias && shape.heads == 1) || !c.keys.needs().keys_by_group ||
-                           query_readers(c) == QueryReaders::several_heads;
-    const Index one_batch = 1,
-                one_head = 1;  // a call without batches or heads has no family at all
-    return {g.batch, g.heads, c.groups_of(1),
-            std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),
-            std::max(one_head, all_heads ? g.heads : g.group())};
+    const FamilySize family = family_of(c.op, g, c.mask.bias().shape(), bias);
+    const GroupRange groups = held_groups(c);
+    return {g.batch,        g.heads,      groups.end - groups.begin,
+            family.batches, family.heads, groups.begin};
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them

@@ -50,6 +50,7 @@ template <class Op, class Real>
   using Worker = WeightWorker<Op, Real>;
   const std::string where = door_name("heed::measure_weights", options.name);
   require_options<Real>(options, where);
+  refuse_share(in, where);
   const Geometry g = geometry_of(op, in, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   if (saved)
@@ -128,6 +129,7 @@ template <AttentionOp Op>
   using Real = typename Op::Scalar;
   if constexpr (Op::NormaliserType::streams) {
     const std::string where = detail::door_name("heed::measure_weights", options.name);
+    detail::refuse_share(in, where);
     const Geometry g = geometry_of(op, in, where);
     std::vector<Real> out(std::size_t(element_count(g.out_shape(), where.c_str())));
     Saved<Real> saved;
