@@ -3,10 +3,14 @@
 
 #include "cell_json.hpp"
 #include "progress.hpp"
+#include "rank_workers.hpp"
+
+#include "../heed_lm/json_fields.hpp"
 
 namespace compare {
 
-CellRunner::CellRunner(const Experiment& experiment) : experiment_(experiment) {
+CellRunner::CellRunner(const Experiment& experiment, heed_program::Ranks* ranks)
+    : experiment_(experiment), ranks_(ranks) {
   const std::string& folder = experiment.settings().training.out_folder;
   if (!folder.empty()) folder_.emplace(folder, experiment.shared_settings());
 }
@@ -56,8 +60,17 @@ std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
                   std::to_string(cells.size()) + " runs done; " + text);
   };
   jobs.name = [&](std::size_t n) { return name_of(cells[missing[n]]); };
+  if (ranks_ != nullptr && ranks_->count() > 1) jobs.ranks = ranks_;
+  jobs.order = [&](std::size_t n) { return heed_lm::json_of(cells[missing[n]]); };
   run_jobs(jobs);
   return results;
+}
+
+void serve_cells(const Experiment& experiment, heed_program::Ranks& ranks) {
+  serve(ranks, [&](const std::string& order, const Say& say) {
+    const Cell cell = heed_lm::from_json<Cell>(order, "an order of rank 0");
+    return json_of(run_cell(experiment, cell, experiment.settings().threads, say));
+  });
 }
 
 }  // namespace compare

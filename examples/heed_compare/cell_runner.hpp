@@ -3,14 +3,16 @@
 
 #include "cell_run.hpp"
 
+#include "../program/ranks.hpp"
+
 namespace compare {
 
 // Gets the results of cells: from the folder of --out those that are there, the others by training them, --jobs at a time,
-// each kept as soon as it is finished.
+// each kept as soon as it is finished. Other ranks (serve_cells) train beside this one.
 class CellRunner {
  public:
   // Throws UsageError where the folder has other settings.
-  explicit CellRunner(const Experiment& experiment);
+  explicit CellRunner(const Experiment& experiment, heed_program::Ranks* ranks = nullptr);
 
   // The result of a cell that is finished already; none for another.
   [[nodiscard]] std::optional<CellResult> find(const Cell& cell) const;
@@ -23,7 +25,11 @@ class CellRunner {
 
  private:
   const Experiment& experiment_;
+  heed_program::Ranks* ranks_;
   std::optional<CellFolder> folder_;
 };
+
+// Trains the cells that rank 0 gives to this rank, until it is dismissed.
+void serve_cells(const Experiment& experiment, heed_program::Ranks& ranks);
 
 }  // namespace compare

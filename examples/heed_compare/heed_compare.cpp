@@ -7,22 +7,39 @@
 // Exit code  0 done, 1 a gradient is wrong or the work could not be finished, 2 options or files that cannot be
 // used.
 
-#include "../program/program.hpp"
+#include "../program/ranks.hpp"
 #include "pictures.hpp"
 #include "report.hpp"
 #include "training_report.hpp"
 
 namespace {
 
-int run(int argc, char** argv) {
+// Throws UsageError where the settings are not for several ranks.
+void take_ranks(compare::Settings& settings, const heed_program::Ranks& ranks) {
+  if (ranks.count() == 1) return;
+  const std::string started = std::to_string(ranks.count()) + " ranks were started";
+  if (!settings.trains())
+    throw heed_program::UsageError(started +
+                                   ", which share the work of --train alone; timings need a "
+                                   "machine for themselves");
+  if (settings.training.jobs > 1)
+    throw heed_program::UsageError("--jobs is " + std::to_string(settings.training.jobs) + " and " +
+                                   started +
+                                   ", each of which trains one model at a time; it must be 1");
+  settings.training.jobs = 1;
+  settings.training.ranks = ranks.count();
+}
+
+int run(int argc, char** argv, heed_program::Ranks& ranks) {
   if (const char* missing = compare::missing_instruction_set())
     throw std::runtime_error(std::string("compiled for ") + missing +
                              ", which this processor does not have; compile heed_compare on this "
                              "machine");
-  const compare::ParsedCommandLine parsed = compare::parse_command_line(argc, argv);
+  compare::ParsedCommandLine parsed = compare::parse_command_line(argc, argv);
   if (parsed.finished) return 0;
+  take_ranks(parsed.settings, ranks);
   if (parsed.settings.trains()) {
-    compare::report_training(parsed.settings);
+    compare::report_training(parsed.settings, ranks);
     return 0;
   }
   const compare::Comparison comparison = compare::run_comparison(parsed.settings);
@@ -36,5 +53,6 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return heed_program::run("heed_compare", [&] { return run(argc, argv); });
+  return heed_program::run_on_ranks(
+      "heed_compare", [&](heed_program::Ranks& ranks) { return run(argc, argv, ranks); });
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "jobs.hpp"
 
+#include "rank_workers.hpp"
+
 #include "../program/program.hpp"
 
 #include <poll.h>
@@ -18,8 +20,8 @@ namespace compare {
 
 namespace {
 
-// The first character of each line that a process writes.
-constexpr char kProgress = '.', kResult = '=', kFailure = '!';
+// How long results of other ranks may lie before they are read.
+constexpr int kRanksMilliseconds = 5;
 
 // Writes a line to the pipe. There is nobody to tell of a failure but the reader, who sees the end.
 void write_line(int to, char kind, const std::string& text) {
@@ -128,18 +130,32 @@ class Worker {
 
 void run_in_processes(const Jobs& jobs) {
   std::list<Worker> workers;
+  RankWorkers ranks(jobs.ranks);
   std::size_t next = 0;
   std::string failure;
-  // Invariant: pieces before `next` are done, or one of the workers has them.
+  const auto take_line = [&](std::size_t piece, const std::string& line) {
+    const std::string text = line.substr(1);
+    if (line[0] == kProgress) jobs.progress(piece, text);
+    if (line[0] == kResult) jobs.done(piece, text);
+    if (line[0] == kFailure && failure.empty()) failure = jobs.name(piece) + ": " + text;
+    return line[0] != kProgress;
+  };
+  // Invariant: pieces before `next` are done, or one of the workers or ranks has them.
   while (true) {
     while (failure.empty() && next < jobs.count && int(workers.size()) < jobs.at_once)
       workers.emplace_back(jobs, next++);
-    if (workers.empty()) break;
+    while (failure.empty() && next < jobs.count && !ranks.none() &&
+           ranks.give(next, jobs.order(next)))
+      ++next;
+    if (workers.empty() && !ranks.any_busy()) break;
     std::vector<pollfd> waiting;
     for (const Worker& worker : workers) waiting.push_back({worker.descriptor(), POLLIN, 0});
-    if (::poll(waiting.data(), nfds_t(waiting.size()), -1) < 0 && errno != EINTR)
+    if (::poll(waiting.data(), nfds_t(waiting.size()), ranks.none() ? -1 : kRanksMilliseconds) <
+            0 &&
+        errno != EINTR)
       throw std::runtime_error("the results of processes cannot be read (" +
                                std::generic_category().message(errno) + ")");
+    ranks.read(take_line);
     std::size_t at = 0;
     for (auto worker = workers.begin(); worker != workers.end();) {
       const bool ready = waiting[at++].revents != 0;
@@ -158,7 +174,7 @@ void run_in_processes(const Jobs& jobs) {
 }  // namespace
 
 void run_jobs(const Jobs& jobs) {
-  if (jobs.at_once > 1 || jobs.apart) return run_in_processes(jobs);
+  if (jobs.at_once > 1 || jobs.apart || jobs.ranks != nullptr) return run_in_processes(jobs);
   for (std::size_t n = 0; n < jobs.count; ++n)
     jobs.done(n, jobs.work(n, [&](const std::string& text) { jobs.progress(n, text); }));
 }

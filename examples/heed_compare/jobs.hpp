@@ -8,7 +8,14 @@
 #include <functional>
 #include <string>
 
+namespace heed_program {
+class Ranks;
+}
+
 namespace compare {
+
+// The first character of each line that a process writes about its piece.
+inline constexpr char kProgress = '.', kResult = '=', kFailure = '!';
 
 // Says how far a piece of work is.
 using Say = std::function<void(const std::string&)>;
@@ -24,6 +31,10 @@ struct Jobs {
   std::function<void(std::size_t n, const std::string& text)> progress;
   // For messages: what piece `n` is.
   std::function<std::string(std::size_t n)> name;
+  // Other ranks that serve() this one (rank_workers.hpp) and work beside `at_once` processes here, and what tells them their
+  // piece.
+  heed_program::Ranks* ranks = nullptr;
+  std::function<std::string(std::size_t n)> order = {};
 };
 
 // Where a piece throws, or its process ends without a result, those that run already are finished, no other one is begun,

@@ -40,7 +40,7 @@ class Planner {
     for (const Experiment::Task& task : experiment.tasks())
       for (const std::string& variant : experiment.settings().variants) count(task.spec, variant);
     if (jobs_ == 0) choose();
-    measure(missing_, jobs_, threads_, false);
+    measure(missing_, jobs_, threads_, experiment.settings().training.ranks > 1);
   }
 
   [[nodiscard]] Plan plan() const { return {text(), jobs_, threads_}; }
@@ -81,7 +81,10 @@ class Planner {
       text += "\n";
     }
     if (seconds > 0)
-      text += "  about " + time_text(seconds / jobs_) + " with " + division(jobs_, threads_) +
+      text += "  about " + time_text(seconds / (jobs_ * training.ranks)) + " with " +
+              (training.ranks > 1 ? number(std::size_t(training.ranks), "rank") + " of " +
+                                        number(std::size_t(threads_), "thread")
+                                  : division(jobs_, threads_)) +
               why_ + "\n";
     return text + "\n";
   }

@@ -59,6 +59,8 @@ struct TrainingSettings {
   int alphabets = 1;                    // stages of a task, each with tokens of its own
   std::string out_folder;               // where finished cells are kept; empty: not given
   int jobs = 1;                         // cells at a time; 0: the plan chooses by measured steps
+  int ranks = 1;                        // processes that a launcher of MPI started, each with jobs
+  double rank_timeout = 0;  // seconds after which a rank that says nothing is lost; 0: never
   bool only_plan = false;
 };
 

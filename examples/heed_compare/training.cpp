@@ -140,9 +140,10 @@ std::optional<Difference> difference_of(const TrainedVariant& baseline,
   return paired_difference(values(baseline, test), values(variant, test));
 }
 
-TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch) {
+TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch,
+                                    heed_program::Ranks* ranks) {
   const Experiment experiment(settings);
-  const CellRunner runner(experiment);
+  const CellRunner runner(experiment, ranks);
   const Plan plan = make_plan(experiment, runner);
   settings.training.jobs = plan.jobs;
   settings.threads = plan.threads;

@@ -72,7 +72,8 @@ struct TrainingWatch {
 };
 
 // Trains all variants of the settings on all tasks; none of them where only the plan is asked for. Jobs and threads become
-// those of the plan.
-[[nodiscard]] TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch);
+// those of the plan. Other ranks, which serve_cells(), train beside this one.
+[[nodiscard]] TrainingComparison compare_training(Settings& settings, const TrainingWatch& watch,
+                                                  heed_program::Ranks* ranks = nullptr);
 
 }  // namespace compare

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training_report.hpp"
 
+#include "rank_workers.hpp"
 #include "report.hpp"
 #include "training_json.hpp"
 #include "training_pictures.hpp"
@@ -25,8 +26,10 @@ void require_finite(const TrainingComparison& comparison) {
 
 }  // namespace
 
-void report_training(const Settings& asked) {
+void report_training(const Settings& asked, heed_program::Ranks& ranks) {
   Settings settings = asked;
+  ranks.timeout = settings.training.rank_timeout;
+  if (!ranks.first()) return serve_cells(Experiment(settings), ranks);
   std::FILE* const to = settings.data_on_stdout() ? stderr : stdout;
   const auto put = [to](const std::string& text) {
     std::fputs(text.c_str(), to);
@@ -39,7 +42,8 @@ void report_training(const Settings& asked) {
   watch.on_task_end = [&](const TrainingComparison& c, const Experiment::Task& task) {
     put(difference_lines(c, task.spec) + (c.tasks.size() > 1 ? "\n" : ""));
   };
-  const TrainingComparison comparison = compare_training(settings, watch);
+  const TrainingComparison comparison = compare_training(settings, watch, &ranks);
+  dismiss(ranks);
   if (settings.training.only_plan) return;
   put(tasks_table(comparison));
   heed_program::all_of(

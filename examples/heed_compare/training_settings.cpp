@@ -216,6 +216,12 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
                  "--threads is given)")
       ->type_name("N")
       ->check(heed_program::whole(1, heed_program::kMaxThreads));
+  app.add_option("--rank-timeout", training.rank_timeout,
+                 "With --train under mpirun, whose ranks train a model each at a time: seconds "
+                 "without a word after which a rank counts as stuck and ends the run; 0 never "
+                 "(default 0)")
+      ->type_name("X")
+      ->check(heed_program::number(0, heed_program::kMaxReal));
   app.add_flag("--plan", training.only_plan,
                "With --train: prints how many runs there are, how many of them are done, and how "
                "long the others will take, and ends");
@@ -225,7 +231,7 @@ std::vector<std::string> training_options() {
   return {"--seeds", "--init",  "--ponder",      "--ponder-prior", "--alphabets",
           "--width", "--heads", "--depth",       "--len",          "--batch",
           "--lr",    "--sweep", "--sweep-seeds", "--eval-every",   "--lengths",
-          "--noise", "--out",   "--jobs",        "--plan"};
+          "--noise", "--out",   "--jobs",        "--rank-timeout", "--plan"};
 }
 
 void print_task_help() {

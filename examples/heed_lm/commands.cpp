@@ -5,6 +5,7 @@
 #include "open_model.hpp"
 #include "resume.hpp"
 #include "run_report.hpp"
+#include "shared_batch.hpp"
 
 #include "../program/program.hpp"
 #include "../tasks/task_list.hpp"
@@ -224,10 +225,22 @@ void print_reports(Model& model) {
   }
 }
 
+// What a run that was cut off leaves in its file, as the end of a sentence. The file is a whole checkpoint or as it was.
+[[nodiscard]] std::string left_behind(const std::string& out) {
+  if (out.empty()) return "nothing was saved";
+  try {
+    const auto file = heed::io::SafetensorsIndex::read(out);
+    return out + " holds step " + file.metadata().at("step");
+  } catch (const std::exception&) {
+    return out + " was not written";
+  }
+}
+
 }  // namespace
 
-int run_train(TrainCommand command) {
+int run_train(TrainCommand command, heed_program::Ranks& ranks) {
   if (command.data.task == "help") return std::fputs(tasks::help_text().c_str(), stdout) < 0;
+  ranks.timeout = command.rank_timeout;
   require_variant(command.model.variant, Naming::options);
   heed::require(precision_of(command.train.precision).has_value(), "--precision is ",
                 heed::io::in_quotes(command.train.precision), ", it must be ", kFloat, " or ",
@@ -235,13 +248,17 @@ int run_train(TrainCommand command) {
   heed::require(command.resume.empty() || command.gpt2.empty(),
                 "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;
-  require_outputs(command);
+  if (ranks.first()) require_outputs(command);
+  ranks.meet();  // so that no rank has begun where one finds fault with the options
   Prepared p = as_usage([&] { return prepare(command); });
   Run& run = p.run;
-  std::optional<RunReport> report = open_report(command);
+  require_shareable(run, ranks);
+  std::optional<RunReport> report;
+  if (ranks.first()) report = open_report(command);
   if (report) describe(*report, run, *p.data);
-  std::printf("%s, %td parameters; %s\n", run.config.variant.c_str(),
-              nn::count_weights<float>(*run.model), p.data->description().c_str());
+  std::printf("%s, %td parameters; %s%s\n", run.config.variant.c_str(),
+              nn::count_weights<float>(*run.model), p.data->description().c_str(),
+              ranks.count() > 1 ? ("; " + std::to_string(ranks.count()) + " ranks").c_str() : "");
   std::fflush(stdout);
   const InterruptGuard guard;
   // A run that leaves files goes on when nobody reads its lines any more; main() reports the lost output at the end.
@@ -252,6 +269,7 @@ int run_train(TrainCommand command) {
   watch.evaluate_every = command.evaluate_every;
   watch.save_every = command.save_every;
   watch.on_step = [&](const Report& r) {
+    if (!ranks.first()) return;
     log.step(r);
     if (report) report->step(r);
   };
@@ -261,15 +279,19 @@ int run_train(TrainCommand command) {
     report->evaluation(step, held_out.loss);
     report->write();
   };
-  watch.on_fault = [&](const std::string& text) { log.fault(text); };
+  watch.on_fault = [&](const std::string& text) {
+    if (ranks.first()) log.fault(text);
+  };
   watch.stop = [] { return interrupted.load(); };
   if (!command.out.empty())
     watch.on_save = [&] {
-      save_run(run, command.out);
+      if (ranks.first()) save_run(run, command.out);
       saved = run.step;
     };
   try {
-    train(run, *p.data, command.threads, watch);
+    train(run, *p.data, command.threads, watch, &ranks);
+  } catch (const heed_program::LostRank& error) {
+    throw heed_program::LostRank(error.what() + ("; " + left_behind(command.out)));
   } catch (const NotFinite& error) {
     if (report) report->write();
     const std::string file = saved >= 0 ? command.out + " holds step " + std::to_string(saved)
@@ -278,7 +300,7 @@ int run_train(TrainCommand command) {
                                  : command.out + " is as it was";
     throw NotFinite(error.what() + ("; " + file));
   }
-  log.skipped_steps();
+  if (ranks.first()) log.skipped_steps();
   if (report) report->write();
   if (interrupted && run.step < run.train.steps) {
     std::printf("stopped after step %td of %td; ", run.step, run.train.steps);

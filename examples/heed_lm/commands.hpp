@@ -21,6 +21,7 @@ struct TrainCommand {
   std::string report;  // folder for the page of pictures; empty: none
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
+  double rank_timeout = 0;          // seconds; 0: none
   std::string program = "heed_lm";  // as it was called
   std::map<std::string, std::string>
       given;  // options of the command line as they stand there: "--batch", "32"
@@ -50,7 +51,8 @@ struct InspectCommand {
 };
 
 // Each returns the exit code; what cannot be done is thrown.
-int run_train(TrainCommand command);
+// Several ranks share the batches of training; the first one alone prints and writes files.
+int run_train(TrainCommand command, heed_program::Ranks& ranks);
 int run_eval(const EvalCommand& command);
 int run_generate(const GenerateCommand& command);
 int run_inspect(const InspectCommand& command);

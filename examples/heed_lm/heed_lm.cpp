@@ -7,6 +7,7 @@
 
 #include "../program/options.hpp"
 #include "../program/program.hpp"
+#include "../program/ranks.hpp"
 #include "commands.hpp"
 
 namespace {
@@ -165,6 +166,9 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.size("--save-every", c.save_every,
          "Number of steps between checkpoints; 0: only one at the end", 0, kMaxSteps);
   o.threads(c.threads);
+  o.real("--rank-timeout", c.rank_timeout,
+         "Under mpirun: seconds without a message after which a rank counts as stuck and ends the "
+         "run, more than the longest step, validation or save takes; 0: never");
 }
 
 void add_eval(CLI::App& app, EvalCommand& c) {
@@ -241,7 +245,7 @@ class CommandLine {
     Options(*info_app_).required_file("file", file_, "A safetensors file");
   }
 
-  int run(int argc, char** argv) {
+  int run(int argc, char** argv, heed_program::Ranks& ranks) {
     require_command(argc, argv);
     train_.program = argv[0];
     try {
@@ -255,7 +259,7 @@ class CommandLine {
     } catch (const CLI::ParseError& error) {
       throw heed_program::UsageError(heed_program::sentence_of(error));
     }
-    return run_command();
+    return run_command(ranks);
   }
 
  private:
@@ -275,13 +279,18 @@ class CommandLine {
         "the command is \"" + word +
         "\", it must be train, eval, generate, inspect or info; --help says more");
   }
-  int run_command() {
+  int run_command(heed_program::Ranks& ranks) {
     if (*train_app_) {
       for (const CLI::Option* option : train_app_->get_options())
         if (option->count() > 0) train_.given[option->get_name()] = option->results().back();
       train_.data.seed = train_.model.seed = train_.train.seed;
-      return run_train(train_);
+      return run_train(train_, ranks);
     }
+    if (ranks.count() > 1)
+      throw heed_program::UsageError(
+          "the command is " + app_.get_subcommands().front()->get_name() +
+          ", which runs in one process, and " + std::to_string(ranks.count()) +
+          " ranks were started; they share the work of train alone");
     if (*eval_app_) return run_eval(eval_);
     if (*generate_app_) return run_generate(generate_);
     if (*inspect_app_) return run_inspect(inspect_);
@@ -307,5 +316,6 @@ class CommandLine {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return heed_program::run("heed_lm", [&] { return CommandLine().run(argc, argv); });
+  return heed_program::run_on_ranks(
+      "heed_lm", [&](heed_program::Ranks& ranks) { return CommandLine().run(argc, argv, ranks); });
 }

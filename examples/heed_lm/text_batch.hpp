@@ -4,6 +4,7 @@
 #include <heed/nn/cross_entropy.hpp>
 
 #include <cstddef>
+#include <numeric>
 #include <vector>
 
 namespace heed_lm {
@@ -28,6 +29,11 @@ struct Batch {
         len(length),
         inputs(std::size_t(row_count * length), padding),
         targets(std::size_t(row_count * length), kNoTarget) {}
+
+  // Tokens beside padding.
+  [[nodiscard]] Index tokens() const {
+    return lengths.empty() ? rows * len : std::accumulate(lengths.begin(), lengths.end(), Index(0));
+  }
 };
 
 // The tokens of a batch as a model takes them: its rows, or what they hold beside padding, one behind the other.

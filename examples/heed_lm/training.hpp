@@ -3,6 +3,7 @@
 
 // Training and evaluation of a run.
 
+#include "../program/ranks.hpp"
 #include "checkpoint.hpp"
 #include "data_source.hpp"
 
@@ -43,9 +44,9 @@ struct Score {
   std::map<Index, Part> by_difficulty;  // empty for data whose targets have none
 };
 
-// Computes `batch` rows at a time.
+// Computes `batch` rows at a time. Several ranks share these batches; the score has the same bits for any number of them.
 [[nodiscard]] Score score(Model& model, heed::nn::Context<float>& context, const DataSource& data,
-                          Index batch);
+                          Index batch, heed_program::Ranks* ranks = nullptr);
 
 // Functions that train() calls. Each may be empty.
 struct Watch {
@@ -70,6 +71,14 @@ inline constexpr Index kMostFaults = 10;
 // finite after it: it counts as done, and weights and moments stay as they were. on_save is called only for models that
 // give held-out rows a finite loss. Throws NotFinite after kMostFaults skipped steps in a row, and where held-out rows
 // have no finite loss after the last step or at a stop.
-void train(Run& run, const DataSource& data, int threads, const Watch& watch);
+//
+// Several ranks share each batch: rank r of n computes its rows [r rows / n, (r + 1) rows / n), with the random numbers that
+// these rows have in the whole batch, and the gradients are added up in the order of the ranks. The order of the data does
+// not depend on n: a run may be resumed on another number of ranks and sees the same batches. The bits are the same for the
+// same n; for another n, gradients differ as sums of floats do. All ranks call all functions of `watch`, with the same
+// numbers but for times. Throws std::invalid_argument where ranks outnumber the rows of a batch, where the model has a memory
+// that learns a batch's keys one after another, and where ranks differ in weights, settings or data.
+void train(Run& run, const DataSource& data, int threads, const Watch& watch,
+           heed_program::Ranks* ranks = nullptr);
 
 }  // namespace heed_lm

@@ -177,6 +177,12 @@ inline void all_of(std::initializer_list<std::function<void()>> steps) {
   if (!failures.empty()) throw std::runtime_error(failures);
 }
 
+// The exit code of a program, and the sentence that it prints on standard error; none where all went well.
+struct Ending {
+  int code = 0;
+  std::string sentence;
+};
+
 namespace detail {
 
 // Opens standard streams that are closed on /dev/null. Otherwise a file that is opened later would take the number of such
@@ -192,20 +198,29 @@ inline int complain(const char* name, const char* text, int code) {
   return code;
 }
 
-inline int run_body(const char* name, const std::function<int()>& body) {
+// How body() ends.
+[[nodiscard]] inline Ending ending_of(const std::function<int()>& body) {
   try {
-    return body();
+    return {body(), ""};
   } catch (const UsageError& error) {
-    return complain(name, error.what(), 2);
+    return {2, error.what()};
   } catch (const std::invalid_argument& error) {
-    return complain(name, error.what(), 2);
+    return {2, error.what()};
   } catch (const std::bad_alloc&) {
-    return complain(name, "there is not enough memory", 1);
+    return {1, "there is not enough memory"};
   } catch (const std::length_error&) {
-    return complain(name, "there is not enough memory", 1);
+    return {1, "there is not enough memory"};
   } catch (const std::exception& error) {
-    return complain(name, error.what(), 1);
+    return {1, error.what()};
   }
+}
+
+// Prints the sentence of an ending, where it has one, and another one where standard output is lost. Returns the exit code.
+[[nodiscard]] inline int conclude(const char* name, const Ending& ending) {
+  if (!ending.sentence.empty()) complain(name, ending.sentence.c_str(), ending.code);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    return complain(name, "standard output cannot be written", ending.code == 0 ? 1 : ending.code);
+  return ending.code;
 }
 
 }  // namespace detail
@@ -213,10 +228,7 @@ inline int run_body(const char* name, const std::function<int()>& body) {
 // Runs a program of that name and returns its exit code: what body() returns, or 1 or 2 where it throws.
 [[nodiscard]] inline int run(const char* name, const std::function<int()>& body) {
   detail::occupy_standard_streams();
-  const int code = detail::run_body(name, body);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    return detail::complain(name, "standard output cannot be written", code == 0 ? 1 : code);
-  return code;
+  return detail::conclude(name, detail::ending_of(body));
 }
 
 }  // namespace heed_program

@@ -203,6 +203,13 @@ TEST_CASE("packed sequences end when their own rows have halted", "[packed]") {
     check_all_threads(halting == Halting::batch ? "batch" : "adaptive",
                       make_dialectical<double>(kGeometry, {.max_steps = 5, .halting = halting}),
                       kGeometry);
+  // Neighbours of one length, which end after different numbers of steps.
+  const Lengths few{{1, 1, 1, 1, 1, 1, 2, 2, 2}, {1, 1, 1, 1, 1, 1, 2, 2, 2}};
+  for (const double eps : {0.1, 0.2, 0.4, 0.8})
+    check_packed("batch, few rows",
+                 make_dialectical<double>(
+                     kGeometry, {.max_steps = 9, .halt_eps = eps, .halting = Halting::batch}),
+                 kGeometry, few, everywhere("causal", causal<double>()), {.threads = 2});
 }
 
 TEST_CASE("packed sequences of queries that begin at different places", "[packed]") {
@@ -412,7 +419,8 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   packed.queries = {0, 3, 10};
   in.packed = &packed;
   CHECK(message_of([&] { (void)measure_weights(call.op, in, call.mask, call.saved); }) ==
-        "heed::measure_weights: packed sequences were given, this takes one of them at a time");
+        "heed::measure_weights: packed sequences were given, this takes one of them at a time; "
+        "forward() and backward() take them as PackedInputs");
   const Partial<double> part = forward_partial(call.op, in, call.mask);
   forward(call.op, in, call.mask, call.out_view());
   CHECK(same_numbers(part.out, call.out));

@@ -28,6 +28,9 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+template <class Real>
+struct Packed;
+
 // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
 // where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
@@ -47,8 +50,6 @@ inline namespace HEED_ABI {
 // of the whole call, and each row that is computed has the bits that it has there, where all keys are at hand and the share
 // begins and ends at a multiple of share_step() (engine/share.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
 // packed: null, or the lengths of sequences that lie one behind the other in tensors of batch 1.
-template <class Real>
-struct Packed;
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
@@ -80,16 +81,17 @@ struct SequenceKeys {
 //   Saved         has lse and diagnostics in rows [heads][total], and a Saved for backward() of each call in `sequences`
 //   Halting::batch  ends a sequence when all of its own rows have halted
 //
-// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory beside that of the sequences' calls: a few hundred bytes
-// for each, and its tables where a score has some.
+// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory beside that
+// of one batch: some 10 KiB for each sequence that is more than a small part of all, and in backward for every one; the tables
+// of scores that have some likewise.
 template <class Real>
 struct Packed {
   std::vector<Index> queries;  // 0, ..., total: where sequences begin, and the end of the last one
   std::vector<Index> keys = {};  // likewise; those of queries where there are none
-  std::vector<Index> first_query =
-      {};  // of each sequence; Inputs::first_query where there are none
-  std::vector<SequenceKeys<Real>> caches =
-      {};  // of each sequence, in place of Inputs::key and value
+  // Of each sequence; Inputs::first_query where there are none.
+  std::vector<Index> first_query = {};
+  // Of each sequence, in place of Inputs::key and value.
+  std::vector<SequenceKeys<Real>> caches = {};
 
   [[nodiscard]] Index sequences() const { return std::max<Index>(0, Index(queries.size()) - 1); }
 };

@@ -27,8 +27,9 @@ template <class Op>
 [[nodiscard]] WeightMeasures weights_of(const ProjectedAttention<Op>& layer,
                                         const Context<typename Op::Scalar>& c, Index batch,
                                         const WeightRequest& request = {}) {
-  return measure_weights(layer.stage.op, layer.inputs(batch), layer.stage.mask, layer.saved(),
-                         request, layer.stage.options(c));
+  const Inputs<typename Op::Scalar> in = layer.inputs(batch);
+  return measure_weights(layer.stage.op, in, layer.stage.mask, layer.saved(), request,
+                         layer.stage.options(c, in.query.shape().len));
 }
 
 // The same of a layer whose variant is known only at run time: one around an op of the list (variants.hpp), with a memory

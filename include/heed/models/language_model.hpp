@@ -127,7 +127,8 @@ class LanguageModel {
     return run_head(c, targets, false, likeliest);
   }
 
-  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights.
+  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights. Of a part of a batch
+  // (c.part) it returns and adds this part's share: the shares of all parts add up to loss and gradient of the batch.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     require(c.training || !scores_steps(),
@@ -292,7 +293,9 @@ class LanguageModel {
     const Index tokens = activations_.front().rows();
     require(Index(targets.size()) == tokens, "LanguageModel: ", targets.size(),
             " targets were given for ", tokens, " tokens");
-    const Index counted = tokens - std::count(targets.begin(), targets.end(), kIgnoreIndex);
+    const Index counted = c.part.whole()
+                              ? tokens - std::count(targets.begin(), targets.end(), kIgnoreIndex)
+                              : c.part.targets;
     if (backward) dhidden_.resize(h.rows, options_.width);
     if (h.rows == tokens) return run_head_rows(c, targets, counted, 0, backward, likeliest);
     // sum_n p_n l_n of each token

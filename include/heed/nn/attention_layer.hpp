@@ -142,7 +142,7 @@ class OpStage {
         to.steps = {steps_.data(), shape};
       }
     heed::forward(op, in, in.first_query > 0 ? mask_from(in.first_query) : mask, to, &saved_,
-                  options(c));
+                  options(c, in.query.shape().len));
   }
   // Adds to the gradients of the op's parameters.
   void backward(const Context<Real>& c, const PackedInputs<Real>& in,
@@ -155,10 +155,11 @@ class OpStage {
     } else if (ponder_ > 0) {
       // dL/dsteps of L = ponder mean(steps)
       const Index rows = rows_of(out.shape());
-      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(rows)));
+      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(c.part.rows(rows))));
       output.steps = {dsteps_.data(), steps_shape(in, out.shape())};
     }
-    heed::backward(op, in, mask, saved_, out, output, grads, &own, options(c));
+    heed::backward(op, in, mask, saved_, out, output, grads, &own,
+                   options(c, in.query.shape().len));
     for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
       for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
     });
@@ -225,12 +226,14 @@ class OpStage {
     for (const Real steps : steps_) sum += double(steps);
     return ponder_ > 0 ? ponder_ * sum / std::max<double>(1, double(steps_.size())) : 0;
   }
-  [[nodiscard]] Options options(const Context<Real>& c) const {
+  // For sequences of `len` tokens.
+  [[nodiscard]] Options options(const Context<Real>& c, Index len) const {
     Options options;
     options.threads = c.threads;
     options.precision = c.precision;
     if (c.training)
-      options.dropout = {dropout_rate_, CounterRandom(c.seed, dropout_stream_).bits(c.step)};
+      options.dropout = {dropout_rate_, CounterRandom(c.seed, dropout_stream_).bits(c.step),
+                         c.part.first / std::max<Index>(1, len)};
     return options;
   }
   void set_dropout(double rate, std::uint64_t stream) {

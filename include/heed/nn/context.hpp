@@ -13,6 +13,22 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
+// Which tokens of a batch a model computes where processes share a batch, each with whole sequences of its own. The random
+// numbers of the part are those that these tokens have in the whole batch, and its gradients add up to that of the whole.
+struct BatchPart {
+  Index first = 0, count = 0,
+        all = 0;      // tokens [first, first + count) of `all`; count = 0: all of them
+  Index targets = 0;  // of the whole batch, those that count in the loss
+
+  [[nodiscard]] bool whole() const { return count == 0; }
+  // The number that row r of the part has in the whole. Rows may be several copies of the tokens, one below the other.
+  [[nodiscard]] Index row(Index r) const {
+    return whole() ? r : r / count * all + first + r % count;
+  }
+  // How many rows the whole has where the part has so many.
+  [[nodiscard]] Index rows(Index part) const { return whole() ? part : part / count * all; }
+};
+
 // A model has one context, which its layers use in turn: two calls with one context must not run at the same time.
 template <class Real>
 struct Context {
@@ -20,6 +36,7 @@ struct Context {
   bool training = false;   // true switches on dropout and updates of memories
   std::uint64_t seed = 0;  // of all random numbers of a run
   std::uint64_t step = 0;  // number of the training step; each has its own random numbers
+  BatchPart part;          // of forward and backward in training
   // Of the products of layers and of attention, in float alone; weights, norms and what is added up stay float. Backward
   // needs the same as forward.
   Precision precision = {};

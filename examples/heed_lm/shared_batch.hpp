@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A batch of training that ranks share (training.hpp, train()).
+
+#include "../program/ranks.hpp"
+#include "checkpoint.hpp"
+#include "text_batch.hpp"
+
+#include <algorithm>
+#include <span>
+
+namespace heed_lm {
+
+[[nodiscard]] inline Index count_targets(std::span<const Index> targets) {
+  return Index(targets.size()) - std::count(targets.begin(), targets.end(), kNoTarget);
+}
+
+// The context's sequences are those of `batch` as long as this lives.
+class Packed {
+ public:
+  Packed(heed::nn::Context<float>& context, const Packing& batch) : context_(context) {
+    context.packed = batch.packed();
+  }
+  ~Packed() { context_.packed = nullptr; }
+  Packed(const Packed&) = delete;
+
+ private:
+  heed::nn::Context<float>& context_;
+};
+
+// The mean loss of the batch, packed where one process has all of it; ranks share its rows as they are, with their padding. The
+// weights' gradients become that of the batch, with the same bits on all ranks. Where the
+// loss is not finite, it is not finite on all ranks, and the gradients are of no use.
+[[nodiscard]] double shared_gradient(Model& model, heed::nn::Context<float>& context,
+                                     const Batch& batch, heed_program::Ranks& ranks);
+
+// Throws std::invalid_argument, on all ranks, unless so many ranks can share the batches of the run.
+void require_shareable(Run& run, const heed_program::Ranks& ranks);
+// Throws std::invalid_argument, on all ranks, unless all have the weights, moments, settings, steps and data of rank 0.
+void require_same_run(Run& run, std::uint64_t data, heed_program::Ranks& ranks);
+
+}  // namespace heed_lm
