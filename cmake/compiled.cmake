@@ -45,7 +45,7 @@ template struct detail::Door<detail::BuiltInAt<@other@, double>>;
 endfunction()
 
 function(heed_add_compiled)
-  heed_write_compiled("${CMAKE_CURRENT_BINARY_DIR}/heed_compiled" sources "")
+  heed_write_compiled("${CMAKE_CURRENT_BINARY_DIR}/heed_compiled" sources "heed/engine/packed_doors.hpp")
   add_library(heed_compiled STATIC EXCLUDE_FROM_ALL ${sources})
   add_library(heed::compiled ALIAS heed_compiled)
   target_link_libraries(heed_compiled PUBLIC ${HEED_CORE_TARGET})

@@ -148,6 +148,7 @@ Batch InstructionData::batch(std::span<const Index> examples) const {
   for (Index row = 0; row < batch.rows; ++row) {
     const Example& example = examples_[std::size_t(examples[std::size_t(row)])];
     const auto& tokens = example.tokens;
+    batch.lengths.push_back(Index(tokens.size()) - 1);
     std::copy(tokens.begin(), tokens.end() - 1, batch.inputs.begin() + row * len);
     std::copy(tokens.begin() + example.prompt, tokens.end(),
               batch.targets.begin() + row * len + example.prompt - 1);

@@ -79,8 +79,11 @@ class Hash {
 
 double shared_gradient(Model& model, nn::Context<float>& context, const Batch& batch,
                        Ranks& ranks) {
-  if (ranks.count() == 1)
-    return gradient_of(model, context, batch.rows, batch.inputs, batch.targets);
+  if (ranks.count() == 1) {
+    const Packing all(batch, model.takes_packed());
+    const Packed packed(context, all);
+    return gradient_of(model, context, all.batch, all.inputs, all.targets);
+  }
   const Rows rows = rows_of(batch, ranks);
   const auto first = std::size_t(rows.first * batch.len),
              count = std::size_t((rows.end - rows.first) * batch.len);

@@ -16,7 +16,21 @@ namespace heed_lm {
   return Index(targets.size()) - std::count(targets.begin(), targets.end(), kNoTarget);
 }
 
-// The mean loss of the batch; the weights' gradients become that of the batch, with the same bits on all ranks. Where the
+// The context's sequences are those of `batch` as long as this lives.
+class Packed {
+ public:
+  Packed(heed::nn::Context<float>& context, const Packing& batch) : context_(context) {
+    context.packed = batch.packed();
+  }
+  ~Packed() { context_.packed = nullptr; }
+  Packed(const Packed&) = delete;
+
+ private:
+  heed::nn::Context<float>& context_;
+};
+
+// The mean loss of the batch, packed where one process has all of it; ranks share its rows as they are, with their padding. The
+// weights' gradients become that of the batch, with the same bits on all ranks. Where the
 // loss is not finite, it is not finite on all ranks, and the gradients are of no use.
 [[nodiscard]] double shared_gradient(Model& model, heed::nn::Context<float>& context,
                                      const Batch& batch, heed_program::Ranks& ranks);

@@ -4,6 +4,7 @@
 #include <heed/nn/cross_entropy.hpp>
 
 #include <cstddef>
+#include <numeric>
 #include <vector>
 
 namespace heed_lm {
@@ -19,6 +20,8 @@ struct Batch {
   std::vector<Index> inputs, targets;  // (rows, len)
   // Of the targets of a task (tasks/task.hpp), (rows, len); empty for other data.
   std::vector<Index> difficulties = {};
+  // Tokens of each row in front of its padding; empty where rows have none.
+  std::vector<Index> lengths = {};
 
   // Sets all inputs to `padding` and all targets to kNoTarget.
   Batch(Index row_count, Index length, Index padding)
@@ -26,6 +29,39 @@ struct Batch {
         len(length),
         inputs(std::size_t(row_count * length), padding),
         targets(std::size_t(row_count * length), kNoTarget) {}
+
+  // Tokens beside padding.
+  [[nodiscard]] Index tokens() const {
+    return lengths.empty() ? rows * len : std::accumulate(lengths.begin(), lengths.end(), Index(0));
+  }
+};
+
+// The tokens of a batch as a model takes them: its rows, or what they hold beside padding, one behind the other.
+struct Packing {
+  Index batch;
+  std::vector<Index> inputs, targets;
+  std::vector<Index> starts =
+      {};  // where the packed rows begin, and the end of the last one; else empty
+
+  // Where `packs`, rows that end in padding are packed.
+  Packing(const Batch& from, bool packs)
+      : batch(from.rows), inputs(from.inputs), targets(from.targets) {
+    if (!packs || from.lengths.empty()) return;
+    batch = 1;
+    inputs.clear();
+    targets.clear();
+    starts.push_back(0);
+    for (Index row = 0; row < from.rows; ++row) {
+      const auto first = row * from.len, end = first + from.lengths[std::size_t(row)];
+      inputs.insert(inputs.end(), from.inputs.begin() + first, from.inputs.begin() + end);
+      targets.insert(targets.end(), from.targets.begin() + first, from.targets.begin() + end);
+      starts.push_back(heed::Index(inputs.size()));
+    }
+  }
+  // What Context::packed is to be in calls on these tokens.
+  [[nodiscard]] const std::vector<Index>* packed() const {
+    return starts.empty() ? nullptr : &starts;
+  }
 };
 
 }  // namespace heed_lm

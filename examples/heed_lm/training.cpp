@@ -45,8 +45,9 @@ using heed_program::Ranks;
 [[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
                                       const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
-  const Batch rows = data.validation_batch(0, batch);
-  const double loss = model.loss(context, rows.rows, rows.inputs, rows.targets);
+  const Packing rows(data.validation_batch(0, batch), model.takes_packed());
+  const Packed packed(context, rows);
+  const double loss = model.loss(context, rows.batch, rows.inputs, rows.targets);
   context.training = training;
   return loss;
 }
@@ -111,20 +112,22 @@ constexpr const char* kAdvice = "; a smaller --lr may help";
 [[nodiscard]] Score score_batch(Model& model, nn::Context<float>& context, const DataSource& data,
                                 Index first, Index batch) {
   Score score;
-  const Batch rows = data.validation_batch(first, batch);
+  const Batch drawn = data.validation_batch(first, batch);
+  const Packing rows(drawn, model.takes_packed());
+  const Packed packed(context, rows);
+  const std::vector<Index>& difficulties = drawn.difficulties;
   score.answers = count_targets(rows.targets);
   context.step = std::uint64_t(first);  // each batch has its own random numbers
   std::vector<Index> likeliest(rows.targets.size(), kNoTarget);
   score.loss =
-      double(score.answers) * model.loss(context, rows.rows, rows.inputs, rows.targets, likeliest);
-  const auto reports =
-      rows.difficulties.empty() ? decltype(reports_of(model)){} : reports_of(model);
+      double(score.answers) * model.loss(context, rows.batch, rows.inputs, rows.targets, likeliest);
+  const auto reports = difficulties.empty() ? decltype(reports_of(model)){} : reports_of(model);
   for (std::size_t t = 0; t < likeliest.size(); ++t) {
     if (rows.targets[t] == kNoTarget) continue;
     const bool is_right = likeliest[t] == rows.targets[t];
     score.accuracy += is_right;
-    if (rows.difficulties.empty()) continue;
-    Score::Part& part = score.by_difficulty[rows.difficulties[t]];
+    if (difficulties.empty()) continue;
+    Score::Part& part = score.by_difficulty[difficulties[t]];
     ++part.answers;
     part.right += is_right;
     for (const auto& [name, of] : reports) part.reports[name] += of[t];
@@ -223,14 +226,14 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ra
     } else {
       faults = 0;
     }
-    tokens += double(batch.inputs.size());
+    tokens += double(batch.tokens());
 
     const double seconds = std::chrono::duration<double>(now - start).count();
     if (watch.on_step)
       watch.on_step({run.step, s.steps, loss, run.optimiser.options.learning_rate, tokens / seconds,
                      seconds / double(run.step - first) * double(s.steps - run.step),
-                     Index(batch.inputs.size()),
-                     std::chrono::duration<double>(now - step_start).count(), fault != nullptr});
+                     batch.tokens(), std::chrono::duration<double>(now - step_start).count(),
+                     fault != nullptr});
     if (faults == kMostFaults)
       throw NotFinite(place + std::to_string(faults) +
                       " steps in a row met numbers that are not finite" + kAdvice);

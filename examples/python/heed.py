@@ -489,7 +489,8 @@ class Call:
 
     out      (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes
     lse      (batch, heads, len_q, maps): log sum exp of the scores, with with_lse
-    steps    (batch, heads, len_q, 1): the time that each row takes, with with_steps
+    steps    (batch, heads, len_q, columns): with with_steps the time that each row takes, or what each of its steps leaves,
+             where rows take steps as an option says (dialectical: halting="adaptive" or "outside")
     reports  a dict of what the variant reports of its rows, (batch, heads, len_q, 1) each
 
     The arrays of the call must stay as they are until backward().
@@ -536,14 +537,15 @@ class _Results:
     def __init__(self, request, q, v, out, with_lse, with_steps):
         self.shapes = _Shapes()
         _check(_heed.heed_shapes_of(byref(request.struct), byref(self.shapes)))
-        self.rows = tuple(self.shapes.steps)
+        self.rows = tuple(self.shapes.out)[:3] + (1,)
         if out is None:
             out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
         elif isinstance(out, np.ndarray) and not out.flags.writeable:
             raise ValueError("heed: out is read only")
         self.out = out
         self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
-        self.steps = np.empty(self.rows, _wide(q)) if with_steps else None
+        # Where there are none, the library says why when it is given a place for some.
+        self.steps = np.empty(tuple(self.shapes.steps) if self.shapes.steps[3] else self.rows, _wide(q)) if with_steps else None
         self.views = {name: _View(x, name) for name, x in (("out", self.out), ("lse", self.lse), ("steps", self.steps)) if x is not None}
         self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})
 

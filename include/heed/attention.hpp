@@ -5,7 +5,9 @@
 
 #include <heed/engine/doors.hpp>
 #include <heed/engine/explain.hpp>
+#include <heed/engine/packed_doors.hpp>
 #include <heed/engine/partial.hpp>
 #include <heed/kv_cache.hpp>
+#include <heed/kv_pool.hpp>
 #include <heed/measure/resonance.hpp>
 #include <heed/variants.hpp>

@@ -16,6 +16,7 @@
 //
 // Structs   begin with their size, which the caller sets; all that is 0 or NULL has its default. They grow at their ends:
 //           a program keeps working with later libraries, and an earlier library refuses what it does not know.
+//           Those without a size (parameters, windows, key ranges) stay as they are.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
 //           copy. NULL is a tensor that is not given.
@@ -146,8 +147,9 @@ struct heed_call {
 };
 
 // What forward writes: out (batch, heads, len_q, dim_v); where they are given, lse (batch, heads, len_q, maps), the log sum
-// exp of the scores of each map (two for differential variants), and steps (batch, heads, len_q, 1), of ops whose rows
-// take time. And the gradients of a loss for these, of the same shapes, which backward reads.
+// exp of the scores of each map (two for differential variants), and steps (batch, heads, len_q, columns), of ops whose
+// rows take steps: the time that each row takes, or what each step leaves. And the gradients of a loss for these, of the same
+// shapes, which backward reads.
 struct heed_outputs {
   size_t size;
   const DLTensor *out, *lse, *steps;
@@ -186,7 +188,8 @@ int heed_report(const struct heed_saved* saved, const char* name, const DLTensor
 // Name of report number `index`; NULL behind the last one. Valid as long as `saved`.
 const char* heed_report_name(const struct heed_saved* saved, size_t index);
 
-// What shapes the tensors of a call must have: of its outputs, and of the extra input, which is all 0 where it reads none.
+// What shapes the tensors of a call must have: of its outputs, and of the extra input. All 0: it gives no steps with its
+// options, or reads no extra input.
 struct heed_shapes {
   size_t size;
   int64_t out[4], lse[4], steps[4], extra[4];

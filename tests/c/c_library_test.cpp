@@ -268,7 +268,7 @@ TEST_CASE("choices of C are the enumerators", "[c]") {
   CHECK(choices("differential", "pairing") ==
         "halves, halves_repeated_keys, halves_apart, heads, heads_apart");
   CHECK(choices("ode", "mode") == "steps, equilibrium, lagrange, lagrange_equilibrium");
-  CHECK(choices("dialectical", "halting") == "per_token, batch, adaptive");
+  CHECK(choices("dialectical", "halting") == "per_token, batch, adaptive, outside");
   CHECK(choices("intent-from-q", "grain") == "elementwise, per_head");
 }
 

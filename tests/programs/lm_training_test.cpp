@@ -20,6 +20,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <sstream>
 #include <thread>
@@ -329,6 +330,78 @@ TEST_CASE(
   CHECK(loss > 1);
   for (const Index batch : {1, 3, 1000})
     CHECK(score(*run.model, c, *data, batch).loss == Approx(loss).epsilon(1e-6));
+}
+
+TEST_CASE("Instructions are packed: no token of padding, and the loss of padded rows") {
+  const heed_test::TemporaryFolder folder;
+  const std::string path = (folder.path / "lines.jsonl").string();
+  std::string lines;
+  for (int n = 0; n < 12; ++n)
+    lines += "{\"instruction\": \"" + std::string(std::size_t(3 + n * n % 17), char('a' + n)) +
+             "\", \"output\": \"" + std::string(std::size_t(1 + n * 5 % 11), char('A' + n)) +
+             "\"}\n";
+  std::ofstream(path) << lines;
+  DataSettings settings;
+  settings.instructions = path;
+  settings.len = 60;
+  for (const char* variant : {"dar", "differential-v1", kDialecticalLm}) {
+    INFO(variant);
+    Run run = new_run(1, variant);
+    run.tokenizer = make_tokenizer(settings);
+    run.config.vocabulary = run.tokenizer->vocab_size();
+    run.config.len = 60;
+    run.config.dropout = run.config.attention_dropout = 0;
+    run.model = std::make_unique<Model>(make_model(run.config));
+    const auto data = open_data(settings, *run.tokenizer);
+    const Batch batch = data->training_batch(run.train.batch, run.train.seed, 0);
+    Index tokens = 0;
+    for (const Index length : batch.lengths) tokens += length;
+    CHECK(tokens < Index(batch.inputs.size()));  // there is padding to leave out
+    nn::Context<float> c;
+    Model& model = *run.model;
+    const auto gradients = [&] {
+      std::vector<float> all;
+      model.visit(nn::Visitor<float>(
+          [&](const std::string&, heed::Param<float>& value, heed::Param<float>& grad) {
+            all.insert(all.end(), grad.data(), grad.data() + value.size());
+          }));
+      nn::clear_gradients<float>(model);
+      return all;
+    };
+    const double padded = model.gradient(c, batch.rows, batch.inputs, batch.targets);
+    const std::vector<float> wanted = gradients();
+    const Packing packing(batch, model.takes_packed());
+    CHECK(Index(packing.inputs.size()) == tokens);
+    c.packed = packing.packed();
+    const double packed = model.gradient(c, packing.batch, packing.inputs, packing.targets);
+    const std::vector<float> got = gradients();
+    c.packed = nullptr;
+    // Sums of some hundred floats in another order.
+    CHECK(packed == Approx(padded).epsilon(1e-5));
+    double worst = 0, largest = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      worst = std::max(worst, std::abs(double(got[i]) - double(wanted[i])));
+      largest = std::max(largest, std::abs(double(wanted[i])));
+    }
+    CHECK(worst < 1e-5 * largest);
+
+    // Held-out rows likewise, in parts of any size; and the step that training takes.
+    double sum = 0, count = 0;
+    for (Index row = 0; row < data->validation_rows(); ++row) {
+      const Batch one = data->validation_batch(row, 1);
+      const double targets = double(one.targets.size()) -
+                             double(std::count(one.targets.begin(), one.targets.end(), kNoTarget));
+      sum += targets * model.loss(c, 1, one.inputs, one.targets);
+      count += targets;
+    }
+    CHECK(score(model, c, *data, 3).loss == Approx(sum / count).epsilon(1e-5));
+    Watch watch;
+    watch.on_step = [&](const Report& report) {
+      CHECK(report.loss == Approx(padded).epsilon(1e-5));
+      CHECK(report.step_tokens == tokens);
+    };
+    train(run, *data, 1, watch);
+  }
 }
 
 TEST_CASE("The seconds of steps leave out evaluations, saves and what watches a step") {

@@ -186,6 +186,14 @@ class Forward(unittest.TestCase):
         self.assertTrue((call.reports["updates"] == np.ceil(call.steps) - 1).all())
         self.assertGreater(len(np.unique(call.reports["updates"])), 1)
 
+    def test_what_each_step_leaves(self):
+        q, k, v, _, _ = problem("dialectical")
+        p = heed.parameters("dialectical", q, v, seed=3) | dict(halting="outside", max_steps=4)
+        call = heed.forward(q, k, v, "dialectical", with_steps=True, **p)
+        wanted, steps = plain.attention("dialectical", q, k, v, everyone(), p=p)
+        self.assertEqual(call.steps.shape, (BATCH, HEADS, LEN, 3 * DIM))
+        self.assertTrue(near(call.out, wanted, 1e-12) and near(call.steps, steps, 1e-12))
+
     def test_two_axes_are_one_head(self):
         q, k, v, _, _ = problem("sdpa")
         call = heed.forward(q[0, 0], k[0, 0], v[0, 0], causal=True)
@@ -302,6 +310,8 @@ class Backward(unittest.TestCase):
         rng = np.random.default_rng(1)
         p |= {"halt.weight": 0.5 * rng.normal(size=(HEADS, DIM)), "halt.bias": rng.normal(size=HEADS), "halting": "adaptive", "max_steps": 4}
         self.check("dialectical", {}, everyone(), p, None, q, k, v, steps=0.3)
+        p = heed.parameters("dialectical", q, v, seed=3) | dict(halting="outside", max_steps=3)
+        self.check("dialectical", {}, everyone(), p, None, q, k, v, steps=0.3)
 
     def test_parameters_by_head_and_by_default(self):
         q, k, v, _, _ = problem("dar")
@@ -395,6 +405,8 @@ class Errors(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "^heed.backward: the call has saved nothing"):
             heed.backward(heed.forward(q, k, v, save=False), call.out)
         ode = heed.forward(q, k, v, "ode", with_lse=True)
+        with self.assertRaisesRegex(ValueError, r"^heed::forward\(sdpa\): steps was given, "):
+            heed.forward(q, k, v, with_steps=True)
         with self.assertRaisesRegex(ValueError, "no derivative of lse"):
             heed.backward(ode, ode.out, grad_lse=ode.lse)
 

@@ -130,6 +130,11 @@ def dialectical(q, m, p, max_steps=3, halt_eps=1e-3, halting="per_token", spare_
             steps = np.where(last, n + 1 - spent, steps)
             spent, moving = spent + np.where(moving, h, 0), moving & ~last
         return out, steps
+    if halting == "outside":
+        trail = [step(z)]
+        while len(trail) < max_steps:
+            trail.append(step(trail[-1]))
+        return trail[-1], np.concatenate(trail[:-1], -1)
     for _ in range(max_steps):
         moved = np.where(moving, step(z), z)
         moving = moving & ((norm(moved - z) >= halt_eps * (norm(z) + 1e-6))[..., None])

@@ -60,9 +60,12 @@ class VariantCalls {
   // Query heads of one head, and maps of scores.
   [[nodiscard]] virtual Index query_heads() const = 0;
   [[nodiscard]] virtual Index maps() const = 0;
-  // Width of the extra input under these parameters.
-  [[nodiscard]] virtual Index extra_dim(const heed_parameter* parameters, std::size_t count,
-                                        const Geometry& g, const std::string& where) const = 0;
+  // Widths under these parameters: of the extra input, and of what steps of rows come to; 0 for none.
+  struct Widths {
+    Index extra, steps;
+  };
+  [[nodiscard]] virtual Widths widths(const heed_parameter* parameters, std::size_t count,
+                                      const Geometry& g, const std::string& where) const = 0;
 
  private:
   const char* name_;
@@ -97,12 +100,14 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   [[nodiscard]] Entries<Real> entries() override { return entries_of(variant_.op); }
   [[nodiscard]] Index query_heads() const override { return variant_.op.normaliser.query_heads(1); }
   [[nodiscard]] Index maps() const override { return Op::NormaliserType::maps; }
-  [[nodiscard]] Index extra_dim(const heed_parameter* parameters, std::size_t count,
-                                const Geometry& g, const std::string& where) const override {
+  [[nodiscard]] typename VariantCalls<Real>::Widths widths(
+      const heed_parameter* parameters, std::size_t count, const Geometry& g,
+      const std::string& where) const override {
     Op op = variant_.op;
     Entries<Real> entries = entries_of(op);
     set_entries(entries, parameters, count, true, where);
-    return op.extra_dim(g);
+    return {op.extra_dim(g),
+            op.readout.without_steps() == nullptr ? op.readout.step_columns(g) : 0};
   }
 
  private:

@@ -201,8 +201,9 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
       };
       write(found.out, g.dim_v);
       write(found.lse, variant.maps());
-      write(found.steps, 1);
-      write(found.extra, variant.extra_dim(call.parameters, call.parameter_count, g, where));
+      const auto widths = variant.widths(call.parameters, call.parameter_count, g, where);
+      write(found.steps, widths.steps);
+      write(found.extra, widths.extra);
     });
     found.size = shapes->size;
     std::memcpy(shapes, &found, std::min(shapes->size, sizeof found));

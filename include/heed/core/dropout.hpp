@@ -16,7 +16,7 @@ inline namespace HEED_ABI {
 struct Dropout {
   double rate = 0;         // in [0, 1): the share of weights that becomes 0
   std::uint64_t seed = 0;  // calls with the same seed drop the same pairs
-  // The number of the call's first sequence in a batch of which the call has a part: the parts drop what the whole would.
+  // Batch b of a call draws as batch first_batch + b: of calls that together stand for one of more batches.
   Index first_batch = 0;
   bool operator==(const Dropout&) const = default;
 

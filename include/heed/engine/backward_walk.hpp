@@ -465,73 +465,36 @@ void set_zero(const std::vector<TensorView<Real>>& views, int threads) {
   });
 }
 
-// All visits of a pass, by workers that build(scratch) makes, a pointer each, on `elements` numbers of scratch.
-template <class Op, class Real, class Build>
-void run_visits(BackwardShared<Op, Real>& shared, OrderedSums& sums, int workers, Index elements,
-                Build&& build) {
-  std::vector<Scratch<Real>> scratch;
-  std::vector<std::invoke_result_t<Build&, Scratch<Real>&>> ready;
-  for (int w = 0; w < workers; ++w) {
-    scratch.emplace_back(elements);
-    ready.push_back(build(scratch.back()));
+// All visits to the families of one or several calls. engage(call, scratch) makes a worker for a call, a pointer, on
+// `elements` numbers of scratch; run(worker, visit); abandon() wakes the workers that wait when one has failed.
+template <class Real, class Engage, class Run, class Abandon>
+void run_visits(const Families& families, int workers, Index elements, Engage&& engage, Run&& run,
+                Abandon&& abandon) {
+  struct Desk {
+    Scratch<Real> scratch;
+    std::invoke_result_t<Engage&, Index, Scratch<Real>&> worker = {};
+    Index call = 0;  // that the worker is made for
+  };
+  std::vector<Desk> desks(static_cast<std::size_t>(workers));
+  for (Desk& desk : desks) {
+    desk.scratch = Scratch<Real>(elements);
+    desk.worker = engage(0, desk.scratch);
   }
-  Visits visits(shared.order);
+  Visits visits(families);
   const auto work = [&](int w) {
-    Index family = Visits::kNone;
-    while (const auto visit = visits.next(family)) ready[std::size_t(w)]->run(*visit, sums);
+    Desk& desk = desks[std::size_t(w)];
+    Index turn = Visits::kNone;
+    while (const auto visit = visits.next(turn)) {
+      if (visit->call != desk.call) {
+        desk.worker.reset();
+        desk.scratch.clear();
+        desk.worker = engage(visit->call, desk.scratch);
+        desk.call = visit->call;
+      }
+      run(*desk.worker, *visit);
+    }
   };
-  run_workers(workers, work, [&] {
-    shared.tiles.abandon();
-    sums.abandon();
-  });
-}
-
-// A checked call.
-template <class Op, class Real>
-void run_backward(const Op& op, const Geometry& g, const Operands<Real>& in,
-                  const BoundMask<Real>& bound, const Saved<Real>& saved,
-                  const OutputGradientOperands<Real>& output, const GradientOperands<Real>& grads,
-                  Op* grad_op, const Options& options) {
-  using Worker = BackwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
-  const CallContext<Op, Real> c{op,
-                                g,
-                                bound,
-                                in,
-                                plan_call<Real>(op, g, bound, options, 0, true),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout,
-                                options.precision.products()};
-  BackwardShared<Op, Real> shared(c, saved, output, grads);
-  const Index units = g.batch * g.heads * c.groups_of(1);
-  const auto build = [&](Scratch<Real>& scratch) {
-    return std::make_unique<Worker>(c, shared, scratch);
-  };
-  const Index elements = scratch_elements<Real>(build);
-  const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
-  OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
-  keys.build(workers);
-  std::vector<TensorView<Real>> summed{grads.key, grads.value, grads.bias};
-  if (shared.sums_queries) summed.push_back(grads.query);
-  set_zero(summed, workers);
-  if (units > 0) run_visits(shared, sums, workers, elements, build);
-  if (grad_op) *grad_op = shared.parameter_gradients(c, sums.total());
-  if (units > 0)
-    keys.chain(shared.dfeatures.data(), shared.drows.data(), grads.key,
-               grad_op ? &grad_op->score : nullptr,
-               grads.key_inputs.given() ? shared.dkey_inputs.data() : nullptr, workers);
-  if constexpr (InputColumns<Op>::any) {
-    const PartInputs<Real>& parts = grads.part_inputs;
-    const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index maps) {
-      sum_over_readers(from, g.heads, maps, to, workers);
-    };
-    sum(shared.dnormaliser_query, parts.normaliser_query, 1);
-    sum(shared.dnormaliser_key, parts.normaliser_key, 1);
-    sum(shared.dreadout_query, parts.readout_query, 1);
-    sum(shared.dquery_inputs, grads.query_inputs, 1);
-    sum(shared.dkey_inputs, grads.key_inputs, Op::NormaliserType::maps);
-  }
+  run_workers(workers, work, abandon);
 }
 
 }  // namespace detail

@@ -28,6 +28,9 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+template <class Real>
+struct Packed;
+
 // query (batch, query_heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk), value (batch,
 // kv_heads, len_kv, dim_v); query = key = value is fine. extra (batch, heads, len_q, op.extra_dim) only
 // where the op asks for it: the intent, or the logits of a token-wise lambda. Each may be stored as Real, bfloat16 or
@@ -42,12 +45,65 @@ inline namespace HEED_ABI {
 // queries by their own Align and offset (mask/mask.hpp), and Align::bottom_right is where KvCache::inputs() has them.
 // backward(), jvp() and hvp() need the first_query of their forward(). Positions are numbers of Real: floats tell them apart up to
 // 2^24, doubles up to 2^53, beyond which no query may stand.
+// share: of a call that several share, how many queries and keys stand elsewhere, before and behind those of these tensors:
+// queries [queries_before, queries_before + len) of a longer call. All that is counted counts them: mask, positions and dropout are those
+// of the whole call, and each row that is computed has the bits that it has there, where all keys are at hand and the share
+// begins and ends at a multiple of share_step() (engine/share.hpp). Keys elsewhere are hidden. heed/mpi/ makes use of it.
+// packed: null, or the lengths of sequences that lie one behind the other in tensors of batch 1.
 template <class Real>
 struct Inputs {
   StoredView<const Real> query, key, value, extra = {};
   KeyFeatures<Real>* key_features = nullptr;
   StoredView<const Real> query_inputs = {}, key_inputs = {};
   Index first_query = 0;
+  const Packed<Real>* packed = nullptr;
+  Share share = {};
+};
+
+// Keys and values of one sequence (1, kv_heads, len, dim), where each has memory of its own, as in a KvPool.
+template <class Real>
+struct SequenceKeys {
+  StoredView<const Real> key, value;
+  KeyFeatures<Real>* key_features = nullptr;
+};
+
+// Sequences of lengths of their own in one call, without padding. Tensors are (1, heads, total, dim), or (total, heads, dim) by
+// strides (view_bthd with batch 1); sequence n has the queries [queries[n], queries[n + 1]) and the keys [keys[n],
+// keys[n + 1]) of them. Nothing is computed across sequences: each is a call of its own, with the bits of that call, but that
+// all of them share the workers, and that what they add to parameters is one sum.
+//
+//   positions     of queries and keys count from the beginning of their sequence, in scores and in masks
+//   masks         bands, key ranges, slopes and functions of positions hold in each sequence, which is batch n to a function;
+//                 key_lengths has a number per sequence; documents an id per token, packed as they are; a boolean mask and a
+//                 bias are those of a padded batch (sequences or 1, heads or 1, longest len_q or 1, longest len_kv), of which
+//                 a sequence reads its own corner
+//   dropout       of sequence n is that of batch n
+//   Saved         has lse and diagnostics in rows [heads][total], and a Saved for backward() of each call in `sequences`
+//   Halting::batch  ends a sequence when all of its own rows have halted
+//
+// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory beside that
+// of one batch: some 10 KiB for each sequence that is more than a small part of all, and in backward for every one; the tables
+// of scores that have some likewise.
+template <class Real>
+struct Packed {
+  std::vector<Index> queries;  // 0, ..., total: where sequences begin, and the end of the last one
+  std::vector<Index> keys = {};  // likewise; those of queries where there are none
+  // Of each sequence; Inputs::first_query where there are none.
+  std::vector<Index> first_query = {};
+  // Of each sequence, in place of Inputs::key and value.
+  std::vector<SequenceKeys<Real>> caches = {};
+
+  [[nodiscard]] Index sequences() const { return std::max<Index>(0, Index(queries.size()) - 1); }
+};
+
+// Inputs that may be packed sequences; without `packed`, those of a call as any other. They are a type of their own so that
+// calls that have none compile nothing for them.
+template <class Real>
+struct PackedInputs : Inputs<Real> {
+  PackedInputs() = default;
+  PackedInputs(const Inputs<Real>& in, const Packed<Real>* lengths = nullptr) : Inputs<Real>(in) {
+    if (lengths) this->packed = lengths;
+  }
 };
 
 // Where forward() writes: out (batch, heads, len_q, dim_v), and, if it is given, lse (batch, heads, len_q, maps): the
@@ -127,6 +183,7 @@ struct CallStamp {
   Dropout dropout;
   unsigned mask = 0;  // kinds of its parts, a bit each
   Precision precision = {};
+  Index sequences = 0;  // that were packed
 
   template <class Op, class Real>
   [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
@@ -139,7 +196,7 @@ struct CallStamp {
       kinds |= given ? bit : 0;
       bit <<= 1;
     }
-    return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision};
+    return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision, 0};
   }
   template <class Op>
   [[nodiscard]] static std::string_view type_name() {
@@ -165,6 +222,8 @@ struct Saved {
   std::vector<std::string> diagnostic_names;
   // Of the call that filled it; set when that succeeds.
   CallStamp stamp;
+  // Of packed sequences: what backward needs of each, or of neighbours of one length.
+  std::vector<Saved> sequences;
 
   // The rows of one diagnostic; throws std::invalid_argument for a name that the op does not report.
   [[nodiscard]] const std::vector<Real>& diagnostic(const std::string& name) const {
@@ -186,14 +245,26 @@ inline std::string CallStamp::difference(const CallStamp& other) const {
   };
   unless_same(!op.empty(), "holds nothing: no forward() has filled it, or the last one threw");
   unless_same(op == other.op, "is of a call of another op");
+  unless_same(sequences == other.sequences, "is of a call of ", sequences,
+              " packed sequences, this one has ", other.sequences);
   Geometry moved = geometry;
   moved.first_query = other.geometry.first_query;
+  moved.share = other.geometry.share;
   unless_same(moved == other.geometry, "is of a call with query and value of shapes ",
               shapes(geometry), ", these are ", shapes(other.geometry));
   unless_same(geometry.first_query == other.geometry.first_query, "is of a call with first_query ",
               geometry.first_query, ", this one has ", other.geometry.first_query);
+  const auto from = [](const Geometry& g) {
+    return "queries from " + std::to_string(g.share.queries_before) + " and keys from " +
+           std::to_string(g.share.keys_before) + " on";
+  };
+  unless_same(geometry.share == other.geometry.share, "is of a share with ", from(geometry),
+              ", this one has ", from(other.geometry));
   unless_same(scale == other.scale, "is of a call with scale ", scale, ", this one has ",
               other.scale);
+  unless_same(dropout.first_batch == other.dropout.first_batch,
+              "is of a call with dropout from batch ", dropout.first_batch, " on, this one has ",
+              other.dropout.first_batch);
   unless_same(dropout == other.dropout, "is of a call with dropout ", dropout.rate, " and seed ",
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
   unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
@@ -325,12 +396,15 @@ void require_token_inputs(const Op& op, const Inputs<Real>& in, const Geometry& 
     require_one_piece(view, argument, where);
     require_token_inputs(view, view.given(), g, {len, count, argument, name}, where);
   };
-  check(in.query_inputs, g.len_q, Columns::query, "query_inputs", Columns::query_names());
-  check(in.key_inputs, g.len_kv, Columns::key, "key_inputs", Columns::key_names());
-  if constexpr (sums_inputs<Score>)
+  check(in.query_inputs, g.held_queries(), Columns::query, "query_inputs", Columns::query_names());
+  check(in.key_inputs, g.held_keys(), Columns::key, "key_inputs", Columns::key_names());
+  if constexpr (sums_inputs<Score>) {
+    require(g.held_keys() == g.len_kv, where, ": sums of key_inputs (", key_inputs_name<Score>(),
+            ") run over all keys; ", g.held_keys(), " of ", g.len_kv, " are at hand");
     require(g.query_position(g.len_q) <= g.len_kv, where, ": sums of key_inputs (",
             key_inputs_name<Score>(), ") are read at the queries' own tokens; first_query is ",
             g.first_query, ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
+  }
 }
 template <class Real>
 void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
@@ -363,10 +437,36 @@ void require_sizes(const Op& op, const Geometry& g, const std::string& where) {
           " heads cannot share ", g.kv_heads, " kv_heads evenly");
 }
 
+namespace detail {
+
+// Of calls that are made with whole tensors alone.
+template <class Real>
+void refuse_share(const Inputs<Real>& in, const std::string& where) {
+  require(in.share == Share{}, where,
+          ": a share of a call was given (Inputs::share); forward() and backward() alone take one");
+}
+
+// len and what stands before and behind it, of queries or keys.
+[[nodiscard]] inline Index whole_length(Index len, Index before, Index behind, const char* of,
+                                        const std::string& where) {
+  Index whole;
+  require(before >= 0 && behind >= 0 && !__builtin_add_overflow(before, behind, &whole) &&
+              !__builtin_add_overflow(whole, len, &whole),
+          where, ": share has ", before, " ", of, " before and ", behind, " behind the ", len,
+          " at hand; neither may be negative, and their sum must fit 64 bits");
+  return whole;
+}
+
+}  // namespace detail
+
 // Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
 template <class Op, class Real>
 [[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {
   using namespace detail;
+  require(
+      in.packed == nullptr, where,
+      ": packed sequences were given, this takes one of them at a time; forward() and backward() "
+      "take them as PackedInputs");
   require_view(in.query, "query", where);
   require_view(in.key, "key", where);
   require_view(in.value, "value", where);
@@ -392,14 +492,25 @@ template <class Op, class Real>
   require(heads == 0 || (k.heads > 0 && heads % k.heads == 0), where, ": ", heads,
           " heads cannot share ", k.heads, " kv_heads evenly");
   require_first_query(in.first_query, where);
-  const Geometry g{q.batch, heads, q.heads, k.heads, q.len, k.len, q.dim, v.dim, in.first_query};
+  const Share& share = in.share;
+  const Geometry g{
+      q.batch,
+      heads,
+      q.heads,
+      k.heads,
+      whole_length(q.len, share.queries_before, share.queries_behind, "queries", where),
+      whole_length(k.len, share.keys_before, share.keys_behind, "keys", where),
+      q.dim,
+      v.dim,
+      in.first_query,
+      share};
   op.validate(g, where.c_str());
   require_sources(op.normaliser, g, where);
   const Index extra = op.extra_dim(g);
   if (extra > 0) {
     require(in.extra.given(), where, ": the op needs the input ", op.readout.extra_name(),
-            " of shape ", Shape{g.batch, g.heads, g.len_q, extra}, ", none was given");
-    require_shape(in.extra, {g.batch, g.heads, g.len_q, extra}, op.readout.extra_name(), where);
+            " of shape ", g.extra_shape(extra), ", none was given");
+    require_shape(in.extra, g.extra_shape(extra), op.readout.extra_name(), where);
   } else {
     require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
             " was given, the op reads none");
@@ -408,10 +519,16 @@ template <class Op, class Real>
     require_token_inputs(op, in, g, where);
   else
     refuse_token_inputs(in, where);
-  if constexpr (Op::ReadoutType::uses_own_rows)
+  if constexpr (Op::ReadoutType::uses_own_rows) {
     require(g.len_q == g.len_kv, where,
             ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
             g.len_kv);
+    require(g.held_queries() == 0 || (share.keys_before <= share.queries_before &&
+                                      share.keys_behind <= share.queries_behind),
+            where, ": the readout reads key and value of its own row; queries [",
+            share.queries_before, ", ", g.held_queries_end(), ") and keys [", share.keys_before,
+            ", ", g.held_keys_end(), ") of ", g.len_kv, " are at hand");
+  }
   return g;
 }
 

@@ -72,6 +72,11 @@ struct CallContext {
   // Are the products of a panel of this many queries those of pairs of bfloat16? With few they are bound by memory, and
   // stay as they are.
   [[nodiscard]] bool mixes(Index rows) const { return mixed && rows > kNarrowRows<Real>; }
+  // Is panel `panel` of each head at hand?
+  [[nodiscard]] bool holds(Index panel) const {
+    const Index query = panel * plan.lanes;
+    return query >= geometry.share.queries_before && query < geometry.held_queries_end();
+  }
   // Groups that the panels of `heads` heads fill.
   [[nodiscard]] Index groups_of(Index heads) const {
     return (heads * plan.panels + plan.group - 1) / plan.group;

@@ -6,6 +6,7 @@
 
 #include <heed/engine/call.hpp>
 
+#include <concepts>
 #include <type_traits>
 
 namespace heed {
@@ -24,6 +25,14 @@ struct Door {
                        const Saved<Real>& saved, const StoredView<const Real>& out,
                        const OutputGradients<Real>& output, const Gradients<Real>& grads,
                        Op* grad_op, const Options& options);
+  // Of packed sequences, defined in packed_doors.hpp.
+  static void forward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
+                             const Outputs<Real>& outputs, Saved<Real>* saved,
+                             const Options& options);
+  static void backward_packed(const Op& op, const PackedInputs<Real>& in, const Mask<Real>& mask,
+                              const Saved<Real>& saved, const StoredView<const Real>& out,
+                              const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                              Op* grad_op, const Options& options);
 };
 
 }  // namespace detail
@@ -51,6 +60,14 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
 }
+// The same for inputs that may be packed sequences (Packed in engine/call.hpp): each of them has the bits of a call of its own.
+template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
+void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
+             const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
+             const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  detail::Door<Op>::forward_packed(op, in, mask, out, saved, options);
+}
 
 // Gradients of sum(out o grad_out) for inputs, bias and parameters; of sum(out o grad_out) + sum(lse o grad_lse)
 // + sum(steps o grad_steps) where `grad_out` is {grad_out, grad_lse, grad_steps}. `saved` and `out` are those of
@@ -66,6 +83,16 @@ void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::backward(op, in, mask, saved, out, grad_out, grads, grad_op, options);
+}
+template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
+void backward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
+              const Saved<typename Op::Scalar>& saved,
+              const StoredView<const typename Op::Scalar>& out,
+              const OutputGradients<typename Op::Scalar>& grad_out,
+              const Gradients<typename Op::Scalar>& grads,
+              std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  detail::Door<Op>::backward_packed(op, in, mask, saved, out, grad_out, grads, grad_op, options);
 }
 
 }  // namespace HEED_ABI

@@ -17,7 +17,6 @@
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/tile/few_queries.hpp>
 
-#include <numeric>
 #include <span>
 #include <vector>
 
@@ -131,16 +130,24 @@ class ForwardWorker {
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
   [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
-  // The panels of a key-value head's readers, head by head, in groups.
+  // The panels of a key-value head's readers, head by head, in groups. Of a share of a call those at hand are computed, in
+  // the parts of tiles in which the whole group is.
   void move_to(Index b, Index kv_head, Index group) {
     active_ = 0;
     built_tile_ = finite_key_ = -1;
     const Index readers = c_.geometry.group(), panels = c_.plan.panels;
-    for (My& my : panels_) {
-      const Index item = group * c_.plan.group + active_;
-      if (item >= readers * panels) return;
-      my.panel.move_to(b, kv_head * readers + item / panels, item % panels);
-      ++active_;
+    const Index first = group * c_.plan.group,
+                end = std::min(first + c_.plan.group, readers * panels);
+    few_queries_ = true;
+    for (Index item = first; item < end; ++item) {
+      Panel<Op, Real>& panel = panels_[std::size_t(active_)].panel;
+      panel.move_to(b, kv_head * readers + item / panels, item % panels);
+      const KeyRange& seen = panel.seen_by_all;
+      core_ = item == first
+                  ? seen
+                  : KeyRange{std::max(core_.begin, seen.begin), std::min(core_.end, seen.end)};
+      few_queries_ = few_queries_ && panel.place.rows <= kNarrowRows<Real>;
+      if (c_.holds(item % panels)) ++active_;
     }
   }
 
@@ -171,11 +178,10 @@ class ForwardWorker {
   // body(keys), part of a tile by part. load(t) comes before tile t.
   template <class Load, class Body>
   void for_key_parts(Load&& load, Body&& body) {
-    const KeyRange core = core_keys(panels_, active_);
     for (Index t = tiles_.begin; t < tiles_.end; ++t) {
       load(t);
       mixed_.forget();
-      for_parts(c_.plan, t, c_.geometry.len_kv, core, body);
+      for_parts(c_.plan, t, c_.geometry.len_kv, core_, body);
     }
   }
   // body(my, tile) and empty(my, tile) for all panels in each of these parts.
@@ -199,10 +205,7 @@ class ForwardWorker {
     for (My& my : active())
       for (int v = 0; v < c_.plan.vectors; ++v)
         my.states.store(v, c_.op.normaliser.begin(my.panel.queries(v)));
-    const bool few = std::all_of(panels_.begin(), panels_.begin() + active_, [](const My& my) {
-      return my.panel.place.rows <= kNarrowRows<Real>;
-    });
-    if (few)
+    if (few_queries_)
       // They read keys and values as they are stored.
       for_key_parts(
           [&](Index t) {
@@ -496,110 +499,13 @@ class ForwardWorker {
   FewQueries<Op, Real> few_;
   std::vector<My> panels_;
   Index active_ = 0;
+  KeyRange core_;                                           // that all queries of the group see
+  bool few_queries_ = true;                                 // have all its panels few?
   std::vector<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
   std::vector<My*> seers_;                                  // and those panels
   LaneTile<Real> scores_, projected_;
   Real *marks_, *copy_, *tile_max_, *rescale_;
 };
-
-template <class Op, class Real>
-void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  const std::size_t rows = std::size_t(c.geometry.query_rows());
-  saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
-  saved.state.assign(Normaliser::streams ? StreamStates<Normaliser, Real>::kNumbers * rows : 0,
-                     Real(0));
-  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
-  saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
-                           std::vector<Real>(rows, Real(0)));
-  saved.diagnostic_names.clear();
-  for (int d = 0; d < Normaliser::diagnostics; ++d)
-    saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
-  for (int d = 0; d < Readout::diagnostics; ++d)
-    saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
-}
-
-// Unit `unit` of a call: a group of panels of a key-value head. Longest groups first: under a causal mask the last one.
-struct GroupPlace {
-  Index batch, kv_head, group;
-};
-template <class Op, class Real>
-[[nodiscard]] GroupPlace group_at(const CallContext<Op, Real>& c, Index unit) {
-  const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
-  const Index head = unit / groups;
-  return {head / heads, head % heads, groups - 1 - unit % groups};
-}
-
-// A checked call. The folded heads of one query come here as a call of their own.
-template <class Op, class Real>
-void run_forward(const Op& op, const Geometry& g, const Operands<Real>& in,
-                 const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
-                 const Options& options, KeyFeatures<Real>* kept) {
-  using Worker = ForwardWorker<Op, Real>;
-  KeySide<Op, Real> keys(op, g, in.key, kept, door_name("heed::forward", options.name),
-                         in.key_inputs);
-  const Index pages = std::gcd(in.key.page_rows(), in.value.page_rows());
-  const CallContext<Op, Real> c{op,
-                                g,
-                                mask,
-                                in,
-                                plan_call<Real>(op, g, mask, options, pages, false),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout,
-                                options.precision.products()};
-  if (saved) prepare_saved(c, *saved);
-  const Index units = g.batch * g.kv_heads * c.groups_of(g.group());
-  if (units == 0) return;
-  // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
-  const bool one_group = c.groups_of(g.group()) == 1;
-  KeySide<Op, Real>* lazy_keys = one_group && !keys.keeps() ? &keys : nullptr;
-  const auto build = [&](Scratch<Real>& scratch) {
-    return Worker(c, out, saved, lazy_keys, scratch);
-  };
-  const Index elements = scratch_elements<Real>(build);
-  // body(worker, unit) for units 0, 1, ... of a pass, by so many workers.
-  const auto run = [&](Index count, int workers, auto&& body) {
-    Dispenser dispenser(count);
-    run_workers(workers, [&](int) {
-      Scratch<Real> scratch(elements);
-      Worker worker = build(scratch);
-      for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next()) body(worker, unit);
-    });
-  };
-  const auto workers_for = [&](Index count) {
-    return worker_count(options, g, count, elements * Index(sizeof(Real)));
-  };
-  if constexpr (mergeable<typename Op::NormaliserType>) {
-    const Index parts = one_group ? parts_of_keys(units, g.len_kv) : 1;
-    if (parts > 1) {
-      const int workers = workers_for(units * parts);
-      if (!lazy_keys) keys.build(workers);
-      const Index part = Worker::part_elements(c);
-      std::vector<Real> left(std::size_t(units * parts * part));
-      const auto place = [&](Index unit, Index n) {
-        return left.data() + (unit * parts + n) * part;
-      };
-      run(units * parts, workers, [&](Worker& worker, Index item) {
-        const Index unit = item / parts, n = item % parts;
-        worker.mix_part(unit / g.kv_heads, unit % g.kv_heads, n, parts, place(unit, n));
-      });
-      run(units, std::min<int>(workers, int(units)), [&](Worker& worker, Index unit) {
-        worker.join_parts(unit / g.kv_heads, unit % g.kv_heads, parts, place(unit, 0));
-        worker.write_out();
-      });
-      return;
-    }
-  }
-  const int workers = workers_for(units);
-  if (!lazy_keys) keys.build(workers);
-  run(units, workers, [&](Worker& worker, Index unit) {
-    const auto [b, kv_head, group] = group_at(c, unit);
-    worker.mix(b, kv_head, group);
-    worker.write_out();
-  });
-}
 
 }  // namespace detail
 

@@ -84,6 +84,7 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   if constexpr (Score::has_projection)
     require(!op.score.projection().given(), where,
             ": the score has a projection, second derivatives are for scores at full width");
+  refuse_share(in, where);
   const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
@@ -106,7 +107,8 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
 
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
-  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  [[maybe_unused]] const auto inputs =
+      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
   TangentOperands<Real> moving{copies.read(tangents.query),     copies.read(tangents.key),
                                copies.read(tangents.value),     {},
                                copies.read(tangents.bias),      copies.read(tangents.query_inputs),

@@ -453,7 +453,15 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
   std::vector<TensorView<Real>> summed{to.key, to.value, to.bias};
   if (shared.sums_queries) summed.push_back(to.query);
   set_zero(summed, workers);
-  if (units > 0) run_visits(shared, sums, workers, elements, build);
+  if (units > 0)
+    run_visits<Real>(
+        shared.order, workers, elements,
+        [&](Index, Scratch<Real>& scratch) { return build(scratch); },
+        [&](Worker& worker, const VisitingOrder::Visit& visit) { worker.run(visit, sums); },
+        [&] {
+          shared.tiles.abandon();
+          sums.abandon();
+        });
   if (to_op) *to_op = shared.parameter_gradients(c, sums.total());
   if (units > 0)
     MovingKeyChain<Op, Real>(c, d, key_tangents, direction, shared)

@@ -16,8 +16,8 @@
 // Cost    of softmax ops 2.5 times forward's flops with `saved`, 3 without; a tangent that is not given costs nothing.
 // Memory  O(len).
 
-#include <heed/engine/doors.hpp>
 #include <heed/engine/jvp_walk.hpp>
+#include <heed/engine/packed_doors.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -105,21 +105,12 @@ void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
   });
 }
 
-// Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
+// Throws where outputs and tangents do not fit the call, or each other; the arguments are those of open_jvp().
 template <class Op, class Real>
-void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-              const Saved<Real>* saved, const StoredView<const Real>& known_out,
-              const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
-              const Op* op_tangent, const Options& options) {
-  static_assert(check_moving_op<Op>());
-  const std::string where = door_name("heed::jvp", options.name);
-  require_options<Real>(options, where);
-  require(!options.precision.mixes(), where,
-          ": precision is mixed, it must be storage; tangents are computed as they are stored");
-  const Geometry g = geometry_of(op, in, where);
-  require_one_piece(in.key, "key", where);
-  require_one_piece(in.value, "value", where);
-  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
+void check_jvp_call(const Op& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
+                    const StoredView<const Real>& known_out, const Outputs<Real>* written,
+                    const Tangents<Real>& d, const Outputs<Real>& tangent,
+                    const std::string& where) {
   check_tangents(d, in, mask, where);
   check_outputs(op, tangent, g, in, mask, where);
   require_apart_from_tangents(tangent.out, "the tangent of out", d, where);
@@ -141,15 +132,45 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   } else {
     require_shape(known_out, {g.batch, g.heads, g.len_q, g.dim_v}, "out", where);
     require_apart(tangent.out, known_out, "the tangent of out", "out", where);
-    check_saved<Op>(*saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
   }
+}
+
+template <class Op, class Real>
+void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                const Saved<Real>* saved, const StoredView<const Real>& known_out,
+                const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
+                const Op* op_tangent, const Options& options, const std::string& where);
+
+// Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
+template <class Op, class Real>
+void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+              const Saved<Real>* saved, const StoredView<const Real>& known_out,
+              const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
+              const Op* op_tangent, const Options& options) {
+  static_assert(check_moving_op<Op>());
+  const std::string where = door_name("heed::jvp", options.name);
+  require_options<Real>(options, where);
+  require(!options.precision.mixes(), where,
+          ": precision is mixed, it must be storage; tangents are computed as they are stored");
+  refuse_share(in, where);
+  if (in.packed)
+    return jvp_packed(op, in, mask, saved, known_out, written, d, tangent, op_tangent, options,
+                      where);
+  const Geometry g = geometry_of(op, in, where);
+  require_one_piece(in.key, "key", where);
+  require_one_piece(in.value, "value", where);
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
+  check_jvp_call(op, g, in, mask, known_out, written, d, tangent, where);
+  if (!written)
+    check_saved<Op>(*saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
   const Op direction = op_tangent ? *op_tangent : zeros_like(op);
   require_direction(op, direction, where);
 
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
                           copies.read(in.extra)};
-  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  [[maybe_unused]] const auto inputs =
+      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
   TangentOperands<Real> moving{copies.read(d.query),     copies.read(d.key),
                                copies.read(d.value),     copies.read(d.extra),
                                copies.read(d.bias),      copies.read(d.query_inputs),
@@ -175,6 +196,41 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   }
   run_jvp(op, g, operands, bound, moving, direction, to, options);
   copies.round();
+}
+
+// Sequence after sequence, each on all threads.
+template <class Op, class Real>
+void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                const Saved<Real>* saved, const StoredView<const Real>& known_out,
+                const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
+                const Op* op_tangent, const Options& options, const std::string& where) {
+  const PackedCalls<Real> packed(in, mask, joins_sequences<Op>, where);
+  require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
+          " sequences, forward() alone reads keys and values of caches; give them as tensors");
+  const std::vector<PackedCall<Op>> calls = calls_of(op, packed, options);
+  const Geometry whole = packed_geometry(calls[0].geometry, packed, in.first_query);
+  check_jvp_call(op, whole, in, mask, known_out, written, d, tangent, where);
+  if (saved) require_packed_saved(op, *saved, whole, mask, options, packed, where);
+  const auto outputs_of = [&](const Outputs<Real>& of, Index n) {
+    return Outputs<Real>{packed.of_queries(of.out, n), packed.of_queries(of.lse, n),
+                         packed.of_queries(of.steps, n)};
+  };
+  for (Index n = 0; n < packed.size(); ++n) {
+    const PackedCall<Op>& call = calls[std::size_t(n)];
+    Tangents<Real> own;
+    own.query = packed.of_queries(d.query, n);
+    own.key = packed.of_keys(d.key, n);
+    own.value = packed.of_keys(d.value, n);
+    own.extra = packed.of_queries(d.extra, n);
+    own.bias = corner_of(d.bias, packed.run(n));
+    own.query_inputs = packed.of_queries(d.query_inputs, n);
+    own.key_inputs = packed.of_keys(d.key_inputs, n);
+    std::optional<Outputs<Real>> to;
+    if (written) to = outputs_of(*written, n);
+    open_jvp(op, call.in, call.mask, saved ? &saved->sequences[std::size_t(n)] : nullptr,
+             packed.of_queries(known_out, n), to ? &*to : nullptr, own, outputs_of(tangent, n),
+             op_tangent, call.options);
+  }
 }
 
 }  // namespace detail

@@ -193,7 +193,7 @@ class KeySide {
         inputs_(inputs),
         needs_(op, g),
         positions_(op.score, g),
-        stride_(g.len_kv) {
+        stride_(g.held_keys()) {
     if constexpr (Needs::any) {
       tables_.resize(std::size_t(g.heads * needs_.table_rows * g.dim_qk));
       if constexpr (Score::has_table)
@@ -226,11 +226,12 @@ class KeySide {
   // Fills all side values, or those that are not kept yet; constant afterwards.
   void build(int threads) {
     if constexpr (!Needs::any) return;
-    const Index first = kept_ ? std::min(kept_->len_, g_.len_kv) : 0;
-    if (first == g_.len_kv) return;
+    const Index first = kept_ ? std::min(kept_->len_, g_.len_kv) : g_.share.keys_before,
+                end = g_.held_keys_end();
+    if (first >= end) return;
     constexpr Index keys_per_thread = 64;
-    threads = int(
-        std::min<Index>(threads, 1 + g_.batch * heads() * (g_.len_kv - first) / keys_per_thread));
+    threads =
+        int(std::min<Index>(threads, 1 + g_.batch * heads() * (end - first) / keys_per_thread));
     const auto take_keys = [&](Scratch<Real>& s) {
       return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
     };
@@ -240,8 +241,8 @@ class KeySide {
       Scratch<Real> scratch(elements);
       const SideTiles<Real> tiles = take_tiles(scratch);
       const TileOfRows<Real> keys = take_keys(scratch);
-      for (Index j = first, count = 0; j < g_.len_kv; j += count) {
-        count = std::min(kWidth - j % kWidth, g_.len_kv - j);  // of one page
+      for (Index j = first, count = 0; j < end; j += count) {
+        count = std::min(kWidth - j % kWidth, end - j);  // of one page
         keys.load(b, g_.kv_head(h), j, count);
         build(tiles, keys.view(), b, h, j, count);
       }
@@ -282,18 +283,23 @@ class KeySide {
   }
   // Position of key j's side values in arrays over (batch, head, map, key).
   [[nodiscard]] Index row(Index b, Index h, int map, Index j) const {
-    return ((b * heads() + side_head(h)) * Needs::maps + map) * stride_ + j;
+    return ((b * heads() + side_head(h)) * Needs::maps + map) * stride_ + j - g_.share.keys_before;
   }
-  [[nodiscard]] Index row_count() const { return g_.batch * heads() * Needs::maps * g_.len_kv; }
+  [[nodiscard]] Index row_count() const {
+    return g_.batch * heads() * Needs::maps * g_.held_keys();
+  }
 
+  // Does chain() add to parameters?
+  static constexpr bool kReachesParameters =
+      (kFeatures > 0 || Score::has_projection || Score::has_transform) &&
+      (Needs::key_parameters || Score::has_transform);
   // Adds to grad_key, if it is given, what the gradients of the features (`dfeatures`) and of transformed and projected keys
   // (`drows`), laid out by row(), contribute. What those of features and transforms do is added to `parameters`, and what
   // those of features do to `dinputs`, [row][inputs], where they are given, too.
   void chain(const Real* dfeatures, const Real* drows, const TensorView<Real>& grad_key,
              Score* parameters, Real* dinputs, int threads) {
     if constexpr (kFeatures > 0 || Score::has_projection || Score::has_transform) {
-      constexpr bool reaches_parameters = Needs::key_parameters || Score::has_transform;
-      if (!grad_key.given() && !dinputs && !(reaches_parameters && parameters)) return;
+      if (!grad_key.given() && !dinputs && !(kReachesParameters && parameters)) return;
       // Of each batch, side head and map, so that they are added up in one order.
       constexpr Index scalars = Needs::key_parameters ? scalars_of<Score> : 0;
       std::vector<double> dscalars(std::size_t(g_.batch * heads() * Needs::maps * scalars));
@@ -328,6 +334,24 @@ class KeySide {
           chain_scalars(*parameters, reader(side), sums.data());
         }
     }
+  }
+
+  // Adds gradients of the parameters, in their order, to `to`.
+  static void add_in_order(const std::vector<Score>& gradients, Score& to) {
+    std::vector<double> sums;
+    for (const Score& gradient : gradients) {
+      std::size_t n = 0;
+      visit_parameters(gradient, [&](const char*, const auto& param) {
+        for (Index i = 0; i < param.size(); ++i, ++n) {
+          if (n == sums.size()) sums.push_back(0);
+          sums[n] += double(param[i]);
+        }
+      });
+    }
+    std::size_t n = 0;
+    visit_parameters(to, [&](const char*, auto& param) {
+      for (Index i = 0; i < param.size() && n < sums.size(); ++i) param[i] += Real(sums[n++]);
+    });
   }
 
  private:
@@ -384,7 +408,8 @@ class KeySide {
   }
 
   [[nodiscard]] Index feature_at(Index b, Index h, int map, int i, Index j) const {
-    return row(b, h, map, 0) * kFeatures + i * stride_ + j;
+    const Index first = g_.share.keys_before;
+    return row(b, h, map, first) * kFeatures + i * stride_ + j - first;
   }
   // That have side values of their own; none where no head reads any.
   [[nodiscard]] Index heads() const {
@@ -410,24 +435,6 @@ class KeySide {
   [[nodiscard]] Real* row_numbers_at(Index b, Index h, int map, Index j) const {
     return projected_ + row(b, h, map, j) * needs_.row_numbers();
   }
-  // Gradients of the parameters by batch, side head and map.
-  static void add_in_order(const std::vector<Score>& gradients, Score& to) {
-    std::vector<double> sums;
-    for (const Score& gradient : gradients) {
-      std::size_t n = 0;
-      visit_parameters(gradient, [&](const char*, const auto& param) {
-        for (Index i = 0; i < param.size(); ++i, ++n) {
-          if (n == sums.size()) sums.push_back(0);
-          sums[n] += double(param[i]);
-        }
-      });
-    }
-    std::size_t n = 0;
-    visit_parameters(to, [&](const char*, auto& param) {
-      for (Index i = 0; i < param.size() && n < sums.size(); ++i) param[i] += Real(sums[n++]);
-    });
-  }
-
   // Lane tiles of keys [j, j + count) as head h reads them.
   void load(const SideTiles<Real>& tiles, const TensorView<const Real>& keys, Index b, Index h,
             const Source& source, Index j, Index count) const {
@@ -485,8 +492,8 @@ class KeySide {
     const LaneTile<Real> before = take_rows(scratch), work = take_rows(scratch);
     const TensorView<const Real> keys = key_.plain();
     const auto p = scalars_of_head(h);
-    for (Index j = 0; j < g_.len_kv; j += kWidth) {
-      const Index count = std::min(kWidth, g_.len_kv - j), at = row(b, h, map, j);
+    for (Index j = g_.share.keys_before, end = g_.held_keys_end(); j < end; j += kWidth) {
+      const Index count = std::min(kWidth, end - j), at = row(b, h, map, j);
       const Index numbers = needs_.row_numbers();
       load(tiles, keys, b, h, source, j, count);
       grads.x.fill(Real(0));

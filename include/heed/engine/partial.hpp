@@ -151,10 +151,11 @@ inline constexpr bool parts_merge =
 
 }  // namespace detail
 
-// forward() as one part of a row's keys: those that the mask leaves of the ones given.
-template <AttentionOp Op>
+// forward() as one part of a row's keys: those that the mask leaves of the ones given; of Inputs or PackedInputs.
+template <AttentionOp Op,
+          std::derived_from<Inputs<typename Op::Scalar>> In = Inputs<typename Op::Scalar>>
 [[nodiscard]] Partial<typename Op::Scalar> forward_partial(
-    const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask = {},
+    const Op& op, const In& in, const Mask<typename Op::Scalar>& mask = {},
     Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   static_assert(

@@ -122,14 +122,21 @@ inline constexpr Index kPartKeys = 4096, kPartUnits = 32;
                            std::max<Index>(1, len_kv / kPartKeys));
 }
 
+// Flops of forward's products, had it no mask.
+[[nodiscard]] inline double product_flops(const Geometry& g) {
+  return 2.0 * double(g.query_rows()) * double(g.len_kv) * double(g.dim_qk + g.dim_v);
+}
 // Workers for `units` units of work that need `bytes` of scratch each.
-[[nodiscard]] inline int worker_count(const Options& options, const Geometry& g, Index units,
+[[nodiscard]] inline int worker_count(const Options& options, double flops, Index units,
                                       Index bytes) {
   const Index threads = resolve_threads(options.threads);
   const Index affordable = std::max<Index>(1, kScratchBytes / std::max<Index>(1, bytes));
-  const double flops = 2.0 * double(g.query_rows()) * double(g.len_kv) * double(g.dim_qk + g.dim_v);
   const Index worthwhile = options.threads > 0 ? threads : Index(1.0 + flops / kWorkerFlops);
   return int(std::max<Index>(1, std::min({threads, units, affordable, worthwhile})));
+}
+[[nodiscard]] inline int worker_count(const Options& options, const Geometry& g, Index units,
+                                      Index bytes) {
+  return worker_count(options, product_flops(g), units, bytes);
 }
 
 }  // namespace HEED_ABI

@@ -43,8 +43,8 @@ class PositionTable {
         for (const std::int32_t bucket : buckets_)
           values_.push_back(table[position_row(table, h) + bucket]);
     } else {
-      for (Index i = 0; i < g.len_q; ++i)
-        for (Index j = 0; j < g.len_kv; ++j)
+      for (Index i = g.share.queries_before; i < g.held_queries_end(); ++i)
+        for (Index j = g.share.keys_before; j < g.held_keys_end(); ++j)
           buckets_.push_back(std::int32_t(bucket_of(score, g.query_position(i), j)));
     }
   }
@@ -84,8 +84,9 @@ class PositionTable {
                              std::max<Index>(0, g_.len_q - 1));
   }
   [[nodiscard]] Index bucket(Index i, Index j) const {
-    return buckets_[std::size_t(std::min(i, g_.len_q - 1) * g_.len_kv +
-                                std::min(j, g_.len_kv - 1))];
+    const Index row = std::min(i, g_.held_queries_end() - 1) - g_.share.queries_before,
+                column = std::min(j, g_.held_keys_end() - 1) - g_.share.keys_before;
+    return buckets_[std::size_t(row * g_.held_keys() + column)];
   }
   [[nodiscard]] const Real* row(Index h) const {
     const Param<Real>& table = score_.*Score::positions;
@@ -94,7 +95,7 @@ class PositionTable {
 
   const Score& score_;
   Geometry g_;
-  std::vector<std::int32_t> buckets_;  // [place of a distance], or [len_q][len_kv]
+  std::vector<std::int32_t> buckets_;  // [place of a distance], or [query][key] of those at hand
   std::vector<Real> values_;           // by distance: [head][place]
 };
 

@@ -165,11 +165,11 @@ class SummedInputs {
   [[nodiscard]] std::size_t at(Index b, Index h, Index t, Index c) const {
     return std::size_t(((b * shape().heads + h) * shape().len + t) * kCount + c);
   }
-  // Rows of the queries' own tokens.
+  // Rows of the queries' own tokens, of which those at hand are read.
   template <class U>
   [[nodiscard]] TensorView<U> of_queries(U* rows) const {
     return {rows + g_.first_query * kCount,
-            {shape().batch, shape().heads, g_.len_q, kCount},
+            {shape().batch, shape().heads, g_.held_queries(), kCount},
             dense_strides(shape())};
   }
   template <class Body>

@@ -17,14 +17,19 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // The order in which groups of panels visit shared rows. A family is a set of heads that share some: the
-// readers of one key-value head, or of one row of a broadcast bias or of query. Its visitors come by rank.
+// readers of one key-value head, or of one row of a broadcast bias or of query. Its visitors come by rank. Where several calls
+// run together, each has its own order, and turns number the families of all of them, call by call.
 struct VisitingOrder {
-  Index batches, heads, groups;        // all; groups per head
-  Index family_batches, family_heads;  // per family
+  Index batches, heads, groups;         // all; groups per head that are at hand
+  Index family_batches, family_heads;   // per family
+  Index first_group = 0;                // of each head, where others are elsewhere
+  Index first_member = 0, members = 0;  // heads of each family that are visited; 0: all
 
   struct Visit {
     Index batch, head, group;  // what to do
     Index family, rank;        // behind which turnstiles, and as which visitor
+    Index call = 0,
+          turn = 0;  // of several calls: which one, and the family's number among those of all
     [[nodiscard]] Index gate(Index tile, Index tiles) const { return family * tiles + tile; }
   };
 
@@ -32,16 +37,56 @@ struct VisitingOrder {
     return (batches / family_batches) * (heads / family_heads);
   }
   // Visitors of each family.
-  [[nodiscard]] Index ranks() const { return groups * family_batches * family_heads; }
+  [[nodiscard]] Index ranks() const {
+    return groups * (members > 0 ? members : family_batches * family_heads);
+  }
 
   // Head by head; within a head the last group, longest under a causal mask, first.
   [[nodiscard]] Visit visit(Index family, Index rank) const {
     const Index head_families = heads / family_heads;
-    const Index member = rank / groups;
+    const Index member = first_member + rank / groups;
     return {family / head_families * family_batches + member / family_heads,
             family % head_families * family_heads + member % family_heads,
-            groups - 1 - rank % groups, family, rank};
+            first_group + groups - 1 - rank % groups,
+            family,
+            rank,
+            0,
+            family};
   }
+};
+
+// The families of one call, or of several calls whose workers they share.
+class Families {
+ public:
+  Families(const VisitingOrder& order) { add(order); }
+  Families() = default;
+
+  // One call more; a visit to it counts `weight`.
+  void add(const VisitingOrder& order, double weight = 1) {
+    for (Index f = 0; f < order.families(); ++f) all_.push_back({calls_, f, order, weight});
+    ++calls_;
+  }
+  [[nodiscard]] Index size() const { return Index(all_.size()); }
+  [[nodiscard]] Index ranks(Index turn) const { return of(turn).order.ranks(); }
+  [[nodiscard]] double weight(Index turn) const { return of(turn).weight; }
+  [[nodiscard]] VisitingOrder::Visit visit(Index turn, Index rank) const {
+    const Family& family = of(turn);
+    VisitingOrder::Visit visit = family.order.visit(family.index, rank);
+    visit.call = family.call;
+    visit.turn = turn;
+    return visit;
+  }
+
+ private:
+  struct Family {
+    Index call, index;
+    VisitingOrder order;
+    double weight;
+  };
+  [[nodiscard]] const Family& of(Index turn) const { return all_[std::size_t(turn)]; }
+
+  std::vector<Family> all_;  // [turn]
+  Index calls_ = 0;
 };
 
 // Hands out the visits of all families, each once, those of a family by rank. A worker stays with a family, so that
@@ -49,40 +94,43 @@ struct VisitingOrder {
 // nobody; only when no family is left does it help with that of another.
 class Visits {
  public:
-  explicit Visits(const VisitingOrder& order)
-      : order_(order), next_rank_(std::size_t(order.families())) {}
+  explicit Visits(Families families)
+      : families_(std::move(families)), next_rank_(std::size_t(families_.size())) {}
 
-  // The next visit of a worker whose last one was to `family`, kNone before its first; nothing when all are taken.
+  // The next visit of a worker whose last one was to the family with this turn, kNone before its first; nothing when all
+  // are taken.
   static constexpr Index kNone = -1;
-  [[nodiscard]] std::optional<VisitingOrder::Visit> next(Index& family) {
-    if (family != kNone)
-      if (const auto visit = take(family)) return visit;
-    while ((family = next_family()) != kNone)
-      if (const auto visit = take(family)) return visit;
+  [[nodiscard]] std::optional<VisitingOrder::Visit> next(Index& turn) {
+    if (turn != kNone)
+      if (const auto visit = take(turn)) return visit;
+    while ((turn = next_family()) != kNone)
+      if (const auto visit = take(turn)) return visit;
     return {};
   }
 
  private:
-  [[nodiscard]] std::optional<VisitingOrder::Visit> take(Index family) {
-    const Index rank = next_rank_[std::size_t(family)].fetch_add(1, std::memory_order_relaxed);
-    if (rank >= order_.ranks()) return {};
-    return order_.visit(family, rank);
+  [[nodiscard]] std::optional<VisitingOrder::Visit> take(Index turn) {
+    const Index rank = next_rank_[std::size_t(turn)].fetch_add(1, std::memory_order_relaxed);
+    if (rank >= families_.ranks(turn)) return {};
+    return families_.visit(turn, rank);
   }
   // A family that nobody has begun, or else the one of which most is left; kNone when nothing is.
   [[nodiscard]] Index next_family() {
     const Index begun = begun_.fetch_add(1, std::memory_order_relaxed);
-    if (begun < order_.families()) return begun;
-    Index best = kNone, least = order_.ranks();
-    for (Index f = 0; f < order_.families(); ++f) {
+    if (begun < families_.size()) return begun;
+    Index best = kNone;
+    double most = 0;
+    for (Index f = 0; f < families_.size(); ++f) {
       const Index rank = next_rank_[std::size_t(f)].load(std::memory_order_relaxed);
-      if (rank >= least) continue;
-      least = rank;
+      const double left = double(families_.ranks(f) - rank) * families_.weight(f);
+      if (left <= most) continue;
+      most = left;
       best = f;
     }
     return best;
   }
 
-  VisitingOrder order_;
+  Families families_;
   std::vector<std::atomic<Index>> next_rank_;  // of each family
   std::atomic<Index> begun_{0};                // families
 };
@@ -91,26 +139,42 @@ class Visits {
 // families. A family that ends before an earlier one is kept beside the total, in one of `places`.
 class OrderedSums {
  public:
-  OrderedSums(const VisitingOrder& order, Index places, Index numbers)
+  OrderedSums(const Families& families, Index places, Index numbers)
       : places_(places),
-        last_rank_(order.ranks() - 1),
         total_(std::size_t(numbers), 0.0),
         kept_(std::size_t(numbers * places), 0.0),
-        ended_(std::size_t(order.families()), 0),
-        ranks_(order.families()),
-        families_(1) {}
+        ended_(std::size_t(families.size()), 0),
+        ranks_(families.size()),
+        families_(1) {
+    for (Index f = 0; f < families.size(); ++f) last_rank_.push_back(families.ranks(f) - 1);
+  }
 
   // add(sums) adds the visitor's terms; no other visitor of its family does so meanwhile.
   template <class Add>
   void add(const VisitingOrder::Visit& visit, Add&& add) {
     // The place is free when the family that had it is part of the total.
-    if (visit.rank == 0) families_.wait(0, visit.family - places_ + 1);
-    ranks_.wait(visit.family, visit.rank);
-    add(sums_of(visit.family));
-    ranks_.pass(visit.family);
-    if (visit.rank == last_rank_) end(visit.family);
+    if (visit.rank == 0) families_.wait(0, visit.turn - places_ + 1);
+    ranks_.wait(visit.turn, visit.rank);
+    add(sums_of(visit.turn));
+    ranks_.pass(visit.turn);
+    if (visit.rank == last_rank_[std::size_t(visit.turn)]) end(visit.turn);
   }
   [[nodiscard]] const std::vector<double>& total() const { return total_; }
+
+  // For families that others have begun and others end, with a place for each: the sums of all, [family][numbers], empty where
+  // nobody has begun.
+  void go_on(const std::vector<double>& sums) {
+    if (!sums.empty()) kept_ = sums;
+    for (Index& last : last_rank_) last = -1;
+  }
+  [[nodiscard]] const std::vector<double>& kept() const { return kept_; }
+  // Their total, family by family, as end() adds it up.
+  [[nodiscard]] std::vector<double> total_of_kept() const {
+    std::vector<double> total(total_.size(), 0.0);
+    for (std::size_t f = 0; f < ended_.size(); ++f)
+      for (std::size_t i = 0; i < total.size(); ++i) total[i] += kept_[f * total.size() + i];
+    return total;
+  }
 
   void abandon() {
     ranks_.abandon();
@@ -118,13 +182,13 @@ class OrderedSums {
   }
 
  private:
-  [[nodiscard]] double* sums_of(Index family) {
-    return kept_.data() + std::size_t(family % places_) * total_.size();
+  [[nodiscard]] double* sums_of(Index turn) {
+    return kept_.data() + std::size_t(turn % places_) * total_.size();
   }
   // Invariant: the total holds the families before joined_, and no other.
-  void end(Index family) {
+  void end(Index turn) {
     const std::lock_guard lock(guard_);
-    ended_[std::size_t(family)] = 1;
+    ended_[std::size_t(turn)] = 1;
     for (; joined_ < ended_.size() && ended_[joined_]; ++joined_) {
       double* sums = sums_of(Index(joined_));
       for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += sums[i];
@@ -133,13 +197,41 @@ class OrderedSums {
     }
   }
 
-  Index places_, last_rank_;
+  Index places_;
+  std::vector<Index> last_rank_;      // [turn]
   std::vector<double> total_, kept_;  // [numbers], [places][numbers]
-  std::vector<char> ended_;           // [family]
+  std::vector<char> ended_;           // [turn]
   std::size_t joined_ = 0;            // families
   std::mutex guard_;                  // of ended_, joined_ and total_
   Turnstiles ranks_, families_;
 };
+
+// Heads that share rows: where they read one key-value head, or where one row of bias or of query serves them all. Where a
+// head may read any key-value head, all count as readers of one.
+struct FamilySize {
+  Index batches, heads;
+};
+template <class Op>
+[[nodiscard]] FamilySize family_of(const Op& op, const Geometry& g, const Shape& bias_shape,
+                                   bool bias) {
+  const bool all_heads = (bias && bias_shape.heads == 1) || !SideNeeds<Op>(op, g).keys_by_group ||
+                         readers_of_queries(op.normaliser, g, Op::ReadoutType::uses_query) ==
+                             QueryReaders::several_heads;
+  const Index one = 1;  // a call without batches or heads has no family at all
+  return {std::max(one, bias && bias_shape.batch == 1 ? g.batch : one),
+          std::max(one, all_heads ? g.heads : g.group())};
+}
+
+// Groups of panels of a head that are at hand.
+struct GroupRange {
+  Index begin, end;
+};
+template <class Context>
+[[nodiscard]] GroupRange held_groups(const Context& c) {
+  const Index queries = c.plan.group * c.plan.lanes, end = c.geometry.held_queries_end();
+  const Index begin = c.geometry.share.queries_before / queries;
+  return {begin, c.geometry.held_queries() > 0 ? (end + queries - 1) / queries : begin};
+}
 
 // What all workers of a backward call read and add to.
 template <class Op, class Real>
@@ -185,10 +277,11 @@ struct BackwardShared {
   [[nodiscard]] Index numbers() const { return parameters_ + tables_; }
   // Where the gradients of the tables begin among them.
   [[nodiscard]] Index first_table() const { return parameters_; }
-  // Places of OrderedSums: as many again as are at work, for families that end before an earlier one.
-  [[nodiscard]] Index places(int workers) const {
-    return std::clamp<Index>(2 * workers, 1, std::max<Index>(1, order.families()));
+  [[nodiscard]] static Index places_for(int workers, Index families) {
+    return std::clamp<Index>(2 * workers, 1, std::max<Index>(1, families));
   }
+  // Places of OrderedSums: as many again as are at work, for families that end before an earlier one.
+  [[nodiscard]] Index places(int workers) const { return places_for(workers, order.families()); }
 
   // Memory of a call with so many workers.
   [[nodiscard]] Index bytes(int workers) const {
@@ -238,18 +331,12 @@ struct BackwardShared {
     return readers_of_queries(c.op.normaliser, c.geometry, Op::ReadoutType::uses_query);
   }
 
-  // Heads share rows where they read one key-value head, or where one row of bias or of query serves them all. Where a
-  // head may read any key-value head, all count as readers of one.
   [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, Real>& c, bool bias) {
     const Geometry& g = c.geometry;
-    const Shape& shape = c.mask.bias().shape();
-    const bool all_heads = (bias && shape.heads == 1) || !c.keys.needs().keys_by_group ||
-                           query_readers(c) == QueryReaders::several_heads;
-    const Index one_batch = 1,
-                one_head = 1;  // a call without batches or heads has no family at all
-    return {g.batch, g.heads, c.groups_of(1),
-            std::max(one_batch, bias && shape.batch == 1 ? g.batch : one_batch),
-            std::max(one_head, all_heads ? g.heads : g.group())};
+    const FamilySize family = family_of(c.op, g, c.mask.bias().shape(), bias);
+    const GroupRange groups = held_groups(c);
+    return {g.batch,        g.heads,      groups.end - groups.begin,
+            family.batches, family.heads, groups.begin};
   }
 
   Index parameters_ = 0, tables_ = 0;  // numbers in them

@@ -22,7 +22,10 @@ class BoundMask {
   // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence. Functions
   // of positions are classified by so many threads.
   BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where, int threads = 1)
-      : mask_(mask), g_(g) {
+      : mask_(mask),
+        g_(g),
+        first_key_(g.share.keys_before),
+        last_key_(g.share.keys_behind > 0 ? g.held_keys_end() : kUnbounded) {
     for (const auto& rule : mask.rules) rules_.push_back(rule->classify(g, threads, where));
     for (const Band& band : mask.bands) {
       const Index shift = shift_of(band.align);
@@ -325,8 +328,8 @@ class BoundMask {
   std::vector<std::shared_ptr<const PairBlocks>> rules_;
   // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
-  Index first_key_ = 0, last_key_ = kUnbounded;  // and all key ranges
-  bool hides_all_ = false;  // the bands contradict each other, and leave no key to any query
+  Index first_key_, last_key_;  // and all key ranges, and the keys at hand
+  bool hides_all_ = false;      // the bands contradict each other, and leave no key to any query
   Index slope_shift_ = 0;
 };
 

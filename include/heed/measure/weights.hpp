@@ -50,6 +50,7 @@ template <class Op, class Real>
   using Worker = WeightWorker<Op, Real>;
   const std::string where = door_name("heed::measure_weights", options.name);
   require_options<Real>(options, where);
+  refuse_share(in, where);
   const Geometry g = geometry_of(op, in, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   if (saved)
@@ -75,7 +76,8 @@ template <class Op, class Real>
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), in.value,
                           copies.read(in.extra)};
   if constexpr (Op::ReadoutType::uses_own_rows) operands.value = copies.read(in.value);
-  [[maybe_unused]] const auto inputs = take_inputs(op, g, in, copies, options, operands);
+  [[maybe_unused]] const auto inputs =
+      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
   KeySide<Op, Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
   const CallContext<Op, Real> c{op,
@@ -127,6 +129,7 @@ template <AttentionOp Op>
   using Real = typename Op::Scalar;
   if constexpr (Op::NormaliserType::streams) {
     const std::string where = detail::door_name("heed::measure_weights", options.name);
+    detail::refuse_share(in, where);
     const Geometry g = geometry_of(op, in, where);
     std::vector<Real> out(std::size_t(element_count(g.out_shape(), where.c_str())));
     Saved<Real> saved;

@@ -16,6 +16,7 @@
 #include <heed/models/transformer_block.hpp>
 #include <heed/nn/cross_entropy.hpp>
 #include <heed/nn/embedding.hpp>
+#include <heed/nn/token_places.hpp>
 
 #include <algorithm>
 #include <deque>
@@ -146,10 +147,16 @@ class LanguageModel {
     }
     apply_dropout(c, options_.dropout, 0, dh, dh);
     embedding_.backward(c, ids, dh);
-    if (position_.given()) add_position_gradient(dh, batch);
+    if (position_.given())
+      add_position_gradient(dh, TokenPlaces(c, Index(ids.size()), Index(ids.size()) / batch));
     return loss;
   }
 
+  // May forward(), loss() and gradient() be given packed sequences, by Context::packed and a batch of 1?
+  [[nodiscard]] bool takes_packed() const {
+    return std::all_of(blocks_.begin(), blocks_.end(),
+                       [](const auto& block) { return block.attention().takes_packed(); });
+  }
   [[nodiscard]] bool can_step() const {
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().can_step(); });
@@ -165,6 +172,8 @@ class LanguageModel {
   void step(Context<Real>& c, std::span<const Index> ids, Cache& cache,
             const MatrixView<Real>& logits) {
     const Index held = cache.len();
+    require(c.packed == nullptr, "LanguageModel::step: packed sequences were given, a cache has ",
+            cache.batch, " of equal length");
     try {
       embed(c, cache.batch, ids, held);
       for (std::size_t n = 0; n < blocks_.size(); ++n)
@@ -208,19 +217,26 @@ class LanguageModel {
     const Index tokens = Index(ids.size());
     require(batch > 0 && tokens % batch == 0, "LanguageModel: ", tokens,
             " ids were given for a batch of ", batch, " sequences, it must be a multiple");
-    const Index len = tokens / batch;
-    require(!position_.given() || first + len <= options_.max_len, "LanguageModel: a sequence has ",
-            first + len, " tokens, the table of positions has ", options_.max_len);
+    require(c.packed == nullptr || (batch == 1 && takes_packed()),
+            "LanguageModel: packed sequences were given ",
+            batch == 1 ? "to a model whose rows depend on all rows of a batch"
+                       : "in several batches, they take one");
+    const TokenPlaces places(c, tokens, tokens / batch);
+    const Index longest = places.longest();
+    require(!position_.given() || first + longest <= options_.max_len,
+            "LanguageModel: a sequence has ", first + longest,
+            " tokens, the table of positions has ", options_.max_len);
     activations_.resize(blocks_.size() + 1);
     for (Matrix<Real>& m : activations_) m.resize(tokens, options_.width);
     const MatrixView<Real> h = activations_[0].view();
     embedding_.forward(c, ids, h, Into::overwrite);
-    if (position_.given())
-      for (Index b = 0; b < batch; ++b)
-        add<Real>(c,
-                  MatrixView<const Real>(position_.value.data() + first * options_.width, len,
-                                         options_.width),
-                  h.row_range(b * len, len));
+    for (Index r = 0, len = 0; r < tokens && position_.given(); r += len) {
+      for (len = 1; r + len < tokens && places.position(r + len) == len;) ++len;
+      add<Real>(c,
+                MatrixView<const Real>(position_.value.data() + first * options_.width, len,
+                                       options_.width),
+                h.row_range(r, len));
+    }
     apply_dropout(c, options_.dropout, 0, h, h);
   }
 
@@ -350,10 +366,9 @@ class LanguageModel {
     return Index(std::max_element(row, row + options_.vocabulary) - row);
   }
 
-  void add_position_gradient(const MatrixView<const Real>& dh, Index batch) {
-    const Index len = dh.rows / batch;
+  void add_position_gradient(const MatrixView<const Real>& dh, const TokenPlaces& places) {
     for (Index r = 0; r < dh.rows; ++r) {
-      Real* to = position_.grad.data() + r % len * options_.width;
+      Real* to = position_.grad.data() + places.position(r) * options_.width;
       for (Index i = 0; i < dh.columns; ++i) to[i] += dh.row(r)[i];
     }
   }

@@ -3,7 +3,7 @@
 
 // AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside of a layer.
 
-#include <heed/engine/doors.hpp>
+#include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
@@ -55,6 +55,9 @@ class AttentionLayer {
   virtual void keep_in_range() {}
   // Visits the tensors that training changes beside the weights. A resumed run needs them as well.
   virtual void visit_state(const StateVisitor<Real>&) {}
+
+  // True if forward() and backward() take packed sequences (Context::packed), which see nothing of each other.
+  [[nodiscard]] virtual bool takes_packed() const { return false; }
 
   // True if step() can take tokens one after the other, with a cache of the keys and values of the earlier ones.
   [[nodiscard]] virtual bool can_step() const = 0;
@@ -129,7 +132,7 @@ class OpStage {
       : op(std::move(with)), mask(std::move(under)), grad_(zeros_like(op)) {}
 
   // Runs the op; the mask moves with the queries of a cache, which stand in.first_query tokens behind the first key.
-  void forward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<Real>& out) {
+  void forward(const Context<Real>& c, const PackedInputs<Real>& in, const TensorView<Real>& out) {
     Outputs<Real> to(out);
     steps_.clear();
     if constexpr (Op::ReadoutType::counts_steps)
@@ -142,8 +145,9 @@ class OpStage {
                   options(c, in.query.shape().len));
   }
   // Adds to the gradients of the op's parameters.
-  void backward(const Context<Real>& c, const Inputs<Real>& in, const TensorView<const Real>& out,
-                const TensorView<const Real>& dout, const Gradients<Real>& grads) {
+  void backward(const Context<Real>& c, const PackedInputs<Real>& in,
+                const TensorView<const Real>& out, const TensorView<const Real>& dout,
+                const Gradients<Real>& grads) {
     Op own = op;
     OutputGradients<Real> output(dout);
     if (!step_gradient.empty()) {

@@ -7,6 +7,7 @@
 #include <heed/simd/precision.hpp>
 
 #include <cstdint>
+#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -39,7 +40,10 @@ struct Context {
   // Of the products of layers and of attention, in float alone; weights, norms and what is added up stay float. Backward
   // needs the same as forward.
   Precision precision = {};
-  Matrix<Real> packed;              // scratch memory of multiply()
+  // Null, or where the sequences of packed rows begin, 0, ..., rows: one behind the other without padding, each from position
+  // 0 on. Forward and backward then have a batch of 1. It must live as long as these calls run.
+  const std::vector<Index>* packed = nullptr;
+  Matrix<Real> packed_factors;      // scratch memory of multiply()
   Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
 };
 

@@ -106,7 +106,7 @@ class Product {
     if constexpr (kPairs)
       return c_.packed_pairs;
     else
-      return c_.packed;
+      return c_.packed_factors;
   }
   [[nodiscard]] int worth_threads() const {
     const int threads = resolve_threads(c_.threads);

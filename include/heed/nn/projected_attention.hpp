@@ -115,17 +115,18 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     return {rows(query_), rows(key_), rows(value_), rows(extra_)};
   }
   // The inputs that the op read in the last forward().
-  [[nodiscard]] Inputs<Real> inputs(Index batch) const {
+  [[nodiscard]] PackedInputs<Real> inputs(Index batch) const {
     const Matrix<Real>& values = crosses_ ? memory_rows_ : rows_;
     const Matrix<Real>& keys = crosses_ ? (turns() ? memory_turned_ : memory_rows_) : read_from();
     const Geometry& g = options_.heads;
-    return {part(read_from().view(), query_, batch, g.query_heads),
-            part(keys.view(), key_, batch, g.kv_heads),
-            part(values.view(), value_, batch, g.kv_heads),
-            of_heads(rows_.view(), extra_, batch),
-            nullptr,
-            of_heads(rows_.view(), query_inputs_, batch),
-            of_heads(values.view(), key_inputs_, batch)};
+    const Inputs<Real> in{part(read_from().view(), query_, batch, g.query_heads),
+                          part(keys.view(), key_, batch, g.kv_heads),
+                          part(values.view(), value_, batch, g.kv_heads),
+                          of_heads(rows_.view(), extra_, batch),
+                          nullptr,
+                          of_heads(rows_.view(), query_inputs_, batch),
+                          of_heads(values.view(), key_inputs_, batch)};
+    return {in, packed_.queries.empty() ? nullptr : &packed_};
   }
 
   void forward(Context<Real>& c, Index batch, const MatrixView<const Real>& x,
@@ -192,6 +193,9 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
 
   void keep_in_range() override { stage.keep_in_range(); }
 
+  // False where a row's answer depends on all rows of a batch: packed sequences end each by itself.
+  [[nodiscard]] bool takes_packed() const override { return !stage.op.readout.needs_rehearsal(); }
+
   // False where a token sees later ones, where the readout reads key and value of its own row, and where the op reads
   // numbers of key tokens, which a cache does not keep.
   [[nodiscard]] bool can_step() const override {
@@ -205,6 +209,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
             const MatrixView<Real>& y, KvCache<Real>& cache) override {
     require(can_step(),
             "ProjectedAttention::step: the layer is not causal, or its op needs all rows at once");
+    require(c.packed == nullptr,
+            "ProjectedAttention::step: packed sequences were given, a cache has equal ones");
     const Index position = cache.len();
     project(c, batch, x, x, position);
     Inputs<Real> in = inputs(batch);
@@ -348,6 +354,10 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     crosses_ = memory.data != x.data || memory.rows != x.rows;
     require(!crosses_ || options_.names.packed.empty(),
             "ProjectedAttention: cross attention needs a projection each for q, k and v");
+    require(c.packed == nullptr || (batch == 1 && !crosses_),
+            "ProjectedAttention: packed sequences were given for ",
+            crosses_ ? "cross attention" : "several batches", ", they take self attention in one");
+    packed_.queries = c.packed ? *c.packed : std::vector<Index>{};
     rows_.resize(x.rows, total());
     if (crosses_) memory_rows_.resize(memory.rows, total());
     if (latent_) {
@@ -447,7 +457,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
                         crosses_ ? into_memory : into_x);
   }
 
-  void mix(Context<Real>& c, Index batch, const Inputs<Real>& in, Index tokens,
+  void mix(Context<Real>& c, Index batch, const PackedInputs<Real>& in, Index tokens,
            const MatrixView<Real>& y) {
     mixed_.resize(tokens, mixed_width());
     stage.forward(c, in, heads_of(mixed_.view(), batch, options_.heads.heads));
@@ -463,6 +473,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   std::optional<RMSNorm<Real>> query_norm_, key_norm_;
   std::optional<Linear<Real>> out_, latent_;
   bool crosses_ = false;
+  Packed<Real> packed_;  // of the last forward()
   double noise_ = 0;
   std::uint64_t noise_stream_ = 0;
   Matrix<Real> rows_, memory_rows_;      // [q | k | v | extra | inputs] of x, of the memory

@@ -97,6 +97,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     f("memory.counts", counts_);
   }
 
+  [[nodiscard]] bool takes_packed() const override { return projected.takes_packed(); }
   [[nodiscard]] bool can_step() const override { return projected.can_step(); }
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return projected.new_cache(batch);

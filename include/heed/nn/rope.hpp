@@ -7,13 +7,14 @@
 //
 // The backward pass is the rotation by minus the angle.
 //
-// Shapes    x (batch * len, heads * dim); row r has position first_position + r % len.
+// Shapes    x (batch * len, heads * dim); row r has position first_position + r % len, or its place in its packed sequence.
 // Accuracy  angles, cosines and sines in double, rounded to Real.
 // Cost      sqrt(len) dim cosines and as many sines a call: those of a position are made of two
 //           table entries, one for multiples of a step of about sqrt(len), one for the rest.
 // Source    Su et al. 2021, "RoFormer", equation 34.
 
 #include <heed/nn/elementwise.hpp>
+#include <heed/nn/token_places.hpp>
 #include <heed/simd/instructions.hpp>
 
 #include <algorithm>
@@ -108,15 +109,16 @@ struct Rope {
               RopeDirection direction = RopeDirection::forward) const {
     check(x.rows, x.columns, len);
     if (x.rows == 0 || x.columns == 0) return;
-    const Index step = Index(std::ceil(std::sqrt(double(len))));
+    const TokenPlaces places(c, x.rows, len);
+    const Index longest = places.longest(), step = Index(std::ceil(std::sqrt(double(longest))));
     const auto frequency = frequencies();
-    const detail::AngleTable coarse(frequency, first_position, step, (len + step - 1) / step);
+    const detail::AngleTable coarse(frequency, first_position, step, (longest + step - 1) / step);
     const detail::AngleTable fine(frequency, 0, 1, step);
     detail::for_row_blocks(c, x.rows, x.columns, [&](Index first, Index last) {
       Matrix<Real> angles(2, dim);
       Real *cosine = angles.view().row(0), *sine = angles.view().row(1);
       for (Index r = first; r < last; ++r) {
-        const Index at = r % len;
+        const Index at = places.position(r);
         fill_angles(coarse, at / step, fine, at % step, direction, cosine, sine);
         for (Index j = 0; j < x.columns; j += dim) rotate_head(x.row(r) + j, cosine, sine);
       }

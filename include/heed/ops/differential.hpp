@@ -46,8 +46,21 @@ inline namespace HEED_ABI {
 template <class Real, class Lambda>
 struct Difference : Lambda {
   using PlaceFree = std::conditional_t<place_free<Lambda>, Difference, void>;
+  using SumOfSoftmaxes = Difference;
   static constexpr bool differentiates_lse = true;
   using P = Pack<Real>;
+
+  // 1 and -lambda.
+  [[nodiscard]] Real map_factor(Index head, int map, Real extra) const {
+    return map == 0 ? Real(1) : -this->lambda_of(head, extra);
+  }
+  [[nodiscard]] Real map_factor_slope(int map, Real extra) const requires(Lambda::uses_extra) {
+    return map == 0 ? Real(0) : -this->lambda_slope(extra);
+  }
+  void add_map_factor(Index head, int map, double dfactor, Difference& grad) const
+      requires(!Lambda::uses_extra) {
+    if (map == 1) this->chain_lambda(head, -dfactor, grad);
+  }
 
   void forward(const RowBlock<Real>& block) const {
     const LaneTile<Real>&map1 = block.scores[0], &map2 = block.scores[1];

@@ -22,6 +22,11 @@
 //               query sees and nothing else, and has join() (plug/streaming.hpp). The keys of a row may then be visited in
 //               parts, each from begin() on, whose states are joined; and the answers of parts merge by their lse
 //               (engine/partial.hpp).
+// SumOfSoftmaxes  A row normaliser's weights are sums over its maps of a factor times the softmax of the map's scores, and
+//               it says which, so that the maps may be computed apart (mpi/ring.hpp):
+//                 map_factor(head, map, extra)                 of a row with this extra input
+//                 map_factor_slope(map, extra)                 with uses_extra: its derivative by the extra input
+//                 add_map_factor(head, map, dfactor, grad)     without: adds to the parameters of `grad`
 //
 // Of a part that says nothing the engine expects the contrary.
 
@@ -56,6 +61,13 @@ template <class Normaliser>
 requires requires { typename Normaliser::Mergeable; }
 inline constexpr bool mergeable<Normaliser> =
     std::is_same_v<typename Normaliser::Mergeable, Normaliser>;
+
+template <class Normaliser>
+inline constexpr bool sum_of_softmaxes = false;
+template <class Normaliser>
+requires requires { typename Normaliser::SumOfSoftmaxes; }
+inline constexpr bool sum_of_softmaxes<Normaliser> =
+    std::is_same_v<typename Normaliser::SumOfSoftmaxes, Normaliser>;
 
 }  // namespace HEED_ABI
 }  // namespace heed

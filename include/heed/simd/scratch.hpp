@@ -47,6 +47,8 @@ class Scratch {
     return memory_ + at;
   }
 
+  // All of the memory is free again.
+  void clear() { used_ = 0; }
   // Elements taken so far.
   [[nodiscard]] Index used() const { return used_; }
 

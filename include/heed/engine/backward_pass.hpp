@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Backward of checked calls, as forward_pass.hpp runs forward: one call, or several of one op that share the workers. The rows of
+// each call are added to in its own order, with the bits of a call by itself; what all calls add to the parameters is added up
+// call by call, from the longest on.
+
+#include <heed/engine/backward_walk.hpp>
+#include <heed/engine/forward_pass.hpp>
+#include <heed/engine/held_rows.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// What the shares of one backward call hand on to each other, beside the gradients of keys, values and bias: so that all that
+// several queries add to is added to in the order of one process.
+template <class Real>
+struct HandedOn {
+  Index member = 0;          // the head of each family that is visited
+  std::vector<Real> rows;    // gradients of the keys' side values
+  std::vector<double> sums;  // of parameters, [family][numbers]
+};
+
+// A checked call, prepared.
+template <class Op, class Real>
+class BackwardPass {
+ public:
+  using Worker = BackwardWorker<Op, Real>;
+  using Score = typename Op::ScoreType;
+
+  BackwardPass(const Op& op, const Geometry& g, const Operands<Real>& in,
+               const BoundMask<Real>& bound, const Saved<Real>& saved,
+               const OutputGradientOperands<Real>& output, const GradientOperands<Real>& grads,
+               const Options& options)
+      : keys_(op, g, in.key, nullptr, {}, in.key_inputs),
+        c_{op,
+           g,
+           bound,
+           in,
+           plan_call<Real>(op, g, bound, options, 0, true),
+           Real(scale_of(op, g, options)),
+           keys_,
+           options.dropout,
+           options.precision.products()},
+        shared_(c_, saved, output, grads),
+        units_(g.batch * g.heads * shared_.order.groups),
+        elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
+  }
+  BackwardPass(const BackwardPass&) = delete;  // c_ refers to keys_
+
+  [[nodiscard]] double flops() const { return product_flops(c_.geometry); }
+  [[nodiscard]] Index elements() const { return elements_; }
+  [[nodiscard]] Index units() const { return units_; }
+  // Numbers that all calls add up, and the gradients that these sums are.
+  [[nodiscard]] Index numbers() const { return shared_.numbers(); }
+  [[nodiscard]] Op parameter_gradients(const std::vector<double>& sums) const {
+    return shared_.parameter_gradients(c_, sums);
+  }
+  [[nodiscard]] const VisitingOrder& order() const { return shared_.order; }
+
+  // Ahead of the first visit: side values of keys, and zeros in what visits add to; in the gradient of a bias, too, where
+  // it is the call's own. Once, by the first worker that comes where nobody has before: what one call works on then
+  // stands in cache.
+  void begin(bool zero_bias, int threads) {
+    begun_.run([&] {
+      keys_.build(threads);
+      const GradientOperands<Real>& grads = shared_.grads;
+      const Share& share = c_.geometry.share;
+      std::vector<TensorView<Real>> summed{held_rows(grads.key, share.keys_before),
+                                           held_rows(grads.value, share.keys_before)};
+      if (zero_bias) summed.push_back(grads.bias);
+      if (shared_.sums_queries) summed.push_back(held_rows(grads.query, share.queries_before));
+      set_zero(summed, threads);
+    });
+  }
+  [[nodiscard]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
+    return std::make_unique<Worker>(c_, shared_, scratch);
+  }
+  void abandon() { shared_.tiles.abandon(); }
+
+  void build_keys(int threads) { keys_.build(threads); }
+  // Visits one head of each family alone, and goes on where another share has ended; and the other way. Not for ops that read
+  // numbers of tokens.
+  void take_over(const HandedOn<Real>& on) {
+    shared_.order.first_member = on.member;
+    shared_.order.members = 1;
+    if (on.rows.empty()) return;
+    const auto features = on.rows.begin() + std::ptrdiff_t(shared_.dfeatures.size());
+    std::copy(on.rows.begin(), features, shared_.dfeatures.begin());
+    std::copy(features, on.rows.end(), shared_.drows.begin());
+  }
+  void hand_over(HandedOn<Real>& on) const {
+    on.rows = shared_.dfeatures;
+    on.rows.insert(on.rows.end(), shared_.drows.begin(), shared_.drows.end());
+  }
+
+  // Behind the last visit: what side values and inputs of tokens owe; adds to `parameters`, if it is given.
+  void finish(Score* parameters, int threads) {
+    const GradientOperands<Real>& grads = shared_.grads;
+    if (units_ > 0)
+      keys_.chain(shared_.dfeatures.data(), shared_.drows.data(), grads.key, parameters,
+                  grads.key_inputs.given() ? shared_.dkey_inputs.data() : nullptr, threads);
+    if constexpr (InputColumns<Op>::any) {
+      const PartInputs<Real>& parts = grads.part_inputs;
+      const Share& share = c_.geometry.share;
+      const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index before,
+                           Index maps) {
+        sum_over_readers(from, c_.geometry.heads, maps, held_rows(to, before), threads);
+      };
+      sum(shared_.dnormaliser_query, parts.normaliser_query, share.queries_before, 1);
+      sum(shared_.dnormaliser_key, parts.normaliser_key, share.keys_before, 1);
+      sum(shared_.dreadout_query, parts.readout_query, share.queries_before, 1);
+      sum(shared_.dquery_inputs, grads.query_inputs, share.queries_before, 1);
+      sum(shared_.dkey_inputs, grads.key_inputs, share.keys_before, Op::NormaliserType::maps);
+    }
+  }
+
+ private:
+  KeySide<Op, Real> keys_;
+  CallContext<Op, Real> c_;
+  BackwardShared<Op, Real> shared_;
+  Index units_, elements_;
+  Once begun_;
+};
+
+// Runs calls of one op together; at least one. one_bias: do all of several calls add to the same gradient of a bias? They then
+// take turns at it, head by head, in their order; that of several calls arrives as zeros.
+template <class Op, class Real>
+void run_backward(std::vector<BackwardPass<Op, Real>*> passes, bool one_bias, Op* grad_op,
+                  const Options& options) {
+  using Pass = BackwardPass<Op, Real>;
+  using Worker = typename Pass::Worker;
+  using Score = typename Op::ScoreType;
+  sort_longest_first(passes);
+  const bool alone = passes.size() == 1;
+  Index units = 0, elements = 0;
+  double flops = 0;
+  Families families;
+  std::vector<Pass*> visited;  // those with visits
+  for (Pass* pass : passes) {
+    flops += pass->flops();
+    if (pass->units() == 0) continue;
+    units += pass->units();
+    elements = std::max(elements, pass->elements());
+    families.add(pass->order(), pass->flops() / double(pass->units()));
+    visited.push_back(pass);
+  }
+  const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
+  OrderedSums sums(families, BackwardShared<Op, Real>::places_for(workers, families.size()),
+                   passes[0]->numbers());
+  const auto for_passes = [&](auto&& body) {
+    if (alone) return body(Index(0), workers);
+    parallel_for(Index(passes.size()), workers, [&](Index n) { body(n, 1); });
+  };
+  for (Pass* pass : passes)
+    if (alone || pass->units() == 0) pass->begin(alone, workers);
+  if (units > 0) {
+    const bool takes_turns = one_bias && visited.size() > 1;
+    Turnstiles bias(takes_turns ? visited[0]->order().families() : 0);  // [family]
+    const auto run = [&](Worker& worker, const VisitingOrder::Visit& visit) {
+      if (takes_turns) bias.wait(visit.family, visit.call);
+      worker.run(visit, sums);
+      // The last visitor passes all tiles behind the others of its family.
+      if (takes_turns && visit.rank + 1 == families.ranks(visit.turn)) bias.pass(visit.family);
+    };
+    run_visits<Real>(
+        families, workers, elements,
+        [&](Index call, Scratch<Real>& scratch) {
+          visited[std::size_t(call)]->begin(alone, 1);
+          return visited[std::size_t(call)]->engage(scratch);
+        },
+        run,
+        [&] {
+          for (Pass* pass : visited) pass->abandon();
+          sums.abandon();
+          bias.abandon();
+        });
+  }
+  if (grad_op) *grad_op = passes[0]->parameter_gradients(sums.total());
+  if (alone) return passes[0]->finish(grad_op ? &grad_op->score : nullptr, workers);
+  std::vector<Score> parts;  // that side values of keys add to the parameters
+  if constexpr (KeySide<Op, Real>::kReachesParameters)
+    if (grad_op) {
+      Score zeros = grad_op->score;
+      visit_parameters(zeros, [](const char*, auto& param) { param.set_zero(); });
+      parts.assign(passes.size(), zeros);
+    }
+  for_passes([&](Index n, int threads) {
+    passes[std::size_t(n)]->finish(parts.empty() ? nullptr : &parts[std::size_t(n)], threads);
+  });
+  if constexpr (KeySide<Op, Real>::kReachesParameters)
+    if (grad_op) KeySide<Op, Real>::add_in_order(parts, grad_op->score);
+}
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Checked calls: the memory and the views that a call needs beside the caller's, and the passes that it then runs, by itself or
+// together with others.
+
+#include <heed/engine/backward_pass.hpp>
+#include <heed/engine/fold_heads.hpp>
+#include <heed/engine/forward_pass.hpp>
+#include <heed/engine/held_rows.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// What the call reads of its tokens, in `operands`; holds the memory of their sums.
+template <class Op, class Real>
+[[nodiscard]] auto take_inputs(const Op& op, const Geometry& g, const Inputs<Real>& in,
+                               WidenedTensors<Real>& copies, int threads,
+                               Operands<Real>& operands) {
+  using Score = typename Op::ScoreType;
+  using Columns = InputColumns<Op>;
+  if constexpr (Columns::any) {
+    const auto query = rows_of_call(copies.read(in.query_inputs), g.share.queries_before),
+               key = rows_of_call(copies.read(in.key_inputs), g.share.keys_before);
+    operands.part_inputs = part_inputs_of<Op>(query, key);
+    auto inputs = std::make_unique<SummedInputs<Score, Real>>(
+        op.score, g, columns_of(query, Columns::score_query), columns_of(key, Columns::score_key),
+        threads);
+    operands.query_inputs = inputs->query();
+    operands.key_inputs = inputs->key();
+    return inputs;
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Op>
+using SumsOfInputs =
+    decltype(take_inputs(std::declval<const Op&>(), std::declval<const Geometry&>(),
+                         std::declval<const Inputs<typename Op::Scalar>&>(),
+                         std::declval<WidenedTensors<typename Op::Scalar>&>(), 1,
+                         std::declval<Operands<typename Op::Scalar>&>()));
+
+// Where backward writes what it adds up, in `grads`, which arrive as the caller's.
+template <class Op, class Real, class Sums>
+void take_input_gradients(Sums& sums, GradientOperands<Real>& grads) {
+  using Columns = InputColumns<Op>;
+  grads.part_inputs = part_inputs_of<Op>(grads.query_inputs, grads.key_inputs);
+  grads.query_inputs = columns_of(grads.query_inputs, Columns::score_query);
+  grads.key_inputs = columns_of(grads.key_inputs, Columns::score_key);
+  sums.take_gradients(grads.query_inputs, grads.key_inputs);
+}
+
+// A checked call of forward: what it reads and writes, and the passes that it runs.
+template <class Op>
+class ForwardCall {
+ public:
+  using Real = typename Op::Scalar;
+
+  // threads: that may prepare it. Op, mask, options and `where` must outlive it.
+  ForwardCall(const Op& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
+              const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options,
+              const std::string& where, int threads)
+      : op_(op),
+        g_(g),
+        mask_(mask),
+        options_(options),
+        saved_(saved),
+        bound_(mask, g, where.c_str(), threads),
+        copies_(threads),
+        operands_{of_queries(copies_.read(in.query)), in.key, in.value,
+                  of_queries(copies_.read(in.extra))} {
+    // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
+    if (Op::ReadoutType::uses_own_rows || g.share.keys_before > 0) {
+      operands_.key = rows_of_call(copies_.read(in.key), g.share.keys_before);
+      operands_.value = rows_of_call(copies_.read(in.value), g.share.keys_before);
+    }
+    inputs_ = take_inputs(op, g, in, copies_, threads, operands_);
+    to_ = {of_queries(copies_.write(outputs.out)), of_queries(copies_.write(outputs.lse)),
+           of_queries(copies_.write(outputs.steps))};
+    const bool folds = heads_fold(op, g, mask, bound_, options.dropout);
+    // Of copies and shares of keys, and of heads that are folded in this call alone, nothing can be kept.
+    const bool others = Op::ReadoutType::uses_own_rows || g.held_keys() != g.len_kv ||
+                        (folds && in.key_features && SideNeeds<Op>(op, g).per_query_head);
+    kept_ = others ? nullptr : in.key_features;
+    if (!folds) return;
+    folded_.emplace(fold_heads(g), fold_heads(mask, bound_, g), fold_heads(options));
+    folded_->bound.emplace(folded_->mask, folded_->geometry, where.c_str());
+    operands_.query = fold_heads(operands_.query, g);
+    operands_.extra = fold_heads(operands_.extra, g);
+    to_ = {fold_heads(to_.out, g), fold_heads(to_.lse, g), fold_heads(to_.steps, g)};
+  }
+  ForwardCall(const ForwardCall&) = delete;  // its parts refer to each other
+
+  // An op whose rows depend on each other is first run as a rehearsal; afterwards it is settled with what all rows of the
+  // call have said.
+  [[nodiscard]] static bool needs_rehearsal(const Op& op) {
+    if constexpr (Op::ReadoutType::rehearses) return op.readout.needs_rehearsal();
+    return false;
+  }
+  void rehearse() {
+    if constexpr (Op::ReadoutType::rehearses) {
+      settled_.emplace(op_);
+      settled_->readout = op_.readout.rehearsal();
+      ready(*settled_, &reports_);
+    }
+  }
+  void settle() {
+    if constexpr (Op::ReadoutType::rehearses) {
+      pass_.reset();
+      settled_.emplace(op_);
+      settled_->readout.settle(reports_);
+      ready(*settled_, saved_);
+    }
+  }
+  void ready() { ready(op_, saved_); }
+  [[nodiscard]] ForwardPass<Op, Real>* pass() { return &*pass_; }
+
+  // All of the call, by the worker that asks for it.
+  void run_alone() {
+    if (needs_rehearsal(op_)) {
+      rehearse();
+      pass_->run_alone();
+      settle();
+    } else {
+      ready();
+    }
+    pass_->run_alone();
+    finish();
+  }
+
+  void finish() {
+    copies_.round();
+    if (saved_) saved_->stamp = CallStamp::of<Op>(g_, mask_, scale_of(op_, g_, options_), options_);
+  }
+
+ private:
+  // The call when its heads are taken for queries of one head.
+  struct Folded {
+    Geometry geometry;
+    Mask<Real> mask;
+    Options options;
+    std::optional<BoundMask<Real>> bound = {};
+
+    Folded(const Geometry& g, Mask<Real> of, const Options& own)
+        : geometry(g), mask(std::move(of)), options(own) {}
+  };
+
+  template <class Element>
+  [[nodiscard]] TensorView<Element> of_queries(const TensorView<Element>& held) const {
+    return rows_of_call(held, g_.share.queries_before);
+  }
+  void ready(const Op& op, Saved<Real>* to) {
+    if (folded_)
+      pass_.emplace(op, folded_->geometry, operands_, *folded_->bound, to_, to, folded_->options,
+                    kept_);
+    else
+      pass_.emplace(op, g_, operands_, bound_, to_, to, options_, kept_);
+  }
+
+  const Op& op_;
+  Geometry g_;
+  const Mask<Real>& mask_;
+  const Options& options_;
+  Saved<Real>* saved_;
+  BoundMask<Real> bound_;
+  WidenedTensors<Real> copies_;
+  Operands<Real> operands_;
+  SumsOfInputs<Op> inputs_;
+  OutputOperands<Real> to_;
+  KeyFeatures<Real>* kept_ = nullptr;
+  std::optional<Folded> folded_;
+  std::conditional_t<Op::ReadoutType::rehearses, std::optional<Op>, std::monostate> settled_;
+  Saved<Real> reports_;  // of the rehearsal
+  std::optional<ForwardPass<Op, Real>> pass_;
+};
+
+// Calls are prepared side by side where they are many; few leave the threads to what each of them prepares.
+class Preparation {
+ public:
+  Preparation(Index calls, int threads)
+      : workers_(int(std::min<Index>(threads, 1 + calls / 8))),
+        threads_(workers_ > 1 ? 1 : threads) {}
+  // body(n, threads) for each call.
+  template <class Body>
+  void run(Index calls, Body&& body) const {
+    parallel_for(calls, workers_, [&](Index n) { body(n, threads_); });
+  }
+
+ private:
+  int workers_, threads_;
+};
+
+// Runs calls of one op together.
+template <class Op>
+void run_forward_calls(const Op& op, std::span<ForwardCall<Op>* const> calls,
+                       const Preparation& preparation, const Options& options) {
+  const auto run = [&](auto&& prepare) {
+    preparation.run(Index(calls.size()), [&](Index n, int) { prepare(*calls[std::size_t(n)]); });
+    std::vector<ForwardPass<Op, typename Op::Scalar>*> passes;
+    passes.reserve(calls.size());
+    for (ForwardCall<Op>* call : calls) passes.push_back(call->pass());
+    run_forward(std::move(passes), options);
+  };
+  if (ForwardCall<Op>::needs_rehearsal(op)) {
+    run([](ForwardCall<Op>& call) { call.rehearse(); });
+    run([](ForwardCall<Op>& call) { call.settle(); });
+  } else {
+    run([](ForwardCall<Op>& call) { call.ready(); });
+  }
+  for (ForwardCall<Op>* call : calls) call->finish();
+}
+
+// A checked call of backward, and its pass.
+template <class Op>
+class BackwardCall {
+ public:
+  using Real = typename Op::Scalar;
+
+  // As ForwardCall.
+  BackwardCall(const Op& op, const Geometry& g, const Inputs<Real>& in,
+               const BoundMask<Real>& bound, const Saved<Real>& saved,
+               const StoredView<const Real>& out, const OutputGradients<Real>& output,
+               const Gradients<Real>& grads, const Options& options, int threads)
+      : share_(g.share),
+        copies_(threads),
+        operands_{of_queries(in.query), of_keys(in.key), of_keys(in.value), of_queries(in.extra)},
+        inputs_(take_inputs(op, g, in, copies_, threads, operands_)),
+        output_{of_queries(out), of_queries(output.out), of_queries(output.lse),
+                of_queries(output.steps)},
+        grads_{to_queries(grads.query),  to_keys(grads.key),        to_keys(grads.value),
+               to_queries(grads.extra),  copies_.write(grads.bias), to_queries(grads.query_inputs),
+               to_keys(grads.key_inputs)} {
+    if constexpr (InputColumns<Op>::any) take_input_gradients<Op>(*inputs_, grads_);
+    const Op* run = &op;
+    if constexpr (Op::ReadoutType::rehearses)
+      if (op.readout.needs_rehearsal()) {
+        settled_.emplace(op);
+        settled_->readout.settle(saved);
+        run = &*settled_;
+      }
+    pass_.emplace(*run, g, operands_, bound, saved, output_, grads_, options);
+  }
+  BackwardCall(const BackwardCall&) = delete;  // its parts refer to each other
+
+  [[nodiscard]] BackwardPass<Op, Real>* pass() { return &*pass_; }
+  void finish() {
+    if constexpr (InputColumns<Op>::any) inputs_->chain();
+    copies_.round();
+  }
+
+ private:
+  using Read = StoredView<const Real>;
+  using Written = StoredView<Real>;
+  [[nodiscard]] TensorView<const Real> of_queries(const Read& held) {
+    return rows_of_call(copies_.read(held), share_.queries_before);
+  }
+  [[nodiscard]] TensorView<const Real> of_keys(const Read& held) {
+    return rows_of_call(copies_.read(held), share_.keys_before);
+  }
+  [[nodiscard]] TensorView<Real> to_queries(const Written& held) {
+    return rows_of_call(copies_.write(held), share_.queries_before);
+  }
+  [[nodiscard]] TensorView<Real> to_keys(const Written& held) {
+    return rows_of_call(copies_.write(held), share_.keys_before);
+  }
+
+  Share share_;
+  WidenedTensors<Real> copies_;
+  Operands<Real> operands_;
+  SumsOfInputs<Op> inputs_;
+  OutputGradientOperands<Real> output_;
+  GradientOperands<Real> grads_;
+  std::conditional_t<Op::ReadoutType::rehearses, std::optional<Op>, std::monostate> settled_;
+  std::optional<BackwardPass<Op, Real>> pass_;
+};
+
+// Runs calls of one op together.
+template <class Op>
+void run_backward_calls(std::span<BackwardCall<Op>* const> calls, bool one_bias, Op* grad_op,
+                        const Preparation& preparation, const Options& options) {
+  std::vector<BackwardPass<Op, typename Op::Scalar>*> passes;
+  for (BackwardCall<Op>* call : calls) passes.push_back(call->pass());
+  run_backward(std::move(passes), one_bias, grad_op, options);
+  preparation.run(Index(calls.size()), [&](Index n, int) { calls[std::size_t(n)]->finish(); });
+}
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

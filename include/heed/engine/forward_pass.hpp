@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Forward of checked calls: what a call prepares, and the workers that take its groups of panels through the keys. Several
+// calls of one op, such as packed sequences, may share the workers: each is prepared, planned and computed as by itself, so that
+// it has the bits of a call of its own, and all their groups are handed out together, those of the longest call first.
+
+#include <heed/engine/forward_walk.hpp>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+
+namespace detail {
+
+template <class Op, class Real>
+void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
+  using Normaliser = typename Op::NormaliserType;
+  using Readout = typename Op::ReadoutType;
+  const std::size_t rows = std::size_t(c.geometry.query_rows());
+  saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
+  saved.state.assign(Normaliser::streams ? StreamStates<Normaliser, Real>::kNumbers * rows : 0,
+                     Real(0));
+  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
+  saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
+                           std::vector<Real>(rows, Real(0)));
+  saved.diagnostic_names.clear();
+  for (int d = 0; d < Normaliser::diagnostics; ++d)
+    saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
+  for (int d = 0; d < Readout::diagnostics; ++d)
+    saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
+}
+
+// Unit `unit` of a call: a group of panels of a key-value head. Longest groups first: under a causal mask the last one.
+struct GroupPlace {
+  Index batch, kv_head, group;
+};
+template <class Op, class Real>
+[[nodiscard]] GroupPlace group_at(const CallContext<Op, Real>& c, Index unit) {
+  const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
+  const Index head = unit / groups;
+  return {head / heads, head % heads, groups - 1 - unit % groups};
+}
+
+// Work that must be done once, ahead of what several workers do.
+class Once {
+ public:
+  // Returns when some worker's body() has; where it throws, the next worker tries.
+  template <class Body>
+  void run(Body&& body) {
+    const std::lock_guard lock(guard_);
+    if (!done_) body();
+    done_ = true;
+  }
+
+ private:
+  std::mutex guard_;
+  bool done_ = false;
+};
+
+// A checked call, prepared. The folded heads of one query come here as a call of their own.
+template <class Op, class Real>
+class ForwardPass {
+ public:
+  using Worker = ForwardWorker<Op, Real>;
+
+  ForwardPass(const Op& op, const Geometry& g, const Operands<Real>& in,
+              const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
+              const Options& options, KeyFeatures<Real>* kept)
+      : keys_(op, g, in.key, kept, door_name("heed::forward", options.name), in.key_inputs),
+        c_{op,
+           g,
+           mask,
+           in,
+           plan_call<Real>(op, g, mask, options, std::gcd(in.key.page_rows(), in.value.page_rows()),
+                           false),
+           Real(scale_of(op, g, options)),
+           keys_,
+           options.dropout,
+           options.precision.products()},
+        out_(out),
+        saved_(saved),
+        units_(g.held_queries() > 0 ? g.batch * g.kv_heads * c_.groups_of(g.group()) : 0) {
+    if (saved) prepare_saved(c_, *saved);
+    // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
+    const bool one_group = c_.groups_of(g.group()) == 1;
+    if (one_group && !keys_.keeps()) lazy_keys_ = &keys_;
+    if constexpr (mergeable<typename Op::NormaliserType>)
+      if (one_group && units_ > 0) parts_ = parts_of_keys(units_, g.len_kv);
+    if (parts_ > 1) left_.resize(std::size_t(units_ * parts_ * Worker::part_elements(c_)));
+    if (units_ > 0)
+      elements_ = scratch_elements<Real>(
+          [&](Scratch<Real>& scratch) { return Worker(c_, out_, saved_, lazy_keys_, scratch); });
+  }
+  ForwardPass(const ForwardPass&) = delete;  // c_ refers to keys_
+
+  [[nodiscard]] double flops() const { return product_flops(c_.geometry); }
+  // Numbers of scratch that a worker takes.
+  [[nodiscard]] Index elements() const { return elements_; }
+  // Items of work: first all of work(), and when they are done, all of join().
+  [[nodiscard]] Index items() const { return units_ * parts_; }
+  [[nodiscard]] Index joins() const { return parts_ > 1 ? units_ : 0; }
+
+  // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
+  void build_keys(int threads) {
+    built_.run([&] {
+      if (units_ > 0 && !lazy_keys_) keys_.build(threads);
+    });
+  }
+  void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
+    build_keys(1);
+    worker.emplace(c_, out_, saved_, lazy_keys_, scratch);
+  }
+  void work(Worker& worker, Index item) {
+    if constexpr (mergeable<typename Op::NormaliserType>)
+      if (parts_ > 1) {
+        const Index unit = item / parts_, n = item % parts_;
+        return worker.mix_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
+      }
+    const auto [b, kv_head, group] = group_at(c_, item);
+    if (!holds(group)) return;
+    worker.mix(b, kv_head, group);
+    worker.write_out();
+  }
+  void join([[maybe_unused]] Worker& worker, [[maybe_unused]] Index unit) {
+    if constexpr (mergeable<typename Op::NormaliserType>) {
+      worker.join_parts(unit / kv_heads(), unit % kv_heads(), parts_, left(unit, 0));
+      worker.write_out();
+    }
+  }
+
+  // All items, by the worker that asks for it.
+  void run_alone() {
+    if (units_ == 0) return;
+    Scratch<Real> scratch(elements_);
+    std::optional<Worker> worker;
+    engage(worker, scratch);
+    for (Index item = 0; item < items(); ++item) work(*worker, item);
+    for (Index unit = 0; unit < joins(); ++unit) join(*worker, unit);
+  }
+
+ private:
+  // Is a panel of the group at hand?
+  [[nodiscard]] bool holds(Index group) const {
+    const Index first = group * c_.plan.group;
+    bool any = false;
+    for (Index i = 0; i < c_.plan.group && !any; ++i) any = c_.holds((first + i) % c_.plan.panels);
+    return any;
+  }
+  [[nodiscard]] Index kv_heads() const { return c_.geometry.kv_heads; }
+  [[nodiscard]] Real* left(Index unit, Index part) {
+    return left_.data() + (unit * parts_ + part) * Worker::part_elements(c_);
+  }
+
+  KeySide<Op, Real> keys_;
+  CallContext<Op, Real> c_;
+  OutputOperands<Real> out_;
+  Saved<Real>* saved_;
+  KeySide<Op, Real>* lazy_keys_ = nullptr;
+  Index units_, parts_ = 1, elements_ = 0;
+  std::vector<Real> left_;  // what the parts of each unit leave for join()
+  Once built_;
+};
+
+// The longest first, those of one length as they stand. (std::stable_sort would go on without memory that it asks for.)
+template <class Pass>
+void sort_longest_first(std::vector<Pass*>& passes) {
+  if (passes.size() < 2) return;
+  std::vector<std::size_t> order(passes.size());
+  std::iota(order.begin(), order.end(), std::size_t(0));
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const double of_a = passes[a]->flops(), of_b = passes[b]->flops();
+    return of_a > of_b || (of_a == of_b && a < b);
+  });
+  std::vector<Pass*> sorted;
+  for (const std::size_t n : order) sorted.push_back(passes[n]);
+  passes = std::move(sorted);
+}
+
+// Runs calls of one op together. Several of them must not read one KeyFeatures.
+template <class Op, class Real>
+void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& options) {
+  using Pass = ForwardPass<Op, Real>;
+  using Worker = typename Pass::Worker;
+  sort_longest_first(passes);
+  Index items = 0, joins = 0, elements = 0;
+  double flops = 0;
+  for (const Pass* pass : passes) {
+    items += pass->items();
+    joins += pass->joins();
+    elements = std::max(elements, pass->elements());
+    flops += pass->flops();
+  }
+  if (items == 0) return;
+  const int workers = worker_count(options, flops, items, elements * Index(sizeof(Real)));
+  if (passes.size() == 1) passes[0]->build_keys(workers);
+  // body(pass, worker, item) for the items of all passes, of which count_of(pass) tells the number.
+  const auto run = [&](Index count, auto&& count_of, auto&& body) {
+    Dispenser dispenser(count);
+    run_workers(int(std::min<Index>(workers, count)), [&](int) {
+      Scratch<Real> scratch(elements);
+      std::optional<Worker> worker;  // at work on passes[at], whose items begin at `first`
+      std::size_t at = 0;
+      Index first = 0;
+      for (Index item = dispenser.next(); item >= 0; item = dispenser.next()) {
+        for (Index own; item - first >= (own = count_of(*passes[at])); ++at, first += own)
+          worker.reset();
+        if (!worker) {
+          scratch.clear();
+          passes[at]->engage(worker, scratch);
+        }
+        body(*passes[at], *worker, item - first);
+      }
+    });
+  };
+  run(
+      items, [](const Pass& pass) { return pass.items(); },
+      [](Pass& pass, Worker& worker, Index item) { pass.work(worker, item); });
+  if (joins > 0)
+    run(
+        joins, [](const Pass& pass) { return pass.joins(); },
+        [](Pass& pass, Worker& worker, Index unit) { pass.join(worker, unit); });
+}
+
+}  // namespace detail
+
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Packed sequences (Packed in engine/call.hpp) as the calls that they are: views, masks and options of each. A call is a
+// sequence, or several neighbours of one length, which are a batch: where its mask and its op give them the bits of calls
+// by themselves.
+
+#include <heed/engine/call.hpp>
+#include <heed/engine/plan.hpp>
+#include <heed/mask/sequence_rule.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace detail {
+
+// Sequences [first, first + count), of one length: rows [query, query + count * len_q) of queries, and likewise of keys.
+struct PackedRun {
+  Index first = 0, count = 1;
+  Index query = 0, len_q = 0, key = 0, len_kv = 0;
+  Index first_query = 0;
+};
+
+template <class U>
+[[nodiscard]] TensorView<U> rows_of_run(const TensorView<U>& view, Index first, Index count,
+                                        Index len) {
+  const Strides& s = view.strides();
+  return {view.has_elements() ? view.row(0, 0, first) : view.data(),
+          {count, view.shape().heads, len, view.shape().dim},
+          {len * s.row, s.head, s.row}};
+}
+[[nodiscard]] inline ScaledView rows_of_run(const ScaledView& view, Index first, Index count,
+                                            Index len) {
+  return {rows_of_run(view.numbers(), first, count, len),
+          rows_of_run(view.scales(), first, count, len)};
+}
+// A view that is not given stays so.
+template <class Element>
+[[nodiscard]] StoredView<Element> rows_of_run(const StoredView<Element>& view, Index first,
+                                              Index count, Index len) {
+  if (!view.given()) return view;
+  return view.visit(
+      [&](const auto& of) -> StoredView<Element> { return rows_of_run(of, first, count, len); });
+}
+// What a sequence reads of a tensor (sequences or 1, heads or 1, len_q or 1, len_kv): the first rows and columns.
+template <class U>
+[[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run,
+                                      Index columns) {
+  const Shape& s = view.shape();
+  if (!view.given()) return view;
+  const Index batch = s.batch == 1 ? 0 : run.first;
+  return {view.has_elements() ? view.row(batch, 0, 0) : view.data(),
+          {1, s.heads, s.len == 1 ? 1 : run.len_q, columns},
+          view.strides()};
+}
+
+template <class U>
+[[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run) {
+  return corner_of(view, run, run.len_kv);
+}
+template <class Element>
+[[nodiscard]] StoredView<Element> corner_of(const StoredView<Element>& view, const PackedRun& run) {
+  if (!view.given()) return view;
+  return view.visit([&](const auto& of) -> StoredView<Element> {
+    if constexpr (requires { of.scales(); })
+      return ScaledView(corner_of(of.numbers(), run), corner_of(of.scales(), run, 1));
+    else
+      return corner_of(of, run);
+  });
+}
+
+template <class Real>
+class PackedCalls {
+ public:
+  // joins: may neighbours be one call? Throws std::invalid_argument where the lengths do not fit the tensors or each other.
+  PackedCalls(const Inputs<Real>& in, const Mask<Real>& mask, bool joins, std::string where)
+      : in_(in), packed_(*in.packed), mask_(mask), where_(std::move(where)) {
+    require(in.share == Share{}, where_,
+            ": packed sequences and a share of a call were given, they do not go together");
+    const Index count = packed_.sequences();
+    require(count > 0, where_, ": packed.queries has ", packed_.queries.size(),
+            " numbers, one sequence needs 2: where it begins, and its end");
+    check_lengths(packed_.queries, count, "queries");
+    if (with_caches())
+      take_lengths_of_caches(count);
+    else
+      keys_ = packed_.keys.empty() ? packed_.queries : packed_.keys;
+    check_lengths(keys_, count, "keys");
+    require(packed_.first_query.empty() || Index(packed_.first_query.size()) == count, where_,
+            ": packed.first_query has ", packed_.first_query.size(), " numbers, there are ", count,
+            " sequences");
+    check_tensor(in.query, packed_.queries.back(), "query", "queries");
+    if (!with_caches()) {
+      check_tensor(in.key, keys_.back(), "key", "keys");
+      check_tensor(in.value, keys_.back(), "value", "keys");
+    }
+    check_given(in.extra, packed_.queries.back(), "extra", "queries");
+    check_given(in.query_inputs, packed_.queries.back(), "query_inputs", "queries");
+    check_given(in.key_inputs, keys_.back(), "key_inputs", "keys");
+    require(with_caches() || in.key_features == nullptr, where_,
+            ": key_features were given, packed sequences take those of packed.caches");
+    make_runs(joins && calls_may_join());
+    check_mask();
+  }
+
+  [[nodiscard]] Index size() const { return Index(runs_.size()); }
+  [[nodiscard]] Index sequences() const { return packed_.sequences(); }
+  [[nodiscard]] const PackedRun& run(Index n) const { return runs_[std::size_t(n)]; }
+  [[nodiscard]] Index total_queries() const { return packed_.queries.back(); }
+  [[nodiscard]] Index total_keys() const { return keys_.back(); }
+  [[nodiscard]] bool with_caches() const { return !packed_.caches.empty(); }
+  // The beginning of an error's sentence about call n.
+  [[nodiscard]] std::string where(Index n) const {
+    return where_ + " (sequence " + std::to_string(run(n).first) + ")";
+  }
+
+  // What belongs to queries, or to keys, of call n: rows of (1, heads, total, dim).
+  template <class Element>
+  [[nodiscard]] StoredView<Element> of_queries(const StoredView<Element>& view, Index n) const {
+    return rows_of_run(view, run(n).query, run(n).count, run(n).len_q);
+  }
+  template <class Element>
+  [[nodiscard]] StoredView<Element> of_keys(const StoredView<Element>& view, Index n) const {
+    return rows_of_run(view, run(n).key, run(n).count, run(n).len_kv);
+  }
+  [[nodiscard]] Inputs<Real> inputs(Index n) const {
+    Inputs<Real> in;
+    in.query = of_queries(in_.query, n);
+    in.extra = of_queries(in_.extra, n);
+    in.query_inputs = of_queries(in_.query_inputs, n);
+    in.key_inputs = of_keys(in_.key_inputs, n);
+    in.first_query = run(n).first_query;
+    if (with_caches()) {
+      const SequenceKeys<Real>& cache = packed_.caches[std::size_t(n)];
+      in.key = cache.key;
+      in.value = cache.value;
+      in.key_features = cache.key_features;
+    } else {
+      in.key = of_keys(in_.key, n);
+      in.value = of_keys(in_.value, n);
+    }
+    return in;
+  }
+  [[nodiscard]] Mask<Real> mask(Index n) const {
+    const PackedRun& at = run(n);
+    Mask<Real> own;
+    own.bands = mask_.bands;
+    own.key_ranges = mask_.key_ranges;
+    own.slopes = mask_.slopes;
+    own.slope_align = mask_.slope_align;
+    own.soft_cap = mask_.soft_cap;
+    own.allowed = corner_of(mask_.allowed, at);
+    own.bias = corner_of(mask_.bias, at);
+    if (mask_.key_lengths)
+      own.key_lengths = std::vector<Index>{(*mask_.key_lengths)[std::size_t(at.first)]};
+    own.query_documents = part_of(mask_.query_documents, at.query, at.len_q);
+    own.key_documents = part_of(mask_.key_documents, at.key, at.len_kv);
+    for (const auto& rule : mask_.rules)
+      own.rules.push_back(std::make_shared<SequenceRule>(rule, at.first, sequences()));
+    return own;
+  }
+  [[nodiscard]] Options options(Index n, Options options) const {
+    options.dropout.first_batch += run(n).first;
+    return options;
+  }
+
+  // to[maps][heads][total] = from[maps][count][heads][len], numbers of the rows of call n.
+  void gather(const std::vector<Real>& from, Index maps, Index heads, Index n,
+              std::vector<Real>& to) const {
+    const PackedRun& at = run(n);
+    for (Index m = 0; m < maps; ++m)
+      for (Index b = 0; b < at.count; ++b)
+        for (Index h = 0; h < heads; ++h)
+          std::copy_n(from.data() + ((m * at.count + b) * heads + h) * at.len_q, at.len_q,
+                      to.data() + (m * heads + h) * total_queries() + at.query + b * at.len_q);
+  }
+
+ private:
+  void check_lengths(const std::vector<Index>& at, Index count, const char* of) const {
+    require(Index(at.size()) == count + 1, where_, ": packed.", of, " has ", at.size(),
+            " numbers, packed.queries has ", packed_.queries.size(),
+            "; both need one per sequence, and one more");
+    require(at[0] == 0, where_, ": packed.", of, " begins with ", at[0], ", it must begin with 0");
+    for (Index n = 0; n < count; ++n)
+      require(at[std::size_t(n)] <= at[std::size_t(n + 1)], where_, ": packed.", of, " falls from ",
+              at[std::size_t(n)], " to ", at[std::size_t(n + 1)], " at sequence ", n,
+              ", no sequence has a negative length");
+  }
+  void take_lengths_of_caches(Index count) {
+    require(Index(packed_.caches.size()) == count, where_, ": packed.caches has ",
+            packed_.caches.size(), " sequences, packed.queries has ", count);
+    require(packed_.keys.empty(), where_, ": packed.keys has ", packed_.keys.size(),
+            " numbers beside packed.caches, which have lengths of their own");
+    require(!in_.key.given() && !in_.value.given(), where_, ": key or value of shape ",
+            in_.key.given() ? in_.key.shape() : in_.value.shape(),
+            " was given beside packed.caches");
+    keys_.assign(1, 0);
+    for (const SequenceKeys<Real>& cache : packed_.caches) {
+      require(cache.key.given() && cache.value.given(), where_, ": packed.caches has no ",
+              cache.key.given() ? "value" : "key", " for sequence ", keys_.size() - 1);
+      keys_.push_back(keys_.back() + cache.key.shape().len);
+    }
+  }
+  template <class Element>
+  void check_tensor(const StoredView<Element>& view, Index total, const char* name,
+                    const char* of) const {
+    require(view.given(), where_, ": ", name, " was not given");
+    check_given(view, total, name, of);
+  }
+  template <class Element>
+  void check_given(const StoredView<Element>& view, Index total, const char* name,
+                   const char* of) const {
+    if (!view.given()) return;
+    require_view(view, name, where_);
+    require_one_piece(view, name, where_);
+    const Shape& s = view.shape();
+    require(s.batch == 1, where_, ": ", name, " has batch ", s.batch,
+            ", packed sequences lie in a batch of 1");
+    require(s.len == total, where_, ": packed.", of, " ends with ", total, ", ", name, " has len ",
+            s.len);
+  }
+
+  // Of neighbours of one length, have a batch and calls by themselves the same bits?
+  [[nodiscard]] bool calls_may_join() const {
+    return !with_caches() && !mask_.key_lengths && !mask_.allowed.given() && !mask_.bias.given() &&
+           !mask_.query_documents && !mask_.key_documents && mask_.rules.empty();
+  }
+  void make_runs(bool joins) {
+    for (Index n = 0; n < sequences(); ++n) {
+      const std::size_t i = std::size_t(n);
+      PackedRun next{n,
+                     1,
+                     packed_.queries[i],
+                     packed_.queries[i + 1] - packed_.queries[i],
+                     keys_[i],
+                     keys_[i + 1] - keys_[i],
+                     packed_.first_query.empty() ? in_.first_query : packed_.first_query[i]};
+      longest_q_ = std::max(longest_q_, next.len_q);
+      longest_kv_ = std::max(longest_kv_, next.len_kv);
+      // Few queries of longer keys are read in parts, as many as there are heads in the call.
+      if (joins && n > 0 && next.len_kv < 2 * kPartKeys) {
+        PackedRun& last = runs_.back();
+        if (last.len_q == next.len_q && last.len_kv == next.len_kv &&
+            last.first_query == next.first_query) {
+          ++last.count;
+          continue;
+        }
+      }
+      runs_.push_back(next);
+    }
+  }
+
+  void check_mask() const {
+    if (mask_.key_lengths)
+      require(Index(mask_.key_lengths->size()) == sequences(), where_, ": key_lengths has ",
+              mask_.key_lengths->size(), " entries, there are ", sequences(), " sequences");
+    const auto check_corners = [&](const auto& view, const char* what) {
+      const Shape& s = view.shape();
+      require(!view.given() || ((s.batch == 1 || s.batch == sequences()) &&
+                                (s.len == 1 || s.len == longest_q_) && s.dim == longest_kv_),
+              where_, ": the ", what, " has shape ", s,
+              ", that of packed sequences is of a padded batch, (1 or ", sequences(),
+              ",heads,1 or ", longest_q_, ",", longest_kv_, ")");
+    };
+    check_corners(mask_.allowed, "boolean mask");
+    check_corners(mask_.bias, "bias");
+    const auto check_ids = [&](const auto& ids, Index total, const char* of) {
+      require(!ids || Index(ids->size()) == total, where_, ": documents has ",
+              ids ? ids->size() : 0, " ", of, " ids, there are ", total, " in all sequences");
+    };
+    check_ids(mask_.query_documents, total_queries(), "query");
+    check_ids(mask_.key_documents, total_keys(), "key");
+  }
+  [[nodiscard]] static std::optional<std::vector<Index>> part_of(
+      const std::optional<std::vector<Index>>& ids, Index first, Index count) {
+    if (!ids) return {};
+    return std::vector<Index>(ids->begin() + first, ids->begin() + first + count);
+  }
+
+  const Inputs<Real>& in_;
+  const Packed<Real>& packed_;
+  const Mask<Real>& mask_;
+  std::string where_;
+  std::vector<Index> keys_;  // cumulative
+  std::vector<PackedRun> runs_;
+  Index longest_q_ = 0, longest_kv_ = 0;
+};
+
+}  // namespace detail
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,667 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Context parallelism by a ring: keys and values travel from rank to rank, and no rank has more than two shards of them at a
+// time. With the shard of rank s = rank - step at hand, step = 0, 1, ...
+//
+//   forward    each map m:   state_m = join(state_m, state of the shard), out_m likewise
+//              at the end    out = readout(sum over m of f_m out_m)
+//   backward   dmixed = readout's vjp(dout),   dout_m = f_m dmixed,   df_m = rowsum(dmixed o out_m)
+//              each map m:   dQ += ..., and dK, dV of the shard, by backward() of the shard with the joined state; dK and dV
+//                            travel with their shard, one step behind it, and end at home
+//
+// While a shard is computed the next one is on its way. Shards join in the order in which they come by, which is the same at
+// each run: so are the results, bit by bit, for a given number of ranks. They differ from those of one process by rounding.
+//
+// Ops       weights that are one softmax over the keys (Mergeable), or a sum of several times factors (SumOfSoftmaxes: the
+//           differential forms, whose maps keep a state each), with any readout, which is local to a row. Not: other
+//           normalisers of rows (ODE, those of one's own), Halting::batch, scores that count visible keys, numbers of tokens;
+//           those are refused, and gathered calls take them
+// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more
+// Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
+// Bounds    a row whose visible scores within one shard are all -infinity is NaN, as where parts merge (engine/partial.hpp)
+
+#include <heed/engine/doors.hpp>
+#include <heed/engine/readout_pass.hpp>
+#include <heed/mpi/gather.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace mpi {
+namespace detail {
+
+// The softmax of one map of `of`.
+template <class Real, class Of, int map>
+struct OneMap : Softmax<Real> {
+  using Mergeable = OneMap;
+  Of of;
+  [[nodiscard]] Index query_heads(Index heads) const { return of.query_heads(heads); }
+  [[nodiscard]] Source source(const Geometry& g, Index h, int) const {
+    return of.source(g, h, map);
+  }
+};
+
+template <class Op>
+inline constexpr bool ring_normaliser =
+    mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>;
+template <class Op>
+inline constexpr bool ring_takes =
+    ring_normaliser<Op> && !Op::ScoreType::counts_visible && !InputColumns<Op>::any;
+
+// What computes map `map` of the op.
+template <int map, class Op>
+[[nodiscard]] auto op_of_map(const Op& op) {
+  using Real = typename Op::Scalar;
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  if constexpr (mergeable<Normaliser>) {
+    return Attention<Real, Score, Normaliser, Identity<Real>>{op.score, op.normaliser, {}};
+  } else {
+    using Map = OneMap<Real, Normaliser, map>;
+    Attention<Real, Score, Map, Identity<Real>> of;
+    of.score = op.score;
+    of.normaliser.of = op.normaliser;
+    return of;
+  }
+}
+// f(map, op of the map) for all maps.
+template <class Op, class F>
+void for_each_map(const Op& op, F&& f) {
+  [&]<int... map>(std::integer_sequence<int, map...>) { (f(map, op_of_map<map>(op)), ...); }
+  (std::make_integer_sequence<int, Op::NormaliserType::maps>{});
+}
+
+// Throws where the ring does not take the op.
+template <class Op>
+void require_ring(const Op& op, const Geometry& g, const std::string& where) {
+  constexpr const char* gathered = "; the method gather takes it";
+  require(ring_normaliser<Op>, where,
+          ": the ring joins softmaxes of parts of the keys, the op's normaliser is of another kind",
+          gathered);
+  require(!Op::ScoreType::counts_visible, where,
+          ": the ring takes no score that counts the keys which a query sees", gathered);
+  require(!InputColumns<Op>::any, where, ": the ring takes no op that reads numbers of tokens",
+          gathered);
+  if constexpr (Op::ReadoutType::rehearses)
+    require(!op.readout.needs_rehearsal(), where,
+            ": in the ring a row knows of no other, the op's rows depend on all of them", gathered);
+  require(!Op::ReadoutType::uses_own_rows || g.len_q == g.len_kv, where,
+          ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
+          g.len_kv);
+}
+
+// Where the shards of a ring's queries may begin.
+template <class Op>
+[[nodiscard]] Index ring_step(const Op& op, const Geometry& g, const Options& options) {
+  Index step = 1;
+  if constexpr (ring_takes<Op>)
+    for_each_map(op, [&](int, const auto& of_map) {
+      step = std::lcm(step, share_step(of_map, g, options));
+    });
+  return step;
+}
+
+// Joins what other keys have made of the same rows: states and lse of `other` into those of `to`, out rows likewise.
+template <class Op, class Real>
+void join_rows(const Op& op, Index rows, Index dim, heed::Saved<Real>& to, Real* out,
+               const heed::Saved<Real>& other, const Real* other_out) {
+  using Normaliser = typename Op::NormaliserType;
+  using States = heed::detail::StreamStates<Normaliser, Real>;
+  constexpr Index W = kLanes<Real>;
+  Scratch<Real> scratch(2 *
+                        (scratch_elements<Real>([](Scratch<Real>& s) { return States(s, W); })));
+  const States own(scratch, W), others(scratch, W);
+  for (Index first = 0; first < rows; first += W) {
+    const Index count = std::min(W, rows - first);
+    for (const States* states : {&own, &others}) states->store(0, op.normaliser.begin({}));
+    own.restore(to.state.data() + first, rows, count);
+    others.restore(other.state.data() + first, rows, count);
+    auto state = own.load(0);
+    const auto from = others.load(0);
+    Pack<Real> factor, other_factor;
+    op.normaliser.join(state, from, factor, other_factor);
+    const Pack<Real> of_own = state.sum * factor, of_other = from.sum * other_factor;
+    state.sum = of_own + of_other;
+    own.store(0, state);
+    own.save(to.state.data() + first, rows, count);
+    const Pack<Real> lse = op.normaliser.lse(state), inverse = inverse_or_zero(state.sum),
+                     share = of_own * inverse, other_share = of_other * inverse;
+    for (Index i = 0; i < count; ++i) {
+      to.lse[std::size_t(first + i)] = lse.v[i];
+      Real* row = out + (first + i) * dim;
+      const Real* other_row = other_out + (first + i) * dim;
+      for (Index c = 0; c < dim; ++c)
+        row[c] = share.v[i] * row[c] + other_share.v[i] * other_row[c];
+    }
+  }
+}
+
+// A rank's part of a call whose keys travel.
+template <class Op, class Comm>
+class RingCall {
+ public:
+  using Real = typename Op::Scalar;
+  static constexpr int kMaps = Op::NormaliserType::maps;
+
+  RingCall(const Comm& comm, const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+           const Shards& queries, const Shards& keys, const Geometry& whole, const Options& options)
+      : comm_(comm),
+        op_(op),
+        mask_(mask),
+        queries_(queries),
+        keys_(keys),
+        g_(whole),
+        options_(options),
+        bound_(mask, whole, "heed::mpi"),
+        copies_(options.threads),
+        query_(copies_.read(in.query)),
+        key_(copies_.read(in.key)),
+        value_(copies_.read(in.value)),
+        extra_(copies_.read(in.extra)) {}
+  RingCall(const RingCall&) = delete;
+
+  void forward(const Outputs<Real>& out, Saved<Real>* saved) {
+    if constexpr (ring_takes<Op>) {
+      Saved<Real> own;
+      own.pieces.resize(std::size_t(kMaps) * pieces().size());
+      for_pieces([&](std::size_t p, const Tokens& piece, Index) {
+        const auto rows = std::size_t(g_.batch * g_.heads * piece.count());
+        for (int m = 0; m < kMaps; ++m) begin(at(own, p, m), rows);
+      });
+      travel([&](const Block& block, const auto& poke) {
+        for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
+                             Index first_key) {
+          for_each_map(op_, [&](int m, const auto& of_map) {
+            add_forward(of_map, piece, first, block, keys, first_key, at(own, p, m));
+            poke();
+          });
+        });
+      });
+      write_out(own, out);
+      if (saved) *saved = std::move(own);
+    }
+  }
+
+  void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
+                const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
+    if constexpr (ring_takes<Op>) {
+      const TensorView<Real> dquery = copies_.write(grads.query), dkey = copies_.write(grads.key),
+                             dvalue = copies_.write(grads.value),
+                             dextra = copies_.write(grads.extra), dbias = copies_.write(grads.bias);
+      heed::detail::set_zero<Real>({dquery, dkey, dvalue, dextra},
+                                   resolve_threads(options_.threads));
+      Op zeros = zeros_like(op_);
+      std::size_t parameters = 0;
+      zeros.visit([&](const char*, const auto& param) { parameters += std::size_t(param.size()); });
+      sums_.assign(parameters, 0.0);
+      bias_.assign(grads.bias.given() ? std::size_t(element_count(mask_.bias.shape(), "bias")) : 0,
+                   0.0);
+      std::vector<MapGradients> maps(std::size_t(kMaps) * pieces().size());
+      const TensorView<const Real> known = copies_.read(out), dout = copies_.read(output.out),
+                                   dlse = copies_.read(output.lse),
+                                   dsteps = copies_.read(output.steps);
+      for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
+        begin_backward(p, piece, first, saved, known, dout, dlse, dsteps,
+                       {dquery, dkey, dvalue, dextra, nullptr}, maps);
+      });
+      travel_back(dkey, dvalue, [&](const Block& block, const Block& gradients, const auto& poke) {
+        for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
+                             Index first_key) {
+          for_each_map(op_, [&](int m, const auto& of_map) {
+            add_backward(of_map, piece, first, block, gradients, keys, first_key,
+                         saved.pieces[p * kMaps + std::size_t(m)], maps[p * kMaps + std::size_t(m)],
+                         dquery);
+            poke();
+          });
+        });
+      });
+      const std::size_t count = sums_.size();
+      sums_.insert(sums_.end(), bias_.begin(), bias_.end());
+      sum_over_ranks(comm_, sums_);
+      const double* from = sums_.data();
+      if (grad_op) {
+        *grad_op = zeros;
+        grad_op->visit([&](const char*, auto& param) {
+          for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
+        });
+      }
+      from = sums_.data() + count;
+      const Shape& s = mask_.bias.shape();
+      if (dbias.given())
+        for (Index b = 0; b < s.batch; ++b)
+          for (Index h = 0; h < s.heads; ++h)
+            for (Index i = 0; i < s.len; ++i)
+              for (Index j = 0; j < s.dim; ++j) dbias(b, h, i, j) = Real(*from++);
+      copies_.round();
+    }
+  }
+
+ private:
+  // Keys and values of a rank, dense, or their gradients.
+  struct Block {
+    int rank = 0;
+    std::vector<Real> numbers;
+    TensorView<Real> key, value;
+  };
+  // dL/dout and dL/dlse of one map of a piece.
+  struct MapGradients {
+    std::vector<Real> out, lse;
+  };
+
+  [[nodiscard]] const std::vector<Tokens>& pieces() const { return queries_.pieces(comm_.rank()); }
+  [[nodiscard]] static heed::Saved<Real>& at(Saved<Real>& of, std::size_t piece, int map) {
+    return of.pieces[piece * kMaps + std::size_t(map)];
+  }
+  [[nodiscard]] Shape rows_shape(const Tokens& piece, Index dim) const {
+    return {g_.batch, g_.heads, piece.count(), dim};
+  }
+  // body(number, tokens, first own row)
+  template <class Body>
+  void for_pieces(Body&& body) const {
+    Index first = 0;
+    std::size_t n = 0;
+    for (const Tokens& piece : pieces()) {
+      body(n++, piece, first);
+      first += piece.count();
+    }
+  }
+  // body(piece, tokens, first row, keys, first key) for pieces of own queries and of a block's keys some pair of which may be
+  // visible.
+  template <class Body>
+  void for_pairs(const Block& block, Body&& body) const {
+    for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
+      Index first_key = 0;
+      for (const Tokens& keys : keys_.pieces(block.rank)) {
+        if (may_see(piece, keys)) body(p, piece, first, keys, first_key);
+        first_key += keys.count();
+      }
+    });
+  }
+  // By bands, key lengths and key ranges.
+  [[nodiscard]] bool may_see(const Tokens& piece, const Tokens& keys) const {
+    bool any = false;
+    for (Index b = 0; b < g_.batch; ++b) {
+      const KeyRange seen = bound_.keys_of_rows(b, piece.begin, piece.count());
+      any = any || std::max(seen.begin, keys.begin) < std::min(seen.end, keys.end);
+    }
+    return any;
+  }
+
+  [[nodiscard]] Geometry geometry(const Tokens& piece, const Tokens& keys) const {
+    Geometry g = g_;
+    g.share = {piece.begin, g.len_q - piece.end, keys.begin, g.len_kv - keys.end};
+    return g;
+  }
+  [[nodiscard]] Inputs<Real> inputs(const Tokens& piece, Index first, const Block& block,
+                                    const Tokens& keys, Index first_key) const {
+    Inputs<Real> in{rows_of(query_, first, piece.count()),
+                    rows_of(TensorView<const Real>(block.key), first_key, keys.count()),
+                    rows_of(TensorView<const Real>(block.value), first_key, keys.count()),
+                    {}};
+    in.first_query = g_.first_query;
+    in.share = geometry(piece, keys).share;
+    return in;
+  }
+
+  // Nothing seen yet. `mixed` holds the map's rows.
+  void begin(heed::Saved<Real>& saved, std::size_t rows) const {
+    for_each_map(op_, [&](int m, const auto& of_map) {
+      if (m > 0) return;
+      using Normaliser = typename std::decay_t<decltype(of_map)>::NormaliserType;
+      const auto state = of_map.normaliser.begin({});
+      saved.state.assign(state.numbers * rows, Real(0));
+      for (std::size_t n = 0; n < state.own.size(); ++n)
+        std::fill_n(saved.state.begin() + std::ptrdiff_t((n + 1) * rows), rows, state.own[n].v[0]);
+      static_assert(Normaliser::streams);
+    });
+    saved.lse.assign(rows, -kInfinity<Real>);
+    saved.mixed.assign(rows * std::size_t(g_.dim_v), Real(0));
+  }
+
+  // Joins what the keys of a piece of a block make of a piece of the queries.
+  template <class OfMap>
+  void add_forward(const OfMap& op, const Tokens& piece, Index first, const Block& block,
+                   const Tokens& keys, Index first_key, heed::Saved<Real>& to) {
+    heed::Saved<Real> part;
+    part_.resize(to.mixed.size());
+    heed::forward(op, inputs(piece, first, block, keys, first_key), mask_,
+                  {part_.data(), rows_shape(piece, g_.dim_v)}, &part, options_);
+    join_rows(op, Index(to.lse.size()), g_.dim_v, to, to.mixed.data(), part, part_.data());
+  }
+
+  // The factor of map m in row (b, h, n) of the rank.
+  [[nodiscard]] Real factor(Index b, Index h, Index n, int m) const {
+    if constexpr (sum_of_softmaxes<typename Op::NormaliserType>)
+      return op_.normaliser.map_factor(h, m, extra_of(b, h, n));
+    return Real(1);
+  }
+  [[nodiscard]] Real extra_of(Index b, Index h, Index n) const {
+    return Op::NormaliserType::uses_extra ? *extra_.row(b, h, n) : Real(0);
+  }
+  // body(b, h, row in the piece's dense arrays, own row)
+  template <class Body>
+  void for_rows(const Tokens& piece, Index first, Body&& body) const {
+    std::size_t row = 0;
+    for (Index b = 0; b < g_.batch; ++b)
+      for (Index h = 0; h < g_.heads; ++h)
+        for (Index i = 0; i < piece.count(); ++i, ++row) body(b, h, row, first + i);
+  }
+  // Rows before the readout, (batch, heads, tokens of the piece, dim_v).
+  [[nodiscard]] std::vector<Real> mixed_rows(const Saved<Real>& saved, std::size_t p,
+                                             const Tokens& piece, Index first) const {
+    const auto dim = std::size_t(g_.dim_v);
+    std::vector<Real> mixed = saved.pieces[p * kMaps].mixed;
+    if constexpr (sum_of_softmaxes<typename Op::NormaliserType>) {
+      std::fill(mixed.begin(), mixed.end(), Real(0));
+      for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
+        for (int m = 0; m < kMaps; ++m) {
+          const Real f = factor(b, h, n, m);
+          const Real* from = saved.pieces[p * kMaps + std::size_t(m)].mixed.data() + row * dim;
+          for (std::size_t c = 0; c < dim; ++c) mixed[row * dim + c] += f * from[c];
+        }
+      });
+    }
+    return mixed;
+  }
+  // lse of all maps, [map][row].
+  [[nodiscard]] std::vector<Real> lse_rows(const Saved<Real>& saved, std::size_t p) const {
+    std::vector<Real> lse;
+    for (int m = 0; m < kMaps; ++m) {
+      const std::vector<Real>& of_map = saved.pieces[p * kMaps + std::size_t(m)].lse;
+      lse.insert(lse.end(), of_map.begin(), of_map.end());
+    }
+    return lse;
+  }
+  // What the readout of a piece's rows reads. Of the keys it has those of the same tokens, or none.
+  [[nodiscard]] Geometry readout_geometry(const Tokens& piece) const {
+    return geometry(piece, Op::ReadoutType::uses_own_rows ? piece : Tokens{g_.len_kv, g_.len_kv});
+  }
+  [[nodiscard]] Operands<Real> readout(const Tokens& piece, Index first) const {
+    Operands<Real> in{whole_rows(query_, first, piece), key_, value_,
+                      whole_rows(extra_, first, piece)};
+    if constexpr (Op::ReadoutType::uses_own_rows) {
+      in.key = whole_rows(key_, first, piece);
+      in.value = whole_rows(value_, first, piece);
+    }
+    return in;
+  }
+  template <class Element>
+  [[nodiscard]] TensorView<Element> whole_rows(const TensorView<Element>& own, Index first,
+                                               const Tokens& piece) const {
+    return heed::detail::rows_of_call(rows_of(own, first, piece.count()), piece.begin);
+  }
+
+  void write_out(Saved<Real>& saved, const Outputs<Real>& outputs) {
+    const TensorView<Real> out = copies_.write(outputs.out), lse = copies_.write(outputs.lse),
+                           steps = copies_.write(outputs.steps);
+    for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
+      std::vector<Real> rows = mixed_rows(saved, p, piece, first);
+      const std::vector<Real> lses = lse_rows(saved, p);
+      const std::size_t count = lses.size() / kMaps;
+      heed::Saved<Real>& reports = saved.pieces[p * kMaps];
+      using Normaliser = typename Op::NormaliserType;
+      using Readout = typename Op::ReadoutType;
+      reports.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
+                                 std::vector<Real>(count));
+      for (int d = 0; d < Normaliser::diagnostics; ++d)
+        reports.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
+      for (int d = 0; d < Readout::diagnostics; ++d)
+        reports.diagnostic_names.push_back(Readout::diagnostic_name(d));
+      if constexpr (!Readout::identity) {
+        const Operands<Real> in = readout(piece, first);
+        heed::detail::ReadoutPass<Op, Real>(op_, readout_geometry(piece), in, options_)
+            .forward(rows.data(), lses.data(), whole_rows(steps, first, piece), &reports);
+      }
+      for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
+        std::copy_n(rows.data() + row * std::size_t(g_.dim_v), g_.dim_v, out.row(b, h, n));
+        for (int m = 0; m < kMaps && lse.given(); ++m)
+          lse.row(b, h, n)[m] = lses[std::size_t(m) * count + row];
+      });
+    });
+    copies_.round();
+  }
+
+  // From the gradients of out to those of what each map gives.
+  void begin_backward(std::size_t p, const Tokens& piece, Index first, const Saved<Real>& saved,
+                      const TensorView<const Real>& known, const TensorView<const Real>& dout,
+                      const TensorView<const Real>& dlse, const TensorView<const Real>& dsteps,
+                      const typename heed::detail::ReadoutPass<Op, Real>::Gradients& to,
+                      std::vector<MapGradients>& maps) {
+    const auto dim = std::size_t(g_.dim_v);
+    const std::vector<Real> lses = lse_rows(saved, p);
+    const std::size_t count = lses.size() / kMaps;
+    std::vector<Real> rows(count * dim), dlses(lses.size(), Real(0));
+    for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
+      std::copy_n(dout.row(b, h, n), dim, rows.data() + row * dim);
+      for (int m = 0; m < kMaps && dlse.given(); ++m)
+        dlses[std::size_t(m) * count + row] = dlse.row(b, h, n)[m];
+    });
+    if constexpr (!Op::ReadoutType::identity) {
+      std::vector<Real> known_rows(count * dim);
+      if constexpr (Op::ReadoutType::saves_mixed)
+        known_rows = mixed_rows(saved, p, piece, first);
+      else
+        for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
+          std::copy_n(known.row(b, h, n), dim, known_rows.data() + row * dim);
+        });
+      const Operands<Real> in = readout(piece, first);
+      heed::detail::ReadoutPass<Op, Real>(op_, readout_geometry(piece), in, options_)
+          .backward(rows.data(), known_rows.data(), lses.data(), whole_rows(dsteps, first, piece),
+                    {whole_rows(to.query, first, piece), whole_rows(to.key, first, piece),
+                     whole_rows(to.value, first, piece), whole_rows(to.extra, first, piece),
+                     dlses.data()},
+                    sums_);
+    }
+    for (int m = 0; m < kMaps; ++m) {
+      MapGradients& of = maps[p * kMaps + std::size_t(m)];
+      of.out = rows;
+      of.lse.assign(dlses.begin() + std::ptrdiff_t(std::size_t(m) * count),
+                    dlses.begin() + std::ptrdiff_t(std::size_t(m + 1) * count));
+    }
+    if constexpr (sum_of_softmaxes<typename Op::NormaliserType>)
+      weigh_maps(p, piece, first, saved, rows, to.extra, maps);
+  }
+  // dout_m = f_m dmixed, df_m = rowsum(dmixed o out_m)
+  void weigh_maps(std::size_t p, const Tokens& piece, Index first, const Saved<Real>& saved,
+                  const std::vector<Real>& dmixed, const TensorView<Real>& dextra,
+                  std::vector<MapGradients>& maps) {
+    const auto dim = std::size_t(g_.dim_v);
+    Op grad = zeros_like(op_);
+    for (int m = 0; m < kMaps; ++m) {
+      const std::vector<Real>& out = saved.pieces[p * kMaps + std::size_t(m)].mixed;
+      std::vector<Real>& dout = maps[p * kMaps + std::size_t(m)].out;
+      std::vector<double> of_head(std::size_t(g_.heads), 0.0);
+      for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
+        const Real f = factor(b, h, n, m);
+        double df = 0;
+        for (std::size_t c = row * dim; c < (row + 1) * dim; ++c) {
+          df += double(dmixed[c]) * double(out[c]);
+          dout[c] = f * dmixed[c];
+        }
+        if constexpr (Op::NormaliserType::uses_extra) {
+          if (dextra.given())
+            *dextra.row(b, h, n) +=
+                Real(df) * op_.normaliser.map_factor_slope(m, extra_of(b, h, n));
+        } else {
+          of_head[std::size_t(h)] += df;
+        }
+      });
+      if constexpr (!Op::NormaliserType::uses_extra)
+        for (Index h = 0; h < g_.heads; ++h)
+          op_.normaliser.add_map_factor(h, m, of_head[std::size_t(h)], grad.normaliser);
+    }
+    add_parameters(grad);
+  }
+  // Of the op, or of one of its maps, whose parameters are the first of the op's.
+  template <class Part>
+  void add_parameters(const Part& grad) {
+    std::size_t at = 0;
+    grad.visit([&](const char*, const auto& param) {
+      for (Index i = 0; i < param.size(); ++i) sums_[at++] += double(param[i]);
+    });
+  }
+
+  template <class OfMap>
+  void add_backward(const OfMap& op, const Tokens& piece, Index first, const Block& block,
+                    const Block& gradients, const Tokens& keys, Index first_key,
+                    const heed::Saved<Real>& saved, const MapGradients& from,
+                    const TensorView<Real>& dquery) {
+    heed::Saved<Real> joined;
+    joined.state = saved.state;
+    joined.lse = saved.lse;
+    const Geometry g = geometry(piece, keys);
+    joined.stamp = CallStamp::of<OfMap>(g, mask_, scale_of(op, g, options_), options_);
+    const auto room = [](std::vector<Real>& memory, const Shape& shape) {
+      memory.resize(std::size_t(element_count(shape, "heed::mpi: a gradient")));
+      return TensorView<Real>(memory.data(), shape);
+    };
+    const TensorView<Real> dq = room(dq_, g.query_shape()), dk = room(dk_, g.key_shape()),
+                           dv = room(dv_, g.value_shape());
+    StoredView<Real> dbias;
+    if (!bias_.empty()) dbias = room(dbias_, mask_.bias.shape());
+    const Shape rows = rows_shape(piece, g_.dim_v), lse = rows_shape(piece, 1);
+    OfMap grad = op;
+    heed::backward(op, inputs(piece, first, block, keys, first_key), mask_, joined,
+                   StoredView<const Real>(saved.mixed.data(), rows),
+                   {StoredView<const Real>(from.out.data(), rows),
+                    StoredView<const Real>(from.lse.data(), lse)},
+                   {dq, dk, dv, {}, dbias}, &grad, options_);
+    const auto add = [](const TensorView<Real>& terms, const TensorView<Real>& to) {
+      const Shape& s = terms.shape();
+      for (Index b = 0; b < s.batch; ++b)
+        for (Index h = 0; h < s.heads; ++h)
+          for (Index t = 0; t < s.len; ++t)
+            for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) += terms(b, h, t, c);
+    };
+    if (dquery.given()) add(dq, rows_of(dquery, first, piece.count()));
+    add(dk, rows_of(gradients.key, first_key, keys.count()));
+    add(dv, rows_of(gradients.value, first_key, keys.count()));
+    for (std::size_t i = 0; i < bias_.size(); ++i) bias_[i] += double(dbias_[i]);
+    add_parameters(grad);
+  }
+
+  // Room for the keys and values of a rank.
+  [[nodiscard]] Block block_for(int rank) const {
+    Block block;
+    block.rank = rank;
+    const Index rows = g_.batch * g_.kv_heads * keys_.held(rank);
+    block.numbers.assign(std::size_t(rows * (g_.dim_qk + g_.dim_v)), Real(0));
+    const Shape key{g_.batch, g_.kv_heads, keys_.held(rank), g_.dim_qk};
+    block.key = {block.numbers.data(), key};
+    block.value = {block.numbers.data() + rows * g_.dim_qk,
+                   {key.batch, key.heads, key.len, g_.dim_v}};
+    return block;
+  }
+  static void copy_rows(const TensorView<const Real>& from, const TensorView<Real>& to) {
+    const Shape& s = from.shape();
+    for (Index b = 0; b < s.batch; ++b)
+      for (Index h = 0; h < s.heads; ++h)
+        for (Index t = 0; t < s.len; ++t) std::copy_n(from.row(b, h, t), s.dim, to.row(b, h, t));
+  }
+  [[nodiscard]] Block own_block() const {
+    Block block = block_for(comm_.rank());
+    copy_rows(key_, block.key);
+    copy_rows(value_, block.value);
+    return block;
+  }
+  [[nodiscard]] int neighbour(int by) const {
+    return (comm_.rank() + by + comm_.size()) % comm_.size();
+  }
+  // The rank whose keys are here at a step.
+  [[nodiscard]] int owner(int step) const {
+    return (comm_.rank() - step % comm_.size() + comm_.size()) % comm_.size();
+  }
+  // Sends a block to the right, and receives one from the left.
+  [[nodiscard]] auto pass_on(const Block& block, Block& next) const {
+    const auto bytes = [](const Block& of) { return of.numbers.size() * sizeof(Real); };
+    std::vector<Send> sends;
+    std::vector<Receive> receives;
+    if (bytes(block) > 0) sends.push_back({neighbour(1), block.numbers.data(), bytes(block)});
+    if (bytes(next) > 0) receives.push_back({neighbour(-1), next.numbers.data(), bytes(next)});
+    return comm_.start(sends, receives);
+  }
+
+  // body(block, poke) for the keys of all ranks, one after the other, while the next are on their way; poke() lets MPI look
+  // after them.
+  template <class Body>
+  void travel(Body&& body) const {
+    Block block = own_block();
+    for (int step = 0; step < comm_.size(); ++step) {
+      Block next;
+      typename Comm::Transfer transfer;
+      if (step + 1 < comm_.size()) {
+        next = block_for(owner(step + 1));
+        transfer = pass_on(block, next);
+      }
+      body(std::as_const(block), [&] { transfer.poke(); });
+      transfer.wait();
+      block = std::move(next);
+    }
+  }
+  // body(block, gradients, poke) adds to the gradients of the block, which travel one step behind it. Those of the rank's own keys
+  // are added to dkey and dvalue.
+  template <class Body>
+  void travel_back(const TensorView<Real>& dkey, const TensorView<Real>& dvalue,
+                   Body&& body) const {
+    // Invariant: behind step s, `sums` has what ranks owner(s), owner(s) + 1, ..., own rank have added for the keys of
+    // owner(s).
+    Block block = own_block(), sums, sent;
+    typename Comm::Transfer sums_transfer;
+    for (int step = 0; step < comm_.size(); ++step) {
+      Block next;
+      typename Comm::Transfer transfer;
+      if (step + 1 < comm_.size()) {
+        next = block_for(owner(step + 1));
+        transfer = pass_on(block, next);
+      }
+      Block own = block_for(block.rank);
+      body(std::as_const(block), std::as_const(own), [&] {
+        transfer.poke();
+        sums_transfer.poke();
+      });
+      sums_transfer.wait();
+      if (step > 0)
+        for (std::size_t i = 0; i < own.numbers.size(); ++i) own.numbers[i] += sums.numbers[i];
+      sent = std::move(own);
+      sums = block_for(owner(step + 1));
+      if (comm_.size() > 1) sums_transfer = pass_on(sent, sums);
+      transfer.wait();
+      block = std::move(next);
+    }
+    sums_transfer.wait();
+    const Block& home = comm_.size() > 1 ? sums : sent;
+    const auto add = [](const TensorView<Real>& from, const TensorView<Real>& to) {
+      if (!to.given()) return;
+      const Shape& s = from.shape();
+      for (Index b = 0; b < s.batch; ++b)
+        for (Index h = 0; h < s.heads; ++h)
+          for (Index t = 0; t < s.len; ++t)
+            for (Index c = 0; c < s.dim; ++c) to(b, h, t, c) += from(b, h, t, c);
+    };
+    add(home.key, dkey);
+    add(home.value, dvalue);
+  }
+
+  const Comm& comm_;
+  const Op& op_;
+  const Mask<Real>& mask_;
+  const Shards &queries_, &keys_;
+  Geometry g_;
+  const Options& options_;
+  BoundMask<Real> bound_;
+  WidenedTensors<Real> copies_;
+  TensorView<const Real> query_, key_, value_, extra_;
+  std::vector<Real> part_, dq_, dk_, dv_, dbias_;  // of one call
+  std::vector<double> sums_, bias_;                // gradients of the parameters and of the bias
+};
+
+}  // namespace detail
+}  // namespace mpi
+}  // namespace HEED_ABI
+}  // namespace heed

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Context parallelism by a ring, on ranks that are threads: within rounding of one process, and the same bits at each run.
+
+#include "message_of.hpp"
+#include "parallel_call.hpp"
+#include "thread_ranks.hpp"
+
+#include <heed/mask/patterns.hpp>
+#include <heed/mask/visible.hpp>
+#include <heed/variants.hpp>
+
+using namespace heed;
+using namespace heed_test;
+using heed::mpi::Method;
+using heed::mpi::Sharding;
+using heed::mpi::Shards;
+
+namespace {
+
+constexpr Geometry kSelf{2, 4, 4, 2, 150, 150, 6, 6};
+
+// Scores and gates add up in another order, and lse is taken of other sums.
+template <class T>
+constexpr double kRingBound = 8 * kShareBound<T>;
+
+template <class Op>
+void check_ring(const std::string& name, const Op& op, const Geometry& g,
+                const Mask<typename Op::Scalar>& mask, const Options& options = {}) {
+  using T = typename Op::Scalar;
+  INFO(name << ", " << g.len_q << " queries");
+  const OpCall<Op> whole = whole_call(op, g, mask, options);
+  const Index step = mpi::shard_step(op, g, Method::ring, options);
+  for (const int ranks : {1, 3}) {
+    Sharding sharding{Shards::zigzag(g.len_q, ranks, step), {}, Method::ring};
+    if (g.len_kv != g.len_q) sharding.keys = Shards::contiguous(g.len_kv, ranks);
+    std::vector<Findings> found(std::size_t(ranks), Findings{});
+    on_ranks(ranks, [&](const ThreadRank& comm) {
+      RankTensors<Op> tensors{whole, sharding, comm.rank()}, again = tensors;
+      tensors.run(comm);
+      Findings& findings = found[std::size_t(comm.rank())];
+      findings = tensors.compare(false, kRingBound<T>);
+      again.run(comm);
+      if (!same_bits(tensors.out, again.out) || !same_bits(tensors.dq, again.dq) ||
+          !same_bits(tensors.dk, again.dk) || !same_bits(tensors.dv, again.dv) ||
+          numbers_of(tensors.grad_op) != numbers_of(again.grad_op))
+        findings.push_back("the second run has other bits");
+    });
+    INFO(ranks << " ranks");
+    for (const Findings& of_rank : found)
+      for (const std::string& finding : of_rank) FAIL_CHECK(finding);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the ring agrees with one process for every variant of softmaxes", "[mpi]") {
+  for_each_variant<double>(kSelf, [&]<class Op>(const Variant<Op>& variant) {
+    if constexpr (mpi::detail::ring_takes<Op>)
+      check_ring(variant.name, variant.op, variant.geometry, causal<double>(), {.threads = 2});
+  });
+  check_ring("adaptive",
+             make_dialectical<double>(kSelf, {.max_steps = 4, .halting = Halting::adaptive}), kSelf,
+             causal<double>());
+  const Options dropping{.dropout = {.rate = 0.3, .seed = 11, .first_batch = 0}};
+  check_ring("dar of float", Dar<float>{}, kSelf,
+             window<float>(60, 5) & key_lengths<float>({150, 70}), dropping);
+  check_ring("differential", Differential<double>{}, kSelf, causal<double>(), dropping);
+}
+
+TEST_CASE("the ring agrees with one process under every mask", "[mpi]") {
+  const Dar<double> op;
+  Geometry cross = kSelf;
+  cross.len_kv = 97;
+  cross.first_query = 3;
+  std::vector<double> numbers(std::size_t(4 * 150 * 150));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = i % 9 == 0 ? -std::numeric_limits<double>::infinity() : std::sin(double(i));
+  std::vector<Index> ids;
+  for (Index i = 0; i < 300; ++i) ids.push_back(i / 37);
+  const Options options{.key_tile = 32, .panel_vectors = 2};
+  check_ring("bias", op, kSelf, bias<double>({numbers.data(), {1, 4, 150, 150}}), options);
+  check_ring("documents", op, kSelf, documents<double>(ids, ids) & causal<double>(), options);
+  check_ring("function", op, kSelf, neighbourhood<double>(150, 21), options);
+  check_ring("bottom right", op, cross,
+             causal<double>(Align::bottom_right) & alibi<double>({0.1, 0.2, 0.3, 0.4}), options);
+}
+
+TEST_CASE("the ring refuses what it does not take, on all ranks, and names the other method",
+          "[mpi]") {
+  const auto refusal = [](const auto& op) {
+    using Op = std::decay_t<decltype(op)>;
+    const OpCall<Op> whole(op, kSelf);
+    const Sharding sharding{Shards::contiguous(150, 2, 64), {}, Method::ring};
+    std::vector<std::string> said(2);
+    on_ranks(2, [&](const ThreadRank& comm) {
+      RankTensors<Op> tensors{whole, sharding, comm.rank()};
+      said[std::size_t(comm.rank())] = message_of([&] {
+        mpi::forward(comm, op, tensors.inputs(), {}, sharding,
+                     {tensors.out.data(), tensors.rows_of(6)});
+      });
+    });
+    CHECK(said[0] == said[1]);
+    return said[0];
+  };
+  CHECK(refusal(ResonantOde<double>{}).find("normaliser is of another kind; the method gather") !=
+        std::string::npos);
+  CHECK(refusal(make_dialectical<double>(kSelf, {.max_steps = 4, .halting = Halting::batch}))
+            .find("a row knows of no other") != std::string::npos);
+}

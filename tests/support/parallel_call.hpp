@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A call on ranks, held against the same call in one process, which every rank computes, too.
+
+#include "share_call.hpp"
+
+#include <heed/mpi/attention.hpp>
+
+#include <string>
+#include <vector>
+
+namespace heed_test {
+
+// What a rank has found wrong; empty where nothing is.
+using Findings = std::vector<std::string>;
+
+// Rows of a rank, its pieces one behind the other.
+template <class T>
+[[nodiscard]] std::vector<T> rank_rows(const std::vector<T>& x, Index batch_heads, Index len,
+                                       const heed::mpi::Shards& shards, int rank) {
+  const Index dim = batch_heads * len > 0 ? Index(x.size()) / (batch_heads * len) : 0;
+  return heed::mpi::own_rows(shards, rank,
+                             heed::TensorView<const T>(x.data(), {1, batch_heads, len, dim}));
+}
+
+template <class Op>
+struct RankTensors {
+  using T = typename Op::Scalar;
+  const heed::OpCall<Op>& whole;
+  const heed::mpi::Sharding& sharding;
+  int rank;
+  Geometry g = whole.geometry();
+  Index len = sharding.queries.held(rank), keys = key_shards().held(rank);
+  std::vector<T> query = queries(whole.query, g.query_heads), key = of_keys(whole.key, g.kv_heads),
+                 value = of_keys(whole.value, g.kv_heads), extra = queries(whole.extra, g.heads),
+                 grad_out = queries(whole.grad_out, g.heads),
+                 grad_lse = queries(whole.grad_lse, g.heads),
+                 grad_steps = queries(whole.grad_steps, g.heads),
+                 query_inputs = queries(whole.query_inputs, g.heads),
+                 key_inputs = of_keys(whole.key_inputs, g.heads);
+  std::vector<T> out = nans(grad_out.size()), lse = nans(queries(whole.lse, g.heads).size()),
+                 steps = nans(grad_steps.size()), dq = nans(query.size()), dk = nans(key.size()),
+                 dv = nans(value.size()), dextra = nans(extra.size()),
+                 dquery_inputs = nans(query_inputs.size()), dkey_inputs = nans(key_inputs.size()),
+                 dbias = nans(whole.grad_bias.size());
+  Op grad_op = whole.op;
+  heed::mpi::Saved<T> saved = {};
+
+  [[nodiscard]] static std::vector<T> nans(std::size_t count) {
+    return std::vector<T>(count, std::numeric_limits<T>::quiet_NaN());
+  }
+  [[nodiscard]] const heed::mpi::Shards& key_shards() const {
+    return heed::mpi::detail::keys_of(sharding);
+  }
+  [[nodiscard]] std::vector<T> queries(const std::vector<T>& x, Index heads) const {
+    return rank_rows(x, g.batch * heads, g.len_q, sharding.queries, rank);
+  }
+  [[nodiscard]] std::vector<T> of_keys(const std::vector<T>& x, Index heads) const {
+    return rank_rows(x, g.batch * heads, g.len_kv, key_shards(), rank);
+  }
+  [[nodiscard]] Shape rows_of(Index dim) const { return {g.batch, g.heads, len, dim}; }
+  [[nodiscard]] Index step_columns() const { return grad_op.readout.step_columns(g); }
+  [[nodiscard]] bool gives_steps() const { return grad_op.readout.without_steps() == nullptr; }
+
+  [[nodiscard]] heed::Inputs<T> inputs() const {
+    heed::Inputs<T> in{{query.data(), {g.batch, g.query_heads, len, g.dim_qk}},
+                       {key.data(), {g.batch, g.kv_heads, keys, g.dim_qk}},
+                       {value.data(), {g.batch, g.kv_heads, keys, g.dim_v}},
+                       {}};
+    in.first_query = g.first_query;
+    using Columns = heed::InputColumns<Op>;
+    if (const Index width = grad_op.extra_dim(g)) in.extra = {extra.data(), rows_of(width)};
+    if (Columns::query > 0) in.query_inputs = {query_inputs.data(), rows_of(Columns::query)};
+    if (Columns::key > 0)
+      in.key_inputs = {key_inputs.data(), {g.batch, g.heads, keys, Columns::key}};
+    return in;
+  }
+
+  template <class Comm>
+  void run(const Comm& comm, bool in_order = false) {
+    const heed::Inputs<T> in = inputs();
+    heed::Outputs<T> to(out.data(), rows_of(g.dim_v));
+    to.lse = {lse.data(), rows_of(Op::NormaliserType::maps)};
+    if (gives_steps()) to.steps = {steps.data(), rows_of(step_columns())};
+    heed::mpi::forward(comm, whole.op, in, whole.mask, sharding, to, &saved, whole.options);
+    heed::OutputGradients<T> of(grad_out.data(), rows_of(g.dim_v));
+    if (Op::NormaliserType::differentiates_lse)
+      of.lse = {grad_lse.data(), rows_of(Op::NormaliserType::maps)};
+    if (gives_steps()) of.steps = {grad_steps.data(), rows_of(step_columns())};
+    heed::Gradients<T> grads{
+        {dq.data(), in.query.shape()}, {dk.data(), in.key.shape()}, {dv.data(), in.value.shape()}};
+    if (in.extra.given()) grads.extra = {dextra.data(), in.extra.shape()};
+    if (in.query_inputs.given())
+      grads.query_inputs = {dquery_inputs.data(), in.query_inputs.shape()};
+    if (in.key_inputs.given()) grads.key_inputs = {dkey_inputs.data(), in.key_inputs.shape()};
+    if (!dbias.empty()) grads.bias = {dbias.data(), whole.mask.bias.shape()};
+    const heed::StoredView<const T> known(out.data(), rows_of(g.dim_v));
+    if constexpr (!heed::InputColumns<Op>::any)
+      if (in_order)
+        return heed::mpi::backward_in_order(comm, whole.op, in, whole.mask, sharding, saved, known,
+                                            of, grads, &grad_op, whole.options);
+    heed::mpi::backward(comm, whole.op, in, whole.mask, sharding, saved, known, of, grads, &grad_op,
+                        whole.options);
+  }
+
+  // Held against one process: rows of queries bit by bit, or within `bound`; all_bits: all gradients bit by bit.
+  [[nodiscard]] Findings compare(bool bits, double bound, bool all_bits = false) const {
+    Findings found;
+    const auto same = [&](const char* name, const auto& a, const auto& b) {
+      if (!same_bits(a, b)) found.push_back(std::string(name) + " has other bits");
+    };
+    const auto near = [&](const char* name, const auto& a, const auto& b) {
+      const double worst = worst_difference(a, b);
+      if (!(worst <= bound))
+        found.push_back(std::string(name) + " is off by " + std::to_string(worst / bound) +
+                        " times the bound");
+    };
+    const auto of_queries = [&](const char* name, const std::vector<T>& a,
+                                const std::vector<T>& of_whole, Index heads) {
+      const std::vector<T> b = queries(of_whole, heads);
+      bits ? same(name, a, b) : near(name, a, b);
+    };
+    of_queries("out", out, whole.out, g.heads);
+    if (bits)
+      same("lse", lse, queries(whole.lse, g.heads));
+    else
+      near("lse", finite(lse), finite(queries(whole.lse, g.heads)));
+    of_queries("steps", steps, whole.steps, g.heads);
+    of_queries("dquery", dq, whole.grad_query, g.query_heads);
+    of_queries("dextra", dextra, whole.grad_extra, g.heads);
+    if (all_bits) {
+      same("dkey", dk, of_keys(whole.grad_key, g.kv_heads));
+      same("dvalue", dv, of_keys(whole.grad_value, g.kv_heads));
+      same("dbias", dbias, whole.grad_bias);
+      same("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
+    }
+    of_queries("dquery_inputs", dquery_inputs, whole.grad_query_inputs, g.heads);
+    near("dkey", dk, of_keys(whole.grad_key, g.kv_heads));
+    near("dvalue", dv, of_keys(whole.grad_value, g.kv_heads));
+    near("dkey_inputs", dkey_inputs, of_keys(whole.grad_key_inputs, g.heads));
+    near("dbias", dbias, whole.grad_bias);
+    near("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
+    return found;
+  }
+  // -infinity, of rows that see no key, as a number.
+  [[nodiscard]] static std::vector<T> finite(std::vector<T> x) {
+    for (T& one : x)
+      if (one == -std::numeric_limits<T>::infinity()) one = T(-1e4);
+    return x;
+  }
+};
+
+}  // namespace heed_test
