@@ -18,12 +18,14 @@ constexpr auto kEager = std::chrono::milliseconds(2);
 constexpr auto kPause = std::chrono::microseconds(200);
 // How often it asks whether a process still lives.
 constexpr auto kLook = std::chrono::milliseconds(50);
+// What is printed needs so long to get through the launcher before all end.
+constexpr auto kPassedOn = std::chrono::milliseconds(200);
 // A rank that comes back from a pause after so long was stopped.
 constexpr auto kStopped = std::chrono::seconds(1);
 // Seconds by which a rank waits longer than the one before it.
 constexpr double kTurn = 1.5;
 // The time that the rank that is to speak of a lost one has before the others do.
-constexpr auto kGrace = std::chrono::seconds(3);
+constexpr auto kGrace = std::chrono::milliseconds(3000);
 
 [[nodiscard]] std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -220,7 +222,11 @@ void Ranks::lose(const std::vector<int>& missing, const std::string& what) {
 
 int Ranks::join_endings(const char* name, const Ending& mine) {
   ending_ = true;
-  const std::string text = std::to_string(mine.code) + " " + mine.sentence;
+  if (mine.code != 0)
+    open_ = open_ ||
+            !std::ranges::all_of(sent_, [&](const Sent& one) { return link_->done(one.request); });
+  const std::string text =
+      std::to_string(mine.code) + (open_ ? " open " : " done ") + mine.sentence;
   // A rank that has done its work may end while others still wait for each other.
   const Kind kind = mine.code == 0 ? kEnding : kFailure;
   std::vector<Ending> all(std::size_t(count()), mine);
@@ -240,22 +246,25 @@ int Ranks::join_endings(const char* name, const Ending& mine) {
       const Link::Request request =
           link_->receive(arrival->from, theirs, std::as_writable_bytes(std::span(words)));
       while (!link_->done(request)) ::sched_yield();
-      all[std::size_t(arrival->from)] = {std::stoi(words), words.substr(words.find(' ') + 1)};
+      const std::size_t space = words.find(' ');
+      open_ = open_ || words.compare(space, 6, " open ") == 0;
+      all[std::size_t(arrival->from)] = {std::stoi(words), words.substr(space + 6)};
       std::erase(missing, arrival->from);
     }
     return missing.empty() && sending.empty();
   };
   wait_until(ready, [&] { return missing; });
-  int code = 0, speaker = -1;
+  int code = 0;
+  speaker_ = -1;
   bool same = true;
   for (int r = count(); r-- > 0;) {
     const Ending& one = all[std::size_t(r)];
     code = std::max(code, one.code);
-    if (!one.sentence.empty()) speaker = r;
+    if (!one.sentence.empty()) speaker_ = r;
     same = same && one.sentence == mine.sentence;
   }
-  if (speaker == rank())
-    detail::complain(name, ((same ? "" : list_of({speaker}) + ": ") + mine.sentence).c_str(), code);
+  if (speaker_ == rank())
+    detail::complain(name, ((same ? "" : list_of({rank()}) + ": ") + mine.sentence).c_str(), code);
   return code;
 }
 
@@ -285,9 +294,15 @@ int run_on_ranks(const char* name, const std::function<int(Ranks&)>& body) {
     try {
       ending.code = ranks->join_endings(name, ending);
       const int code = detail::conclude(name, {ending.code, ""});
-      // Messages that nobody will take forbid an end in agreement.
-      if (ranks->open_) ranks->link_->abort(code);
-      ranks->link_->close();
+      if (!ranks->open_) {
+        ranks->link_->close();
+        return code;
+      }
+      // Messages that nobody will take forbid an end in agreement: the rank that has spoken ends all, when the launcher has
+      // had the time to pass its sentence on.
+      std::this_thread::sleep_for(ranks->rank() == std::max(0, ranks->speaker_) ? kPassedOn
+                                                                                : kGrace);
+      ranks->link_->abort(code);
       return code;
     } catch (const LostRank& error) {
       if (ending.sentence.empty()) ending = {1, error.what()};
@@ -296,6 +311,7 @@ int run_on_ranks(const char* name, const std::function<int(Ranks&)>& body) {
   // The rank that speaks ends the others.
   if (ranks->rank() != ranks->speaker_) std::this_thread::sleep_for(kGrace);
   (void)detail::conclude(name, ending);
+  std::this_thread::sleep_for(kPassedOn);
   ranks->link_->abort(1);
   return 1;
 }

@@ -107,7 +107,7 @@ class Ranks {
   std::vector<std::int64_t> processes_;  // of each rank on this machine; 0 on another one
   std::vector<Sent> sent_;
   int speaker_ = 0;      // who prints the sentence of a LostRank
-  bool open_ = false;    // an exchange was left before its end
+  bool open_ = false;    // an exchange was left before its end, here or, at the end, on any rank
   bool ending_ = false;  // endings of other ranks are no interruption any more
 };
 

@@ -86,7 +86,8 @@ class Simulation {
 
   [[nodiscard]] Times ring() const {
     Times times;
-    times.memory = shard_bytes() * (p_.backward ? 4 : 2);  // one block at work, one on its way
+    const int blocks = ranks_ > 1 ? 2 : 1;  // one at work, one on its way
+    times.memory = shard_bytes() * blocks * (p_.backward ? 2 : 1);
     times.total = ring_pass(kForwardFlops, false, 0, times.compute);
     if (p_.backward) {
       double compute = 0;

@@ -62,15 +62,20 @@ class Call {
   heed::Options options_;
 };
 
-[[nodiscard]] double seconds_of_call(Call& call) {
-  call.run();
-  std::vector<double> seconds;
-  double sum = 0;
-  while (seconds.size() < 3 || (seconds.size() < 31 && sum < 0.3)) {
-    seconds.push_back(heed::seconds_of([&] { call.run(); }));
-    sum += seconds.back();
+// The least of several times: what else the machine does can only add to it.
+template <class Work>
+[[nodiscard]] double least_seconds(int most, const Work& work) {
+  double least = std::numeric_limits<double>::infinity(), sum = 0;
+  for (int n = 0; n < 5 || (n < most && sum < 0.5); ++n) {
+    const double seconds = heed::seconds_of(work);
+    least = std::min(least, seconds);
+    sum += seconds;
   }
-  return heed::median_of(seconds);
+  return least;
+}
+
+[[nodiscard]] double seconds_of_call(Call& call) {
+  return least_seconds(100, [&] { call.run(); });
 }
 
 [[nodiscard]] double forward_flops(const Problem& p, double pairs) {
@@ -90,13 +95,20 @@ void measure_engine(const Problem& p, int threads, Machine& machine) {
   machine.call = std::max(0.0, of_small - flops(small) / machine.flops);
 }
 
-[[nodiscard]] double seconds_to_gather(Ranks& ranks, const std::string& text) {
-  std::vector<double> seconds;
-  for (int n = 0; n < 7; ++n) {
+// The least of several times of work that all ranks do together.
+template <class Work>
+[[nodiscard]] double least_together(Ranks& ranks, const Work& work) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int n = 0; n < 15; ++n) {
     ranks.meet();
-    seconds.push_back(heed::seconds_of([&] { (void)ranks.gather_texts(text); }));
+    double slowest = 0;
+    for (const double one : ranks.gather(heed::seconds_of(work))) slowest = std::max(slowest, one);
+    least = std::min(least, slowest);
   }
-  return heed::median_of(seconds);
+  return least;
+}
+[[nodiscard]] double seconds_to_gather(Ranks& ranks, const std::string& text) {
+  return least_together(ranks, [&] { (void)ranks.gather_texts(text); });
 }
 
 void print_line(const char* what, double measured, double predicted) {
@@ -132,18 +144,11 @@ void check_model(const Options& o, Ranks& ranks) {
   const Index chunk = p.len / (2 * n), first = ranks.rank(), second = 2 * n - 1 - first;
   Call early(p.heads, p.kv_heads, p.dim, chunk, (first + 1) * chunk, o.threads),
       late(p.heads, p.kv_heads, p.dim, chunk, (second + 1) * chunk, o.threads);
-  std::vector<double> seconds;
-  for (int turn = 0; turn < 5; ++turn) {
-    ranks.meet();
-    seconds.push_back(heed::seconds_of([&] {
-      (void)ranks.gather_texts(shard);
-      early.run();
-      late.run();
-    }));
-  }
-  const double mine = heed::median_of(seconds);
-  double slowest = 0;
-  for (const double one : ranks.gather(mine)) slowest = std::max(slowest, one);
+  const double slowest = least_together(ranks, [&] {
+    (void)ranks.gather_texts(shard);
+    early.run();
+    late.run();
+  });
   if (!ranks.first()) return;
   std::printf("%d ranks: %.1f GFLOP/s each, %.1f us and %.2f GB/s between them\n", n,
               1e-9 * machine.flops, 1e6 * machine.latency, 1e-9 * machine.bandwidth);

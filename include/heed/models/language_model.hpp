@@ -134,6 +134,9 @@ class LanguageModel {
     require(c.training || !scores_steps(),
             "LanguageModel::gradient: the context is not training, where the last block leaves "
             "each token after one of its steps; it must be, to have the loss of all of them");
+    require(c.part.whole() || c.packed == nullptr,
+            "LanguageModel::gradient: packed sequences were given as a part of a batch, which has "
+            "sequences of equal length");
     run_blocks(c, batch, ids);
     const double loss = run_head(c, targets, true);
     if (norm_)
