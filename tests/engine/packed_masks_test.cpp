@@ -5,6 +5,7 @@
 #include "forgetting_score.hpp"
 #include "learnt_features.hpp"
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 #include "packed_call.hpp"
 #include "token_parts.hpp"
 #include "turned_scores.hpp"
@@ -201,13 +202,13 @@ TEST_CASE("gradients of packed sequences have the same bits for any number of th
 TEST_CASE("packed sequences end when their own rows have halted", "[packed]") {
   for (const Halting halting : {Halting::batch, Halting::adaptive})
     check_all_threads(halting == Halting::batch ? "batch" : "adaptive",
-                      make_dialectical<double>(kGeometry, {.max_steps = 5, .halting = halting}),
+                      moving_dialectical<double>(kGeometry, {.max_steps = 5, .halting = halting}),
                       kGeometry);
   // Neighbours of one length, which end after different numbers of steps.
   const Lengths few{{1, 1, 1, 1, 1, 1, 2, 2, 2}, {1, 1, 1, 1, 1, 1, 2, 2, 2}};
   for (const double eps : {0.1, 0.2, 0.4, 0.8})
     check_packed("batch, few rows",
-                 make_dialectical<double>(
+                 moving_dialectical<double>(
                      kGeometry, {.max_steps = 9, .halt_eps = eps, .halting = Halting::batch}),
                  kGeometry, few, everywhere("causal", causal<double>()), {.threads = 2});
 }

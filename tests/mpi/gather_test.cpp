@@ -4,6 +4,7 @@
 
 #include "forgetting_score.hpp"
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 #include "parallel_call.hpp"
 #include "thread_ranks.hpp"
 #include "token_parts.hpp"
@@ -107,9 +108,10 @@ TEST_CASE("gradients that ranks add to in the order of one process have its bits
 
 TEST_CASE("gathered calls whose rows depend on all rows, or read numbers of tokens", "[mpi]") {
   for (const Halting halting : {Halting::batch, Halting::adaptive})
-    check_gather("dialectical",
-                 make_dialectical<double>(kSelf, {.max_steps = 5, .halting = halting}), kSelf,
-                 causal<double>());
+    check_gather(
+        "dialectical",
+        moving_dialectical<double>(kSelf, {.max_steps = 5, .halt_eps = 0.3, .halting = halting}),
+        kSelf, causal<double>());
   check_gather("sums of tokens",
                Attention<double, OwnScore<Forgetting, double>, GatedSink<double>, Gate<double>>{},
                kSelf, causal<double>());

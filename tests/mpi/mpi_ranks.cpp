@@ -3,6 +3,7 @@
 // itself, too, and holds its rows against it.
 
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 #include "parallel_call.hpp"
 
 #include <heed/mask/visible.hpp>
@@ -87,7 +88,8 @@ TEST_CASE("masks, grouped heads and dropout on MPI", "[mpi]") {
   check_parallel(comm, "in the order of one process", Dar<double>{}, causal<double>(),
                  Method::gather, kSelf, dropping, true);
   check_parallel(comm, "Halting::batch",
-                 make_dialectical<double>(kSelf, {.max_steps = 5, .halting = Halting::batch}),
+                 moving_dialectical<double>(
+                     kSelf, {.max_steps = 5, .halt_eps = 0.3, .halting = Halting::batch}),
                  causal<double>(), Method::gather);
 }
 
