@@ -456,12 +456,12 @@ TEST_CASE("Layers of a model drop different weights, and residual dropout keeps 
   nn::ProjectedAttention<heed::ScaledDot<double>> layer(nn::AttentionOptions::even(8, 2), {},
                                                         heed::causal<double>());
   layer.set_dropout(0.4, 1);
-  const heed::Dropout first = layer.stage.options(context(true)).dropout;
+  const heed::Dropout first = layer.stage.options(context(true), 1).dropout;
   layer.set_dropout(0.4, 3);
-  const heed::Dropout second = layer.stage.options(context(true)).dropout;
+  const heed::Dropout second = layer.stage.options(context(true), 1).dropout;
   CHECK(first.rate == 0.4);
   CHECK(first.seed != second.seed);
-  CHECK(layer.stage.options(context(false)).dropout.rate == 0);
+  CHECK(layer.stage.options(context(false), 1).dropout.rate == 0);
   CHECK(message_of([&] { layer.set_dropout(1.5, 1); }) ==
         "OpStage::set_dropout: rate is 1.5, it must be in [0, 1)");
 
@@ -469,7 +469,7 @@ TEST_CASE("Layers of a model drop different weights, and residual dropout keeps 
   const auto seed_of = [&]<class Op>(std::size_t block, const Op&) {
     const auto& attention = model.blocks()[block].attention();
     const auto& stage = dynamic_cast<const nn::ProjectedAttention<Op>&>(attention).stage;
-    return stage.options(context(true)).dropout.seed;
+    return stage.options(context(true), 1).dropout.seed;
   };
   const std::uint64_t plain = seed_of(0, heed::ScaledDot<double>{});
   const std::uint64_t pairs = seed_of(1, heed::Differential<double>{});
