@@ -692,7 +692,7 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
         unusable + "attention_dropout is -0.1, it must lie in [0, 1)");
   CHECK(model("causal", false).find("causal is false for prototype") != std::string::npos);
   CHECK(model("variant", "sdpo").find(unusable + "variant is sdpo, it must be one of ") == 0);
-  CHECK(model("variant", std::string(1 << 20, 'x')).size() < 1000);
+  CHECK(model("variant", std::string(1 << 20, 'x')).size() < 2000);  // it lists all variants
   CHECK(model("activation", "relu6").find(own + "cannot be used: ") == 0);
 
   // Numbers that the file's tensors do not bear out; 1 TB and more if they were believed.
