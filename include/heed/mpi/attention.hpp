@@ -383,8 +383,8 @@ void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>&
 }
 
 // The same for gathered calls, with the bits of one process in all gradients: the ranks add to those of keys, values, bias and
-// parameters one after the other, which takes the time of one process (mpi/gather.hpp). Parameters that side values of keys
-// read, such as prototypes, have them but for the rounding of one last addition, which one process contracts.
+// parameters one after the other, which takes the time of one process (mpi/gather.hpp). Parameters
+// that are read as a table by categories of keys (prototypes) are within rounding of it.
 template <class Comm, AttentionOp Op>
 void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
                        const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
