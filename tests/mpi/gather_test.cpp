@@ -119,20 +119,9 @@ TEST_CASE("gathered calls whose rows depend on all rows, or read numbers of toke
 
 TEST_CASE("gathered calls have the bits of one process under every mask", "[mpi]") {
   const Dar<double> op;
-  Geometry cross = kSelf;
-  cross.len_kv = 97;
-  cross.first_query = 3;
-  std::vector<double> numbers(std::size_t(4 * 150 * 150));
-  for (std::size_t i = 0; i < numbers.size(); ++i)
-    numbers[i] = i % 9 == 0 ? -std::numeric_limits<double>::infinity() : std::sin(double(i));
-  std::vector<Index> ids;
-  for (Index i = 0; i < 300; ++i) ids.push_back(i / 37);
-  const Options options{.key_tile = 32, .panel_vectors = 2};
-  check_gather("bias", op, kSelf, bias<double>({numbers.data(), {1, 4, 150, 150}}), options);
-  check_gather("documents", op, kSelf, documents<double>(ids, ids) & causal<double>(), options);
-  check_gather("function", op, kSelf, neighbourhood<double>(150, 21), options);
-  check_gather("bottom right", op, cross,
-               causal<double>(Align::bottom_right) & alibi<double>({0.1, 0.2, 0.3, 0.4}), options);
+  for_each_placed_mask(kSelf,
+                       [&](const char* name, const Geometry& g, const Mask<double>& mask,
+                           const Options& options) { check_gather(name, op, g, mask, options); });
 }
 
 TEST_CASE("tensors of narrow numbers are gathered as they are stored", "[mpi]") {

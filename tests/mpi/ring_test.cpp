@@ -69,20 +69,9 @@ TEST_CASE("the ring agrees with one process for every variant of softmaxes", "[m
 
 TEST_CASE("the ring agrees with one process under every mask", "[mpi]") {
   const Dar<double> op;
-  Geometry cross = kSelf;
-  cross.len_kv = 97;
-  cross.first_query = 3;
-  std::vector<double> numbers(std::size_t(4 * 150 * 150));
-  for (std::size_t i = 0; i < numbers.size(); ++i)
-    numbers[i] = i % 9 == 0 ? -std::numeric_limits<double>::infinity() : std::sin(double(i));
-  std::vector<Index> ids;
-  for (Index i = 0; i < 300; ++i) ids.push_back(i / 37);
-  const Options options{.key_tile = 32, .panel_vectors = 2};
-  check_ring("bias", op, kSelf, bias<double>({numbers.data(), {1, 4, 150, 150}}), options);
-  check_ring("documents", op, kSelf, documents<double>(ids, ids) & causal<double>(), options);
-  check_ring("function", op, kSelf, neighbourhood<double>(150, 21), options);
-  check_ring("bottom right", op, cross,
-             causal<double>(Align::bottom_right) & alibi<double>({0.1, 0.2, 0.3, 0.4}), options);
+  for_each_placed_mask(kSelf,
+                       [&](const char* name, const Geometry& g, const Mask<double>& mask,
+                           const Options& options) { check_ring(name, op, g, mask, options); });
 }
 
 TEST_CASE("the ring refuses what it does not take, on all ranks, and names the other method",

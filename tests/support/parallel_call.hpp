@@ -5,8 +5,11 @@
 
 #include "share_call.hpp"
 
+#include <heed/mask/patterns.hpp>
 #include <heed/mpi/attention.hpp>
 
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -151,5 +154,26 @@ struct RankTensors {
     return x;
   }
 };
+
+// f(name, geometry, mask, options) for masks that know places of the whole call: of g, which has 4 heads, 150 queries and as many
+// keys in each of two sequences, and of fewer keys whose queries begin behind the first one.
+template <class F>
+void for_each_placed_mask(const heed::Geometry& g, F&& f) {
+  heed::Geometry cross = g;
+  cross.len_kv = 97;
+  cross.first_query = 3;
+  std::vector<double> numbers(std::size_t(4 * 150 * 150));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = i % 9 == 0 ? -std::numeric_limits<double>::infinity() : std::sin(double(i));
+  std::vector<Index> ids;
+  for (Index i = 0; i < 300; ++i) ids.push_back(i / 37);
+  const heed::Options options{.key_tile = 32, .panel_vectors = 2};
+  f("bias", g, heed::bias<double>({numbers.data(), {1, 4, 150, 150}}), options);
+  f("documents", g, heed::documents<double>(ids, ids) & heed::causal<double>(), options);
+  f("function", g, heed::neighbourhood<double>(150, 21), options);
+  f("bottom right", cross,
+    heed::causal<double>(heed::Align::bottom_right) & heed::alibi<double>({0.1, 0.2, 0.3, 0.4}),
+    options);
+}
 
 }  // namespace heed_test
