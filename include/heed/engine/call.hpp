@@ -341,18 +341,28 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   }
 }
 
-inline void require_apart(const MemoryView& out, const MemoryView& input, const char* out_name,
-                          const char* input_name, const std::string& where) {
+// The name of a tensor that belongs to an input, such as "grad_query". Its words are joined where a sentence needs them.
+struct NameOfInput {
+  const char* words;
+  const char* input;
+
+  [[nodiscard]] std::string text() const { return std::string(words) + input; }
+};
+
+// Names are const char* or NameOfInput.
+template <class OutName, class InputName>
+void require_apart(const MemoryView& out, const MemoryView& input, OutName out_name,
+                   InputName input_name, const std::string& where) {
   require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
 }
-inline void require_apart_from_scales(const MemoryView& out, const MemoryView& scales,
-                                      const char* out_name, const char* input_name,
-                                      const std::string& where) {
+template <class OutName, class InputName>
+void require_apart_from_scales(const MemoryView& out, const MemoryView& scales, OutName out_name,
+                               InputName input_name, const std::string& where) {
   require(!may_overlap(out, scales), where, ": ", out_name, " overlaps the scales of ", input_name);
 }
-template <class Element>
-void require_apart(const MemoryView& out, const StoredView<Element>& input, const char* out_name,
-                   const char* input_name, const std::string& where) {
+template <class Element, class OutName, class InputName>
+void require_apart(const MemoryView& out, const StoredView<Element>& input, OutName out_name,
+                   InputName input_name, const std::string& where) {
   require_apart(out, MemoryView(input), out_name, input_name, where);
   require_apart_from_scales(out, input.scales(), out_name, input_name, where);
 }
