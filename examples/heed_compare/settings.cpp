@@ -179,8 +179,9 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--csv", settings.csv_file, "Writes the results as CSV; - as for --json")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
-  app.add_option("--report", settings.report_folder,
-                 "Folder for report.html, a page of pictures, and for each picture as an SVG file")
+  app.add_option(
+         "--report", settings.report_folder,
+         "Folder to write: report.html, a page of pictures, and each picture as an SVG file")
       ->type_name("FOLDER")
       ->check(heed_program::path_of("folder"));
 }
