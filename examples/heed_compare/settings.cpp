@@ -239,18 +239,9 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   TrainingWords training;
   declare(app, settings, words);
   declare_training(app, training, settings);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
+  if (!heed_program::read_options(app, argc, argv)) {
     parsed.finished = true;
     return parsed;
-  } catch (const CLI::CallForVersion& version) {
-    std::puts(version.what());
-    parsed.finished = true;
-    return parsed;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(heed_program::sentence_of(error));
   }
   if (training.asks_for_help()) {
     print_task_help();

@@ -253,18 +253,7 @@ class CommandLine {
   int run(int argc, char** argv, heed_program::Ranks& ranks) {
     require_command(argc, argv);
     train_.program = argv[0];
-    try {
-      app_.parse(argc, argv);
-    } catch (const CLI::CallForHelp&) {
-      std::fputs(app_.help().c_str(), stdout);
-      return 0;
-    } catch (const CLI::CallForVersion& version) {
-      std::puts(version.what());
-      return 0;
-    } catch (const CLI::ParseError& error) {
-      throw heed_program::UsageError(heed_program::sentence_of(error));
-    }
-    return run_command(ranks);
+    return heed_program::read_options(app_, argc, argv) ? run_command(ranks) : 0;
   }
 
  private:
