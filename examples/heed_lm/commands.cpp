@@ -256,7 +256,6 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
                 "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;
   const int context_ranks = int(command.context_ranks);
-  require_groups(ranks, context_ranks);
   if (ranks.first()) require_outputs(command);
   ranks.meet();  // so that no rank has begun where one finds fault with the options
   Prepared p = as_usage([&] { return prepare(command); });

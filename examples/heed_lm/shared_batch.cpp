@@ -152,14 +152,10 @@ double shared_gradient(Model& model, nn::Context<float>& context, const Batch& b
   return loss;
 }
 
-void require_groups(const Ranks& ranks, int context_ranks) {
+void require_shareable(Run& run, Index len, const Ranks& ranks, int context_ranks) {
   heed::require(ranks.count() % context_ranks == 0, "--context-ranks is ", context_ranks, ", ",
                 ranks.count(), ranks.count() == 1 ? " rank was" : " ranks were",
                 " started; it must divide ", ranks.count());
-}
-
-void require_shareable(Run& run, Index len, const Ranks& ranks, int context_ranks) {
-  require_groups(ranks, context_ranks);
   if (ranks.count() == 1) return;
   const Index groups = ranks.count() / context_ranks;
   heed::require(run.train.batch >= groups, "--batch is ", run.train.batch, ", ", groups,

@@ -37,8 +37,6 @@ class Packed {
                                      const Batch& batch, heed_program::Ranks& ranks,
                                      int context_ranks = 1);
 
-// Throws std::invalid_argument unless groups of so many ranks make up all of them.
-void require_groups(const heed_program::Ranks& ranks, int context_ranks);
 // Throws std::invalid_argument, on all ranks, unless so many ranks can share the batches of the run, which have rows of `len`
 // tokens.
 void require_shareable(Run& run, Index len, const heed_program::Ranks& ranks,

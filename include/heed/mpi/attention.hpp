@@ -133,12 +133,13 @@ void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op:
   detail::call_on_ranks<detail::Gathering>(
       "heed::mpi::backward_in_order", comm, op, in, mask, sharding, options,
       [&](const auto& call) {
-        require(sharding.method == Method::gather, call.where,
+        require(sharding.method == Method::gather, call.side.where,
                 ": the method is ring, only gathered calls have the bits of one process");
         call.check_gradients(saved, out, grad_out, grads);
       },
-      [&](const auto& call, detail::RankStamp& stamp) {
-        call.add_gradients(stamp, grad_out, grads, grad_op);
+      [&](detail::RankStamp& stamp) {
+        detail::RankSide<typename Op::Scalar>::add_gradients(stamp, grad_out, grads,
+                                                             grad_op != nullptr);
       },
       [&](auto& run) { run.backward_in_order(saved, out, grad_out, grads, grad_op); });
 }

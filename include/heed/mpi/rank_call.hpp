@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 
 namespace heed {
@@ -74,11 +75,10 @@ class Digest {
   std::uint64_t sum_ = 0, count_ = 0;
 };
 
-// A rank's side of one call.
-template <class Op, class Way>
-struct RankCall {
-  using Real = typename Op::Scalar;
-  const Op& op;
+// A rank's side of one call, as far as it knows no op.
+template <class Real>
+class RankSide {
+ public:
   const Inputs<Real>& in;
   const Mask<Real>& mask;
   const Sharding& sharding;
@@ -87,12 +87,16 @@ struct RankCall {
   std::string where;
   Geometry geometry = {};  // of the whole call
 
-  [[nodiscard]] Index queries() const { return sharding.queries.held(rank); }
-  [[nodiscard]] Index keys() const { return keys_of(sharding).held(rank); }
+  // The sizes of what this rank has of it.
+  [[nodiscard]] Geometry own_geometry() const {
+    Geometry own = geometry;
+    own.len_q = sharding.queries.held(rank);
+    own.len_kv = keys_of(sharding).held(rank);
+    return own;
+  }
 
-  // Throws where the inputs do not fit the shards or each other.
-  void check() {
-    require_options<Real>(options, where);
+  // Throws where the inputs do not fit the shards; those of all ranks, with rows that nobody may read.
+  [[nodiscard, gnu::noinline]] Inputs<Real> check_views() const {
     for (const Shards* shards : {&sharding.queries, &keys_of(sharding)})
       require(shards->ranks() == ranks, where, ": the shards are for ", shards->ranks(),
               " ranks, the communicator has ", ranks);
@@ -101,26 +105,30 @@ struct RankCall {
             : in.key_features ? "key_features"
                               : "a share",
             " of a call was given, this takes whole calls without them");
+    const Index queries = sharding.queries.held(rank), keys = keys_of(sharding).held(rank);
     const auto require_rows = [&](const auto& view, Index rows, const char* name) {
       if (!view.given()) return;
       heed::detail::require_one_piece(view, name, where);
       require(view.shape().len == rows, where, ": ", name, " has len ", view.shape().len,
               ", the rank's shard has ", rows);
     };
-    require_rows(in.query, queries(), "query");
-    require_rows(in.extra, queries(), "extra");
-    require_rows(in.query_inputs, queries(), "query_inputs");
-    require_rows(in.key, keys(), "key");
-    require_rows(in.value, keys(), "value");
-    require_rows(in.key_inputs, keys(), "key_inputs");
+    require_rows(in.query, queries, "query");
+    require_rows(in.extra, queries, "extra");
+    require_rows(in.query_inputs, queries, "query_inputs");
+    require_rows(in.key, keys, "key");
+    require_rows(in.value, keys, "value");
+    require_rows(in.key_inputs, keys, "key_inputs");
     const Index len_q = sharding.queries.len(), len_kv = keys_of(sharding).len();
     Inputs<Real> whole = in;
     for (auto* view : {&whole.query, &whole.extra, &whole.query_inputs})
       *view = with_rows(*view, len_q);
     for (auto* view : {&whole.key, &whole.value, &whole.key_inputs})
       *view = with_rows(*view, len_kv);
-    geometry = geometry_of(op, whole, where);
-    const Index step = Way::step(op, geometry, options);
+    return whole;
+  }
+  // Throws where a shard is not cut at multiples of `step`, and where the mask does not fit the call.
+  [[gnu::noinline]] void check_shards(Index step) const {
+    const Index len_q = sharding.queries.len();
     for (int r = 0; r < ranks; ++r)
       for (const Tokens& piece : sharding.queries.pieces(r))
         for (const Index at : {piece.begin, piece.end})
@@ -128,45 +136,20 @@ struct RankCall {
                   ", ", piece.end, "); it must begin and end at multiples of ", step,
                   " (shard_step()), or at the end");
     const BoundMask<Real> bound(without_rules(), geometry, where.c_str());
-    Way::require(op, geometry, sharding, where);
   }
-  void check_outputs(const Outputs<Real>& out) const {
-    Geometry own = geometry;
-    own.len_q = queries();
-    Inputs<Real> none;
-    heed::detail::check_outputs(op, out, own, none, Mask<Real>{}, where);
-  }
-  void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
-                       const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
-    Geometry own = geometry;
-    own.len_q = queries();
-    own.len_kv = keys();
-    const std::size_t pieces = Way::template kPieces<Op> * sharding.queries.pieces(rank).size();
+  [[gnu::noinline]] void check_pieces(const Saved<Real>& saved, std::size_t of_each) const {
+    const std::size_t pieces = of_each * sharding.queries.pieces(rank).size();
     require(saved.pieces.size() == pieces, where, ": saved holds ", saved.pieces.size(),
             " pieces, the rank has ", pieces,
             "; it must come from forward() of the same shards and method");
-    heed::detail::check_backward(op, own, in, mask, out, output, grads, where);
-  }
-
-  void add_gradients(RankStamp& stamp, const OutputGradients<Real>& output,
-                     const Gradients<Real>& grads, const Op* grad_op) const {
-    std::string asked;
-    for (const auto& [view, name] : {std::pair{&grads.key, " key"},
-                                     {&grads.value, " value"},
-                                     {&grads.bias, " bias"},
-                                     {&grads.key_inputs, " key_inputs"}})
-      if (view->given()) asked += name;
-    if (grad_op) asked += " parameters";
-    stamp.add("what gradients are asked for", asked);
-    stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
   }
 
   // What all ranks must agree in.
-  [[nodiscard]] RankStamp stamp() const {
+  [[nodiscard, gnu::noinline]] RankStamp stamp(const std::string& type, double scale,
+                                               const Digest& parameters) const {
     RankStamp of;
-    const Geometry& g = geometry;
     of.add("the call", where);
-    of.add("the op's type", std::string(CallStamp::type_name<Op>()));
+    of.add("the op's type", type);
     const auto shape = [](const StoredView<const Real>& view) { return view.shape(); };
     of.add("batch", shape(in.query).batch);
     of.add("the number of query heads", shape(in.query).heads);
@@ -184,20 +167,32 @@ struct RankCall {
     for (const auto& [shards, name] : {std::pair{&sharding.queries, "the shards of queries"},
                                        {&keys_of(sharding), "the shards of keys"}})
       of.add(name, text_of(*shards));
-    of.add("scale", scale_of(op, g, options));
+    of.add("scale", scale);
     of.add("key_tile", options.key_tile);
     of.add("panel_vectors", options.panel_vectors);
     of.add("precision", options.precision.name());
     of.add("the rate of dropout", options.dropout.rate);
     of.add("the seed of dropout", options.dropout.seed);
     of.add("first_batch of dropout", options.dropout.first_batch);
-    Digest parameters;
-    op.visit([&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
-    });
     of.add("the digest of the parameters", parameters);
     add_mask(of);
     return of;
+  }
+  [[gnu::noinline]] static void add_outputs(RankStamp& stamp, const Outputs<Real>& out) {
+    stamp.add("whether lse is asked for", out.lse.given() ? "yes" : "no");
+    stamp.add("whether steps are asked for", out.steps.given() ? "yes" : "no");
+  }
+  [[gnu::noinline]] static void add_gradients(RankStamp& stamp, const OutputGradients<Real>& output,
+                                              const Gradients<Real>& grads, bool parameters) {
+    std::string asked;
+    for (const auto& [view, name] : {std::pair{&grads.key, " key"},
+                                     {&grads.value, " value"},
+                                     {&grads.bias, " bias"},
+                                     {&grads.key_inputs, " key_inputs"}})
+      if (view->given()) asked += name;
+    if (parameters) asked += " parameters";
+    stamp.add("what gradients are asked for", asked);
+    stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
   }
 
  private:
@@ -222,7 +217,7 @@ struct RankCall {
     }
     return text;
   }
-  void add_mask(RankStamp& of) const {
+  [[gnu::noinline]] void add_mask(RankStamp& of) const {
     std::string bands;
     for (const Band& band : mask.bands)
       bands += "[" + std::to_string(band.left) + "," + std::to_string(band.right) + "," +
@@ -251,20 +246,51 @@ struct RankCall {
   }
 };
 
-// The stamp of a call that `check` finds nothing against, on all ranks.
-template <class Comm, class Op, class Way, class Check, class Add>
-void agree(const Comm& comm, RankCall<Op, Way>& call, Check&& check, Add&& add) {
-  RankStamp stamp;
-  try {
-    call.check();
-    check();
-    stamp = call.stamp();
-    add(stamp);
-  } catch (const std::invalid_argument& error) {
-    stamp.parts.clear();
-    stamp.error = error.what();
+// The same of an op's call.
+template <class Op, class Way>
+struct RankCall {
+  using Real = typename Op::Scalar;
+  const Op& op;
+  RankSide<Real> side;
+
+  // Throws where the inputs do not fit the shards or each other.
+  void check() {
+    require_options<Real>(side.options, side.where);
+    side.geometry = geometry_of(op, side.check_views(), side.where);
+    side.check_shards(Way::step(op, side.geometry, side.options));
+    Way::require(op, side.geometry, side.sharding, side.where);
   }
-  require_agreement(comm, stamp, call.where);
+  void check_outputs(const Outputs<Real>& out) const {
+    Geometry own = side.own_geometry();
+    own.len_kv = side.geometry.len_kv;
+    heed::detail::check_outputs(op, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
+  }
+  void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
+                       const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
+    side.check_pieces(saved, Way::template kPieces<Op>);
+    heed::detail::check_backward(op, side.own_geometry(), side.in, side.mask, out, output, grads,
+                                 side.where);
+  }
+  [[nodiscard]] RankStamp stamp() const {
+    Digest parameters;
+    op.visit([&](const char*, const auto& param) {
+      for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
+    });
+    return side.stamp(std::string(CallStamp::type_name<Op>()),
+                      double(scale_of(op, side.geometry, side.options)), parameters);
+  }
+};
+
+// Throws the same sentence on all ranks unless the call can be on all of them, and is the same: `stamp` checks it.
+template <class Comm>
+void agree(const Comm& comm, const std::string& where, const std::function<RankStamp()>& stamp) {
+  RankStamp own;
+  try {
+    own = stamp();
+  } catch (const std::invalid_argument& error) {
+    own.error = error.what();
+  }
+  require_agreement(comm, own, where);
 }
 
 // The mask, whose functions are asked once for all pieces of the rank.
@@ -274,21 +300,27 @@ template <class Real>
   return BlockMask<Real>(mask, g, threads).mask();
 }
 
-// What the doors have in common: f(call, mask) on ranks that agree, where check(call) has found nothing and add(call, stamp)
-// says what belongs to the stamp besides.
+// What the doors have in common: f(run) with the mask, asked, of a call that check(call) finds nothing against and all ranks agree
+// in; add(stamp) says what they agree in besides.
 template <class Way, class Comm, class Op, class Check, class Add, class F>
 void call_on_ranks(const char* door, const Comm& comm, const Op& op,
                    const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
                    const Sharding& sharding, const Options& options, Check&& check, Add&& add,
                    F&& f) {
   static_assert(check_attention_op<Op>());
-  RankCall<Op, Way> call{
-      op,      in,          mask,        sharding,
-      options, comm.rank(), comm.size(), heed::detail::door_name(door, options.name)};
-  agree(
-      comm, call, [&] { check(call); }, [&](RankStamp& stamp) { add(call, stamp); });
-  const Mask<typename Op::Scalar> asked = asked_once(mask, call.geometry, options.threads);
-  auto run = Way::call(comm, op, in, asked, sharding, call.geometry, options);
+  RankCall<Op, Way> call{op,
+                         {in, mask, sharding, options, comm.rank(), comm.size(),
+                          heed::detail::door_name(door, options.name)}};
+  agree(comm, call.side.where, [&] {
+    call.check();
+    check(call);
+    RankStamp stamp = call.stamp();
+    add(stamp);
+    return stamp;
+  });
+  const Geometry& g = call.side.geometry;
+  const Mask<typename Op::Scalar> asked = asked_once(mask, g, options.threads);
+  auto run = Way::call(comm, op, in, asked, sharding, g, options);
   f(run);
 }
 
@@ -301,10 +333,7 @@ void forward_by(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar
   call_on_ranks<Way>(
       "heed::mpi::forward", comm, op, in, mask, sharding, options,
       [&](const auto& call) { call.check_outputs(out); },
-      [&](const auto&, RankStamp& stamp) {
-        stamp.add("whether lse is asked for", out.lse.given() ? "yes" : "no");
-        stamp.add("whether steps are asked for", out.steps.given() ? "yes" : "no");
-      },
+      [&](RankStamp& stamp) { RankSide<typename Op::Scalar>::add_outputs(stamp, out); },
       [&](auto& run) { run.forward(out, saved); });
 }
 
@@ -318,8 +347,8 @@ void backward_by(const Comm& comm, const Op& op, const Inputs<typename Op::Scala
   call_on_ranks<Way>(
       "heed::mpi::backward", comm, op, in, mask, sharding, options,
       [&](const auto& call) { call.check_gradients(saved, out, grad_out, grads); },
-      [&](const auto& call, RankStamp& stamp) {
-        call.add_gradients(stamp, grad_out, grads, grad_op);
+      [&](RankStamp& stamp) {
+        RankSide<typename Op::Scalar>::add_gradients(stamp, grad_out, grads, grad_op != nullptr);
       },
       [&](auto& run) { run.backward(saved, out, grad_out, grads, grad_op); });
 }
