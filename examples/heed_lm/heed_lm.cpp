@@ -169,6 +169,9 @@ void add_train(CLI::App& app, TrainCommand& c) {
   o.size("--save-every", c.save_every,
          "Number of steps between checkpoints; 0: only one at the end", 0, kMaxSteps);
   o.threads(c.threads);
+  o.size("--context-ranks", c.context_ranks,
+         "Under mpirun: number of ranks that have the tokens of each sequence together, for long "
+         "ones; it must divide the number of ranks");
   o.real("--rank-timeout", c.rank_timeout,
          "Under mpirun: seconds without a message after which a rank counts as stuck and ends the "
          "run, more than the longest step, validation or save takes; 0: never");
