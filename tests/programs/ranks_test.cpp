@@ -154,7 +154,7 @@ TEST_CASE("A text goes from each rank to the first") {
 TEST_CASE(
     "Ranks that share a batch have the loss and the gradient of the whole, with its dropout") {
   Ranks& ranks = all_ranks();
-  for (const std::string variant : {"sdpa", "dar", "dialectical-act"}) {
+  for (const std::string variant : {"sdpa", "dar", "dialectical-act", "dialectical-pondernet"}) {
     INFO(variant << ", rank " << ranks.rank() << " of " << ranks.count());
     heed_lm::Model whole = heed_lm::make_model(small_config(variant)),
                    shared = heed_lm::make_model(small_config(variant));
@@ -258,7 +258,6 @@ TEST_CASE("Sequences that are too short for so many ranks are refused") {
 
 TEST_CASE("The score on held-out rows has the same bits for any number of ranks") {
   Ranks& ranks = all_ranks();
-  heed_lm::Model model = heed_lm::make_model(small_config("sdpa"));
   std::vector<Index> tokens(900);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = Index(i * i % 11);
   heed_lm::DataSettings settings;
@@ -266,12 +265,16 @@ TEST_CASE("The score on held-out rows has the same bits for any number of ranks"
   settings.held_out = 0.4;
   const auto data = heed_lm::make_text_source(std::move(tokens), settings);
   nn::Context<float> context = training_context();
-  for (const Index batch : {Index(4), Index(100)}) {  // eight batches, and one
-    const heed_lm::Score alone = heed_lm::score(model, context, *data, batch),
-                         shared = heed_lm::score(model, context, *data, batch, &ranks);
-    CHECK(alone.loss == shared.loss);
-    CHECK(alone.accuracy == shared.accuracy);
-    CHECK(alone.answers == shared.answers);
+  for (const std::string variant : {"sdpa", "dialectical-pondernet"}) {
+    INFO(variant);
+    heed_lm::Model model = heed_lm::make_model(small_config(variant));
+    for (const Index batch : {Index(4), Index(100)}) {  // eight batches, and one
+      const heed_lm::Score alone = heed_lm::score(model, context, *data, batch),
+                           shared = heed_lm::score(model, context, *data, batch, &ranks);
+      CHECK(alone.loss == shared.loss);
+      CHECK(alone.accuracy == shared.accuracy);
+      CHECK(alone.answers == shared.answers);
+    }
   }
   CHECK(context.training);
 }

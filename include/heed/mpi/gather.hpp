@@ -9,10 +9,11 @@
 //              dK, dV: a share of all keys on each rank, summed over ranks by the owner of each key, in the order of the ranks;
 //              gradients of parameters and of the mask's bias likewise
 //
-// backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: the ranks add to them one
-// after the other, for each head that shares keys with others from the last piece of the queries to the first, and hand
-// on what they have added up. Cost: backward takes the time of one process, and
-// batch kv_heads len (dim_qk + dim_v) numbers travel from rank to rank for each of (ranks or 2 ranks) pieces and each such head.
+// backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: only one rank adds to
+// them at a time, in the order of one process. That order goes through the query heads that share a key-value head, and for
+// each of them through the pieces of the queries from the last to the first; whoever has added its piece sends the sums to the
+// rank of the next one. Cost: backward takes the time of one process, and the sums, batch kv_heads len (dim_qk + dim_v)
+// numbers and those of parameters and bias, travel once for each piece (one or two per rank) of each of these heads.
 //
 // Any op, any mask. Where an op's rows depend on all rows of a call (Halting::batch), the rehearsal's reports are gathered.
 //
