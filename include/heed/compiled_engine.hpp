@@ -33,17 +33,11 @@ extern template void add_unpacked_lanes(const float*, Index, Index, Index, float
 extern template bool all_finite(const Rows<float>&);
 extern template Rows<float> finite_copy(const Rows<float>&, float*, Index);
 
-extern template void panel_gemm<Store::overwrite>(Index, Index, int, Broadcast<float>, const float*,
-                                                  Index, float*, Index, float*);
-extern template void panel_gemm<Store::add>(Index, Index, int, Broadcast<float>, const float*,
-                                            Index, float*, Index, float*);
-extern template void panel_gemm<Store::overwrite_and_max>(Index, Index, int, Broadcast<float>,
-                                                          const float*, Index, float*, Index,
-                                                          float*);
-extern template void gemm_add(Index, Index, Index, Broadcast<float>, const float*, Index, float*,
-                              Index);
-extern template void gemm_add(Index, Index, Index, SegmentedBroadcast<float>, const float*, Index,
-                              float*, Index);
+extern template void detail::panel_product(Store, Index, Index, int,
+                                           const SegmentedBroadcast<float>&, const float*, Index,
+                                           float*, Index, float*);
+extern template void detail::add_product(Index, Index, Index, const SegmentedBroadcast<float>&,
+                                         const float*, Index, float*, Index);
 extern template void row_dots(const StoredRows<float>&, Index, Index, const DotQuery<float>*,
                               Index);
 extern template void row_mix(const StoredRows<float>&, Index, Index, const MixQuery<float>*, Index,
@@ -81,17 +75,11 @@ extern template void add_unpacked_lanes(const double*, Index, Index, Index, doub
 extern template bool all_finite(const Rows<double>&);
 extern template Rows<double> finite_copy(const Rows<double>&, double*, Index);
 
-extern template void panel_gemm<Store::overwrite>(Index, Index, int, Broadcast<double>,
-                                                  const double*, Index, double*, Index, double*);
-extern template void panel_gemm<Store::add>(Index, Index, int, Broadcast<double>, const double*,
-                                            Index, double*, Index, double*);
-extern template void panel_gemm<Store::overwrite_and_max>(Index, Index, int, Broadcast<double>,
-                                                          const double*, Index, double*, Index,
-                                                          double*);
-extern template void gemm_add(Index, Index, Index, Broadcast<double>, const double*, Index, double*,
-                              Index);
-extern template void gemm_add(Index, Index, Index, SegmentedBroadcast<double>, const double*, Index,
-                              double*, Index);
+extern template void detail::panel_product(Store, Index, Index, int,
+                                           const SegmentedBroadcast<double>&, const double*, Index,
+                                           double*, Index, double*);
+extern template void detail::add_product(Index, Index, Index, const SegmentedBroadcast<double>&,
+                                         const double*, Index, double*, Index);
 extern template void row_dots(const StoredRows<double>&, Index, Index, const DotQuery<double>*,
                               Index);
 extern template void row_mix(const StoredRows<double>&, Index, Index, const MixQuery<double>*,
