@@ -7,10 +7,12 @@
 #include <heed/core/error.hpp>
 
 #include <atomic>
+#include <concepts>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -34,11 +36,29 @@ inline namespace HEED_ABI {
 // Thrown to a worker that waits at a turnstile for another one that has failed.
 struct Abandoned {};
 
+// A function that is called while the expression lives that it was made in. What takes one is compiled once, and not for each
+// function that is handed to it.
+template <class... Args>
+class FunctionRef {
+ public:
+  template <class F>
+  requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)
+      : of_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* of, Args... args) {
+          (*static_cast<std::remove_reference_t<F>*>(of))(args...);
+        }) {}
+  void operator()(Args... args) const { call_(of_, args...); }
+
+ private:
+  void* of_;
+  void (*call_)(void*, Args...);
+};
+
 // Runs body(worker) once on each of `workers` threads. The first exception stops no other worker; it is rethrown
 // after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
 // called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
-template <class Body, class Release>
-void run_workers(int workers, Body&& body, [[maybe_unused]] Release&& release) {
+inline void run_workers(
+    int workers, FunctionRef<int> body, [[maybe_unused]] FunctionRef<> release = [] {}) {
   if (workers <= 1) {
     body(0);
     return;
@@ -62,12 +82,6 @@ void run_workers(int workers, Body&& body, [[maybe_unused]] Release&& release) {
   for (int worker = 0; worker < workers; ++worker) body(worker);
 #endif
 }
-// For workers that do not wait for each other.
-template <class Body>
-void run_workers(int workers, Body&& body) {
-  run_workers(workers, body, [] {});
-}
-
 // Hands out 0, 1, ..., count - 1 to the workers, each once and in this order.
 class Dispenser {
  public:
@@ -114,8 +128,7 @@ class Turnstiles {
 };
 
 // body(i) for i in [0, count), handed out in order; body must not wait for other iterations.
-template <class Body>
-void parallel_for(Index count, int threads, Body&& body) {
+inline void parallel_for(Index count, int threads, FunctionRef<Index> body) {
   if (count <= 0) return;
   const int workers = int(std::min<Index>(threads, count));
   if (workers <= 1) {

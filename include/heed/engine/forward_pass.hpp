@@ -168,18 +168,26 @@ class ForwardPass {
   Once built_;
 };
 
-// The longest first, those of one length as they stand. (std::stable_sort would go on without memory that it asks for.)
+// The order of numbers from the largest to the least, equal ones as they stand. (std::stable_sort would go on without memory
+// that it asks for.)
+[[nodiscard]] inline std::vector<Index> largest_first(const std::vector<double>& numbers) {
+  std::vector<Index> order(numbers.size());
+  std::iota(order.begin(), order.end(), Index(0));
+  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+    const double of_a = numbers[std::size_t(a)], of_b = numbers[std::size_t(b)];
+    return of_a > of_b || (of_a == of_b && a < b);
+  });
+  return order;
+}
+
+// The longest first, those of one length as they stand.
 template <class Pass>
 void sort_longest_first(std::vector<Pass*>& passes) {
   if (passes.size() < 2) return;
-  std::vector<std::size_t> order(passes.size());
-  std::iota(order.begin(), order.end(), std::size_t(0));
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const double of_a = passes[a]->flops(), of_b = passes[b]->flops();
-    return of_a > of_b || (of_a == of_b && a < b);
-  });
+  std::vector<double> flops;
+  for (const Pass* pass : passes) flops.push_back(pass->flops());
   std::vector<Pass*> sorted;
-  for (const std::size_t n : order) sorted.push_back(passes[n]);
+  for (const Index n : largest_first(flops)) sorted.push_back(passes[std::size_t(n)]);
   passes = std::move(sorted);
 }
 
