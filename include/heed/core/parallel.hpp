@@ -5,14 +5,13 @@
 // additions the same for any number of threads.
 
 #include <heed/core/error.hpp>
+#include <heed/core/function_ref.hpp>
 
 #include <atomic>
-#include <concepts>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <type_traits>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -35,24 +34,6 @@ inline namespace HEED_ABI {
 
 // Thrown to a worker that waits at a turnstile for another one that has failed.
 struct Abandoned {};
-
-// A function that is called while the expression lives that it was made in. What takes one is compiled once, and not for each
-// function that is handed to it.
-template <class... Args>
-class FunctionRef {
- public:
-  template <class F>
-  requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)
-      : of_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
-        call_([](void* of, Args... args) {
-          (*static_cast<std::remove_reference_t<F>*>(of))(args...);
-        }) {}
-  void operator()(Args... args) const { call_(of_, args...); }
-
- private:
-  void* of_;
-  void (*call_)(void*, Args...);
-};
 
 // Runs body(worker) once on each of `workers` threads. The first exception stops no other worker; it is rethrown
 // after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is

@@ -208,10 +208,9 @@ void run_forward_calls(const Op& op, std::span<ForwardCall<Op>* const> calls,
                        const Preparation& preparation, const Options& options) {
   const auto run = [&](auto&& prepare) {
     preparation.run(Index(calls.size()), [&](Index n, int) { prepare(*calls[std::size_t(n)]); });
-    std::vector<ForwardPass<Op, typename Op::Scalar>*> passes;
-    passes.reserve(calls.size());
-    for (ForwardCall<Op>* call : calls) passes.push_back(call->pass());
-    run_forward(std::move(passes), options);
+    FixedList<ForwardPass<Op, typename Op::Scalar>*> passes(Index(calls.size()));
+    take_longest_first(calls, passes);
+    run_forward(passes, options);
   };
   if (ForwardCall<Op>::needs_rehearsal(op)) {
     run([](ForwardCall<Op>& call) { call.rehearse(); });
@@ -290,9 +289,9 @@ class BackwardCall {
 template <class Op>
 void run_backward_calls(std::span<BackwardCall<Op>* const> calls, bool one_bias, Op* grad_op,
                         const Preparation& preparation, const Options& options) {
-  std::vector<BackwardPass<Op, typename Op::Scalar>*> passes;
-  for (BackwardCall<Op>* call : calls) passes.push_back(call->pass());
-  run_backward(std::move(passes), one_bias, grad_op, options);
+  FixedList<BackwardPass<Op, typename Op::Scalar>*> passes(Index(calls.size()));
+  take_longest_first(calls, passes);
+  run_backward(passes, one_bias, grad_op, options);
   preparation.run(Index(calls.size()), [&](Index n, int) { calls[std::size_t(n)]->finish(); });
 }
 

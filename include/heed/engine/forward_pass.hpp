@@ -11,6 +11,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -180,23 +181,19 @@ class ForwardPass {
   return order;
 }
 
-// The longest first, those of one length as they stand.
-template <class Pass>
-void sort_longest_first(std::vector<Pass*>& passes) {
-  if (passes.size() < 2) return;
+// The passes of calls, those of the longest first, of one length as they stand.
+template <class Pass, class Call>
+void take_longest_first(std::span<Call* const> calls, FixedList<Pass*>& passes) {
   std::vector<double> flops;
-  for (const Pass* pass : passes) flops.push_back(pass->flops());
-  std::vector<Pass*> sorted;
-  for (const Index n : largest_first(flops)) sorted.push_back(passes[std::size_t(n)]);
-  passes = std::move(sorted);
+  for (Call* call : calls) flops.push_back(call->pass()->flops());
+  for (const Index n : largest_first(flops)) passes.emplace(calls[std::size_t(n)]->pass());
 }
 
-// Runs calls of one op together. Several of them must not read one KeyFeatures.
+// Runs calls of one op together, the longest first. Several of them must not read one KeyFeatures.
 template <class Op, class Real>
-void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& options) {
+void run_forward(const FixedList<ForwardPass<Op, Real>*>& passes, const Options& options) {
   using Pass = ForwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
-  sort_longest_first(passes);
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;
   for (const Pass* pass : passes) {
