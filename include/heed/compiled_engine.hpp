@@ -22,12 +22,12 @@ extern template class TileOfRows<float>;
 extern template class WidenedTensors<float>;
 extern template Plan make_plan(const Geometry&, const BoundMask<float>&, const Options&, Index,
                                Index, bool);
-extern template Mask<float> detail::fold_heads(Mask<float>, const BoundMask<float>&,
+extern template Mask<float> detail::fold_heads(const Mask<float>&, const BoundMask<float>&,
                                                const Geometry&);
 extern template void detail::check_gradients(const Gradients<float>&, const Inputs<float>&,
                                              const Mask<float>&, const StoredView<const float>&,
                                              const OutputGradients<float>&, const std::string&);
-extern template void detail::set_zero(const std::vector<TensorView<float>>&, int);
+extern template void detail::set_zero(std::initializer_list<TensorView<float>>, int);
 extern template class mpi::detail::RankSide<float>;
 extern template class mpi::detail::GatherSide<float, mpi::AnyCommunicator>;
 
@@ -37,17 +37,11 @@ extern template void add_unpacked_lanes(const float*, Index, Index, Index, float
 extern template bool all_finite(const Rows<float>&);
 extern template Rows<float> finite_copy(const Rows<float>&, float*, Index);
 
-extern template void panel_gemm<Store::overwrite>(Index, Index, int, Broadcast<float>, const float*,
-                                                  Index, float*, Index, float*);
-extern template void panel_gemm<Store::add>(Index, Index, int, Broadcast<float>, const float*,
-                                            Index, float*, Index, float*);
-extern template void panel_gemm<Store::overwrite_and_max>(Index, Index, int, Broadcast<float>,
-                                                          const float*, Index, float*, Index,
-                                                          float*);
-extern template void gemm_add(Index, Index, Index, Broadcast<float>, const float*, Index, float*,
-                              Index);
-extern template void gemm_add(Index, Index, Index, SegmentedBroadcast<float>, const float*, Index,
-                              float*, Index);
+extern template void detail::panel_product(Store, Index, Index, int,
+                                           const SegmentedBroadcast<float>&, const float*, Index,
+                                           float*, Index, float*);
+extern template void detail::add_product(Index, Index, Index, const SegmentedBroadcast<float>&,
+                                         const float*, Index, float*, Index);
 extern template void row_dots(const StoredRows<float>&, Index, Index, const DotQuery<float>*,
                               Index);
 extern template void row_mix(const StoredRows<float>&, Index, Index, const MixQuery<float>*, Index,
@@ -72,12 +66,12 @@ extern template class TileOfRows<double>;
 extern template class WidenedTensors<double>;
 extern template Plan make_plan(const Geometry&, const BoundMask<double>&, const Options&, Index,
                                Index, bool);
-extern template Mask<double> detail::fold_heads(Mask<double>, const BoundMask<double>&,
+extern template Mask<double> detail::fold_heads(const Mask<double>&, const BoundMask<double>&,
                                                 const Geometry&);
 extern template void detail::check_gradients(const Gradients<double>&, const Inputs<double>&,
                                              const Mask<double>&, const StoredView<const double>&,
                                              const OutputGradients<double>&, const std::string&);
-extern template void detail::set_zero(const std::vector<TensorView<double>>&, int);
+extern template void detail::set_zero(std::initializer_list<TensorView<double>>, int);
 extern template class mpi::detail::RankSide<double>;
 extern template class mpi::detail::GatherSide<double, mpi::AnyCommunicator>;
 
@@ -87,17 +81,11 @@ extern template void add_unpacked_lanes(const double*, Index, Index, Index, doub
 extern template bool all_finite(const Rows<double>&);
 extern template Rows<double> finite_copy(const Rows<double>&, double*, Index);
 
-extern template void panel_gemm<Store::overwrite>(Index, Index, int, Broadcast<double>,
-                                                  const double*, Index, double*, Index, double*);
-extern template void panel_gemm<Store::add>(Index, Index, int, Broadcast<double>, const double*,
-                                            Index, double*, Index, double*);
-extern template void panel_gemm<Store::overwrite_and_max>(Index, Index, int, Broadcast<double>,
-                                                          const double*, Index, double*, Index,
-                                                          double*);
-extern template void gemm_add(Index, Index, Index, Broadcast<double>, const double*, Index, double*,
-                              Index);
-extern template void gemm_add(Index, Index, Index, SegmentedBroadcast<double>, const double*, Index,
-                              double*, Index);
+extern template void detail::panel_product(Store, Index, Index, int,
+                                           const SegmentedBroadcast<double>&, const double*, Index,
+                                           double*, Index, double*);
+extern template void detail::add_product(Index, Index, Index, const SegmentedBroadcast<double>&,
+                                         const double*, Index, double*, Index);
 extern template void row_dots(const StoredRows<double>&, Index, Index, const DotQuery<double>*,
                               Index);
 extern template void row_mix(const StoredRows<double>&, Index, Index, const MixQuery<double>*,

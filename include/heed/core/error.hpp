@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -53,7 +54,7 @@ void append(std::string& text, const Part& part) {
 }  // namespace detail
 
 // The text, in which every byte that belongs to no printable character of UTF-8 is written in hexadecimal.
-[[nodiscard]] inline std::string printable(std::string_view text) {
+[[nodiscard, gnu::cold]] inline std::string printable(std::string_view text) {
   constexpr const char* digits = "0123456789ABCDEF";
   std::string result;
   while (!text.empty()) {
@@ -73,12 +74,41 @@ void append(std::string& text, const Part& part) {
 
 namespace detail {
 
+// A part of a sentence, wherever it stands: so that joining parts is compiled once, and not for each list of their types.
+class Part {
+ public:
+  Part(const char* text) : of_(text), append_(&append_text) {}
+  template <class Value>
+  Part(const Value& value) : of_(&value), append_(&append_value<Value>) {}
+  void append_to(std::string& text) const { append_(text, of_); }
+
+ private:
+  static void append_text(std::string& text, const void* of) {
+    text += static_cast<const char*>(of);
+  }
+  template <class Value>
+  [[gnu::cold]] static void append_value(std::string& text, const void* of) {
+    append(text, *static_cast<const Value*>(of));
+  }
+
+  const void* of_;
+  void (*append_)(std::string&, const void*);
+};
+
 // All parts joined and made printable.
+[[nodiscard, gnu::cold, gnu::noinline]] inline std::string joined(
+    std::initializer_list<Part> parts) {
+  std::string text;
+  for (const Part& part : parts) part.append_to(text);
+  return printable(text);
+}
 template <class... Parts>
 [[nodiscard]] std::string sentence(const Parts&... parts) {
-  std::string text;
-  (append(text, parts), ...);
-  return printable(text);
+  return joined({Part(parts)...});
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_joined(std::initializer_list<Part> parts) {
+  throw std::invalid_argument(joined(parts));
 }
 
 }  // namespace detail
@@ -86,13 +116,13 @@ template <class... Parts>
 // Throws std::invalid_argument with all parts joined: `fail("forward(dar): key has dim ", 48)`.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  throw std::invalid_argument(detail::sentence(parts...));
+  detail::throw_joined({detail::Part(parts)...});
 }
 
 // Throws what fail(parts...) throws unless `condition` is true.
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
-  if (!condition) fail(parts...);
+  if (!condition) detail::throw_joined({detail::Part(parts)...});
 }
 
 // a * b for extents and strides; throws when the product does not fit an Index.

@@ -5,6 +5,7 @@
 // additions the same for any number of threads.
 
 #include <heed/core/error.hpp>
+#include <heed/core/function_ref.hpp>
 
 #include <atomic>
 #include <exception>
@@ -37,8 +38,8 @@ struct Abandoned {};
 // Runs body(worker) once on each of `workers` threads. The first exception stops no other worker; it is rethrown
 // after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
 // called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
-template <class Body, class Release>
-void run_workers(int workers, Body&& body, [[maybe_unused]] Release&& release) {
+inline void run_workers(
+    int workers, FunctionRef<int> body, [[maybe_unused]] FunctionRef<> release = [] {}) {
   if (workers <= 1) {
     body(0);
     return;
@@ -62,12 +63,6 @@ void run_workers(int workers, Body&& body, [[maybe_unused]] Release&& release) {
   for (int worker = 0; worker < workers; ++worker) body(worker);
 #endif
 }
-// For workers that do not wait for each other.
-template <class Body>
-void run_workers(int workers, Body&& body) {
-  run_workers(workers, body, [] {});
-}
-
 // Hands out 0, 1, ..., count - 1 to the workers, each once and in this order.
 class Dispenser {
  public:
@@ -114,8 +109,7 @@ class Turnstiles {
 };
 
 // body(i) for i in [0, count), handed out in order; body must not wait for other iterations.
-template <class Body>
-void parallel_for(Index count, int threads, Body&& body) {
+inline void parallel_for(Index count, int threads, FunctionRef<Index> body) {
   if (count <= 0) return;
   const int workers = int(std::min<Index>(threads, count));
   if (workers <= 1) {

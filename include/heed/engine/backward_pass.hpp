@@ -71,14 +71,15 @@ class BackwardPass {
       keys_.build(threads);
       const GradientOperands<Real>& grads = shared_.grads;
       const Share& share = c_.geometry.share;
-      std::vector<TensorView<Real>> summed{held_rows(grads.key, share.keys_before),
-                                           held_rows(grads.value, share.keys_before)};
-      if (zero_bias) summed.push_back(grads.bias);
-      if (shared_.sums_queries) summed.push_back(held_rows(grads.query, share.queries_before));
-      set_zero(summed, threads);
+      set_zero<Real>(
+          {held_rows(grads.key, share.keys_before), held_rows(grads.value, share.keys_before),
+           zero_bias ? grads.bias : TensorView<Real>(),
+           shared_.sums_queries ? held_rows(grads.query, share.queries_before)
+                                : TensorView<Real>()},
+          threads);
     });
   }
-  [[nodiscard]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
+  [[nodiscard, gnu::noinline]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
   void abandon() { shared_.tiles.abandon(); }
@@ -128,27 +129,26 @@ class BackwardPass {
   Once begun_;
 };
 
-// Runs calls of one op together; at least one. one_bias: do all of several calls add to the same gradient of a bias? They then
+// Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a bias? They then
 // take turns at it, head by head, in their order; that of several calls arrives as zeros.
 template <class Op, class Real>
-void run_backward(std::vector<BackwardPass<Op, Real>*> passes, bool one_bias, Op* grad_op,
+void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bias, Op* grad_op,
                   const Options& options) {
   using Pass = BackwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
   using Score = typename Op::ScoreType;
-  sort_longest_first(passes);
   const bool alone = passes.size() == 1;
   Index units = 0, elements = 0;
   double flops = 0;
   Families families;
-  std::vector<Pass*> visited;  // those with visits
+  FixedList<Pass*> visited(Index(passes.size()));  // those with visits
   for (Pass* pass : passes) {
     flops += pass->flops();
     if (pass->units() == 0) continue;
     units += pass->units();
     elements = std::max(elements, pass->elements());
     families.add(pass->order(), pass->flops() / double(pass->units()));
-    visited.push_back(pass);
+    visited.emplace(pass);
   }
   const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
   OrderedSums sums(families, BackwardShared<Op, Real>::places_for(workers, families.size()),

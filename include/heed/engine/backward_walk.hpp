@@ -13,9 +13,10 @@
 //
 // Memory  per worker as in forward, and twice the gradients of the parameters; O(len_kv) for side values.
 
+#include <heed/core/fixed_list.hpp>
 #include <heed/engine/query_gradients.hpp>
 
-#include <deque>
+#include <initializer_list>
 #include <memory>
 #include <type_traits>
 
@@ -69,13 +70,14 @@ class BackwardWorker {
         c_(c),
         s_(shared),
         work_(c, scratch),
-        own_(zeros_like(c.op)) {
+        own_(zeros_like(c.op)),
+        panels_(c.plan.group) {
     if (c.pair_products) c_.mixed = &mixed_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, shared, work_, i, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c_, shared, work_, i, scratch);
     for (auto& dots : dots_) dots = take(span);
     saved_tile_ = take(g.dim_v);
     if constexpr (!Normaliser::streams) dweights_ = take(g.len_kv);
@@ -439,7 +441,7 @@ class BackwardWorker {
   BackwardShared<Op, Real>& s_;
   TileScratch<Op, Real> work_;
   Op own_;  // parameter gradients of the group
-  std::deque<My> panels_;
+  FixedList<My> panels_;
   Index active_ = 0;
   std::array<LaneTile<Real>, kMaps> dots_;
   LaneTile<Real> saved_tile_, projected_;
@@ -449,19 +451,18 @@ class BackwardWorker {
 
 // Zeros in all of the views that are given.
 template <class Real>
-void set_zero(const std::vector<TensorView<Real>>& views, int threads) {
-  struct Head {
-    const TensorView<Real>& view;
-    Index batch, head;
+void set_zero(std::initializer_list<TensorView<Real>> views, int threads) {
+  const auto heads = [](const TensorView<Real>& view) {
+    return view.given() ? view.shape().batch * view.shape().heads : 0;
   };
-  std::vector<Head> heads;
-  for (const TensorView<Real>& view : views)
-    for (Index b = 0; view.given() && b < view.shape().batch; ++b)
-      for (Index h = 0; h < view.shape().heads; ++h) heads.push_back({view, b, h});
-  parallel_for(Index(heads.size()), threads, [&](Index unit) {
-    const auto& [view, batch, head] = heads[std::size_t(unit)];
-    for (Index t = 0; t < view.shape().len; ++t)
-      std::fill_n(view.row(batch, head, t), view.shape().dim, Real(0));
+  Index units = 0;
+  for (const TensorView<Real>& view : views) units += heads(view);
+  parallel_for(units, threads, [&](Index unit) {
+    const TensorView<Real>* view = views.begin();
+    for (; unit >= heads(*view); ++view) unit -= heads(*view);
+    const Shape& s = view->shape();
+    for (Index t = 0; t < s.len; ++t)
+      std::fill_n(view->row(unit / s.heads, unit % s.heads, t), s.dim, Real(0));
   });
 }
 
@@ -475,9 +476,9 @@ void run_visits(const Families& families, int workers, Index elements, Engage&& 
     std::invoke_result_t<Engage&, Index, Scratch<Real>&> worker = {};
     Index call = 0;  // that the worker is made for
   };
-  std::vector<Desk> desks(static_cast<std::size_t>(workers));
-  for (Desk& desk : desks) {
-    desk.scratch = Scratch<Real>(elements);
+  FixedList<Desk> desks(workers);
+  for (int w = 0; w < workers; ++w) {
+    Desk& desk = desks.emplace(Scratch<Real>(elements));
     desk.worker = engage(0, desk.scratch);
   }
   Visits visits(families);

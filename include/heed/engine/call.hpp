@@ -204,7 +204,13 @@ struct CallStamp {
   }
 
   // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
-  [[nodiscard]] std::string difference(const CallStamp& other) const;
+  [[nodiscard]] std::string difference(const CallStamp& other) const {
+    return !op.empty() && *this == other ? std::string() : text_of_difference(other);
+  }
+  [[nodiscard]] bool operator==(const CallStamp&) const = default;
+
+ private:
+  [[nodiscard, gnu::cold]] std::string text_of_difference(const CallStamp& other) const;
 };
 
 // What backward needs of forward, and what forward can report. Filled when a pointer to one is given.
@@ -233,11 +239,10 @@ struct Saved {
   }
 };
 
-inline std::string CallStamp::difference(const CallStamp& other) const {
+inline std::string CallStamp::text_of_difference(const CallStamp& other) const {
   std::string text;
   const auto unless_same = [&text](bool same, const auto&... parts) {
-    if (same || !text.empty()) return;
-    (detail::append(text, parts), ...);
+    if (!same && text.empty()) text = detail::joined({detail::Part(parts)...});
   };
   const auto shapes = [](const Geometry& g) {
     return Shape{g.batch, g.query_heads, g.len_q, g.dim_qk}.text() + " and " +
@@ -331,7 +336,8 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   std::array<std::pair<Index, Index>, 3> steps{{{std::abs(strides.batch), s.batch},
                                                 {std::abs(strides.head), s.heads},
                                                 {std::abs(strides.row), s.len}}};
-  std::sort(steps.begin(), steps.end());
+  for (const auto& [i, j] : {std::pair{0U, 1U}, {1U, 2U}, {0U, 1U}})
+    if (steps[j] < steps[i]) std::swap(steps[i], steps[j]);
   Index taken = s.dim;
   for (const auto& [stride, count] : steps) {
     if (count == 1) continue;

@@ -162,11 +162,9 @@ class ForwardCall {
     return rows_of_call(held, g_.share.queries_before);
   }
   void ready(const Op& op, Saved<Real>* to) {
-    if (folded_)
-      pass_.emplace(op, folded_->geometry, operands_, *folded_->bound, to_, to, folded_->options,
-                    kept_);
-    else
-      pass_.emplace(op, g_, operands_, bound_, to_, to, options_, kept_);
+    pass_.emplace(op, folded_ ? folded_->geometry : g_, operands_,
+                  folded_ ? *folded_->bound : bound_, to_, to,
+                  folded_ ? folded_->options : options_, kept_);
   }
 
   const Op& op_;
@@ -182,7 +180,8 @@ class ForwardCall {
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;
   std::conditional_t<Op::ReadoutType::rehearses, std::optional<Op>, std::monostate> settled_;
-  Saved<Real> reports_;  // of the rehearsal
+  std::conditional_t<Op::ReadoutType::rehearses, Saved<Real>, std::monostate>
+      reports_;  // of the rehearsal
   std::optional<ForwardPass<Op, Real>> pass_;
 };
 
@@ -208,10 +207,9 @@ void run_forward_calls(const Op& op, std::span<ForwardCall<Op>* const> calls,
                        const Preparation& preparation, const Options& options) {
   const auto run = [&](auto&& prepare) {
     preparation.run(Index(calls.size()), [&](Index n, int) { prepare(*calls[std::size_t(n)]); });
-    std::vector<ForwardPass<Op, typename Op::Scalar>*> passes;
-    passes.reserve(calls.size());
-    for (ForwardCall<Op>* call : calls) passes.push_back(call->pass());
-    run_forward(std::move(passes), options);
+    FixedList<ForwardPass<Op, typename Op::Scalar>*> passes(Index(calls.size()));
+    take_longest_first(calls, passes);
+    run_forward(passes, options);
   };
   if (ForwardCall<Op>::needs_rehearsal(op)) {
     run([](ForwardCall<Op>& call) { call.rehearse(); });
@@ -290,9 +288,9 @@ class BackwardCall {
 template <class Op>
 void run_backward_calls(std::span<BackwardCall<Op>* const> calls, bool one_bias, Op* grad_op,
                         const Preparation& preparation, const Options& options) {
-  std::vector<BackwardPass<Op, typename Op::Scalar>*> passes;
-  for (BackwardCall<Op>* call : calls) passes.push_back(call->pass());
-  run_backward(std::move(passes), one_bias, grad_op, options);
+  FixedList<BackwardPass<Op, typename Op::Scalar>*> passes(Index(calls.size()));
+  take_longest_first(calls, passes);
+  run_backward(passes, one_bias, grad_op, options);
   preparation.run(Index(calls.size()), [&](Index n, int) { calls[std::size_t(n)]->finish(); });
 }
 

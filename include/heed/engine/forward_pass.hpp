@@ -11,6 +11,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -106,6 +107,7 @@ class ForwardPass {
   // Items of work: first all of work(), and when they are done, all of join().
   [[nodiscard]] Index items() const { return units_ * parts_; }
   [[nodiscard]] Index joins() const { return parts_ > 1 ? units_ : 0; }
+  [[nodiscard]] Index count(bool joining) const { return joining ? joins() : items(); }
 
   // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
   void build_keys(int threads) {
@@ -113,7 +115,7 @@ class ForwardPass {
       if (units_ > 0 && !lazy_keys_) keys_.build(threads);
     });
   }
-  void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
+  [[gnu::noinline]] void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
     build_keys(1);
     worker.emplace(c_, out_, saved_, lazy_keys_, scratch);
   }
@@ -168,27 +170,31 @@ class ForwardPass {
   Once built_;
 };
 
-// The longest first, those of one length as they stand. (std::stable_sort would go on without memory that it asks for.)
-template <class Pass>
-void sort_longest_first(std::vector<Pass*>& passes) {
-  if (passes.size() < 2) return;
-  std::vector<std::size_t> order(passes.size());
-  std::iota(order.begin(), order.end(), std::size_t(0));
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const double of_a = passes[a]->flops(), of_b = passes[b]->flops();
+// The order of numbers from the largest to the least, equal ones as they stand. (std::stable_sort would go on without memory
+// that it asks for.)
+[[nodiscard]] inline std::vector<Index> largest_first(const std::vector<double>& numbers) {
+  std::vector<Index> order(numbers.size());
+  std::iota(order.begin(), order.end(), Index(0));
+  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+    const double of_a = numbers[std::size_t(a)], of_b = numbers[std::size_t(b)];
     return of_a > of_b || (of_a == of_b && a < b);
   });
-  std::vector<Pass*> sorted;
-  for (const std::size_t n : order) sorted.push_back(passes[n]);
-  passes = std::move(sorted);
+  return order;
 }
 
-// Runs calls of one op together. Several of them must not read one KeyFeatures.
+// The passes of calls, those of the longest first, of one length as they stand.
+template <class Pass, class Call>
+void take_longest_first(std::span<Call* const> calls, FixedList<Pass*>& passes) {
+  std::vector<double> flops;
+  for (Call* call : calls) flops.push_back(call->pass()->flops());
+  for (const Index n : largest_first(flops)) passes.emplace(calls[std::size_t(n)]->pass());
+}
+
+// Runs calls of one op together, the longest first. Several of them must not read one KeyFeatures.
 template <class Op, class Real>
-void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& options) {
+void run_forward(const FixedList<ForwardPass<Op, Real>*>& passes, const Options& options) {
   using Pass = ForwardPass<Op, Real>;
   using Worker = typename Pass::Worker;
-  sort_longest_first(passes);
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;
   for (const Pass* pass : passes) {
@@ -200,8 +206,8 @@ void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& opti
   if (items == 0) return;
   const int workers = worker_count(options, flops, items, elements * Index(sizeof(Real)));
   if (passes.size() == 1) passes[0]->build_keys(workers);
-  // body(pass, worker, item) for the items of all passes, of which count_of(pass) tells the number.
-  const auto run = [&](Index count, auto&& count_of, auto&& body) {
+  // All items of work, or all joins.
+  const auto run = [&](Index count, bool joining) {
     Dispenser dispenser(count);
     run_workers(int(std::min<Index>(workers, count)), [&](int) {
       Scratch<Real> scratch(elements);
@@ -209,23 +215,21 @@ void run_forward(std::vector<ForwardPass<Op, Real>*> passes, const Options& opti
       std::size_t at = 0;
       Index first = 0;
       for (Index item = dispenser.next(); item >= 0; item = dispenser.next()) {
-        for (Index own; item - first >= (own = count_of(*passes[at])); ++at, first += own)
+        for (Index own; item - first >= (own = passes[at]->count(joining)); ++at, first += own)
           worker.reset();
         if (!worker) {
           scratch.clear();
           passes[at]->engage(worker, scratch);
         }
-        body(*passes[at], *worker, item - first);
+        if (joining)
+          passes[at]->join(*worker, item - first);
+        else
+          passes[at]->work(*worker, item - first);
       }
     });
   };
-  run(
-      items, [](const Pass& pass) { return pass.items(); },
-      [](Pass& pass, Worker& worker, Index item) { pass.work(worker, item); });
-  if (joins > 0)
-    run(
-        joins, [](const Pass& pass) { return pass.joins(); },
-        [](Pass& pass, Worker& worker, Index unit) { pass.join(worker, unit); });
+  run(items, false);
+  if (joins > 0) run(joins, true);
 }
 
 }  // namespace detail

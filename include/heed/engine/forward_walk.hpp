@@ -13,6 +13,7 @@
 //
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
+#include <heed/core/fixed_list.hpp>
 #include <heed/engine/door.hpp>
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/tile/few_queries.hpp>
@@ -58,14 +59,15 @@ class ForwardWorker {
         saved_(saved),
         lazy_keys_(lazy_keys),
         tiles_{0, c.plan.tiles},
-        few_(c_, scratch) {
+        few_(c_, scratch),
+        panels_(c.plan.group),
+        parts_(c.plan.group),
+        seers_(c.plan.group) {
     c_.key = keys_.view();
     c_.value = values_.view();
     if (c.pair_products) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c_, scratch);
-    parts_.reserve(panels_.size());
-    seers_.reserve(panels_.size());
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c_, scratch);
     scores_ = {scratch.take(tile * lanes), tile, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     marks_ = scratch.take(tile * lanes);
@@ -268,13 +270,13 @@ class ForwardWorker {
     for (My& my : panels) {
       const PanelTile tile = my.panel.tile(keys);
       if (tile.kind == TileKind::empty) continue;
-      parts_.push_back({&my.panel, tile, my.out, queries});
-      seers_.push_back(&my);
+      parts_.emplace(&my.panel, tile, my.out, queries);
+      seers_.emplace(&my);
       queries += tile.at.rows;
     }
     if constexpr (Op::ScoreType::has_transform)
       for (const auto& part : parts_) build_side_values(part.tile.at);
-    few_.dot(parts_);
+    few_.dot({parts_.data(), parts_.size()});
     for (std::size_t n = 0; n < parts_.size(); ++n) {
       const auto& part = parts_[n];
       My& my = *seers_[n];
@@ -289,7 +291,7 @@ class ForwardWorker {
       values_.load(at.batch, c_.geometry.kv_head(at.head), at.key, at.keys);
       few_.mix_visible(part, my.panel.values(at), copy_);
     }
-    few_.mix(parts_);
+    few_.mix({parts_.data(), parts_.size()});
   }
 
   void mix_streaming(My& my, const PanelTile& tile) {
@@ -497,12 +499,12 @@ class ForwardWorker {
   Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
   bool finite_ = true;
   FewQueries<Op, Real> few_;
-  std::vector<My> panels_;
+  FixedList<My> panels_;
   Index active_ = 0;
-  KeyRange core_;                                           // that all queries of the group see
-  bool few_queries_ = true;                                 // have all its panels few?
-  std::vector<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
-  std::vector<My*> seers_;                                  // and those panels
+  KeyRange core_;                                         // that all queries of the group see
+  bool few_queries_ = true;                               // have all its panels few?
+  FixedList<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
+  FixedList<My*> seers_;                                  // and those panels
   LaneTile<Real> scores_, projected_;
   Real *marks_, *copy_, *tile_max_, *rescale_;
 };

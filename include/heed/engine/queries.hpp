@@ -139,8 +139,8 @@ inline constexpr Index kCoreKeys = 32;
 
 // Splits tile `t` into a core, the keys that every query of the panels sees (`core` are those of the whole row), and
 // the ragged strips on both sides of it: only the strips pay for masking. Calls body(keys) for each.
-template <class Body>
-void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& core, Body&& body) {
+inline void for_parts(const Plan& plan, Index t, Index len_kv, const KeyRange& core,
+                      FunctionRef<const KeyRange&> body) {
   const KeyRange tile{t * plan.tile, std::min((t + 1) * plan.tile, len_kv)};
   const Index from = std::clamp(core.begin, tile.begin, tile.end);
   const Index to = std::clamp(core.end, from, tile.end);

@@ -82,13 +82,15 @@ class WidenedTensors {
   // `to` itself, or memory whose numbers round() puts there.
   [[nodiscard, gnu::noinline]] TensorView<Real> write(const StoredView<Real>& to) {
     if (!to.narrow()) return to.plain();
-    written_.push_back({memory_for(to.shape()), to});
-    return written_.back().from;
+    const TensorView<Real> copy = memory_for(to.shape());
+    copies_.back().from = copy;
+    copies_.back().to = to;
+    return copy;
   }
 
   // After the call: what was written, rounded to the nearest numbers of 16 bits.
   void round() const {
-    for (const Written& written : written_)
+    for (const Copy& written : copies_)
       for_heads(written.to.shape(), [&](Index b, Index h) {
         const Shape& shape = written.to.shape();
         if (shape.len > 0)
@@ -98,17 +100,18 @@ class WidenedTensors {
   }
 
  private:
-  struct Written {
-    TensorView<Real> from;
-    StoredView<Real> to;
+  struct Copy {
+    std::unique_ptr<Real[]> memory;
+    TensorView<Real> from = {};  // with `to`: what was written, and goes there
+    StoredView<Real> to = {};
   };
   // Numbers that are worth a thread of their own.
   static constexpr Index kThreadNumbers = Index(1) << 18;
 
   [[nodiscard]] TensorView<Real> memory_for(const Shape& shape) {
     const auto count = std::size_t(element_count(shape, "a copy of a 16-bit tensor"));
-    memory_.push_back(std::unique_ptr<Real[]>(new Real[count]));
-    return {memory_.back().get(), shape};
+    copies_.push_back({std::unique_ptr<Real[]>(new Real[count])});
+    return {copies_.back().memory.get(), shape};
   }
   template <class Body>
   void for_heads(const Shape& s, Body&& body) const {
@@ -118,8 +121,7 @@ class WidenedTensors {
   }
 
   int threads_;
-  std::vector<std::unique_ptr<Real[]>> memory_;
-  std::vector<Written> written_;
+  std::vector<Copy> copies_;
 };
 
 // Keys or values as a worker reads them: where they lie, or, of those that are stored in other ways, one tile after the
@@ -134,9 +136,11 @@ class TileOfRows {
     const Shape& s = rows.shape();
     memory_ = scratch.take((all_heads ? s.heads : 1) * tile * s.dim);
     // Every page is this memory: row t of the view is row t % tile of it.
-    pages_.assign(std::size_t((s.len + tile - 1) / tile), memory_);
+    const std::size_t tiles = std::size_t((s.len + tile - 1) / tile);
+    pages_.reset(new const Real*[tiles]);
+    std::fill_n(pages_.get(), tiles, memory_);
     const Strides strides{0, all_heads ? tile * s.dim : 0, s.dim};
-    view_ = TensorView<const Real>::paged(pages_.data(), tile, s, strides);
+    view_ = TensorView<const Real>::paged(pages_.get(), tile, s, strides);
   }
   TileOfRows(const TileOfRows&) = delete;  // the view refers to pages_
 
@@ -159,7 +163,7 @@ class TileOfRows {
   Index tile_;
   bool all_heads_;
   Real* memory_ = nullptr;
-  std::vector<const Real*> pages_;  // [tile]
+  std::unique_ptr<const Real*[]> pages_;  // [tile]
 };
 
 }  // namespace HEED_ABI

@@ -23,30 +23,17 @@ struct Broadcast {
   const Element* data;
   Index row, depth;
   [[nodiscard]] Broadcast skip_rows(Index n) const { return {data + n * row, row, depth}; }
-
-  // body(operand, first, count) for the parts of its columns that lie at even distances: all of them.
-  template <class Body>
-  [[gnu::always_inline]] void for_parts(Index columns, Body&& body) const {
-    body(*this, Index(0), columns);
-  }
 };
 
 // The same in segments of `period` columns each, `segment` apart: data[i * row + (k % period) * depth + (k / period) *
 // segment].
-template <class Real>
+template <class Element>
 struct SegmentedBroadcast {
-  const Real* data;
+  const Element* data;
   Index row, depth;
   Index period, segment;
   [[nodiscard]] SegmentedBroadcast skip_rows(Index n) const {
     return {data + n * row, row, depth, period, segment};
-  }
-  template <class Body>
-  [[gnu::always_inline]] void for_parts(Index columns, Body&& body) const {
-    const Real* part = data;
-#pragma GCC unroll 1
-    for (Index first = 0; first < columns; first += period, part += segment)
-      body(Broadcast<Real>{part, row, depth}, first, std::min(period, columns - first));
   }
 };
 
@@ -74,53 +61,67 @@ struct Elements {
 template <class Element>
 using SumOf = typename Elements<Element>::Sum;
 
-// acc[i][v] += sum over k of a(i, k) b[k][v], in the order of k.
-template <int Rows, int Vectors, class Element>
-[[gnu::always_inline]] inline void accumulate(VectorOf<SumOf<Element>> (&acc)[Rows][Vectors],
-                                              Index depth, const Broadcast<Element>& a,
-                                              const Element* b, Index b_row) {
-  using E = Elements<Element>;
-#pragma GCC unroll 1
-  for (Index k = 0; k < depth; ++k, b += b_row) {
-    typename E::Vector row[Vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) row[v] = E::load(b + v * kLanes<SumOf<Element>>);
-#pragma GCC unroll 32
-    for (int i = 0; i < Rows; ++i) {
-      const typename E::Vector element = E::broadcast(a.data[i * a.row + k * a.depth]);
-#pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) acc[i][v] = E::add_product(element, row[v], acc[i][v]);
-    }
-  }
+// Any left operand of `depth` columns as segments, so that one kernel serves all.
+template <class Element>
+[[nodiscard]] SegmentedBroadcast<Element> in_segments(const Broadcast<Element>& a, Index depth) {
+  return {a.data, a.row, a.depth, depth, 0};
+}
+template <class Element>
+[[nodiscard]] SegmentedBroadcast<Element> in_segments(const SegmentedBroadcast<Element>& a, Index) {
+  return a;
 }
 
-template <int Rows, int Vectors, Store S, class Element, class A>
-[[gnu::always_inline]] inline void micro_kernel(Index depth, const A& a, const Element* b,
-                                                Index b_row, SumOf<Element>* c, Index c_row,
-                                                SumOf<Element>* running_max) {
+// Kernels of every shape are compiled for each kind of element, and not for each Store: it decides before and behind the loop
+// over the depth, which is all of the time.
+template <int Rows, int Vectors, class Element>
+[[gnu::always_inline]] inline void micro_kernel(Store store, Index depth,
+                                                const SegmentedBroadcast<Element>& a,
+                                                const Element* b, Index b_row, SumOf<Element>* c,
+                                                Index c_row, SumOf<Element>* running_max) {
+  using E = Elements<Element>;
   using P = Pack<SumOf<Element>>;
   constexpr int W = P::width;
   typename P::Vector acc[Rows][Vectors];
+  const bool adds = store == Store::add;
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v)
-      acc[i][v] = S == Store::add ? P::load(c + i * c_row + v * W).v : typename P::Vector{};
-  a.for_parts(
-      depth, [&](const Broadcast<Element>& part, Index first, Index count) __attribute__((
-                 always_inline)) { accumulate(acc, count, part, b + first * b_row, b_row); });
+    for (int v = 0; v < Vectors; ++v) acc[i][v] = typename P::Vector{};
+  if (adds)
+#pragma GCC unroll 32
+    for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) acc[i][v] = P::load(c + i * c_row + v * W).v;
+  // Invariant: acc[i][v] is C, or 0, and a(i, k) b[k][v] summed over the columns k so far, in their order.
+  const Element* segment = a.data;
+#pragma GCC unroll 1
+  for (Index first = 0; first < depth; first += a.period, segment += a.segment) {
+    const Element* from = segment;
+    const Index count = std::min(a.period, depth - first);
+#pragma GCC unroll 1
+    for (Index k = 0; k < count; ++k, b += b_row) {
+      typename E::Vector row[Vectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) row[v] = E::load(b + v * W);
+#pragma GCC unroll 32
+      for (int i = 0; i < Rows; ++i) {
+        const typename E::Vector element = E::broadcast(from[i * a.row + k * a.depth]);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) acc[i][v] = E::add_product(element, row[v], acc[i][v]);
+      }
+    }
+  }
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) P(acc[i][v]).store(c + i * c_row + v * W);
-  if constexpr (S == Store::overwrite_and_max) {
+  if (store != Store::overwrite_and_max) return;
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) {
-      P m = P::load(running_max + v * W);
+  for (int v = 0; v < Vectors; ++v) {
+    P m = P::load(running_max + v * W);
 #pragma GCC unroll 32
-      for (int i = 0; i < Rows; ++i) m = max(P(acc[i][v]), m);
-      m.store(running_max + v * W);
-    }
+    for (int i = 0; i < Rows; ++i) m = max(P(acc[i][v]), m);
+    m.store(running_max + v * W);
   }
 }
 
@@ -133,13 +134,16 @@ inline constexpr int kMicroRows = Vectors >= 3   ? 6
 
 // Rows that the next kernel reads for the first time: of A where its rows lie one behind the other, or of C where it is
 // added to.
-template <int Rows, int Vectors, Store S, class Sum, class A>
-[[gnu::always_inline]] inline void prefetch_next_rows(Index depth, const A& a, const Sum* c,
-                                                      Index c_row) {
+template <int Rows, int Vectors, class Element>
+[[gnu::always_inline]] inline void prefetch_next_rows(Store store, Index depth,
+                                                      const SegmentedBroadcast<Element>& a,
+                                                      const SumOf<Element>* c, Index c_row) {
+  using Sum = SumOf<Element>;
   constexpr Index line = 64 / Index(sizeof(Sum));
   if (a.depth != 1) return;
+  const bool adds = store == Store::add;
   for (int i = Rows; i < 2 * Rows; ++i)
-    if constexpr (S == Store::add)
+    if (adds)
       for (Index at = 0; at < Vectors * kLanes<Sum>; at += line)
         __builtin_prefetch(c + i * c_row + at, 1);
     else
@@ -147,25 +151,27 @@ template <int Rows, int Vectors, Store S, class Sum, class A>
 }
 
 // `times` kernels of `Rows` rows each, one below the other. A function of its own, so that its pointers get the registers.
-template <int Rows, int Vectors, Store S, class Element, class A>
-[[gnu::noinline]] void run_kernels(Index times, Index depth, A a, const Element* b, Index b_row,
+template <int Rows, int Vectors, class Element>
+[[gnu::noinline]] void run_kernels(Store store, Index times, Index depth,
+                                   SegmentedBroadcast<Element> a, const Element* b, Index b_row,
                                    SumOf<Element>* c, Index c_row, SumOf<Element>* running_max) {
   for (; times > 0; --times) {
     if constexpr (Vectors == kPanelVectors && Rows > 4)
-      if (times > 1) prefetch_next_rows<Rows, Vectors, S>(depth, a, c, c_row);
-    micro_kernel<Rows, Vectors, S>(depth, a, b, b_row, c, c_row, running_max);
+      if (times > 1) prefetch_next_rows<Rows, Vectors>(store, depth, a, c, c_row);
+    micro_kernel<Rows, Vectors>(store, depth, a, b, b_row, c, c_row, running_max);
     a = a.skip_rows(Rows);
     c += Rows * c_row;
   }
 }
 
-template <int Vectors, Store S, class Element, class A>
-void gemm_vectors(Index rows, Index depth, A a, const Element* b, Index b_row, SumOf<Element>* c,
-                  Index c_row, SumOf<Element>* running_max) {
+template <int Vectors, class Element>
+void gemm_vectors(Store store, Index rows, Index depth, SegmentedBroadcast<Element> a,
+                  const Element* b, Index b_row, SumOf<Element>* c, Index c_row,
+                  SumOf<Element>* running_max) {
   constexpr int most = kMicroRows<Vectors>;
   const auto run = [&]<int Rows>(Index times) {
     if (times == 0) return;
-    run_kernels<Rows, Vectors, S>(times, depth, a, b, b_row, c, c_row, running_max);
+    run_kernels<Rows, Vectors>(store, times, depth, a, b, b_row, c, c_row, running_max);
     a = a.skip_rows(times * Rows);
     c += times * Rows * c_row;
     rows -= times * Rows;
@@ -191,38 +197,34 @@ void gemm_vectors(Index rows, Index depth, A a, const Element* b, Index b_row, S
   run.template operator()<1>(rows);
 }
 
-}  // namespace detail
-
-// C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
-// largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
-template <Store S, class Element, template <class> class A>
-void panel_gemm(Index rows, Index depth, int vectors, A<Element> a, const Element* b, Index b_row,
-                detail::SumOf<Element>* c, Index c_row,
-                detail::SumOf<Element>* running_max = nullptr) {
+// panel_gemm() of any kind.
+template <class Element>
+void panel_product(Store store, Index rows, Index depth, int vectors,
+                   const SegmentedBroadcast<Element>& a, const Element* b, Index b_row,
+                   SumOf<Element>* c, Index c_row, SumOf<Element>* running_max) {
   switch (vectors) {
-    case 1: return detail::gemm_vectors<1, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    case 2: return detail::gemm_vectors<2, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+    case 1: return gemm_vectors<1>(store, rows, depth, a, b, b_row, c, c_row, running_max);
+    case 2: return gemm_vectors<2>(store, rows, depth, a, b, b_row, c, c_row, running_max);
     default: break;
   }
   if constexpr (kPanelVectors == 4) {
     if (vectors == 3)
-      return detail::gemm_vectors<3, S>(rows, depth, a, b, b_row, c, c_row, running_max);
-    return detail::gemm_vectors<4, S>(rows, depth, a, b, b_row, c, c_row, running_max);
+      return gemm_vectors<3>(store, rows, depth, a, b, b_row, c, c_row, running_max);
+    return gemm_vectors<4>(store, rows, depth, a, b, b_row, c, c_row, running_max);
   }
 }
 
-// C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after
-// the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
-// readable up to the next multiple of W columns; C is touched in its own columns only.
-template <class Element, template <class> class A>
-void gemm_add(Index rows, Index depth, Index columns, A<Element> a, const Element* b, Index b_row,
-              detail::SumOf<Element>* c, Index c_row) {
-  using Sum = detail::SumOf<Element>;
+// gemm_add() of any kind.
+template <class Element>
+void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcast<Element>& a,
+                 const Element* b, Index b_row, SumOf<Element>* c, Index c_row) {
+  using Sum = SumOf<Element>;
   constexpr Index W = kLanes<Sum>;
   Index done = 0;
   while (columns - done >= W) {
     const int vectors = int(std::min<Index>((columns - done) / W, kPanelVectors));
-    panel_gemm<Store::add>(rows, depth, vectors, a, b + done, b_row, c + done, c_row);
+    panel_product<Element>(Store::add, rows, depth, vectors, a, b + done, b_row, c + done, c_row,
+                           nullptr);
     done += vectors * W;
   }
   if (done == columns) return;
@@ -233,11 +235,34 @@ void gemm_add(Index rows, Index depth, Index columns, A<Element> a, const Elemen
     for (Index i = 0; i < n; ++i)
       for (Index col = done; col < columns; ++col)
         edge[i * W + col - done] = c[(r + i) * c_row + col];
-    panel_gemm<Store::add>(n, depth, 1, a.skip_rows(r), b + done, b_row, edge, W);
+    panel_product<Element>(Store::add, n, depth, 1, a.skip_rows(r), b + done, b_row, edge, W,
+                           nullptr);
     for (Index i = 0; i < n; ++i)
       for (Index col = done; col < columns; ++col)
         c[(r + i) * c_row + col] = edge[i * W + col - done];
   }
+}
+
+}  // namespace detail
+
+// C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
+// largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
+template <Store S, class Element, template <class> class A>
+void panel_gemm(Index rows, Index depth, int vectors, const A<Element>& a, const Element* b,
+                Index b_row, detail::SumOf<Element>* c, Index c_row,
+                detail::SumOf<Element>* running_max = nullptr) {
+  detail::panel_product<Element>(S, rows, depth, vectors, detail::in_segments(a, depth), b, b_row,
+                                 c, c_row, running_max);
+}
+
+// C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after
+// the other, so that a product may be taken in parts of its depth without a change of bits. Rows of B must be
+// readable up to the next multiple of W columns; C is touched in its own columns only.
+template <class Element, template <class> class A>
+void gemm_add(Index rows, Index depth, Index columns, const A<Element>& a, const Element* b,
+              Index b_row, detail::SumOf<Element>* c, Index c_row) {
+  detail::add_product<Element>(rows, depth, columns, detail::in_segments(a, depth), b, b_row, c,
+                               c_row);
 }
 
 }  // namespace HEED_ABI

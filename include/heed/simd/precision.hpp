@@ -19,8 +19,8 @@ struct PairProducts {
   void (*panel)(Store store, Index rows, Index depth, int vectors, const Broadcast<BfloatPair>& a,
                 const BfloatPair* b, Index b_row, float* c, Index c_row, float* running_max);
   // C += A B for any number of columns; as gemm_add().
-  void (*add)(Index rows, Index depth, Index columns, Broadcast<BfloatPair> a, const BfloatPair* b,
-              Index b_row, float* c, Index c_row);
+  void (*add)(Index rows, Index depth, Index columns, const Broadcast<BfloatPair>& a,
+              const BfloatPair* b, Index b_row, float* c, Index c_row);
 };
 
 namespace detail {
@@ -28,14 +28,8 @@ namespace detail {
 inline void panel_of_pairs(Store store, Index rows, Index depth, int vectors,
                            const Broadcast<BfloatPair>& a, const BfloatPair* b, Index b_row,
                            float* c, Index c_row, float* running_max) {
-  switch (store) {
-    case Store::add: return panel_gemm<Store::add>(rows, depth, vectors, a, b, b_row, c, c_row);
-    case Store::overwrite:
-      return panel_gemm<Store::overwrite>(rows, depth, vectors, a, b, b_row, c, c_row);
-    case Store::overwrite_and_max:
-      return panel_gemm<Store::overwrite_and_max>(rows, depth, vectors, a, b, b_row, c, c_row,
-                                                  running_max);
-  }
+  panel_product<BfloatPair>(store, rows, depth, vectors, in_segments(a, depth), b, b_row, c, c_row,
+                            running_max);
 }
 
 inline constexpr PairProducts kPairProducts{

@@ -5,10 +5,10 @@
 // so that vectors are full. What QuerySide and TileMask do to tiles, for rows. Panels of several heads that
 // read the same keys or values read them together.
 
+#include <heed/core/fixed_list.hpp>
 #include <heed/engine/queries.hpp>
 
 #include <span>
-#include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -29,10 +29,11 @@ class FewQueries {
   };
 
   FewQueries(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
-      : c_(c), stride_(whole_vectors<Real>(c.plan.tile)) {
+      : c_(c),
+        stride_(whole_vectors<Real>(c.plan.tile)),
+        dots_(most_queries(c)),
+        mixes_(most_queries(c)) {
     const Index rows = most_queries(c);
-    dots_.reserve(std::size_t(rows));
-    mixes_.reserve(std::size_t(rows));
     rows_ = scratch.take(rows * stride_);
     projected_ = scratch.take(c.keys.needs().rank > 0 ? stride_ : 0);
     hidden_ = scratch.take(stride_);
@@ -53,9 +54,9 @@ class FewQueries {
       dots_.clear();
       for (const Part& part : run)
         for (Index i = 0; i < part.tile.at.rows; ++i)
-          dots_.push_back({part.panel->query[0].narrow_row(i), row(part, i)});
+          dots_.emplace(part.panel->query[0].narrow_row(i), row(part, i));
       const TilePlace& at = run[0].tile.at;
-      run[0].panel->query[0].dot_keys(at, dots_);
+      run[0].panel->query[0].dot_keys(at, {dots_.data(), dots_.size()});
     });
   }
 
@@ -112,7 +113,7 @@ class FewQueries {
       mixes_.clear();
       for (const Part& part : run)
         for (Index i = 0; i < part.tile.at.rows && !part.tile.hides_pairs; ++i)
-          mixes_.push_back({row(part, i), part.out.data + i});
+          mixes_.emplace(row(part, i), part.out.data + i);
       const TilePlace& at = run[0].tile.at;
       const StoredView<const Real>& value = c_.in.value;
       const Index head = c_.geometry.kv_head(at.head), columns = c_.geometry.dim_v;
@@ -187,8 +188,8 @@ class FewQueries {
 
   const CallContext<Op, Real>& c_;
   Index stride_;
-  std::vector<DotQuery<Real>> dots_;
-  std::vector<MixQuery<Real>> mixes_;
+  FixedList<DotQuery<Real>> dots_;
+  FixedList<MixQuery<Real>> mixes_;
   Real *rows_, *projected_, *hidden_;
 };
 

@@ -11,6 +11,7 @@
 //   vector 2           ############         them means nothing. Passes go vector by vector, products strip by strip
 //   vector 3           ################     (for_strips)
 
+#include <heed/core/function_ref.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/tile.hpp>
 
@@ -65,8 +66,7 @@ struct Strip {
 };
 
 // body(strip) for strips that make up the computed pairs of a tile, each pair in one of them.
-template <class Body>
-void for_strips(const TilePlace& at, int vectors, Body&& body) {
+inline void for_strips(const TilePlace& at, int vectors, FunctionRef<const Strip&> body) {
   for (Index from = 0, to; from < at.keys; from = to) {
     to = at.keys;  // or the next key at which some vector begins or ends
     const auto meets = [&](int v) {

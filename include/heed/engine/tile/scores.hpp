@@ -8,6 +8,8 @@
 #include <heed/plug/derivative.hpp>
 #include <heed/plug/feature_calls.hpp>
 
+#include <span>
+
 namespace heed {
 inline namespace HEED_ABI {
 
@@ -185,7 +187,7 @@ class QuerySide {
   // Query `lane` of a narrow panel, times query_factor().
   [[nodiscard]] const Real* narrow_row(Index lane) const { return narrow_ + lane * source_.width; }
   // Dot products of the keys of `place`, as they are stored, with queries.
-  void dot_keys(const TilePlace& place, const std::vector<DotQuery<Real>>& queries) const {
+  void dot_keys(const TilePlace& place, std::span<const DotQuery<Real>> queries) const {
     if constexpr (Score::has_transform) {
       const Rows<Real> k = key_rows(place.key, place.keys);
       return row_dots(StoredRows<Real>{k.data, k.stride}, k.count, k.columns, queries.data(),
