@@ -18,8 +18,8 @@ class FixedList {
  public:
   // Throws std::bad_alloc.
   explicit FixedList(Index room)
-      : elements_(static_cast<Element*>(::operator new(
-            std::size_t(room) * sizeof(Element), std::align_val_t(alignof(Element))))) {}
+      : elements_(static_cast<Element*>(::operator new(std::size_t(room) * sizeof(Element),
+                                                       std::align_val_t(alignof(Element))))) {}
   FixedList(const FixedList&) = delete;
   ~FixedList() {
     clear();
@@ -29,7 +29,8 @@ class FixedList {
   // One element more; there must be room for it.
   template <class... Arguments>
   Element& emplace(Arguments&&... arguments) {
-    Element* const element = ::new (elements_ + size_) Element{std::forward<Arguments>(arguments)...};
+    Element* const element =
+        ::new (elements_ + size_) Element{std::forward<Arguments>(arguments)...};
     ++size_;
     return *element;
   }

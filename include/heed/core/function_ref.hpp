@@ -15,8 +15,7 @@ template <class... Arguments>
 class FunctionRef {
  public:
   template <class F>
-  requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>)
-  FunctionRef(F&& f)
+  requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)
       : of_(const_cast<void*>(static_cast<const void*>(&f))),
         call_([](void* of, Arguments... arguments) {
           (*static_cast<std::remove_reference_t<F>*>(of))(arguments...);

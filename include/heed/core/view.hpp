@@ -27,7 +27,7 @@ struct Shape {
   bool operator==(const Shape&) const = default;
 
   // For example (2,8,512,64).
-  [[nodiscard]] std::string text() const {
+  [[nodiscard, gnu::cold]] std::string text() const {
     std::string text;  // joined by +=, since g++ 12 warns of the operator + of strings at -O3
     for (const Index extent : {batch, heads, len, dim}) {
       text += text.empty() ? '(' : ',';

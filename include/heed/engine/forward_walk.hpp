@@ -501,8 +501,8 @@ class ForwardWorker {
   FewQueries<Op, Real> few_;
   FixedList<My> panels_;
   Index active_ = 0;
-  KeyRange core_;                                           // that all queries of the group see
-  bool few_queries_ = true;                                 // have all its panels few?
+  KeyRange core_;                                         // that all queries of the group see
+  bool few_queries_ = true;                               // have all its panels few?
   FixedList<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
   FixedList<My*> seers_;                                  // and those panels
   LaneTile<Real> scores_, projected_;

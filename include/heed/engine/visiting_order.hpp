@@ -97,7 +97,7 @@ class Visits {
  public:
   explicit Visits(Families families)
       : families_(std::move(families)),
-        next_rank_(new std::atomic<Index>[std::size_t(families_.size())]{}) {}
+        next_rank_(new std::atomic<Index>[std::size_t(families_.size())] {}) {}
 
   // The next visit of a worker whose last one was to the family with this turn, kNone before its first; nothing when all
   // are taken.
@@ -134,7 +134,7 @@ class Visits {
 
   Families families_;
   std::unique_ptr<std::atomic<Index>[]> next_rank_;  // of each family
-  std::atomic<Index> begun_{0};                // families
+  std::atomic<Index> begun_{0};                      // families
 };
 
 // Sums over all visitors in one order, whoever computes their terms: over the ranks of a family, then over the

@@ -136,9 +136,11 @@ class TileOfRows {
     const Shape& s = rows.shape();
     memory_ = scratch.take((all_heads ? s.heads : 1) * tile * s.dim);
     // Every page is this memory: row t of the view is row t % tile of it.
-    pages_.assign(std::size_t((s.len + tile - 1) / tile), memory_);
+    const std::size_t tiles = std::size_t((s.len + tile - 1) / tile);
+    pages_.reset(new const Real*[tiles]);
+    std::fill_n(pages_.get(), tiles, memory_);
     const Strides strides{0, all_heads ? tile * s.dim : 0, s.dim};
-    view_ = TensorView<const Real>::paged(pages_.data(), tile, s, strides);
+    view_ = TensorView<const Real>::paged(pages_.get(), tile, s, strides);
   }
   TileOfRows(const TileOfRows&) = delete;  // the view refers to pages_
 
@@ -161,7 +163,7 @@ class TileOfRows {
   Index tile_;
   bool all_heads_;
   Real* memory_ = nullptr;
-  std::vector<const Real*> pages_;  // [tile]
+  std::unique_ptr<const Real*[]> pages_;  // [tile]
 };
 
 }  // namespace HEED_ABI

@@ -155,7 +155,7 @@ template <class Part, class Entry>
     return (part.*entry.rule)();
 }
 
-[[nodiscard]] inline std::string extents_text(const std::vector<Index>& shape) {
+[[nodiscard, gnu::cold]] inline std::string extents_text(const std::vector<Index>& shape) {
   std::string text;
   for (const Index extent : shape)
     text += (text.empty() ? "" : ",") + (extent < 0 ? "any" : std::to_string(extent));
@@ -170,7 +170,7 @@ template <class Part, class Entry>
 }
 
 // Where number n of a tensor of that shape stands: "[1,0,7]".
-[[nodiscard]] inline std::string place_text(const std::vector<Index>& shape, Index n) {
+[[nodiscard, gnu::cold]] inline std::string place_text(const std::vector<Index>& shape, Index n) {
   std::string text;
   for (std::size_t axis = shape.size(); axis-- > 0; n /= shape[axis])
     text = std::to_string(n % shape[axis]) + (text.empty() ? "" : ",") + text;

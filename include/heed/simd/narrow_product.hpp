@@ -105,7 +105,8 @@ template <class Real, class Rows>
     for (Index k = 0; k < count; ++k) prefetch_behind(rows.data + k * rows.stride + c);
 }
 
-// sums[q][k] = dot product of row k * step with query q, a pack of terms to be added.
+// sums[q][k] = dot product of row k * step with query q, a pack of terms to be added. Rows of less than a vector are taken one
+// by one.
 template <int Queries, int Keys, class Real, class Rows>
 [[gnu::always_inline]] inline void dot_packs(const Rows& rows, Index step, Index columns,
                                              const DotQuery<Real>* queries,
@@ -152,7 +153,7 @@ template <int Queries, int Keys, class Real, class Rows>
         [&](int q) __attribute__((always_inline)) {
           return zero_where(counted, Pack<Real>::load(query[q] + columns - W));
         });
-  } else {
+  } else if constexpr (Keys == 1) {
     add([&](int k) { return load_part<Real>(rows.from(k * step, 0), columns); },
         [&](int q) {
           return load_part<Real>(StoredRows<Real>{query[q], 0}, columns);
@@ -160,7 +161,7 @@ template <int Queries, int Keys, class Real, class Rows>
   }
 }
 
-// The dot products of fewer than W rows with one query, 0 behind them; in the order of block_dots(), so that a query's bits are
+// The dot products of up to W rows with one query, 0 behind them; in the order of block_dots(), so that a query's bits are
 // the same.
 template <class Real, class Rows>
 [[gnu::noinline]] void few_dots(const Rows& rows, Index keys, Index columns,
@@ -180,7 +181,7 @@ template <int Queries, class Real, class Rows>
 [[gnu::noinline]] void block_dots(const Rows& rows, Index keys, Index columns,
                                   const DotQuery<Real>* queries, Index first) {
   constexpr int W = kLanes<Real>, Keys = kBlockKeys<Real, Queries>, Steps = W / Keys;
-  if (keys < W) {
+  if (keys < W || columns < W) {
     for (int q = 0; q < Queries; ++q) few_dots(rows, keys, columns, queries[q], first);
     return;
   }
