@@ -78,7 +78,7 @@ class BackwardPass {
       set_zero<Real>(summed, threads);
     });
   }
-  [[nodiscard]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
+  [[nodiscard, gnu::noinline]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
   void abandon() { shared_.tiles.abandon(); }

@@ -162,11 +162,9 @@ class ForwardCall {
     return rows_of_call(held, g_.share.queries_before);
   }
   void ready(const Op& op, Saved<Real>* to) {
-    if (folded_)
-      pass_.emplace(op, folded_->geometry, operands_, *folded_->bound, to_, to, folded_->options,
-                    kept_);
-    else
-      pass_.emplace(op, g_, operands_, bound_, to_, to, options_, kept_);
+    pass_.emplace(op, folded_ ? folded_->geometry : g_, operands_,
+                  folded_ ? *folded_->bound : bound_, to_, to,
+                  folded_ ? folded_->options : options_, kept_);
   }
 
   const Op& op_;

@@ -107,6 +107,7 @@ class ForwardPass {
   // Items of work: first all of work(), and when they are done, all of join().
   [[nodiscard]] Index items() const { return units_ * parts_; }
   [[nodiscard]] Index joins() const { return parts_ > 1 ? units_ : 0; }
+  [[nodiscard]] Index count(bool joining) const { return joining ? joins() : items(); }
 
   // Side values of keys that are computed ahead of the first item: by the first worker that comes, unless they are.
   void build_keys(int threads) {
@@ -114,7 +115,7 @@ class ForwardPass {
       if (units_ > 0 && !lazy_keys_) keys_.build(threads);
     });
   }
-  void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
+  [[gnu::noinline]] void engage(std::optional<Worker>& worker, Scratch<Real>& scratch) {
     build_keys(1);
     worker.emplace(c_, out_, saved_, lazy_keys_, scratch);
   }
@@ -205,8 +206,8 @@ void run_forward(const FixedList<ForwardPass<Op, Real>*>& passes, const Options&
   if (items == 0) return;
   const int workers = worker_count(options, flops, items, elements * Index(sizeof(Real)));
   if (passes.size() == 1) passes[0]->build_keys(workers);
-  // body(pass, worker, item) for the items of all passes, of which count_of(pass) tells the number.
-  const auto run = [&](Index count, auto&& count_of, auto&& body) {
+  // All items of work, or all joins.
+  const auto run = [&](Index count, bool joining) {
     Dispenser dispenser(count);
     run_workers(int(std::min<Index>(workers, count)), [&](int) {
       Scratch<Real> scratch(elements);
@@ -214,23 +215,21 @@ void run_forward(const FixedList<ForwardPass<Op, Real>*>& passes, const Options&
       std::size_t at = 0;
       Index first = 0;
       for (Index item = dispenser.next(); item >= 0; item = dispenser.next()) {
-        for (Index own; item - first >= (own = count_of(*passes[at])); ++at, first += own)
+        for (Index own; item - first >= (own = passes[at]->count(joining)); ++at, first += own)
           worker.reset();
         if (!worker) {
           scratch.clear();
           passes[at]->engage(worker, scratch);
         }
-        body(*passes[at], *worker, item - first);
+        if (joining)
+          passes[at]->join(*worker, item - first);
+        else
+          passes[at]->work(*worker, item - first);
       }
     });
   };
-  run(
-      items, [](const Pass& pass) { return pass.items(); },
-      [](Pass& pass, Worker& worker, Index item) { pass.work(worker, item); });
-  if (joins > 0)
-    run(
-        joins, [](const Pass& pass) { return pass.joins(); },
-        [](Pass& pass, Worker& worker, Index unit) { pass.join(worker, unit); });
+  run(items, false);
+  if (joins > 0) run(joins, true);
 }
 
 }  // namespace detail
