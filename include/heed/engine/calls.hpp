@@ -180,7 +180,8 @@ class ForwardCall {
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;
   std::conditional_t<Op::ReadoutType::rehearses, std::optional<Op>, std::monostate> settled_;
-  Saved<Real> reports_;  // of the rehearsal
+  std::conditional_t<Op::ReadoutType::rehearses, Saved<Real>, std::monostate>
+      reports_;  // of the rehearsal
   std::optional<ForwardPass<Op, Real>> pass_;
 };
 

@@ -68,7 +68,7 @@ class StoredView {
   }
 
   // What checks ask of the scales of its rows; without elements unless scaled(). Valid as long as the view.
-  [[nodiscard]] MemoryView scales() const {
+  [[nodiscard, gnu::noinline]] MemoryView scales() const {
     if constexpr (std::is_const_v<Element>)
       if (scaled()) return scaled_.scales();
     return {};
