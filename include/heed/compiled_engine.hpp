@@ -20,7 +20,7 @@ extern template class TileOfRows<float>;
 extern template class WidenedTensors<float>;
 extern template Plan make_plan(const Geometry&, const BoundMask<float>&, const Options&, Index,
                                Index, bool);
-extern template Mask<float> detail::fold_heads(Mask<float>, const BoundMask<float>&,
+extern template Mask<float> detail::fold_heads(const Mask<float>&, const BoundMask<float>&,
                                                const Geometry&);
 extern template void detail::check_gradients(const Gradients<float>&, const Inputs<float>&,
                                              const Mask<float>&, const StoredView<const float>&,
@@ -62,7 +62,7 @@ extern template class TileOfRows<double>;
 extern template class WidenedTensors<double>;
 extern template Plan make_plan(const Geometry&, const BoundMask<double>&, const Options&, Index,
                                Index, bool);
-extern template Mask<double> detail::fold_heads(Mask<double>, const BoundMask<double>&,
+extern template Mask<double> detail::fold_heads(const Mask<double>&, const BoundMask<double>&,
                                                 const Geometry&);
 extern template void detail::check_gradients(const Gradients<double>&, const Inputs<double>&,
                                              const Mask<double>&, const StoredView<const double>&,

@@ -68,22 +68,23 @@ template <class U>
           {strides.batch, g.group() * strides.head, strides.head}};
 }
 
-// What hides keys from the one query, now from each of its group.
+// What hides keys from the one query of a call whose heads fold, now from each of its group. Bands, key lengths and ranges of
+// keys are key lengths then; there is nothing else that heads_fold() refuses.
 template <class Real>
-[[nodiscard]] Mask<Real> fold_heads(Mask<Real> mask, const BoundMask<Real>& bound,
+[[nodiscard]] Mask<Real> fold_heads(const Mask<Real>& mask, const BoundMask<Real>& bound,
                                     const Geometry& g) {
-  mask.bands.clear();
-  std::vector<Index> lengths;
-  for (Index b = 0; b < g.batch; ++b) lengths.push_back(bound.keys_of(b, 0).end);
-  mask.key_lengths = std::move(lengths);
-  mask.allowed = fold_heads(mask.allowed, g);
-  mask.bias = fold_heads(mask.bias, g);
-  if (!mask.query_documents) return mask;
-  std::vector<Index> documents;
+  Mask<Real> folded;
+  folded.key_lengths.emplace();
+  for (Index b = 0; b < g.batch; ++b) folded.key_lengths->push_back(bound.keys_of(b, 0).end);
+  folded.allowed = fold_heads(mask.allowed, g);
+  folded.bias = fold_heads(mask.bias, g);
+  folded.soft_cap = mask.soft_cap;
+  if (!mask.query_documents) return folded;
+  folded.query_documents.emplace();
   for (const Index document : *mask.query_documents)
-    documents.insert(documents.end(), std::size_t(g.group()), document);
-  mask.query_documents = std::move(documents);
-  return mask;
+    folded.query_documents->insert(folded.query_documents->end(), std::size_t(g.group()), document);
+  folded.key_documents = mask.key_documents;
+  return folded;
 }
 
 }  // namespace detail
