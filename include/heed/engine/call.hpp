@@ -336,7 +336,7 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   std::array<std::pair<Index, Index>, 3> steps{{{std::abs(strides.batch), s.batch},
                                                 {std::abs(strides.head), s.heads},
                                                 {std::abs(strides.row), s.len}}};
-  for (const auto [i, j] : {std::pair{0U, 1U}, {1U, 2U}, {0U, 1U}})
+  for (const auto& [i, j] : {std::pair{0U, 1U}, {1U, 2U}, {0U, 1U}})
     if (steps[j] < steps[i]) std::swap(steps[i], steps[j]);
   Index taken = s.dim;
   for (const auto& [stride, count] : steps) {

@@ -15,7 +15,6 @@
 
 #include <heed/core/error.hpp>
 #include <heed/core/view.hpp>
-#include <heed/plug/normaliser.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -35,11 +34,11 @@ namespace detail {
 // What key features depend on beside the numbers of the keys.
 template <class Real>
 struct KeyFeaturesStamp {
-  std::string_view op;          // its type
-  Shape keys;                   // but for their number
-  std::uintptr_t address = 0;   // of the first key
-  Index heads = 0;              // with features of their own
-  std::vector<Source> sources;  // of each map of each such head
+  std::string_view op;         // its type
+  Shape keys;                  // but for their number
+  std::uintptr_t address = 0;  // of the first key
+  Index heads = 0;             // with features of their own
+  std::vector<Index> sources;  // of each map of each such head: kv_head, key_column, width
   std::vector<Real> tables, projection;
   std::vector<double> numbers;  // that the score names
 
@@ -47,11 +46,7 @@ struct KeyFeaturesStamp {
   [[nodiscard]] std::string difference(const KeyFeaturesStamp& call) const {
     std::string text;
     const auto unless_same = [&text](bool same, const auto&... parts) {
-      if (same || !text.empty()) return;
-      (append(text, parts), ...);
-    };
-    const auto reads = [](const Source& a, const Source& b) {
-      return a.kv_head == b.kv_head && a.key_column == b.key_column && a.width == b.width;
+      if (!same && text.empty()) text = joined({Part(parts)...});
     };
     unless_same(op == call.op, "are those of another op");
     unless_same(keys == call.keys, "are of keys (batch, kv_heads, len, dim_qk) with batch ",
@@ -59,9 +54,7 @@ struct KeyFeaturesStamp {
                 call.keys.batch, ", ", call.keys.heads, " and ", call.keys.dim);
     unless_same(address == call.address, "are of keys at another address");
     unless_same(heads == call.heads, "are of ", heads, " heads, the call has ", call.heads);
-    unless_same(
-        std::equal(sources.begin(), sources.end(), call.sources.begin(), call.sources.end(), reads),
-        "are of heads that read other columns of the keys");
+    unless_same(sources == call.sources, "are of heads that read other columns of the keys");
     unless_same(projection == call.projection && tables == call.tables && numbers == call.numbers,
                 "are of an op with other numbers that they depend on");
     return text;

@@ -387,8 +387,11 @@ class KeySide {
     stamp.address = MemoryView(key_).address(0);
     stamp.heads = heads();
     for (Index side = 0; side < heads(); ++side)
-      for (int map = 0; map < Needs::maps; ++map)
-        stamp.sources.push_back(op_.normaliser.source(g_, reader(side), map));
+      for (int map = 0; map < Needs::maps; ++map) {
+        const Source source = op_.normaliser.source(g_, reader(side), map);
+        for (const Index number : {source.kv_head, source.key_column, source.width})
+          stamp.sources.push_back(number);
+      }
     if constexpr (Needs::has_categories) stamp.tables = tables_;
     if constexpr (Score::has_projection) {
       const auto& basis = op_.score.projection();
