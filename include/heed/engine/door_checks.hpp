@@ -6,6 +6,9 @@
 #include <heed/engine/call.hpp>
 #include <heed/engine/tile/stream_states.hpp>
 
+#include <array>
+#include <iterator>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,26 +45,56 @@ void for_each_operand(const Tensors& of, const Bias& bias, F&& f) {
   f("bias", bias);
 }
 
+// A tensor of a call as its checks see it.
+struct NamedMemory {
+  const char* name;
+  bool given;
+  MemoryView view, scales;  // scales: without elements unless its rows have some
+};
+template <class View>
+[[nodiscard]] NamedMemory named_memory(const char* name, const View& view) {
+  MemoryView scales{};
+  if constexpr (requires { view.scales(); }) scales = view.scales();
+  return {name, view.given(), view, scales};
+}
+
+// All that a call reads, in the order of for_each_operand(), and the boolean mask behind it.
+inline constexpr std::size_t kOperands = 7;
+template <class Real>
+[[nodiscard]] std::array<NamedMemory, kOperands + 1> memory_of(const Inputs<Real>& in,
+                                                               const Mask<Real>& mask) {
+  return {named_memory("query", in.query),
+          named_memory("key", in.key),
+          named_memory("value", in.value),
+          named_memory("extra", in.extra),
+          named_memory("query_inputs", in.query_inputs),
+          named_memory("key_inputs", in.key_inputs),
+          named_memory("bias", mask.bias),
+          named_memory("the boolean mask", mask.allowed)};
+}
+inline void require_apart(const MemoryView& out, const char* name,
+                          std::span<const NamedMemory> read, const std::string& where) {
+  for (const NamedMemory& input : read) {
+    require_apart(out, input.view, name, input.name, where);
+    require_apart_from_scales(out, input.scales, name, input.name, where);
+  }
+}
+
 template <class Op, class Real>
 void check_outputs(const Op& op, const Outputs<Real>& outputs, const Geometry& g,
                    const Inputs<Real>& in, const Mask<Real>& mask, const std::string& where) {
+  const auto read = memory_of(in, mask);
   require_output(outputs.out, g.out_shape(), "out", where);
-  const auto apart = [&](const StoredView<Real>& out, const char* name) {
-    for_each_operand(in, mask.bias, [&](const char* input, const auto& view) {
-      require_apart(out, view, name, input, where);
-    });
-    require_apart(out, mask.allowed, name, "the boolean mask", where);
-  };
-  apart(outputs.out, "out");
+  require_apart(outputs.out, "out", read, where);
   if (outputs.lse.given()) {
     require_output(outputs.lse, lse_shape<Op>(g), "lse", where);
-    apart(outputs.lse, "lse");
+    require_apart(outputs.lse, "lse", read, where);
     require_apart(outputs.lse, outputs.out, "lse", "out", where);
   }
   if (!outputs.steps.given()) return;
   require_steps(op, "steps", where);
   require_output(outputs.steps, steps_shape(op, g), "steps", where);
-  apart(outputs.steps, "steps");
+  require_apart(outputs.steps, "steps", read, where);
   require_apart(outputs.steps, outputs.out, "steps", "out", where);
   require_apart(outputs.steps, outputs.lse, "steps", "lse", where);
 }
@@ -70,41 +103,27 @@ template <class Real>
 void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const Mask<Real>& mask,
                      const StoredView<const Real>& out, const OutputGradients<Real>& output,
                      const std::string& where) {
-  struct Named {
-    const char* name;
-    bool given;
-    MemoryView view, scales;
-  };
-  const auto named = [](const char* name, const auto& view) {
-    MemoryView scales{};
-    if constexpr (requires { view.scales(); }) scales = view.scales();
-    return Named{name, view.given(), view, scales};
-  };
-  const Named read[] = {named("query", in.query),           named("key", in.key),
-                        named("value", in.value),           named("extra", in.extra),
-                        named("bias", mask.bias),           named("query_inputs", in.query_inputs),
-                        named("key_inputs", in.key_inputs), named("out", out),
-                        named("grad_out", output.out),      named("grad_lse", output.lse),
-                        named("grad_steps", output.steps)};
-  const Named written[] = {named("grad_query", grads.query),
-                           named("grad_key", grads.key),
-                           named("grad_value", grads.value),
-                           named("grad_extra", grads.extra),
-                           named("grad_bias", grads.bias),
-                           named("grad_query_inputs", grads.query_inputs),
-                           named("grad_key_inputs", grads.key_inputs)};
-  for (const Named& a : written) {
+  const auto read = memory_of(in, mask);
+  const NamedMemory of_output[] = {named_memory("out", out), named_memory("grad_out", output.out),
+                                   named_memory("grad_lse", output.lse),
+                                   named_memory("grad_steps", output.steps)};
+  const NamedMemory written[] = {named_memory("grad_query", grads.query),
+                                 named_memory("grad_key", grads.key),
+                                 named_memory("grad_value", grads.value),
+                                 named_memory("grad_extra", grads.extra),
+                                 named_memory("grad_query_inputs", grads.query_inputs),
+                                 named_memory("grad_key_inputs", grads.key_inputs),
+                                 named_memory("grad_bias", grads.bias)};
+  static_assert(std::size(written) == kOperands);
+  for (std::size_t i = 0; i < kOperands; ++i) {
+    const NamedMemory& a = written[i];
     if (!a.given) continue;
-    const Named& like = read[&a - written];
-    require(like.given, where, ": ", a.name, " was given, the call has no such input");
-    require_output(a.view, like.view.shape, a.name, where);
-    for (const Named& b : read) {
-      require_apart(a.view, b.view, a.name, b.name, where);
-      require_apart_from_scales(a.view, b.scales, a.name, b.name, where);
-    }
-    require_apart(a.view, mask.allowed, a.name, "the boolean mask", where);
-    for (const Named& b : written)
-      if (&a < &b) require_apart(a.view, b.view, a.name, b.name, where);
+    require(read[i].given, where, ": ", a.name, " was given, the call has no such input");
+    require_output(a.view, read[i].view.shape, a.name, where);
+    require_apart(a.view, a.name, read, where);
+    require_apart(a.view, a.name, of_output, where);
+    for (std::size_t n = i + 1; n < kOperands; ++n)
+      require_apart(a.view, written[n].view, a.name, written[n].name, where);
   }
 }
 
