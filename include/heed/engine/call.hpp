@@ -455,7 +455,7 @@ void refuse_share(const Inputs<Real>& in, const std::string& where) {
 // len and what stands before and behind it, of queries or keys.
 [[nodiscard]] inline Index whole_length(Index len, Index before, Index behind, const char* of,
                                         const std::string& where) {
-  Index whole;
+  Index whole = 0;
   require(before >= 0 && behind >= 0 && !__builtin_add_overflow(before, behind, &whole) &&
               !__builtin_add_overflow(whole, len, &whole),
           where, ": share has ", before, " ", of, " before and ", behind, " behind the ", len,
