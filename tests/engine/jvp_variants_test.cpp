@@ -50,7 +50,9 @@ struct Sink : PlainRows {
   Param<T> height = T(0.3);
   static constexpr auto parameters = std::tuple{named("height", &Sink::height)};
   [[nodiscard]] auto forward(const auto& row) const {
-    const auto s = row.score(), top = row.largest(s), e = math::exp(s - top);
+    const auto s = row.score();
+    const auto top = row.largest(s);
+    const auto e = math::exp(s - top);
     return e / (row.sum(e) + math::exp(row.learnt(height) - top));
   }
 };

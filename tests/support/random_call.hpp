@@ -70,6 +70,14 @@ class Tensor {
     std::uint64_t n = 0;
     for_each([&](T& x) { x = T(heed::ArithmeticOf<T>(spread * random.normal(n++))); });
   }
+  // Makes each number larger or smaller by the rounding of one operation, at random.
+  void nudge(std::uint64_t stream) {
+    const heed::CounterRandom random(kSeed, stream);
+    std::uint64_t n = 0;
+    for_each([&](T& x) {
+      x *= T(1) + (random.uniform(n++) < 0.5 ? -1 : 1) * std::numeric_limits<T>::epsilon();
+    });
+  }
   void fill(T value) {
     for_each([value](T& x) { x = value; });
   }

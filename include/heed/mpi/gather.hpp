@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -56,8 +57,9 @@ template <class Element>
                                           Index count) {
   if (!view.given()) return view;
   return view.visit([&](const auto& of) -> StoredView<Element> {
-    if constexpr (requires { of.scales(); })
-      return ScaledView(rows_of(of.numbers(), first, count), rows_of(of.scales(), first, count));
+    using View = std::remove_cvref_t<decltype(of)>;
+    if constexpr (std::same_as<View, ScaledView>)
+      return View(rows_of(of.numbers(), first, count), rows_of(of.scales(), first, count));
     else
       return rows_of(of, first, count);
   });
