@@ -25,7 +25,7 @@ extern template Mask<float> detail::fold_heads(const Mask<float>&, const BoundMa
 extern template void detail::check_gradients(const Gradients<float>&, const Inputs<float>&,
                                              const Mask<float>&, const StoredView<const float>&,
                                              const OutputGradients<float>&, const std::string&);
-extern template void detail::set_zero(std::span<const TensorView<float>>, int);
+extern template void detail::set_zero(std::initializer_list<TensorView<float>>, int);
 
 extern template void pack_lanes(const float*, Index, Index, Index, float*, Index, float);
 extern template void unpack_lanes(const float*, Index, Index, Index, float*, Index);
@@ -67,7 +67,7 @@ extern template Mask<double> detail::fold_heads(const Mask<double>&, const Bound
 extern template void detail::check_gradients(const Gradients<double>&, const Inputs<double>&,
                                              const Mask<double>&, const StoredView<const double>&,
                                              const OutputGradients<double>&, const std::string&);
-extern template void detail::set_zero(std::span<const TensorView<double>>, int);
+extern template void detail::set_zero(std::initializer_list<TensorView<double>>, int);
 
 extern template void pack_lanes(const double*, Index, Index, Index, double*, Index, double);
 extern template void unpack_lanes(const double*, Index, Index, Index, double*, Index);

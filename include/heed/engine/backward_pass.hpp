@@ -71,11 +71,12 @@ class BackwardPass {
       keys_.build(threads);
       const GradientOperands<Real>& grads = shared_.grads;
       const Share& share = c_.geometry.share;
-      const TensorView<Real> summed[] = {
-          held_rows(grads.key, share.keys_before), held_rows(grads.value, share.keys_before),
-          zero_bias ? grads.bias : TensorView<Real>(),
-          shared_.sums_queries ? held_rows(grads.query, share.queries_before) : TensorView<Real>()};
-      set_zero<Real>(summed, threads);
+      set_zero<Real>(
+          {held_rows(grads.key, share.keys_before), held_rows(grads.value, share.keys_before),
+           zero_bias ? grads.bias : TensorView<Real>(),
+           shared_.sums_queries ? held_rows(grads.query, share.queries_before)
+                                : TensorView<Real>()},
+          threads);
     });
   }
   [[nodiscard, gnu::noinline]] std::unique_ptr<Worker> engage(Scratch<Real>& scratch) {

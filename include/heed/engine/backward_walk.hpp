@@ -16,8 +16,8 @@
 #include <heed/core/fixed_list.hpp>
 #include <heed/engine/query_gradients.hpp>
 
+#include <initializer_list>
 #include <memory>
-#include <span>
 #include <type_traits>
 
 namespace heed {
@@ -451,14 +451,14 @@ class BackwardWorker {
 
 // Zeros in all of the views that are given.
 template <class Real>
-void set_zero(std::span<const TensorView<Real>> views, int threads) {
+void set_zero(std::initializer_list<TensorView<Real>> views, int threads) {
   const auto heads = [](const TensorView<Real>& view) {
     return view.given() ? view.shape().batch * view.shape().heads : 0;
   };
   Index units = 0;
   for (const TensorView<Real>& view : views) units += heads(view);
   parallel_for(units, threads, [&](Index unit) {
-    const TensorView<Real>* view = views.data();
+    const TensorView<Real>* view = views.begin();
     for (; unit >= heads(*view); ++view) unit -= heads(*view);
     const Shape& s = view->shape();
     for (Index t = 0; t < s.len; ++t)

@@ -450,9 +450,8 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   OrderedSums sums(shared.order, shared.places(workers), shared.numbers());
-  const TensorView<Real> summed[] = {to.key, to.value, to.bias,
-                                     shared.sums_queries ? to.query : TensorView<Real>()};
-  set_zero<Real>(summed, workers);
+  set_zero<Real>({to.key, to.value, to.bias, shared.sums_queries ? to.query : TensorView<Real>()},
+                 workers);
   if (units > 0)
     run_visits<Real>(
         shared.order, workers, elements,
