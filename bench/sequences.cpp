@@ -283,14 +283,7 @@ int run_program(int argc, char** argv) {
       ->check(heed_program::whole(0, 4096));
   app.add_option("--repeats", repeats, "Pairs of samples (default 31)")
       ->check(heed_program::whole(1, 100000));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw heed_program::UsageError(error.what());
-  }
+  if (!heed_program::read_options(app, argc, argv)) return 0;
   const auto for_ops = [](auto&& f) {
     f("sdpa", heed::ScaledDot<float>{});
     f("dar", heed::Dar<float>{});

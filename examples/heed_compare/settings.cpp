@@ -179,8 +179,9 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
   app.add_option("--csv", settings.csv_file, "Writes the results as CSV; - as for --json")
       ->type_name("FILE")
       ->check(heed_program::path_of("file"));
-  app.add_option("--report", settings.report_folder,
-                 "Folder for report.html, a page of pictures, and for each picture as an SVG file")
+  app.add_option(
+         "--report", settings.report_folder,
+         "Folder to write: report.html, a page of pictures, and each picture as an SVG file")
       ->type_name("FOLDER")
       ->check(heed_program::path_of("folder"));
 }
@@ -238,18 +239,9 @@ ParsedCommandLine parse_command_line(int argc, char** argv) {
   TrainingWords training;
   declare(app, settings, words);
   declare_training(app, training, settings);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
+  if (!heed_program::read_options(app, argc, argv)) {
     parsed.finished = true;
     return parsed;
-  } catch (const CLI::CallForVersion& version) {
-    std::puts(version.what());
-    parsed.finished = true;
-    return parsed;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(heed_program::sentence_of(error));
   }
   if (training.asks_for_help()) {
     print_task_help();

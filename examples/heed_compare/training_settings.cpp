@@ -26,12 +26,13 @@ constexpr ModelSizes kTaskModel{64, 2, 2, 128, 64};
 
 constexpr Index kMostFactor = 64;
 
-// Of a list that commas separate, such as that of --noise.
+// Of a list that commas separate, such as that of --noise. It begins behind so many characters of the text.
 template <class Number>
 [[nodiscard]] std::vector<Number> read_list(const char* option, const std::string& text,
-                                            Number least, Number most, const std::string& what) {
+                                            Number least, Number most, const std::string& what,
+                                            std::size_t behind = 0) {
   std::vector<Number> numbers;
-  for (const std::string& item : split(text)) {
+  for (const std::string& item : split(text.substr(behind))) {
     Number x{};
     if (!read_number(item, x) || !(x >= least && x <= most))
       throw UsageError(std::string(option) + " is \"" + text + "\", it must be " + what);
@@ -47,9 +48,11 @@ template <class Number>
 
 [[nodiscard]] std::vector<double> read_sweep(const std::string& text) {
   const std::string what = "lr= and two or more learning rates such as lr=3e-4,1e-3,3e-3";
-  if (!text.starts_with("lr=")) throw UsageError("--sweep is \"" + text + "\", it must be " + what);
+  const std::string beginning = "lr=";
+  if (!text.starts_with(beginning))
+    throw UsageError("--sweep is \"" + text + "\", it must be " + what);
   std::vector<double> rates =
-      read_list("--sweep", text.substr(3), 0.0, heed_program::kMaxReal, what);
+      read_list("--sweep", text, 0.0, heed_program::kMaxReal, what, beginning.size());
   if (rates.size() < 2) throw UsageError("--sweep is \"" + text + "\", it must be " + what);
   return rates;
 }
@@ -82,7 +85,8 @@ void require_texts(const CLI::App& app, const std::string& given,
       throw UsageError("--task is " + given + " and " + option +
                        " names a text; it must be one of both");
   if (app.count("--alphabets") > 0 && text)
-    throw UsageError("--alphabets was given and --task is " + given + ", but a text has one");
+    throw UsageError("--alphabets was given and --task is " + given +
+                     ", but a text has one alphabet");
   if (app.count("--len") > 0 && !text)
     std::fputs("heed_compare: --len has no effect with --task, whose numbers say how long\n",
                stderr);

@@ -225,6 +225,13 @@ void print_reports(Model& model) {
   }
 }
 
+// Of the processes that train together; nothing of one.
+[[nodiscard]] std::string ranks_text(int count, int context_ranks) {
+  if (count == 1) return "";
+  return "; " + std::to_string(count) + " ranks" +
+         (context_ranks > 1 ? ", each sequence on " + std::to_string(context_ranks) : "");
+}
+
 // What a run that was cut off leaves in its file, as the end of a sentence. The file is a whole checkpoint or as it was.
 [[nodiscard]] std::string left_behind(const std::string& out) {
   if (out.empty()) return "nothing was saved";
@@ -248,17 +255,18 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
   heed::require(command.resume.empty() || command.gpt2.empty(),
                 "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;
+  const int context_ranks = int(command.context_ranks);
   if (ranks.first()) require_outputs(command);
   ranks.meet();  // so that no rank has begun where one finds fault with the options
   Prepared p = as_usage([&] { return prepare(command); });
   Run& run = p.run;
-  require_shareable(run, ranks);
+  require_shareable(run, row_len(*p.data), ranks, context_ranks);
   std::optional<RunReport> report;
   if (ranks.first()) report = open_report(command);
   if (report) describe(*report, run, *p.data);
   std::printf("%s, %td parameters; %s%s\n", run.config.variant.c_str(),
               nn::count_weights<float>(*run.model), p.data->description().c_str(),
-              ranks.count() > 1 ? ("; " + std::to_string(ranks.count()) + " ranks").c_str() : "");
+              ranks_text(ranks.count(), context_ranks).c_str());
   std::fflush(stdout);
   const InterruptGuard guard;
   // A run that leaves files goes on when nobody reads its lines any more; main() reports the lost output at the end.
@@ -289,7 +297,7 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
       saved = run.step;
     };
   try {
-    train(run, *p.data, command.threads, watch, &ranks);
+    train(run, *p.data, command.threads, watch, &ranks, context_ranks);
   } catch (const heed_program::LostRank& error) {
     throw heed_program::LostRank(error.what() + ("; " + left_behind(command.out)));
   } catch (const NotFinite& error) {

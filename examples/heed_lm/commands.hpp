@@ -22,6 +22,7 @@ struct TrainCommand {
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
   double rank_timeout = 0;          // seconds; 0: none
+  Index context_ranks = 1;          // that have the tokens of a sequence together
   std::string program = "heed_lm";  // as it was called
   std::map<std::string, std::string>
       given;  // options of the command line as they stand there: "--batch", "32"
@@ -51,7 +52,7 @@ struct InspectCommand {
 };
 
 // Each returns the exit code; what cannot be done is thrown.
-// Several ranks share the batches of training; the first one alone prints and writes files.
+// Several ranks share the batches of training, and with context_ranks the tokens of their sequences; the first one alone prints and writes files.
 int run_train(TrainCommand command, heed_program::Ranks& ranks);
 int run_eval(const EvalCommand& command);
 int run_generate(const GenerateCommand& command);

@@ -154,7 +154,7 @@ void require_one_source(const DataSettings& s) {
        {std::pair{"--text", &s.text}, {"--instructions", &s.instructions}, {"--task", &s.task}})
     if (!value->empty()) given += (count++ > 0 ? " and " : "") + std::string(option);
   heed::require(count == 1, count == 0 ? "no data were given" : given + " were given",
-                ", it must be one of --text, --instructions and --task");
+                "; give one of --text, --instructions and --task");
 }
 
 constexpr const char* kParens = "parens";

@@ -32,6 +32,11 @@ class DataSource {
   [[nodiscard]] virtual std::optional<Index> bottleneck() const { return std::nullopt; }
 };
 
+// The number of tokens of the rows of its batches.
+[[nodiscard]] inline Index row_len(const DataSource& data) {
+  return data.training_batch(1, 0, 0).len;
+}
+
 struct DataSettings {
   std::string text, instructions,
       task;                   // one of them: a file, a file, a spec (tasks/task_list.hpp)

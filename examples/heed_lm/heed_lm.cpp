@@ -85,7 +85,7 @@ void add_data(CLI::App& app, DataSettings& data) {
   o.file("--text", data.text, "Data: a text, whose last part is held out");
   o.file("--instructions", data.instructions, "Data: instructions with answers, as JSON lines");
   o.word("--task", data.task,
-         "Data: a generated task such as mqar or dyck:k=2,len=40, whose answers alone count; "
+         "Data: a generated task such as mqar or dyck:kinds=2,len=40, whose answers alone count; "
          "help lists them");
   o.word("--tokenizer", data.tokenizer,
          "How text becomes tokens: bytes, characters or gpt2 (default: gpt2 with --vocab, else "
@@ -119,10 +119,12 @@ void add_model(CLI::App& app, TrainCommand& c) {
                  "matrix), or gpt2, with 0.02 whatever the width")
       ->type_name("NAME")
       ->capture_default_str();
-  app.add_flag("--untied{false}", c.model.tied,
-               "Gives the output a matrix of its own instead of the embedding");
-  app.add_flag("--no-mask{false}", c.model.causal,
-               "Lets tokens of dialectical-lm see later ones, as in its source");
+  app.add_flag_callback(
+      "--untied", [&c] { c.model.tied = false; },
+      "Gives the output a matrix of its own instead of the embedding");
+  app.add_flag_callback(
+      "--no-mask", [&c] { c.model.causal = false; },
+      "Lets tokens of dialectical-lm see later ones, as in its source");
 }
 
 void add_train(CLI::App& app, TrainCommand& c) {
@@ -153,19 +155,23 @@ void add_train(CLI::App& app, TrainCommand& c) {
                  "bfloat16 and add up in float; weights stay float")
       ->type_name("NAME")
       ->capture_default_str();
-  o.file("--out", c.out, "Checkpoint to write (default: that of --resume)");
+  o.file("--out", c.out,
+         "Checkpoint to write (default: that of --resume; without either nothing is kept)");
   o.file("--resume", c.resume,
          "Checkpoint to go on from. The run keeps its model and settings: other options must agree "
          "with them, --steps may be raised, and the data must be named again");
   o.file("--gpt2", c.gpt2, "model.safetensors of a Hugging Face GPT-2 to start from");
   o.file("--report", c.report,
-         "Folder for report.html, a page of pictures, and for each picture as an SVG file",
+         "Folder to write: report.html, a page of pictures, and each picture as an SVG file",
          "FOLDER");
   o.size("--eval-every", c.evaluate_every,
          "Number of steps between validations; 0: only one at the end", 0, kMaxSteps);
   o.size("--save-every", c.save_every,
          "Number of steps between checkpoints; 0: only one at the end", 0, kMaxSteps);
   o.threads(c.threads);
+  o.size("--context-ranks", c.context_ranks,
+         "Under mpirun: number of ranks that have the tokens of each sequence together, for long "
+         "ones; it must divide the number of ranks");
   o.real("--rank-timeout", c.rank_timeout,
          "Under mpirun: seconds without a message after which a rank counts as stuck and ends the "
          "run, more than the longest step, validation or save takes; 0: never");
@@ -220,7 +226,7 @@ void add_inspect(CLI::App& app, InspectCommand& c) {
       ->type_name("FILE")
       ->check(path_of("file"));
   o.file("--report", c.report,
-         "Folder for report.html, a page of pictures, and for each picture as an SVG file",
+         "Folder to write: report.html, a page of pictures, and each picture as an SVG file",
          "FOLDER");
   o.file("--vocab", c.vocab, "GPT-2's vocab.json, for a Hugging Face GPT-2");
   o.file("--merges", c.merges, "GPT-2's merges.txt, for a Hugging Face GPT-2");
@@ -236,8 +242,10 @@ class CommandLine {
     app_.require_subcommand(1);
     app_.footer(std::string("heed_lm COMMAND --help lists the options of a command.\n\n") +
                 heed_program::kExitCodes + kOutput);
-    for (CLI::App* command : {train_app_, eval_app_, generate_app_, inspect_app_, info_app_})
+    for (CLI::App* command : {train_app_, eval_app_, generate_app_, inspect_app_, info_app_}) {
+      command->set_help_flag("--help,-h", "Prints this help and ends");
       command->footer(std::string(heed_program::kExitCodes) + kOutput);
+    }
     add_train(*train_app_, train_);
     add_eval(*eval_app_, eval_);
     add_generate(*generate_app_, generate_);
@@ -248,18 +256,7 @@ class CommandLine {
   int run(int argc, char** argv, heed_program::Ranks& ranks) {
     require_command(argc, argv);
     train_.program = argv[0];
-    try {
-      app_.parse(argc, argv);
-    } catch (const CLI::CallForHelp&) {
-      std::fputs(app_.help().c_str(), stdout);
-      return 0;
-    } catch (const CLI::CallForVersion& version) {
-      std::puts(version.what());
-      return 0;
-    } catch (const CLI::ParseError& error) {
-      throw heed_program::UsageError(heed_program::sentence_of(error));
-    }
-    return run_command(ranks);
+    return heed_program::read_options(app_, argc, argv) ? run_command(ranks) : 0;
   }
 
  private:

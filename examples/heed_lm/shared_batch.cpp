@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shared_batch.hpp"
 
+#include "../program/rank_group.hpp"
 #include "json_fields.hpp"
 
 #include <heed/core/error.hpp>
@@ -8,6 +9,8 @@
 
 #include <cstring>
 #include <limits>
+#include <optional>
+#include <utility>
 
 namespace heed_lm {
 
@@ -16,14 +19,49 @@ namespace {
 namespace nn = heed::nn;
 using heed_program::Ranks;
 
-// The rows of a batch that one rank computes: [first, end).
+// The rows of a batch that one group of ranks computes: [first, end).
 struct Rows {
   Index first, end;
+  [[nodiscard]] Index count() const { return end - first; }
 };
-[[nodiscard]] Rows rows_of(const Batch& batch, const Ranks& ranks) {
-  const Index rank = ranks.rank(), count = ranks.count();
-  return {batch.rows * rank / count, batch.rows * (rank + 1) / count};
+[[nodiscard]] Rows rows_of(Index rows, Index group, Index groups) {
+  return {rows * group / groups, rows * (group + 1) / groups};
 }
+
+// Rows of `len` tokens over the ranks of the group that this rank belongs to.
+class Spread {
+ public:
+  Spread(const Model& model, const nn::Context<float>& context, Index rows, Index len, Ranks& ranks,
+         int context_ranks)
+      : group_(ranks, ranks.rank() / context_ranks * context_ranks, context_ranks),
+        tokens_(
+            heed::mpi::AnyCommunicator(group_),
+            heed::mpi::Shards::zigzag(len, context_ranks, model.spread_step(context, rows, len))) {}
+  Spread(const Spread&) = delete;
+  [[nodiscard]] const nn::SpreadTokens& tokens() const { return tokens_; }
+
+ private:
+  heed_program::RankGroup group_;
+  nn::SpreadTokens tokens_;
+};
+
+// The context computes a part of a batch, its tokens on several ranks where `spread` is given, as long as this lives.
+class Sharing {
+ public:
+  Sharing(nn::Context<float>& context, const nn::BatchPart& part, const nn::SpreadTokens* spread)
+      : context_(context) {
+    context.part = part;
+    context.spread = spread;
+  }
+  ~Sharing() {
+    context_.part = {};
+    context_.spread = nullptr;
+  }
+  Sharing(const Sharing&) = delete;
+
+ private:
+  nn::Context<float>& context_;
+};
 
 [[nodiscard]] double gradient_of(Model& model, nn::Context<float>& context, Index rows,
                                  std::span<const Index> inputs, std::span<const Index> targets) {
@@ -77,31 +115,53 @@ class Hash {
 
 }  // namespace
 
-double shared_gradient(Model& model, nn::Context<float>& context, const Batch& batch,
-                       Ranks& ranks) {
+double shared_gradient(Model& model, nn::Context<float>& context, const Batch& batch, Ranks& ranks,
+                       int context_ranks) {
   if (ranks.count() == 1) {
     const Packing all(batch, model.takes_packed());
     const Packed packed(context, all);
     return gradient_of(model, context, all.batch, all.inputs, all.targets);
   }
-  const Rows rows = rows_of(batch, ranks);
-  const auto first = std::size_t(rows.first * batch.len),
-             count = std::size_t((rows.end - rows.first) * batch.len);
-  context.part = {Index(first), Index(count), batch.rows * batch.len, count_targets(batch.targets)};
-  const double mine = gradient_of(model, context, rows.end - rows.first,
-                                  std::span(batch.inputs).subspan(first, count),
-                                  std::span(batch.targets).subspan(first, count));
-  context.part = {};
+  const Rows rows =
+      rows_of(batch.rows, ranks.rank() / context_ranks, ranks.count() / context_ranks);
+  std::optional<Spread> spread;
+  if (context_ranks > 1)
+    spread.emplace(model, context, rows.count(), batch.len, ranks, context_ranks);
+  std::vector<Index> inputs, targets;
+  for (Index row = rows.first; row < rows.end; ++row) {
+    const auto add = [&](Index t) {
+      inputs.push_back(batch.inputs[std::size_t(row * batch.len + t)]);
+      targets.push_back(batch.targets[std::size_t(row * batch.len + t)]);
+    };
+    if (spread)
+      for (const Index t : spread->tokens().tokens) add(t);
+    else
+      for (Index t = 0; t < batch.len; ++t) add(t);
+  }
+  const auto gradient_of_part = [&] {
+    const Sharing sharing(context,
+                          {rows.first * batch.len, rows.count() * batch.len, batch.rows * batch.len,
+                           count_targets(batch.targets)},
+                          spread ? &spread->tokens() : nullptr);
+    return gradient_of(model, context, rows.count(), inputs, targets);
+  };
+  const double mine = gradient_of_part();
   double loss = 0;
   for (const double part : ranks.gather(mine)) loss += part;
   if (std::isfinite(loss)) sum_gradients(model, ranks);
   return loss;
 }
 
-void require_shareable(Run& run, const Ranks& ranks) {
+void require_shareable(Run& run, Index len, const Ranks& ranks, int context_ranks) {
+  heed::require(ranks.count() % context_ranks == 0, "--context-ranks is ", context_ranks, ", ",
+                ranks.count(), ranks.count() == 1 ? " rank was" : " ranks were",
+                " started; it must divide ", ranks.count());
   if (ranks.count() == 1) return;
-  heed::require(run.train.batch >= ranks.count(), "--batch is ", run.train.batch, ", ",
-                ranks.count(), " ranks share it; it must be at least ", ranks.count());
+  const Index groups = ranks.count() / context_ranks;
+  heed::require(run.train.batch >= groups, "--batch is ", run.train.batch, ", ", groups,
+                context_ranks == 1 ? "" : " groups of ",
+                context_ranks == 1 ? "" : std::to_string(context_ranks),
+                " ranks share it; it must be at least ", groups);
   Index states = 0;
   run.model->visit_state(
       nn::StateVisitor<float>([&](const std::string&, heed::Param<float>&) { ++states; }));
@@ -109,9 +169,23 @@ void require_shareable(Run& run, const Ranks& ranks) {
                 ", whose memory learns the keys of a batch one after another; it trains on one "
                 "rank, not on ",
                 ranks.count());
+  if (context_ranks == 1) return;
+  nn::Context<float> context;
+  context.precision = *precision_of(run.train.precision);
+  for (Index group = 0; group < groups; ++group) {
+    const Index rows = rows_of(run.train.batch, group, groups).count(),
+                step = run.model->spread_step(context, rows, len);
+    heed::require(step > 0, "--context-ranks is ", context_ranks, ", --variant is ",
+                  run.config.variant, ", which must have all tokens of a batch; it must be 1");
+    const Index pieces = (len + step - 1) / step;
+    heed::require(pieces >= context_ranks, "--context-ranks is ", context_ranks, ", sequences of ",
+                  len, " tokens of ", run.config.variant, " are cut at multiples of ", step,
+                  " into ", pieces, pieces == 1 ? " piece" : " pieces", "; it must be at most ",
+                  pieces);
+  }
 }
 
-void require_same_run(Run& run, std::uint64_t data, Ranks& ranks) {
+void require_same_run(Run& run, std::uint64_t data, Ranks& ranks, int context_ranks) {
   if (ranks.count() == 1) return;
   Hash weights, settings;
   run.model->visit(nn::Visitor<float>(
@@ -126,6 +200,7 @@ void require_same_run(Run& run, std::uint64_t data, Ranks& ranks) {
       });
   settings.add(json_of(run.train));
   settings.add(std::uint64_t(run.step));
+  settings.add(std::uint64_t(context_ranks));
   struct Print {
     std::uint64_t weights, settings, data;
   };

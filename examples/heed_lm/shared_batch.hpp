@@ -29,15 +29,20 @@ class Packed {
   heed::nn::Context<float>& context_;
 };
 
-// The mean loss of the batch, packed where one process has all of it; ranks share its rows as they are, with their padding. The
-// weights' gradients become that of the batch, with the same bits on all ranks. Where the
+// The mean loss of the batch, packed where one process has all of it; ranks share its rows as they are, with their padding:
+// groups of `context_ranks` neighbouring ranks have whole rows each, and the ranks of a group the tokens of each row, in zig-zag
+// shards (heed/mpi/shards.hpp). The weights' gradients become that of the batch, with the same bits on all ranks. Where the
 // loss is not finite, it is not finite on all ranks, and the gradients are of no use.
 [[nodiscard]] double shared_gradient(Model& model, heed::nn::Context<float>& context,
-                                     const Batch& batch, heed_program::Ranks& ranks);
+                                     const Batch& batch, heed_program::Ranks& ranks,
+                                     int context_ranks = 1);
 
-// Throws std::invalid_argument, on all ranks, unless so many ranks can share the batches of the run.
-void require_shareable(Run& run, const heed_program::Ranks& ranks);
-// Throws std::invalid_argument, on all ranks, unless all have the weights, moments, settings, steps and data of rank 0.
-void require_same_run(Run& run, std::uint64_t data, heed_program::Ranks& ranks);
+// Throws std::invalid_argument, on all ranks, unless so many ranks can share the batches of the run, which have rows of `len`
+// tokens.
+void require_shareable(Run& run, Index len, const heed_program::Ranks& ranks,
+                       int context_ranks = 1);
+// Throws std::invalid_argument, on all ranks, unless all have the weights, moments, settings, steps, data and groups of rank 0.
+void require_same_run(Run& run, std::uint64_t data, heed_program::Ranks& ranks,
+                      int context_ranks = 1);
 
 }  // namespace heed_lm

@@ -27,10 +27,10 @@ using heed_program::Ranks;
 
 // Takes one step at the optimiser's present rate, or skips it. Returns why it was skipped, or null.
 [[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch,
-                                    double& loss, Ranks& ranks) {
+                                    double& loss, Ranks& ranks, int context_ranks) {
   Model& model = *run.model;
   nn::clear_gradients<float>(model);
-  loss = shared_gradient(model, context, batch, ranks);
+  loss = shared_gradient(model, context, batch, ranks, context_ranks);
   if (!std::isfinite(loss)) return "the loss is not finite";
   // The norm is summed in double, which no gradient in float overflows: it is finite if all of them are.
   const double bound =
@@ -182,7 +182,8 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
   return all;
 }
 
-void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ranks* shared_by) {
+void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ranks* shared_by,
+           int context_ranks) {
   using Clock = std::chrono::steady_clock;
   const TrainSettings& s = run.train;
   nn::Context<float> context;
@@ -201,8 +202,8 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ra
   Ranks& ranks = shared_by ? *shared_by : alone;
   if (model.scores_steps()) model.set_ponder_prior(s.ponder_prior);
   run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
-  require_shareable(run, ranks);
-  require_same_run(run, data.fingerprint(), ranks);
+  require_shareable(run, row_len(data), ranks, context_ranks);
+  require_same_run(run, data.fingerprint(), ranks, context_ranks);
   const Clock::time_point start = Clock::now();
   const Index first = run.step;
   double tokens = 0;
@@ -214,7 +215,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ra
     context.step = std::uint64_t(run.step);
     run.optimiser.options.learning_rate = schedule.at(run.step);
     double loss = 0;
-    const char* const fault = take_step(run, context, batch, loss, ranks);
+    const char* const fault = take_step(run, context, batch, loss, ranks, context_ranks);
     const Clock::time_point now = Clock::now();
     ++run.step;
     const std::string place = "step " + std::to_string(run.step) + ": ";
@@ -253,7 +254,7 @@ void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ra
     if (!sound && (last || stop))
       throw NotFinite(place + "the loss of held-out rows is not finite" + kAdvice);
     if (saves && sound) {
-      require_same_run(run, data.fingerprint(), ranks);
+      require_same_run(run, data.fingerprint(), ranks, context_ranks);
       watch.on_save();
       ranks.meet();  // what is said to be saved is
     }

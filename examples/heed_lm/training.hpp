@@ -75,10 +75,13 @@ inline constexpr Index kMostFaults = 10;
 // Several ranks share each batch: rank r of n computes its rows [r rows / n, (r + 1) rows / n), with the random numbers that
 // these rows have in the whole batch, and the gradients are added up in the order of the ranks. The order of the data does
 // not depend on n: a run may be resumed on another number of ranks and sees the same batches. The bits are the same for the
-// same n; for another n, gradients differ as sums of floats do. All ranks call all functions of `watch`, with the same
-// numbers but for times. Throws std::invalid_argument where ranks outnumber the rows of a batch, where the model has a memory
-// that learns a batch's keys one after another, and where ranks differ in weights, settings or data.
+// same n; for another n, gradients differ as sums of floats do. With `context_ranks` c, groups of c neighbouring ranks do what a
+// rank does otherwise, and each rank of a group has a shard of the tokens of every row; evaluation is shared as without it, of
+// whole rows. All ranks call all functions of `watch`, with the same
+// numbers but for times. Throws std::invalid_argument where ranks or their groups outnumber the rows of a batch, where the model
+// has a memory that learns a batch's keys one after another, where rows are too short for so many context_ranks, and where ranks
+// differ in weights, settings or data.
 void train(Run& run, const DataSource& data, int threads, const Watch& watch,
-           heed_program::Ranks* ranks = nullptr);
+           heed_program::Ranks* ranks = nullptr, int context_ranks = 1);
 
 }  // namespace heed_lm

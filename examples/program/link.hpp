@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages between the processes of one run. link_mpi.cpp is the one file that knows MPI; link_none.cpp takes its place
+// Messages between the processes of one run. link_mpi.cpp is the one file here that knows MPI; link_none.cpp takes its place
 // where MPI was not found.
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class Link {
   [[nodiscard]] virtual Request receive(int from, int kind, std::span<std::byte> bytes) = 0;
   // Moves all messages on. True once the request is done.
   [[nodiscard]] virtual bool done(Request request) = 0;
-  // The first message of that kind that has arrived and that nobody receives yet.
+  // The first message of that kind, of less than 1 GiB, that has arrived and that nobody receives yet.
   [[nodiscard]] virtual std::optional<Arrival> arrived(int kind) = 0;
 
   // Ends in agreement with all other ranks, which must call it, too; no request may be open.

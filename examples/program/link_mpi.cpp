@@ -1,32 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "link.hpp"
 
-#include "program.hpp"
+#include <heed/mpi/communicator.hpp>
 
-#include <mpi.h>
-
-#include <limits>
 #include <map>
+#include <vector>
 
 namespace heed_program {
 
 namespace {
 
-void require_success(int code, const char* what) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int size = 0;
-  MPI_Error_string(code, text, &size);
-  throw std::runtime_error(std::string(what) + ": " + text);
-}
-
-// MPI counts bytes by int.
-[[nodiscard]] int count_of(std::size_t bytes) {
-  if (bytes > std::size_t(std::numeric_limits<int>::max()))
-    throw std::runtime_error("a message between ranks has " + std::to_string(bytes) +
-                             " bytes, MPI takes at most 2147483647; more ranks have shorter ones");
-  return int(bytes);
-}
+using heed::mpi::detail::for_counts;
+using heed::mpi::detail::require_success;
 
 class MpiLink final : public Link {
  public:
@@ -45,33 +30,37 @@ class MpiLink final : public Link {
   [[nodiscard]] int count() const override { return count_; }
 
   [[nodiscard]] Request send(int to, int kind, std::span<const std::byte> bytes) override {
-    MPI_Request request;
-    require_success(
-        MPI_Isend(bytes.data(), count_of(bytes.size()), MPI_BYTE, to, kind, all_, &request),
-        "a message cannot be sent");
-    return open(request);
+    std::vector<MPI_Request> requests;
+    for_counts(bytes.size(), [&](std::size_t at, int count) {
+      require_success(
+          MPI_Isend(bytes.data() + at, count, MPI_BYTE, to, kind, all_, &requests.emplace_back()),
+          "MPI_Isend");
+    });
+    return open(std::move(requests));
   }
   [[nodiscard]] Request receive(int from, int kind, std::span<std::byte> bytes) override {
-    MPI_Request request;
-    require_success(
-        MPI_Irecv(bytes.data(), count_of(bytes.size()), MPI_BYTE, from, kind, all_, &request),
-        "a message cannot be received");
-    return open(request);
+    std::vector<MPI_Request> requests;
+    for_counts(bytes.size(), [&](std::size_t at, int count) {
+      require_success(
+          MPI_Irecv(bytes.data() + at, count, MPI_BYTE, from, kind, all_, &requests.emplace_back()),
+          "MPI_Irecv");
+    });
+    return open(std::move(requests));
   }
   [[nodiscard]] bool done(Request request) override {
     const auto found = requests_.find(request);
     if (found == requests_.end()) return true;
     int is_done = 0;
-    require_success(MPI_Test(&found->second, &is_done, MPI_STATUS_IGNORE),
-                    "a message between ranks is lost");
+    std::vector<MPI_Request>& parts = found->second;
+    require_success(MPI_Testall(int(parts.size()), parts.data(), &is_done, MPI_STATUSES_IGNORE),
+                    "MPI_Testall");
     if (is_done != 0) requests_.erase(found);
     return is_done != 0;
   }
   [[nodiscard]] std::optional<Arrival> arrived(int kind) override {
     int is_there = 0, bytes = 0;
     MPI_Status status;
-    require_success(MPI_Iprobe(MPI_ANY_SOURCE, kind, all_, &is_there, &status),
-                    "messages cannot be asked for");
+    require_success(MPI_Iprobe(MPI_ANY_SOURCE, kind, all_, &is_there, &status), "MPI_Iprobe");
     if (is_there == 0) return std::nullopt;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     return Arrival{status.MPI_SOURCE, std::size_t(bytes)};
@@ -84,15 +73,15 @@ class MpiLink final : public Link {
   void abort(int code) override { MPI_Abort(all_, code); }
 
  private:
-  [[nodiscard]] Request open(MPI_Request request) {
-    requests_.emplace(next_, request);
+  [[nodiscard]] Request open(std::vector<MPI_Request> parts) {
+    requests_.emplace(next_, std::move(parts));
     return next_++;
   }
 
   MPI_Comm all_ = MPI_COMM_NULL;
   int rank_ = 0, count_ = 1;
   Request next_ = 0;
-  std::map<Request, MPI_Request> requests_;  // those that are not done
+  std::map<Request, std::vector<MPI_Request>> requests_;  // the parts of those that are not done
 };
 
 }  // namespace

@@ -5,11 +5,13 @@
 // any number and -1 for 2^64 - 1; and CLI11's refusals as sentences.
 
 #include "limits.hpp"
+#include "program.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 namespace heed_program {
@@ -88,6 +90,21 @@ template <class Number>
     return text + help;
   const bool repeated = text.find("but received", colon) != std::string::npos;
   return text.substr(0, colon) + (repeated ? " was given more than once" : " needs a value") + help;
+}
+
+// Reads the command line of a program. False: the help or version that it asks for is printed, and the program is done.
+[[nodiscard]] inline bool read_options(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+    return true;
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+  } catch (const CLI::CallForVersion& version) {
+    std::puts(version.what());
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(sentence_of(error));
+  }
+  return false;
 }
 
 }  // namespace heed_program

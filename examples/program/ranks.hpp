@@ -78,6 +78,7 @@ class Ranks {
 
  private:
   friend int run_on_ranks(const char*, const std::function<int(Ranks&)>&);
+  friend class RankGroup;
   using Clock = std::chrono::steady_clock;
   enum Kind { kData, kText, kEnding, kFailure };
   // A message under way, and the rank at its other end.

@@ -253,14 +253,7 @@ int run(int argc, char** argv, Ranks& ranks) {
   app.add_flag("--check", o.check,
                "Instead of a table: holds the model's forward pass against this machine");
   app.footer(heed_program::kExitCodes);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(heed_program::sentence_of(error));
-  }
+  if (!heed_program::read_options(app, argc, argv)) return 0;
   if (o.problem.heads % o.problem.kv_heads != 0)
     throw UsageError("--kv-heads is " + std::to_string(o.problem.kv_heads) + ", --heads is " +
                      std::to_string(o.problem.heads) + "; it must be a divisor of it");

@@ -3,6 +3,7 @@
 
 #include "zoo.hpp"
 
+#include <heed/compiled_engine.hpp>
 #include <heed/models/attention_by_name.hpp>
 
 namespace zoo {

@@ -22,8 +22,8 @@
 //           copy. NULL is a tensor that is not given.
 // Numbers   query decides: a query of float64 computes with double, one of float32, float16 or bfloat16 with float. Each
 //           tensor of a call of floats may be float32, float16 or bfloat16 by itself; results are rounded once.
-// Errors    a function that can fail returns an enum heed_status. Of all but heed_ok, heed_last_error() says in one
-//           sentence what was wrong. Outputs are then of no use, inputs are never changed.
+// Errors    a function that can fail returns an enum heed_status. After any other than heed_ok, heed_last_error() says in one
+//           sentence what was wrong, and what the call has written means nothing. Inputs are never changed.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
 //           not depend on their number, not in the last bit.
 #ifndef HEED_C_H
@@ -98,7 +98,8 @@ struct heed_mask {
   size_t key_length_count;
   // bool or uint8, 1 where visible; (batch or 1, heads or 1, len_q or 1, len_kv).
   const DLTensor* allowed;
-  // Added to scores; -infinity hides. The same shape, in the numbers that the call computes with. It has a gradient.
+  // Added to scores; -infinity hides. Of the same shape; float64 where the call computes with double, else float32. It has a
+  // gradient.
   const DLTensor* bias;
   // Ids, (batch, len_q) and (batch, len_kv): a query sees keys of its own document. Both are given, or none.
   const int64_t* query_documents;
@@ -137,7 +138,7 @@ struct heed_call {
   const double* scale;           // factor on q.k; NULL: 1 / sqrt(width of one score map)
   int threads;                   // 0: as heed_set_threads() says
   int precision;                 // enum heed_precision; backward needs the same as forward
-  // The share in [0, 1) of weights that become 0, and which ones they are; backward needs the same as forward.
+  // The probability, in [0, 1), with which a weight becomes 0; the seed decides which ones do. backward needs both as in forward.
   double dropout;
   uint64_t dropout_seed;
   // Where query 0 stands among the keys, for ops that read positions. It moves no mask.
@@ -188,13 +189,13 @@ int heed_report(const struct heed_saved* saved, const char* name, const DLTensor
 // Name of report number `index`; NULL behind the last one. Valid as long as `saved`.
 const char* heed_report_name(const struct heed_saved* saved, size_t index);
 
-// What shapes the tensors of a call must have: of its outputs, and of the extra input. All 0: it gives no steps with its
-// options, or reads no extra input.
+// The shapes that outputs of a call and its extra input must have. Four zeros for steps: the variant gives none with these
+// options. Four zeros for extra: it reads no extra input.
 struct heed_shapes {
   size_t size;
   int64_t out[4], lse[4], steps[4], extra[4];
 };
-// Of query and value only shapes and types are read. Its sentences are those of heed_forward().
+// Of query and value only shapes and types are read. It fails with the sentences of heed_forward().
 int heed_shapes_of(const struct heed_call* call, struct heed_shapes* shapes);
 
 // Names of variants, from 0; NULL behind the last one. Valid for ever.
@@ -226,14 +227,14 @@ struct heed_parameter_info {
 struct heed_start {
   size_t size;
   uint64_t seed;  // of tensors that begin with random numbers
-  int64_t
-      depth;  // of the layer, from 1, which lambda of differential-v1 depends on; 0 stands for 1
+  // Of the layer, from 1; lambda of differential-v1 depends on it. 0 stands for 1.
+  int64_t depth;
   int64_t prototypes;  // per head; 0 stands for 16
 };
 
 // What the call's variant has for parameters: infos[0] to infos[*count - 1]. *count is the number of structs that `infos`
-// has room for; it becomes that of the parameters, of which no more are written than there is room. Each struct has its
-// size set. Of query and value only shapes and types are read. `start` may be NULL.
+// has room for; it becomes the number of the parameters. Where there are more of them than room, the first are written. The
+// caller has set the size of each struct. Of query and value only shapes and types are read. `start` may be NULL.
 int heed_describe(const struct heed_call* call, const struct heed_start* start,
                   struct heed_parameter_info* infos, size_t* count);
 

@@ -9,6 +9,8 @@
 // starts with `extern template`.
 
 #include <heed/engine/doors.hpp>
+#include <heed/mpi/any_communicator.hpp>
+#include <heed/mpi/rank_call.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -26,6 +28,8 @@ extern template void detail::check_gradients(const Gradients<float>&, const Inpu
                                              const Mask<float>&, const StoredView<const float>&,
                                              const OutputGradients<float>&, const std::string&);
 extern template void detail::set_zero(std::initializer_list<TensorView<float>>, int);
+extern template class mpi::detail::RankSide<float>;
+extern template class mpi::detail::GatherSide<float, mpi::AnyCommunicator>;
 
 extern template void pack_lanes(const float*, Index, Index, Index, float*, Index, float);
 extern template void unpack_lanes(const float*, Index, Index, Index, float*, Index);
@@ -68,6 +72,8 @@ extern template void detail::check_gradients(const Gradients<double>&, const Inp
                                              const Mask<double>&, const StoredView<const double>&,
                                              const OutputGradients<double>&, const std::string&);
 extern template void detail::set_zero(std::initializer_list<TensorView<double>>, int);
+extern template class mpi::detail::RankSide<double>;
+extern template class mpi::detail::GatherSide<double, mpi::AnyCommunicator>;
 
 extern template void pack_lanes(const double*, Index, Index, Index, double*, Index, double);
 extern template void unpack_lanes(const double*, Index, Index, Index, double*, Index);

@@ -13,11 +13,11 @@
 //   pool.remove(a);                                                       // its pages serve others
 //
 // Each sequence has the bits that it has in a KvCache of its own (kv_cache.hpp), with any op, mask and number of threads. A call
-// gives all heads and panels of all its sequences to the workers together, the longest sequences first, and parts of long ones.
+// spreads the work on all its sequences over all threads: the longest sequences come first, and long ones are read in parts.
 //
 // Pages      hold page_rows tokens of all heads. A sequence takes them from the free list as it grows, and gives them back as it
-//            is cut or removed. Pages are counted: fork() shares all of them, and a sequence that writes behind shared rows
-//            first copies the rows of that one page (copy on write).
+//            is cut or removed. fork() shares all of them: the pool counts the sequences that have a page, and one that
+//            writes behind rows that others share first copies the rows of that one page (copy on write).
 // Memory     taken as the first sequences need it, at most `pages` pages, and kept until the pool ends; page_bytes() each. What
 //            scores keep of each key (KeyFeatures) is beside them, for each sequence by itself, also where pages are shared.
 // Formats    as those of a KvCache: KvPool<bfloat16>, KvPool<half> and KvPool<std::int8_t> take a half and a quarter.
@@ -27,6 +27,7 @@
 #include <heed/engine/call.hpp>
 #include <heed/engine/key_features.hpp>
 #include <heed/engine/packed.hpp>
+#include <heed/engine/packed_doors.hpp>
 #include <heed/kv_pages.hpp>
 
 #include <map>

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 
 #include <heed/c.h>
 #include <heed/check/op_call.hpp>
@@ -350,8 +351,8 @@ TEST_CASE("lists and empty tensors reach the prototypes", "[c]") {
 TEST_CASE("rows that halt by learnt probabilities give steps to C", "[c]") {
   Tensors tensors;
   const Geometry g{1, 2, 2, 2, 7, 7, 4, 4};
-  auto op = make_dialectical<double>(g, {.max_steps = 5, .halting = Halting::adaptive});
-  detail::fill_tensors(op, 3);
+  auto op =
+      heed_test::moving_dialectical<double>(g, {.max_steps = 5, .halting = Halting::adaptive});
   OpCall<Dialectical<double>> call(op, g);
   call.steps.resize(std::size_t(element_count(call.steps_shape(), "steps")));
   call.grad_steps.assign(call.steps.size(), 0.01);

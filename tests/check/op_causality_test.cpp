@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "forgetting_score.hpp"
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 
 #include <heed/check/op_causality.hpp>
 #include <heed/ops/dialectical.hpp>
@@ -20,7 +21,7 @@
 namespace {
 
 using namespace heed;
-using heed_test::Forgetting, heed_test::message_of;
+using heed_test::Forgetting, heed_test::message_of, heed_test::moving_dialectical;
 
 // Numbers of query and key, of the score and of a normaliser of whole rows.
 template <class T>
@@ -70,12 +71,8 @@ TEST_CASE("Causal ops pass check_causality with every tensor that they read", "[
 
   // One whose rows take steps, of which each row's share is an output, too.
   const Geometry g{2, 4, 4, 2, 11, 11, 6, 6};
-  auto ponders = make_dialectical<double>(g, {.halting = Halting::adaptive});
-  int n = 0;
-  ponders.visit([&](const char*, Param<double>& param) {
-    for (Index i = 0; i < param.size(); ++i) param[i] = 0.5 * std::sin(double(++n));
-  });
-  check_causal(ponders, {"query", "key", "value"});
+  check_causal(moving_dialectical<double>(g, {.halting = Halting::adaptive}),
+               {"query", "key", "value"});
 }
 
 TEST_CASE("check_causality tells the tensors that bring later tokens to earlier outputs",
@@ -94,6 +91,13 @@ TEST_CASE("check_causality tells the tensors that bring later tokens to earlier 
   CHECK(leaking(one_later) == std::vector<std::string>{"key", "value", "key_inputs"});
   CHECK(one_later.text().find("key_inputs: not causal: token 5 of sequence 0 set to 1e30; output "
                               "(0, 4, 0)") != std::string::npos);
+
+  // Rows that wait until all of them have halted.
+  const Geometry g{2, 4, 4, 2, 11, 11, 6, 6};
+  DialecticalOptions options{.max_steps = 5, .halt_eps = 0.3};
+  CHECK(check_causality(moving_dialectical<double>(g, options), g).causal());
+  options.halting = Halting::batch;
+  CHECK_FALSE(check_causality(moving_dialectical<double>(g, options), g).causal());
 }
 
 TEST_CASE("check_causality refuses queries that do not stand at their keys", "[op_causality]") {

@@ -14,6 +14,7 @@
 #include <heed/compiled.hpp>
 #include <heed/variants.hpp>
 
+#include "moving_dialectical.hpp"
 #include "random_call.hpp"
 
 namespace heed_test {
@@ -254,13 +255,11 @@ template <class T, Needs needs = Needs{}>
     runner.linear_rows = true;
   }
   if (g.dim_qk != g.dim_v) return all;
-  auto batch = heed::make_dialectical<T>(g, {.halting = heed::Halting::batch});
-  heed::detail::fill_tensors(batch, 5);
-  add("dialectical-batch", batch);
-  auto adaptive =
-      heed::make_dialectical<T>(g, {.max_steps = 4, .halting = heed::Halting::adaptive});
-  heed::detail::fill_tensors(adaptive, 6);
-  add("dialectical-adaptive", adaptive);
+  // Most rows would halt at once, some not before the last step.
+  add("dialectical-batch",
+      moving_dialectical<T>(g, {.max_steps = 4, .halt_eps = 0.1, .halting = heed::Halting::batch}));
+  add("dialectical-adaptive",
+      moving_dialectical<T>(g, {.max_steps = 4, .halting = heed::Halting::adaptive}));
   return all;
 }
 

@@ -125,6 +125,33 @@ TEST_CASE("hvp() refuses what does not fit", "[hvp]") {
         "heed::hvp: the tangent of grad_out has shape (1,2,4,4), it must be (1,2,5,4)");
   CHECK(run({StoredView<const double>(to.data(), g.query_shape())}, {}, views) ==
         "heed::hvp: grad_query overlaps the tangent of query");
+  CHECK(run({}, StoredView<const double>(to.data(), g.out_shape()), views) ==
+        "heed::hvp: grad_query overlaps the tangent of grad_out");
+  Tangents<double> biased;
+  biased.bias = {numbers, {1, 1, 5, 7}};
+  CHECK(run(biased, {}, views) == "heed::hvp: the tangent of bias was given, the call has no bias");
+  OpCall<ScaledDot<float>> mixed({}, g, {}, {.precision = Precision::mixed});
+  const Direction<ScaledDot<float>> mixed_direction(mixed, 7);
+  CHECK(message_of([&] { (void)run_hvp(mixed, mixed_direction); }) ==
+        "heed::hvp: precision is mixed, it must be storage; second derivatives are computed as "
+        "they are stored");
+  // Inputs that are a part of a call, or several calls.
+  Inputs<double> in = call.inputs();
+  const auto run_inputs = [&](const Inputs<double>& of) {
+    return message_of([&] {
+      hvp(call.op, of, call.mask, call.saved, call.out_view(), call.grad_out_view(), {}, {}, views);
+    });
+  };
+  in.share = {0, 2, 0, 0};
+  CHECK(run_inputs(in) ==
+        "heed::hvp: a share of a call was given (Inputs::share); forward() and backward() alone "
+        "take one");
+  Packed<double> packed;
+  packed.queries = {0, 2, 5};
+  packed.keys = {0, 3, 7};
+  CHECK(run_inputs(PackedInputs<double>(call.inputs(), &packed)) ==
+        "heed::hvp: packed sequences were given, this takes one of them at a time; forward() and "
+        "backward() take them as PackedInputs");
   call.op.score.basis = Param<double>({4, 1}, {1, 0, 0, 0});
   CHECK(run({}, {}, views) ==
         "heed::hvp: the score has a projection, second derivatives are for scores at full width");

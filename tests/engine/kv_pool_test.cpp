@@ -11,6 +11,8 @@
 #include <heed/kv_pool.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/scaled_dot.hpp>
+#include <heed/plug/features.hpp>
+#include <heed/plug/own_score.hpp>
 
 #include <cstring>
 #include <map>
@@ -23,6 +25,18 @@ using namespace heed_test;
 namespace {
 
 constexpr Index kPage = kPanelLanes<float>;
+
+// A score that no library was built with: kv_pool.hpp brings the code of its calls along.
+template <class T>
+struct Closeness {
+  using Features = SquaredNorms;
+  Param<T> pull = T(0.3);
+  static constexpr auto parameters = std::tuple{named("pull", &Closeness::pull)};
+  template <class S>
+  S score(const auto& pair, const auto& p) const {
+    return pair.logit - p[0] * squared_distance(pair);
+  }
+};
 
 // Rows of tokens by their numbers: number n has the same rows in every tensor that holds it.
 std::vector<float> rows_of_tokens(const std::vector<Index>& tokens, Index heads, Index dim,
@@ -172,6 +186,7 @@ TEST_CASE("sequences of a pool have the bits of caches, with every variant", "[k
     INFO(variant.name);
     live<float>(variant.op, variant.geometry);
   });
+  live<float>(OwnAttention<Closeness, float>{}, g);
 }
 
 TEMPLATE_TEST_CASE("pools of narrow numbers", "[kv_pool]", bfloat16, half, std::int8_t) {

@@ -195,18 +195,19 @@ TEST_CASE("gradients of packed sequences have the same bits for any number of th
     });
     if (n == 0) wanted = all;
     INFO("threads " << call.options.threads);
-    CHECK(same_numbers(all, wanted));
+    CHECK(same_bits(all, wanted));
   }
 }
 
 TEST_CASE("packed sequences end when their own rows have halted", "[packed]") {
   for (const Halting halting : {Halting::batch, Halting::adaptive})
     check_all_threads(halting == Halting::batch ? "batch" : "adaptive",
-                      moving_dialectical<double>(kGeometry, {.max_steps = 5, .halting = halting}),
+                      moving_dialectical<double>(
+                          kGeometry, {.max_steps = 5, .halt_eps = 0.3, .halting = halting}),
                       kGeometry);
   // Neighbours of one length, which end after different numbers of steps.
   const Lengths few{{1, 1, 1, 1, 1, 1, 2, 2, 2}, {1, 1, 1, 1, 1, 1, 2, 2, 2}};
-  for (const double eps : {0.1, 0.2, 0.4, 0.8})
+  for (const double eps : {0.1, 0.2, 0.3})
     check_packed("batch, few rows",
                  moving_dialectical<double>(
                      kGeometry, {.max_steps = 9, .halt_eps = eps, .halting = Halting::batch}),
@@ -233,8 +234,8 @@ TEST_CASE("packed sequences of queries that begin at different places", "[packed
     own.len_kv = packed.keys[n + 1] - packed.keys[n];
     own.first_query = packed.first_query[n];
     const auto rows = [&](const std::vector<double>& x, Index heads, bool of_queries) {
-      return of_queries ? rows_at(x, heads, g.len_q, packed.queries[n], own.len_q)
-                        : rows_at(x, heads, g.len_kv, packed.keys[n], own.len_kv);
+      return of_queries ? cut_rows(x, heads, g.len_q, packed.queries[n], own.len_q)
+                        : cut_rows(x, heads, g.len_kv, packed.keys[n], own.len_kv);
     };
     OpCall<Turning> one(op, own, all.mask, {},
                         {rows(all.query, 4, true),
@@ -243,7 +244,7 @@ TEST_CASE("packed sequences of queries that begin at different places", "[packed
                          {},
                          rows(all.grad_out, 4, true)});
     one.forward();
-    CHECK(same_numbers(rows(all.out, 4, true), one.out));
+    CHECK(same_bits(rows(all.out, 4, true), one.out));
   }
 }
 
@@ -320,7 +321,7 @@ TEST_CASE("forward mode of packed sequences is that of each", "[packed]") {
     Geometry own = g;
     own.len_q = own.len_kv = kSelf.queries[i];
     const auto rows = [&](const std::vector<double>& x, Index heads) {
-      return rows_at(x, heads, g.len_q, packed.queries[i], own.len_q);
+      return cut_rows(x, heads, g.len_q, packed.queries[i], own.len_q);
     };
     OpCall<Op> one(
         op, own, mask.of(n), {},
@@ -339,7 +340,7 @@ TEST_CASE("forward mode of packed sequences is that of each", "[packed]") {
     jvp(op, one.inputs(), one.mask, one.saved,
         StoredView<const double>(one.out.data(), own.out_shape()), own_tangents,
         {own_moved.data(), own.out_shape()});
-    CHECK(same_numbers(rows(moved, 4), own_moved));
+    CHECK(same_bits(rows(moved, 4), own_moved));
     for (std::size_t k = 0; k < own_moved.size(); ++k)
       CHECK(std::abs(rows(moved_alone, 4)[k] - own_moved[k]) < 1e-12);
   }
@@ -424,5 +425,5 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
         "forward() and backward() take them as PackedInputs");
   const Partial<double> part = forward_partial(call.op, in, call.mask);
   forward(call.op, in, call.mask, call.out_view());
-  CHECK(same_numbers(part.out, call.out));
+  CHECK(same_bits(part.out, call.out));
 }

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 #include "random_call.hpp"
 #include "tolerances.hpp"
 
@@ -220,7 +221,8 @@ void for_each_op(const Geometry& g, F&& f) {
     f("ode-lagrange", ode, g);
   }
   if (g.dim_qk == g.dim_v)
-    f("dialectical-batch", make_dialectical<Real>(g, {.halting = Halting::batch}), g);
+    f("dialectical-batch",
+      moving_dialectical<Real>(g, {.halt_eps = 0.1, .halting = Halting::batch}), g);
 }
 
 template <class Real, class Op>

@@ -13,25 +13,14 @@ using namespace heed_test;
 
 namespace {
 
-constexpr Index kBatch = 2, kLen = 5, kVocabulary = 11;
+constexpr Index kBatch = 2, kLen = 5;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 using Model = nn::LanguageModel<double>;
 using Ids = std::vector<Index>;
 
-nn::GptOptions small_gpt() {
-  nn::GptOptions o;
-  o.vocabulary = kVocabulary;
-  o.width = 8;
-  o.heads = 2;
-  o.depth = 2;
-  o.max_len = 6;
-  o.hidden = 12;
-  return o;
-}
 Model dialectical(heed::Halting halting, bool causal) {
-  heed::DialecticalOptions options;
-  options.halting = halting;
+  const heed::DialecticalOptions options{.halt_eps = 0.1, .halting = halting};
   Model model = nn::make_dialectical_lm<double>(kVocabulary, 8, 4, 6, 2, options, causal);
   shake<double>(model);
   return model;
@@ -61,13 +50,6 @@ std::vector<std::string> all_names() {
   return names;
 }
 
-// The fourth token is not counted.
-Ids some_targets() {
-  Ids targets = random_ids(kBatch * kLen, kVocabulary, 2);
-  targets[3] = nn::kIgnoreIndex;
-  return targets;
-}
-
 // b_pos and b_neg cancel; a static gate has no feedback.
 bool has_gradient(const std::string& model, const std::string& weight) {
   return !weight.ends_with("b_pos") && !weight.ends_with("b_neg") &&
@@ -76,7 +58,7 @@ bool has_gradient(const std::string& model, const std::string& weight) {
 
 void check_model(Model& model, nn::Context<double>& c, const std::string& what) {
   c.threads = 1;
-  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets(kBatch * kLen);
   double loss_of_gradient = 0;
   const auto report = check_layer(
       model, [&] { return model.loss(c, kBatch, ids, targets); },
@@ -178,7 +160,7 @@ TEST_CASE("Dropout draws other numbers in each step and none outside of training
   o.dropout = 0.25;
   Model model = small_model("sdpa", o);
   nn::Context<double> c;
-  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets(kBatch * kLen);
   const double plain = model.loss(c, kBatch, ids, targets);
   c.training = true;
   const double first = model.loss(c, kBatch, ids, targets);
@@ -193,6 +175,11 @@ TEST_CASE("Dropout draws other numbers in each step and none outside of training
 }
 
 TEST_CASE("The gradients of the dialectical model are those of its loss") {
+  // Some rows wait for others.
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1);
+  Model alone = dialectical(heed::Halting::per_token, true),
+        together = dialectical(heed::Halting::batch, true);
+  CHECK(logits_of(alone, kBatch, ids) != logits_of(together, kBatch, ids));
   for (const auto halting : {heed::Halting::per_token, heed::Halting::batch})
     for (const bool causal : {true, false}) {
       Model model = dialectical(halting, causal);
@@ -208,7 +195,7 @@ TEST_CASE(
   model.set_ponder(0.3);
   nn::Context<double> c;
   c.threads = 1;
-  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets(kBatch * kLen);
   const auto whole = [&] {
     const double loss = model.loss(c, kBatch, ids, targets);
     return loss + model.ponder_cost();
@@ -530,7 +517,7 @@ TEST_CASE("The gradient of a tied embedding is that of the embedding and that of
   copy_weights(tied, apart);
   *find_weight<double>(apart, "lm_head.weight") = *find_weight<double>(tied, "embed.weight");
   nn::Context<double> c;
-  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets(kBatch * kLen);
   CHECK(tied.gradient(c, kBatch, ids, targets) == apart.gradient(c, kBatch, ids, targets));
   const auto& both = *find_weight<double>(tied, "embed.weight", true);
   const auto& read = *find_weight<double>(apart, "embed.weight", true);

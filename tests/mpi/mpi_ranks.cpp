@@ -93,6 +93,24 @@ TEST_CASE("masks, grouped heads and dropout on MPI", "[mpi]") {
                  causal<double>(), Method::gather);
 }
 
+TEST_CASE("a message that is longer than MPI can count is sent in pieces", "[mpi]") {
+  const auto pieces_of = [](std::size_t bytes) {
+    std::vector<std::pair<std::size_t, int>> pieces;
+    mpi::detail::for_counts(bytes,
+                            [&](std::size_t at, int count) { pieces.emplace_back(at, count); });
+    return pieces;
+  };
+  using Pieces = std::vector<std::pair<std::size_t, int>>;
+  constexpr int most = 1 << 30;
+  CHECK(pieces_of(0) == Pieces{{0, 0}});
+  CHECK(pieces_of(7) == Pieces{{0, 7}});
+  CHECK(pieces_of(std::size_t(most)) == Pieces{{0, most}});
+  CHECK(pieces_of(3 * std::size_t(most) + 5) == Pieces{{0, most},
+                                                       {std::size_t(most), most},
+                                                       {2 * std::size_t(most), most},
+                                                       {3 * std::size_t(most), 5}});
+}
+
 TEST_CASE("any communicator serves", "[mpi]") {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -2,6 +2,7 @@
 // Context parallelism by a ring, on ranks that are threads: within rounding of one process, and the same bits at each run.
 
 #include "message_of.hpp"
+#include "moving_dialectical.hpp"
 #include "parallel_call.hpp"
 #include "thread_ranks.hpp"
 
@@ -59,8 +60,8 @@ TEST_CASE("the ring agrees with one process for every variant of softmaxes", "[m
       check_ring(variant.name, variant.op, variant.geometry, causal<double>(), {.threads = 2});
   });
   check_ring("adaptive",
-             make_dialectical<double>(kSelf, {.max_steps = 4, .halting = Halting::adaptive}), kSelf,
-             causal<double>());
+             moving_dialectical<double>(kSelf, {.max_steps = 4, .halting = Halting::adaptive}),
+             kSelf, causal<double>());
   const Options dropping{.dropout = {.rate = 0.3, .seed = 11, .first_batch = 0}};
   check_ring("dar of float", Dar<float>{}, kSelf,
              window<float>(60, 5) & key_lengths<float>({150, 70}), dropping);

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model of packed sequences has the loss and the gradients of the same sequences in a padded batch.
 
-#include "catch.hpp"
 #include "message_of.hpp"
+#include "nn_model_case.hpp"
 
-#include <heed/compiled.hpp>
-#include <heed/models/attention_by_name.hpp>
-#include <heed/models/gpt.hpp>
 #include <heed/models/initialise.hpp>
 #include <heed/models/source_stacks.hpp>
 
@@ -23,7 +20,6 @@ using nn::LanguageModel;
 namespace {
 
 const std::vector<Index> kLengths = {5, 1, 17, 9, 9};
-constexpr Index kVocabulary = 11;
 
 struct Tokens {
   std::vector<Index> starts{0}, inputs, targets;     // packed
@@ -94,12 +90,7 @@ void check(const std::string& name, LanguageModel<double> model) {
 
 TEST_CASE("a model of every variant learns from packed sequences what it learns from padded ones",
           "[nn]") {
-  nn::GptOptions o;
-  o.vocabulary = kVocabulary;
-  o.width = 8;
-  o.heads = 2;
-  o.depth = 2;
-  o.max_len = 20;
+  const nn::GptOptions o = small_gpt(20);
   std::vector<std::string> names = nn::attention_names();
   for (const std::string& extra : nn::extra_attention_names()) names.push_back(extra);
   for (const std::string& name : names) {
@@ -119,12 +110,8 @@ TEST_CASE("a model of every variant learns from packed sequences what it learns 
 }
 
 TEST_CASE("packed sequences that do not fit a model are told in one sentence", "[nn]") {
-  nn::GptOptions o;
-  o.vocabulary = kVocabulary;
-  o.width = 8;
-  o.heads = 2;
+  nn::GptOptions o = small_gpt(16);
   o.depth = 1;
-  o.max_len = 16;
   const auto make = [&](Halting halting) {
     return nn::make_gpt<double>(o, [&](Index) {
       const auto even = nn::AttentionOptions::even(8, 2);

@@ -19,28 +19,18 @@ using namespace heed_test;
 
 namespace {
 
-constexpr Index kBatch = 2, kLen = 5, kVocabulary = 11, kSteps = 6;
+constexpr Index kBatch = 2, kLen = 5, kSteps = 6;
 
 using Model = nn::LanguageModel<double>;
 using Ids = std::vector<Index>;
 
-nn::GptOptions small_gpt() {
-  nn::GptOptions o;
-  o.vocabulary = kVocabulary;
-  o.width = 8;
-  o.heads = 2;
-  o.depth = 2;
-  o.max_len = 24;
-  o.hidden = 12;
-  return o;
-}
-Model ponder_net(const nn::GptOptions& o = small_gpt()) {
+Model ponder_net(const nn::GptOptions& o = small_gpt(24)) {
   Model model = gpt_around<double>(nn::kDialecticalPonderNet, o);
   shake<double>(model);
   return model;
 }
 // The model whose last block takes so many steps, with the weights that it shares with `from`.
-Model fixed_steps(Model& from, int steps, const nn::GptOptions& o = small_gpt()) {
+Model fixed_steps(Model& from, int steps, const nn::GptOptions& o = small_gpt(24)) {
   Model model =
       nn::make_gpt<double>(o, [&](Index layer) -> std::unique_ptr<nn::AttentionLayer<double>> {
         if (layer + 1 < o.depth)
@@ -66,12 +56,6 @@ nn::Context<double> training() {
   c.threads = 1;
   c.training = true;
   return c;
-}
-// The fourth token is not counted.
-Ids some_targets() {
-  Ids targets = random_ids(kBatch * kLen, kVocabulary, 2);
-  targets[3] = nn::kIgnoreIndex;
-  return targets;
 }
 
 // Every token halts with this probability, whatever its rows are.
@@ -110,7 +94,7 @@ std::vector<double> logits_of(Model& model, Index batch, const Ids& ids, std::ui
 
 TEST_CASE("The loss of PonderNet is the mean of the losses of each number of steps") {
   Model model = ponder_net();
-  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+  const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets(kBatch * kLen);
   nn::Context<double> c = training();
   std::vector<double> losses;
   for (Index n = 1; n <= kSteps; ++n) {
@@ -143,14 +127,15 @@ TEST_CASE("The gradients of PonderNet are those of its loss and of its distance 
   for (const bool tied : {true, false})
     for (const double dropout : {0.0, 0.2}) {
       CAPTURE(tied, dropout);
-      nn::GptOptions o = small_gpt();
+      nn::GptOptions o = small_gpt(24);
       o.tied = tied;
       o.dropout = o.attention_dropout = dropout;
       Model model = ponder_net(o);
       model.set_ponder(0.3);
       model.set_ponder_prior(0.2);
       nn::Context<double> c = training();
-      const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1), targets = some_targets();
+      const Ids ids = random_ids(kBatch * kLen, kVocabulary, 1),
+                targets = some_targets(kBatch * kLen);
       double of_gradient = 0;
       const auto report = check_layer(
           model,
@@ -325,7 +310,7 @@ TEST_CASE("Steps and tension of PonderNet are reported, of all tokens and of som
 }
 
 TEST_CASE("PonderNet says what does not fit") {
-  const nn::GptOptions o = small_gpt();
+  const nn::GptOptions o = small_gpt(24);
   const auto layer = [&] {
     return nn::attention_by_name<double>(nn::kDialecticalPonderNet, o.width, o.heads, 0);
   };

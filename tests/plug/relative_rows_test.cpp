@@ -2,6 +2,7 @@
 // Learnt rows by distance, q . r(i - j): against the slow twin, with the same bits for any number of threads, in decoding, and
 // with NaNs where nothing may read them.
 
+#include "cached_tokens.hpp"
 #include "catch.hpp"
 #include "message_of.hpp"
 #include "own_op.hpp"
@@ -87,27 +88,12 @@ TEST_CASE("What stands in hidden rows does not reach relative rows", "[plug]") {
 }
 
 TEST_CASE("A query of a cache reads the rows of its own position", "[plug]") {
-  const Index len = 40;
-  const Shape kept{1, 2, len, 6}, all{1, 4, len, 6}, one{1, 4, 1, 6};
-  const auto numbers = [](Index count, double at) {
-    std::vector<float> x(static_cast<std::size_t>(count));
-    for (std::size_t n = 0; n < x.size(); ++n) x[n] = float(std::sin(at + 3 * double(n)));
-    return x;
-  };
-  const std::vector<float> keys = numbers(2 * len * 6, 1), queries = numbers(4 * len * 6, 2);
+  const CachedTokens tokens(40, 6);
   OwnAttention<Relative, float> op;
   fill(op, 4, 9, 6);
-  std::vector<float> whole(queries.size()), out(24);
-  const TensorView<const float> k(keys.data(), kept), q(queries.data(), all);
-  forward(op, {q, k, k}, causal<float>(), {whole.data(), all});
-  KvCache<float> cache(1, 2, 6, 6);
-  cache.append(k, k);
-  const TensorView<const float> last(queries.data() + (len - 1) * 6, one,
-                                     {4 * len * 6, len * 6, 6});
-  forward(op, cache.inputs(last), {}, {out.data(), one});
-  for (std::size_t h = 0; h < 4; ++h)
-    for (std::size_t c = 0; c < 6; ++c)
-      CHECK(std::abs(out[h * 6 + c] - whole[(h * len + len - 1) * 6 + c]) < 1e-5);
+  KvCache<float> cache = tokens.cache();
+  const std::vector<float> out = tokens.last(op, cache.inputs(tokens.last_query()));
+  CHECK(tokens.distance_to_whole(op, out) < 1e-5);
 }
 
 TEST_CASE("Relative rows that do not fit are refused", "[plug]") {

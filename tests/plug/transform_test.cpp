@@ -2,6 +2,7 @@
 // Row transforms of queries and keys, and their parameters: against the slow twin, with the same bits for any number of
 // threads, from a cache, and as what calls on transformed tensors give.
 
+#include "cached_tokens.hpp"
 #include "catch.hpp"
 #include "message_of.hpp"
 #include "own_op.hpp"
@@ -146,39 +147,22 @@ TEST_CASE("A rotation is what a call on rotated tensors gives", "[plug]") {
 
 TEST_CASE("A cache keeps transformed keys, and refuses those of other parameters", "[plug]") {
   const Index len = 40;
-  const Shape kept{1, 2, len, 4}, all{1, 4, len, 4}, one{1, 4, 1, 4};
-  const auto numbers = [](Index count, double at) {
-    std::vector<float> x(static_cast<std::size_t>(count));
-    for (std::size_t n = 0; n < x.size(); ++n) x[n] = float(std::sin(at + 3 * double(n)));
-    return x;
-  };
-  const std::vector<float> keys = numbers(2 * len * 4, 1), queries = numbers(4 * len * 4, 2);
+  const CachedTokens tokens(len, 4);
   for (const bool per_head : {false, true}) {
     OwnAttention<Turned, float> op;
     fill(op, {1, 4, 4, 2, 1, len, 4, 4}, per_head);
-    std::vector<float> whole(queries.size()), out(16), fresh(16);
-    const TensorView<const float> k(keys.data(), kept), q(queries.data(), all);
-    forward(op, {q, k, k}, causal<float>(), {whole.data(), all});
-
-    KvCache<float> cache(1, 2, 4, 4);
-    cache.append(k, k);
-    const TensorView<const float> last(queries.data() + (len - 1) * 4, one,
-                                       {4 * len * 4, len * 4, 4});
+    KvCache<float> cache = tokens.cache();
+    std::vector<float> out;
     for (int call = 0; call < 2; ++call) {
-      forward(op, cache.inputs(last), {}, {out.data(), one});
+      out = tokens.last(op, cache.inputs(tokens.last_query()));
       CHECK(cache.key_features().len() == len);
-      Inputs<float> in{last, cache.keys(), cache.values()};
+      Inputs<float> in{tokens.last_query(), cache.keys(), cache.values()};
       in.first_query = len - 1;
-      forward(op, in, {}, {fresh.data(), one});
-      CHECK(out == fresh);
+      CHECK(out == tokens.last(op, in));
     }
-    for (std::size_t h = 0; h < 4; ++h)
-      for (std::size_t c = 0; c < 4; ++c)
-        CHECK(std::abs(out[h * 4 + c] - whole[(h * len + len - 1) * 4 + c]) < 1e-5);
+    CHECK(tokens.distance_to_whole(op, out) < 1e-5);
     op.score.log_base[0] += 0.25F;
-    CHECK(message_of([&] {
-            forward(op, cache.inputs(last), {}, {out.data(), one});
-          }) ==
+    CHECK(message_of([&] { (void)tokens.last(op, cache.inputs(tokens.last_query())); }) ==
           "heed::forward: key_features are of an op with other numbers that they depend on; "
           "KvCache::forget_features() makes room for those of this call");
   }

@@ -531,7 +531,7 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
   const std::string train = "heed_lm train --text text.txt ", task = "heed_lm train --task parens ",
                     lines = "heed_lm train --instructions three.jsonl ",
                     compare = "heed_compare --train 2 --variants differential ";
-  const std::string sources = ", it must be one of --text, --instructions and --task";
+  const std::string sources = "; give one of --text, --instructions and --task";
   says("heed_lm train", "no data were given" + sources);
   says(train + "--task parens", "--text and --task were given" + sources);
   says(train + "--width 65", "--width is 65, it must be a multiple of --heads, 4");

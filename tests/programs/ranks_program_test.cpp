@@ -20,6 +20,11 @@ using nlohmann::json;
 constexpr const char* kTrain =
     "heed_lm train --text text.txt --width 16 --heads 2 --depth 1 --len 16 --batch 6 --threads 1";
 
+// Sequences that four ranks can share, of a text that make_long_text() writes.
+constexpr const char* kTrainLong =
+    "heed_lm train --text long.txt --width 16 --heads 2 --depth 2 --len 600 --batch 2 --threads 1";
+void make_long_text(const Shell& shell) { (void)shell.done("seq 3000 > long.txt"); }
+
 [[nodiscard]] std::string on_ranks(int ranks, const std::string& command) {
   return "'" HEED_MPIRUN "' -n " + std::to_string(ranks) + " " + command;
 }
@@ -54,12 +59,12 @@ constexpr const char* kTrain =
 // Starts a run of three ranks whose processes write their ids into files, does `then` to one of them once a checkpoint is
 // there, and waits for the end.
 [[nodiscard]] Result disturbed_run(const Shell& shell, const std::string& then,
-                                   const std::string& options) {
-  return shell.run(
-      on_ranks(3, "sh -c 'echo $$ > id.$OMPI_COMM_WORLD_RANK; exec " + std::string(kTrain) +
-                      " --steps 1000000 --save-every 5 --out run.st " + options + "'") +
-      " & job=$!; for i in $(seq 600); do test -e run.st && break; sleep 0.1; done; " + then +
-      "; wait $job");
+                                   const std::string& options, const std::string& train = kTrain) {
+  return shell.run(on_ranks(3, "sh -c 'echo $$ > id.$OMPI_COMM_WORLD_RANK; exec " + train +
+                                   " --steps 1000000 --save-every 5 --out run.st " + options +
+                                   "'") +
+                   " & job=$!; for i in $(seq 600); do test -e run.st && break; sleep 0.1; done; " +
+                   then + "; wait $job");
 }
 
 [[nodiscard]] long step_of(const Shell& shell, const std::string& file) {
@@ -67,14 +72,15 @@ constexpr const char* kTrain =
 }
 
 // One sentence that has `words` and names the step of the checkpoint, which is whole.
-void require_one_sentence(const Shell& shell, const Result& result, const std::string& words) {
+void require_one_sentence(const Shell& shell, const Result& result, const std::string& words,
+                          const std::string& text = "text.txt") {
   INFO(result.out << result.err);
   CHECK(result.code != 0);
   const std::vector<std::string> said = sentences(result.err);
   REQUIRE(said.size() == 1);
   CHECK(said[0] ==
         "heed_lm: " + words + "; run.st holds step " + std::to_string(step_of(shell, "run.st")));
-  (void)shell.done("heed_lm eval run.st --text text.txt");
+  (void)shell.done("heed_lm eval run.st --text " + text);
 }
 
 }  // namespace
@@ -96,6 +102,34 @@ TEST_CASE("heed_lm train has the loss of one process on one, two and four ranks"
     CHECK(heed_test::read(shell.path(file)) == heed_test::read(shell.path("again.st")));
   }
   CHECK(heed_test::read(shell.path("1.st")) == heed_test::read(shell.path("alone.st")));
+}
+
+TEST_CASE(
+    "Ranks that share long sequences have the loss of one process, and so have groups of them") {
+  const Shell shell;
+  make_long_text(shell);
+  const std::string train =
+      std::string(kTrainLong) + " --dropout 0.1 --attention-dropout 0.1 --eval-every 25 ";
+  const Result alone = shell.done(train + "--steps 50 --out alone.st");
+  for (const auto& [ranks, context_ranks] : {std::pair{2, 2}, {4, 4}, {4, 2}}) {
+    const std::string file = std::to_string(ranks) + "." + std::to_string(context_ranks) + ".st",
+                      rest = "--context-ranks " + std::to_string(context_ranks) + " --out ";
+    INFO(file);
+    const Result result = shell.done(on_ranks(ranks, train + "--steps 50 " + rest + file));
+    for (const char* word : {"training", "validation"})
+      CHECK(std::abs(last_loss(result.out, word) - last_loss(alone.out, word)) <= 1e-3);
+    CHECK(result.out.find("; " + std::to_string(ranks) + " ranks, each sequence on " +
+                          std::to_string(context_ranks) + "\n") != std::string::npos);
+    CHECK(result.err.empty());
+  }
+  (void)shell.done(on_ranks(4, train + "--steps 50 --context-ranks 2 --out again.st"));
+  CHECK(heed_test::read(shell.path("again.st")) == heed_test::read(shell.path("4.2.st")));
+  // One process goes on with the checkpoint of four, and four with that of one.
+  const std::string more = "heed_lm train --text long.txt --threads 1 --eval-every 25 --steps 60 ";
+  const Result from_four = shell.done(more + "--resume 4.2.st"),
+               from_one = shell.done(on_ranks(4, more + "--context-ranks 2 --resume alone.st"));
+  for (const char* word : {"training", "validation"})
+    CHECK(std::abs(last_loss(from_four.out, word) - last_loss(from_one.out, word)) <= 1e-3);
 }
 
 TEST_CASE(
@@ -132,6 +166,10 @@ TEST_CASE("What cannot run on several ranks is refused in one sentence") {
        "--batch is 2, 3 ranks share it; it must be at least 3"},
       {std::string(kTrain) + " --variant prototype-art",
        "whose memory learns the keys of a batch one after another"},
+      {std::string(kTrain) + " --context-ranks 2",
+       "--context-ranks is 2, 3 ranks were started; it must divide 3"},
+      {std::string(kTrain) + " --context-ranks 3",
+       "--context-ranks is 3, sequences of 16 tokens of sdpa are cut at multiples of "},
       {std::string(kTrain) + " --out /nowhere/run.st", "--out /nowhere/run.st"},
       {"heed_lm eval run.st --text text.txt", "the command is eval, which runs in one process"},
       {"heed_compare --quick", "3 ranks were started, which share the work of --train alone"},
@@ -160,6 +198,19 @@ TEST_CASE("A rank that is stuck ends all ranks after --rank-timeout") {
     const Result result =
         disturbed_run(shell, "kill -STOP $(cat id." + rank + ")", "--rank-timeout 4");
     require_one_sentence(shell, result, "rank " + rank + " sent nothing for 4 s (--rank-timeout)");
+  }
+}
+
+TEST_CASE("A rank that is lost in the middle of a sequence ends all ranks, too") {
+  const std::pair<std::string, std::string> ends[] = {
+      {"kill -9 $(cat id.1)", "rank 1 has ended too early"},
+      {"kill -STOP $(cat id.1)", "rank 1 sent nothing for 4 s (--rank-timeout)"}};
+  for (const auto& [then, words] : ends) {
+    const Shell shell;
+    make_long_text(shell);
+    const Result result =
+        disturbed_run(shell, then, "--context-ranks 3 --rank-timeout 4", kTrainLong);
+    require_one_sentence(shell, result, words, "long.txt");
   }
 }
 

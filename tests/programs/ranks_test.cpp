@@ -63,6 +63,16 @@ struct World {
   return batch;
 }
 
+// Rows that are long enough for four ranks, with unlike numbers of targets.
+[[nodiscard]] heed_lm::Batch long_batch(Index len) {
+  heed_lm::Batch batch(3, len, 0);
+  for (std::size_t i = 0; i < batch.inputs.size(); ++i) {
+    batch.inputs[i] = Index(i * i % 11);
+    if (i % 3 != 1 || Index(i) > len) batch.targets[i] = Index((i * 5 + i / 7) % 11);
+  }
+  return batch;
+}
+
 [[nodiscard]] std::vector<float> gradients_of(heed_lm::Model& model) {
   std::vector<float> all;
   model.visit(
@@ -144,7 +154,7 @@ TEST_CASE("A text goes from each rank to the first") {
 TEST_CASE(
     "Ranks that share a batch have the loss and the gradient of the whole, with its dropout") {
   Ranks& ranks = all_ranks();
-  for (const std::string variant : {"sdpa", "dar", "dialectical-act"}) {
+  for (const std::string variant : {"sdpa", "dar", "dialectical-act", "dialectical-pondernet"}) {
     INFO(variant << ", rank " << ranks.rank() << " of " << ranks.count());
     heed_lm::Model whole = heed_lm::make_model(small_config(variant)),
                    shared = heed_lm::make_model(small_config(variant));
@@ -180,9 +190,74 @@ TEST_CASE(
   }
 }
 
+// The float rule, for sums of 3 * 600 tokens' parts.
+TEST_CASE("Ranks that share sequences have the loss and the gradient of one, and groups of them") {
+  Ranks& ranks = all_ranks();
+  constexpr Index kLen = 600;
+  for (const std::string variant : {"sdpa", "dar", "ode", "differential-v2", "dialectical-act",
+                                    "dialectical-pondernet", "qkvi"})
+    for (int context_ranks = 1; context_ranks <= ranks.count(); ++context_ranks) {
+      if (ranks.count() % context_ranks != 0 || ranks.count() / context_ranks > 3) continue;
+      INFO(variant << ", rank " << ranks.rank() << " of " << ranks.count() << ", " << context_ranks
+                   << " to a sequence");
+      heed_lm::ModelConfig config = small_config(variant);
+      config.len = kLen;
+      heed_lm::Model whole = heed_lm::make_model(config), shared = heed_lm::make_model(config);
+      if (whole.counts_steps()) {
+        whole.set_ponder(0.5);
+        shared.set_ponder(0.5);
+      }
+      const heed_lm::Batch batch = long_batch(kLen);
+      nn::Context<float> context = training_context(), other = training_context();
+      nn::clear_gradients<float>(whole);
+      nn::clear_gradients<float>(shared);
+      Ranks alone;
+      const double loss = heed_lm::shared_gradient(whole, context, batch, alone),
+                   of_parts = heed_lm::shared_gradient(shared, other, batch, ranks, context_ranks);
+      CHECK(std::abs(loss - of_parts) <= 1e-6 * std::abs(loss));
+      CHECK((other.spread == nullptr && other.part.whole()));
+      const std::vector<float> expected = gradients_of(whole), parts = gradients_of(shared);
+      float largest = 0, worst = 0;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        largest = std::max(largest, std::abs(expected[i]));
+        worst = std::max(worst, std::abs(parts[i] - expected[i]));
+      }
+      CHECK(largest > 0);
+      CHECK(worst <= 84 * 1.2e-7f * largest);
+      // The same bits on all ranks, and once more.
+      std::uint64_t hash = 0;
+      for (const float x : parts) hash = hash * 31 + bits_of(x);
+      for (const std::uint64_t one : ranks.gather(hash)) CHECK(one == hash);
+      nn::clear_gradients<float>(shared);
+      CHECK(heed_lm::shared_gradient(shared, other, batch, ranks, context_ranks) == of_parts);
+      CHECK(gradients_of(shared) == parts);
+    }
+}
+
+TEST_CASE("Sequences that are too short for so many ranks are refused") {
+  Ranks& ranks = all_ranks();
+  heed_lm::Run run;
+  run.config = small_config("sdpa");
+  run.model = std::make_unique<heed_lm::Model>(heed_lm::make_model(run.config));
+  const std::string count = std::to_string(ranks.count());
+  CHECK_THROWS_WITH(heed_lm::require_shareable(run, 12, ranks, 5),
+                    "--context-ranks is 5, " + count +
+                        (ranks.count() == 1 ? " rank was" : " ranks were") +
+                        " started; it must divide " + count);
+  if (ranks.count() == 1) return;
+  CHECK_THROWS_WITH(heed_lm::require_shareable(run, 12, ranks, ranks.count()),
+                    Catch::Contains("--context-ranks is " + count +
+                                    ", sequences of 12 tokens of sdpa are cut at multiples of ") &&
+                        Catch::Contains(" into 1 piece; it must be at most 1"));
+  CHECK_NOTHROW(heed_lm::require_shareable(run, 600, ranks, ranks.count()));
+  run.train.batch = ranks.count() / 2 - 1;
+  if (ranks.count() == 4)
+    CHECK_THROWS_WITH(heed_lm::require_shareable(run, 600, ranks, 2),
+                      "--batch is 1, 2 groups of 2 ranks share it; it must be at least 2");
+}
+
 TEST_CASE("The score on held-out rows has the same bits for any number of ranks") {
   Ranks& ranks = all_ranks();
-  heed_lm::Model model = heed_lm::make_model(small_config("sdpa"));
   std::vector<Index> tokens(900);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = Index(i * i % 11);
   heed_lm::DataSettings settings;
@@ -190,12 +265,16 @@ TEST_CASE("The score on held-out rows has the same bits for any number of ranks"
   settings.held_out = 0.4;
   const auto data = heed_lm::make_text_source(std::move(tokens), settings);
   nn::Context<float> context = training_context();
-  for (const Index batch : {Index(4), Index(100)}) {  // eight batches, and one
-    const heed_lm::Score alone = heed_lm::score(model, context, *data, batch),
-                         shared = heed_lm::score(model, context, *data, batch, &ranks);
-    CHECK(alone.loss == shared.loss);
-    CHECK(alone.accuracy == shared.accuracy);
-    CHECK(alone.answers == shared.answers);
+  for (const std::string variant : {"sdpa", "dialectical-pondernet"}) {
+    INFO(variant);
+    heed_lm::Model model = heed_lm::make_model(small_config(variant));
+    for (const Index batch : {Index(4), Index(100)}) {  // eight batches, and one
+      const heed_lm::Score alone = heed_lm::score(model, context, *data, batch),
+                           shared = heed_lm::score(model, context, *data, batch, &ranks);
+      CHECK(alone.loss == shared.loss);
+      CHECK(alone.accuracy == shared.accuracy);
+      CHECK(alone.answers == shared.answers);
+    }
   }
   CHECK(context.training);
 }
@@ -233,6 +312,8 @@ TEST_CASE("Ranks with other weights, settings or data are refused on all ranks")
   CHECK_THROWS_WITH(heed_lm::require_same_run(run, 1, ranks),
                     Catch::Contains(last + " has other settings"));
   run.train.batch = 16;
+  CHECK_THROWS_WITH(heed_lm::require_same_run(run, 1, ranks, differs ? 2 : 1),
+                    Catch::Contains(last + " has other settings"));
   if (differs)
     run.model->blocks().front().attention().visit(
         nn::Visitor<float>([](const std::string&, heed::Param<float>& value, heed::Param<float>&) {
@@ -241,6 +322,6 @@ TEST_CASE("Ranks with other weights, settings or data are refused on all ranks")
   CHECK_THROWS_WITH(heed_lm::require_same_run(run, 1, ranks),
                     Catch::Contains(last + " has other weights than rank 0 at the beginning"));
   run.train.batch = ranks.count() - 1;
-  CHECK_THROWS_WITH(heed_lm::require_shareable(run, ranks),
+  CHECK_THROWS_WITH(heed_lm::require_shareable(run, 12, ranks),
                     Catch::Contains(" ranks share it; it must be at least "));
 }

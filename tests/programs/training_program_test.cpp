@@ -331,7 +331,7 @@ TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all
   // Without stages there is nothing to freeze for.
   (void)shell.done(kSmall + "--text text.txt --then text.txt --then text.txt --len 8");
   shell.refuses("heed_compare --train 1 --alphabets 2",
-                "--alphabets was given and --task is text, but a text has one");
+                "--alphabets was given and --task is text, but a text has one alphabet");
 }
 
 TEST_CASE("--quick needs no number of steps, and other options say otherwise") {

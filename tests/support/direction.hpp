@@ -213,4 +213,20 @@ template <class Op, class T = typename Op::Scalar>
   return result;
 }
 
+// Forward mode with and without an earlier forward() agree with each other, with backward by the transpose identity, and,
+// where a tolerance is given for them, with central differences.
+template <class Op>
+void check_forward_mode(heed::OpCall<Op> call, double tolerance, double difference_tolerance = 0) {
+  const Direction<Op> direction(call, 7);
+  const auto saved = run_jvp(call, direction, true), found = run_jvp(call, direction, false);
+  CHECK(distance(found.out, saved.out) < tolerance);
+  CHECK(distance(found.lse, saved.lse) < tolerance);
+  CHECK(distance(found.out_tangent, saved.out_tangent) < 10 * tolerance);
+  CHECK(distance(found.lse_tangent, saved.lse_tangent) < 10 * tolerance);
+  CHECK(transpose_gap(call, direction, saved) < tolerance);
+  if (difference_tolerance > 0)
+    CHECK(distance(saved.out_tangent, difference_quotient(call, direction, 1e-5)) <
+          difference_tolerance);
+}
+
 }  // namespace heed_test

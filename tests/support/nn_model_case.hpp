@@ -28,6 +28,25 @@ inline std::vector<std::string> layer_names() {
   return names;
 }
 
+// A model of two blocks, each of two heads of width 4.
+inline constexpr Index kVocabulary = 11;
+inline nn::GptOptions small_gpt(Index max_len = 6) {
+  nn::GptOptions o;
+  o.vocabulary = kVocabulary;
+  o.width = 8;
+  o.heads = 2;
+  o.depth = 2;
+  o.max_len = max_len;
+  o.hidden = 12;
+  return o;
+}
+// Of so many tokens of it. The fourth one is not counted.
+inline std::vector<Index> some_targets(Index count) {
+  std::vector<Index> targets = random_ids(count, kVocabulary, 2);
+  targets[3] = nn::kIgnoreIndex;
+  return targets;
+}
+
 // Large enough that each layer has work for several threads.
 template <class T>
 std::vector<T> train_twice(const std::string& name, int threads) {

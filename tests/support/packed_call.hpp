@@ -3,25 +3,14 @@
 
 // Packed sequences, and the same sequences in calls of their own, whose tensors are cut out here number by number.
 
-#include "catch.hpp"
+#include "share_call.hpp"
 
-#include <heed/check/op_call.hpp>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace heed_test {
-
-using heed::Geometry;
-using heed::Index;
-using heed::Mask;
-using heed::Options;
-using heed::Shape;
 
 struct Lengths {
   std::vector<Index> queries, keys;
@@ -40,24 +29,6 @@ struct Lengths {
     return packed;
   }
 };
-
-// Rows [first, first + len) of dense (1, heads, total, dim).
-template <class T>
-[[nodiscard]] std::vector<T> rows_at(const std::vector<T>& x, Index heads, Index total, Index first,
-                                     Index len) {
-  const Index dim = heads * total > 0 ? Index(x.size()) / (heads * total) : 0;
-  std::vector<T> part;
-  for (Index h = 0; h < heads; ++h)
-    for (Index t = first; t < first + len; ++t)
-      for (Index c = 0; c < dim; ++c) part.push_back(x[std::size_t((h * total + t) * dim + c)]);
-  return part;
-}
-
-template <class T>
-[[nodiscard]] bool same_numbers(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
 
 // The mask of sequence n, and that of all of them packed.
 template <class T>
@@ -133,10 +104,10 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
     own.len_q = lengths.queries[i];
     own.len_kv = lengths.keys[i];
     const auto of_queries = [&](const std::vector<T>& x, Index heads) {
-      return rows_at(x, heads, g.len_q, q_at[i], own.len_q);
+      return cut_rows(x, heads, g.len_q, q_at[i], own.len_q);
     };
     const auto of_keys = [&](const std::vector<T>& x, Index heads) {
-      return rows_at(x, heads, g.len_kv, k_at[i], own.len_kv);
+      return cut_rows(x, heads, g.len_kv, k_at[i], own.len_kv);
     };
     Options with = options;
     with.dropout.first_batch = n;
@@ -151,24 +122,18 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
     if (gives_steps) one.grad_steps = of_queries(grad_steps, g.heads);
     one.forward();
     one.backward();
-    CHECK(same_numbers(of_queries(all.out, g.heads), one.out));
-    CHECK(same_numbers(of_queries(lse, g.heads), one.lse));
-    if (gives_steps) CHECK(same_numbers(of_queries(steps, g.heads), one.steps));
+    CHECK(same_bits(of_queries(all.out, g.heads), one.out));
+    CHECK(same_bits(of_queries(lse, g.heads), one.lse));
+    if (gives_steps) CHECK(same_bits(of_queries(steps, g.heads), one.steps));
     for (std::size_t d = 0; d < one.saved.diagnostics.size(); ++d)
-      CHECK(same_numbers(of_queries(all.saved.diagnostics[d], g.heads), one.saved.diagnostics[d]));
-    CHECK(same_numbers(of_queries(dq, g.query_heads), one.grad_query));
-    CHECK(same_numbers(of_keys(dk, g.kv_heads), one.grad_key));
-    CHECK(same_numbers(of_keys(dv, g.kv_heads), one.grad_value));
-    if (!de.empty()) CHECK(same_numbers(of_queries(de, g.heads), one.grad_extra));
-    if (!dqi.empty()) CHECK(same_numbers(of_queries(dqi, g.heads), one.grad_query_inputs));
-    if (!dki.empty()) CHECK(same_numbers(of_keys(dki, g.heads), one.grad_key_inputs));
-    std::size_t at = 0;
-    one.grad_op.visit([&](const char*, const auto& param) {
-      for (Index p = 0; p < param.size(); ++p, ++at) {
-        if (at == sums.size()) sums.push_back(0);
-        sums[at] += double(param[p]);
-      }
-    });
+      CHECK(same_bits(of_queries(all.saved.diagnostics[d], g.heads), one.saved.diagnostics[d]));
+    CHECK(same_bits(of_queries(dq, g.query_heads), one.grad_query));
+    CHECK(same_bits(of_keys(dk, g.kv_heads), one.grad_key));
+    CHECK(same_bits(of_keys(dv, g.kv_heads), one.grad_value));
+    if (!de.empty()) CHECK(same_bits(of_queries(de, g.heads), one.grad_extra));
+    if (!dqi.empty()) CHECK(same_bits(of_queries(dqi, g.heads), one.grad_query_inputs));
+    if (!dki.empty()) CHECK(same_bits(of_keys(dki, g.heads), one.grad_key_inputs));
+    add_to(sums, numbers_of(one.grad_op));
     const Shape corner = one.mask.bias.shape();
     for (Index h = 0; h < corner.heads; ++h)
       for (Index r = 0; r < corner.len; ++r)
@@ -179,8 +144,7 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
               double(one.grad_bias[std::size_t((h * corner.len + r) * corner.dim + c)]);
         }
   }
-  // Sums of so many terms that are added in another order.
-  const double eps = 400 * double(std::numeric_limits<T>::epsilon());
+  constexpr double eps = kShareBound<T>;
   double worst = 0;
   for (std::size_t i = 0; i < dbias.size(); ++i) {
     const double error = std::abs(double(dbias[i]) - dbias_sum[i]) / (1 + std::abs(dbias_sum[i]));

@@ -28,77 +28,45 @@ template <class T>
 }
 
 template <class Op>
-struct RankTensors {
-  using T = typename Op::Scalar;
+struct RankTensors : RowTensors<Op> {
+  using Rows = RowTensors<Op>;
+  using Rows::g, Rows::out, Rows::lse, Rows::steps, Rows::dq, Rows::dk, Rows::dv, Rows::dextra,
+      Rows::dquery_inputs, Rows::dkey_inputs, Rows::dbias, Rows::grad_op;
+  using typename Rows::T;
   const heed::OpCall<Op>& whole;
   const heed::mpi::Sharding& sharding;
   int rank;
-  Geometry g = whole.geometry();
-  Index len = sharding.queries.held(rank), keys = key_shards().held(rank);
-  std::vector<T> query = queries(whole.query, g.query_heads), key = of_keys(whole.key, g.kv_heads),
-                 value = of_keys(whole.value, g.kv_heads), extra = queries(whole.extra, g.heads),
-                 grad_out = queries(whole.grad_out, g.heads),
-                 grad_lse = queries(whole.grad_lse, g.heads),
-                 grad_steps = queries(whole.grad_steps, g.heads),
-                 query_inputs = queries(whole.query_inputs, g.heads),
-                 key_inputs = of_keys(whole.key_inputs, g.heads);
-  std::vector<T> out = nans(grad_out.size()), lse = nans(queries(whole.lse, g.heads).size()),
-                 steps = nans(grad_steps.size()), dq = nans(query.size()), dk = nans(key.size()),
-                 dv = nans(value.size()), dextra = nans(extra.size()),
-                 dquery_inputs = nans(query_inputs.size()), dkey_inputs = nans(key_inputs.size()),
-                 dbias = nans(whole.grad_bias.size());
-  Op grad_op = whole.op;
   heed::mpi::Saved<T> saved = {};
 
-  [[nodiscard]] static std::vector<T> nans(std::size_t count) {
-    return std::vector<T>(count, std::numeric_limits<T>::quiet_NaN());
-  }
-  [[nodiscard]] const heed::mpi::Shards& key_shards() const {
-    return heed::mpi::detail::keys_of(sharding);
-  }
+  RankTensors(const heed::OpCall<Op>& call, const heed::mpi::Sharding& shards, int of_rank)
+      : Rows(
+            call, shards.queries.held(of_rank), heed::mpi::detail::keys_of(shards).held(of_rank),
+            [&, sizes = call.geometry()](const std::vector<T>& x, Index heads) {
+              return rank_rows(x, sizes.batch * heads, sizes.len_q, shards.queries, of_rank);
+            },
+            [&, sizes = call.geometry()](const std::vector<T>& x, Index heads) {
+              return rank_rows(x, sizes.batch * heads, sizes.len_kv,
+                               heed::mpi::detail::keys_of(shards), of_rank);
+            }),
+        whole(call),
+        sharding(shards),
+        rank(of_rank) {}
+
   [[nodiscard]] std::vector<T> queries(const std::vector<T>& x, Index heads) const {
     return rank_rows(x, g.batch * heads, g.len_q, sharding.queries, rank);
   }
   [[nodiscard]] std::vector<T> of_keys(const std::vector<T>& x, Index heads) const {
-    return rank_rows(x, g.batch * heads, g.len_kv, key_shards(), rank);
-  }
-  [[nodiscard]] Shape rows_of(Index dim) const { return {g.batch, g.heads, len, dim}; }
-  [[nodiscard]] Index step_columns() const { return grad_op.readout.step_columns(g); }
-  [[nodiscard]] bool gives_steps() const { return grad_op.readout.without_steps() == nullptr; }
-
-  [[nodiscard]] heed::Inputs<T> inputs() const {
-    heed::Inputs<T> in{{query.data(), {g.batch, g.query_heads, len, g.dim_qk}},
-                       {key.data(), {g.batch, g.kv_heads, keys, g.dim_qk}},
-                       {value.data(), {g.batch, g.kv_heads, keys, g.dim_v}},
-                       {}};
-    in.first_query = g.first_query;
-    using Columns = heed::InputColumns<Op>;
-    if (const Index width = grad_op.extra_dim(g)) in.extra = {extra.data(), rows_of(width)};
-    if (Columns::query > 0) in.query_inputs = {query_inputs.data(), rows_of(Columns::query)};
-    if (Columns::key > 0)
-      in.key_inputs = {key_inputs.data(), {g.batch, g.heads, keys, Columns::key}};
-    return in;
+    return rank_rows(x, g.batch * heads, g.len_kv, heed::mpi::detail::keys_of(sharding), rank);
   }
 
   template <class Comm>
   void run(const Comm& comm, bool in_order = false) {
-    const heed::Inputs<T> in = inputs();
-    heed::Outputs<T> to(out.data(), rows_of(g.dim_v));
-    to.lse = {lse.data(), rows_of(Op::NormaliserType::maps)};
-    if (gives_steps()) to.steps = {steps.data(), rows_of(step_columns())};
-    heed::mpi::forward(comm, whole.op, in, whole.mask, sharding, to, &saved, whole.options);
-    heed::OutputGradients<T> of(grad_out.data(), rows_of(g.dim_v));
-    if (Op::NormaliserType::differentiates_lse)
-      of.lse = {grad_lse.data(), rows_of(Op::NormaliserType::maps)};
-    if (gives_steps()) of.steps = {grad_steps.data(), rows_of(step_columns())};
-    heed::Gradients<T> grads{
-        {dq.data(), in.query.shape()}, {dk.data(), in.key.shape()}, {dv.data(), in.value.shape()}};
-    if (in.extra.given()) grads.extra = {dextra.data(), in.extra.shape()};
-    if (in.query_inputs.given())
-      grads.query_inputs = {dquery_inputs.data(), in.query_inputs.shape()};
-    if (in.key_inputs.given()) grads.key_inputs = {dkey_inputs.data(), in.key_inputs.shape()};
-    if (!dbias.empty()) grads.bias = {dbias.data(), whole.mask.bias.shape()};
-    const heed::StoredView<const T> known(out.data(), rows_of(g.dim_v));
+    const heed::Inputs<T> in = this->inputs();
+    heed::mpi::forward(comm, whole.op, in, whole.mask, sharding, this->outputs(), &saved,
+                       whole.options);
+    const heed::OutputGradients<T> of = this->output_gradients();
+    const heed::Gradients<T> grads = this->gradients(whole.mask.bias.shape());
+    const heed::StoredView<const T> known(out.data(), this->rows_of(g.dim_v));
     if constexpr (!heed::InputColumns<Op>::any)
       if (in_order)
         return heed::mpi::backward_in_order(comm, whole.op, in, whole.mask, sharding, saved, known,

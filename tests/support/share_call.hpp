@@ -93,22 +93,22 @@ template <class Op>
   return call;
 }
 
-// Tensors of some rows of a whole call, and what is written of them.
+// Tensors of some rows of a whole call, and what is written of them. queries(x, heads) and of_keys(x, heads) give the rows
+// of a tensor (batch, heads, len, dim) of the whole call.
 template <class Op>
-struct ShareTensors {
+struct RowTensors {
   using T = typename Op::Scalar;
   Geometry g;  // of the whole call
-  Index first, len, first_key, keys;
+  Index len, keys;
   std::vector<T> query, key, value, extra, grad_out, grad_lse, grad_steps, query_inputs, key_inputs;
   std::vector<T> out, lse, steps, dq, dk, dv, dextra, dquery_inputs, dkey_inputs, dbias;
   Op grad_op;
-  heed::Saved<T> saved;
 
-  ShareTensors(const heed::OpCall<Op>& whole, Index at, Index rows, Index at_key, Index count)
+  template <class Queries, class Keys>
+  RowTensors(const heed::OpCall<Op>& whole, Index rows, Index count, const Queries& queries,
+             const Keys& of_keys)
       : g(whole.geometry()),
-        first(at),
         len(rows),
-        first_key(at_key),
         keys(count),
         query(queries(whole.query, g.query_heads)),
         key(of_keys(whole.key, g.kv_heads)),
@@ -123,7 +123,7 @@ struct ShareTensors {
     const T nan = std::numeric_limits<T>::quiet_NaN();
     out.assign(grad_out.size(), nan);
     lse.assign(queries(whole.lse, g.heads).size(), nan);
-    steps.assign(queries(whole.steps, g.heads).size(), nan);
+    steps.assign(grad_steps.size(), nan);
     dq.assign(query.size(), nan);
     dk.assign(key.size(), nan);
     dv.assign(value.size(), nan);
@@ -133,13 +133,7 @@ struct ShareTensors {
     dbias.assign(whole.grad_bias.size(), nan);
   }
 
-  [[nodiscard]] std::vector<T> queries(const std::vector<T>& x, Index heads) const {
-    return cut_rows(x, g.batch * heads, g.len_q, first, len);
-  }
-  [[nodiscard]] std::vector<T> of_keys(const std::vector<T>& x, Index heads) const {
-    return cut_rows(x, g.batch * heads, g.len_kv, first_key, keys);
-  }
-  // Without its share.
+  // Without a share.
   [[nodiscard]] heed::Inputs<T> inputs() const {
     heed::Inputs<T> in{{query.data(), {g.batch, g.query_heads, len, g.dim_qk}},
                        {key.data(), {g.batch, g.kv_heads, keys, g.dim_qk}},
@@ -180,14 +174,43 @@ struct ShareTensors {
     if (!dbias.empty()) to.bias = {dbias.data(), bias};
     return to;
   }
+};
+
+// Queries [at, at + rows) and keys [at_key, at_key + count) of a whole call.
+template <class Op>
+struct ShareTensors : RowTensors<Op> {
+  using Rows = RowTensors<Op>;
+  using Rows::g, Rows::len, Rows::keys;
+  using typename Rows::T;
+  Index first, first_key;
+  heed::Saved<T> saved;
+
+  ShareTensors(const heed::OpCall<Op>& whole, Index at, Index rows, Index at_key, Index count)
+      : Rows(
+            whole, rows, count,
+            [&, sizes = whole.geometry()](const std::vector<T>& x, Index heads) {
+              return cut_rows(x, sizes.batch * heads, sizes.len_q, at, rows);
+            },
+            [&, sizes = whole.geometry()](const std::vector<T>& x, Index heads) {
+              return cut_rows(x, sizes.batch * heads, sizes.len_kv, at_key, count);
+            }),
+        first(at),
+        first_key(at_key) {}
+
+  [[nodiscard]] std::vector<T> queries(const std::vector<T>& x, Index heads) const {
+    return cut_rows(x, g.batch * heads, g.len_q, first, len);
+  }
+  [[nodiscard]] std::vector<T> of_keys(const std::vector<T>& x, Index heads) const {
+    return cut_rows(x, g.batch * heads, g.len_kv, first_key, keys);
+  }
   // out, lse, steps and the gradients of what belongs to queries.
   void check_bits(const heed::OpCall<Op>& whole) const {
-    CHECK(same_bits(out, queries(whole.out, g.heads)));
-    CHECK(same_bits(lse, queries(whole.lse, g.heads)));
-    CHECK(same_bits(steps, queries(whole.steps, g.heads)));
-    CHECK(same_bits(dq, queries(whole.grad_query, g.query_heads)));
-    CHECK(same_bits(dextra, queries(whole.grad_extra, g.heads)));
-    CHECK(same_bits(dquery_inputs, queries(whole.grad_query_inputs, g.heads)));
+    CHECK(same_bits(this->out, queries(whole.out, g.heads)));
+    CHECK(same_bits(this->lse, queries(whole.lse, g.heads)));
+    CHECK(same_bits(this->steps, queries(whole.steps, g.heads)));
+    CHECK(same_bits(this->dq, queries(whole.grad_query, g.query_heads)));
+    CHECK(same_bits(this->dextra, queries(whole.grad_extra, g.heads)));
+    CHECK(same_bits(this->dquery_inputs, queries(whole.grad_query_inputs, g.heads)));
   }
 };
 

@@ -69,8 +69,8 @@ struct SequenceKeys {
 
 // Sequences of lengths of their own in one call, without padding. Tensors are (1, heads, total, dim), or (total, heads, dim) by
 // strides (view_bthd with batch 1); sequence n has the queries [queries[n], queries[n + 1]) and the keys [keys[n],
-// keys[n + 1]) of them. Nothing is computed across sequences: each is a call of its own, with the bits of that call, but that
-// all of them share the workers, and that what they add to parameters is one sum.
+// keys[n + 1]) of them. Nothing is computed across sequences: each has the bits of a call of its own. All of them share the
+// workers, and the gradient of a parameter is the sum over all sequences.
 //
 //   positions     of queries and keys count from the beginning of their sequence, in scores and in masks
 //   masks         bands, key ranges, slopes and functions of positions hold in each sequence, which is batch n to a function;
@@ -81,9 +81,9 @@ struct SequenceKeys {
 //   Saved         has lse and diagnostics in rows [heads][total], and a Saved for backward() of each call in `sequences`
 //   Halting::batch  ends a sequence when all of its own rows have halted
 //
-// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory beside that
-// of one batch: some 10 KiB for each sequence that is more than a small part of all, and in backward for every one; the tables
-// of scores that have some likewise.
+// Taken as PackedInputs by forward(), backward() and forward_partial() (engine/packed_doors.hpp), and by jvp(). Memory, beside
+// that of one batch: about 10 KiB for each sequence that is more than a small part of the call, in backward for every
+// sequence; where a score has tables, each of these sequences has its own.
 template <class Real>
 struct Packed {
   std::vector<Index> queries;  // 0, ..., total: where sequences begin, and the end of the last one
@@ -347,18 +347,28 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   }
 }
 
-inline void require_apart(const MemoryView& out, const MemoryView& input, const char* out_name,
-                          const char* input_name, const std::string& where) {
+// The name of a tensor that belongs to an input, such as "grad_query". Its words are joined where a sentence needs them.
+struct NameOfInput {
+  const char* words;
+  const char* input;
+
+  [[nodiscard]] std::string text() const { return std::string(words) + input; }
+};
+
+// Names are const char* or NameOfInput.
+template <class OutName, class InputName>
+void require_apart(const MemoryView& out, const MemoryView& input, OutName out_name,
+                   InputName input_name, const std::string& where) {
   require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
 }
-inline void require_apart_from_scales(const MemoryView& out, const MemoryView& scales,
-                                      const char* out_name, const char* input_name,
-                                      const std::string& where) {
+template <class OutName, class InputName>
+void require_apart_from_scales(const MemoryView& out, const MemoryView& scales, OutName out_name,
+                               InputName input_name, const std::string& where) {
   require(!may_overlap(out, scales), where, ": ", out_name, " overlaps the scales of ", input_name);
 }
-template <class Element>
-void require_apart(const MemoryView& out, const StoredView<Element>& input, const char* out_name,
-                   const char* input_name, const std::string& where) {
+template <class Element, class OutName, class InputName>
+void require_apart(const MemoryView& out, const StoredView<Element>& input, OutName out_name,
+                   InputName input_name, const std::string& where) {
   require_apart(out, MemoryView(input), out_name, input_name, where);
   require_apart_from_scales(out, input.scales(), out_name, input_name, where);
 }

@@ -61,6 +61,7 @@ void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
 }
 // The same for inputs that may be packed sequences (Packed in engine/call.hpp): each of them has the bits of a call of its own.
+// engine/packed_doors.hpp defines it; attention.hpp and kv_pool.hpp include that.
 template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
 void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,

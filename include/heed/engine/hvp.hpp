@@ -97,9 +97,9 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
   check_tangents(tangents, in, mask, where);
   check_gradients(to, in, mask, out, OutputGradients<Real>(grad_out), where);
   for_each_operand(to, to.bias, [&](const char* input, const auto& view) {
-    const std::string name = std::string("grad_") + input;
-    require_apart_from_tangents(view, name.c_str(), tangents, where);
-    require_apart(view, grad_out_tangent, name.c_str(), "the tangent of grad_out", where);
+    const NameOfInput name{"grad_", input};
+    require_apart_from_tangents(view, name, tangents, where);
+    require_apart(view, grad_out_tangent, name, "the tangent of grad_out", where);
   });
   check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
   const Op direction = op_tangent ? *op_tangent : zeros_like(op);

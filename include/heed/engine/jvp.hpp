@@ -97,11 +97,11 @@ void check_tangents(const Tangents<Real>& d, const Inputs<Real>& in, const Mask<
   check(d.key_inputs, in.key_inputs, "the tangent of key_inputs", "key_inputs");
 }
 // Throws where what is written overlaps a tangent.
-template <class Real>
-void require_apart_from_tangents(const StoredView<Real>& out, const char* name,
-                                 const Tangents<Real>& d, const std::string& where) {
+template <class Real, class Name>
+void require_apart_from_tangents(const StoredView<Real>& out, Name name, const Tangents<Real>& d,
+                                 const std::string& where) {
   for_each_operand(d, d.bias, [&](const char* input, const auto& tangent) {
-    require_apart(out, tangent, name, (std::string("the tangent of ") + input).c_str(), where);
+    require_apart(out, tangent, name, NameOfInput{"the tangent of ", input}, where);
   });
 }
 

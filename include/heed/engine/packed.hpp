@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Packed sequences (Packed in engine/call.hpp) as the calls that they are: views, masks and options of each. A call is a
-// sequence, or several neighbours of one length, which are a batch: where its mask and its op give them the bits of calls
-// by themselves.
+// Packed sequences (Packed in engine/call.hpp) as separate calls: the views, mask and options of each. A call is one
+// sequence. Neighbours of one length are one call, of which each is a batch, where mask and op allow this without a change
+// of bits.
 
 #include <heed/engine/call.hpp>
 #include <heed/engine/plan.hpp>
@@ -46,7 +46,8 @@ template <class Element>
   return view.visit(
       [&](const auto& of) -> StoredView<Element> { return rows_of_run(of, first, count, len); });
 }
-// What a sequence reads of a tensor (sequences or 1, heads or 1, len_q or 1, len_kv): the first rows and columns.
+// What a sequence reads of a tensor (sequences or 1, heads or 1, longest len_q or 1, longest len_kv): the first rows and
+// columns of its batch.
 template <class U>
 [[nodiscard]] TensorView<U> corner_of(const TensorView<U>& view, const PackedRun& run,
                                       Index columns) {

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <span>
 
 namespace heed {
@@ -128,7 +129,8 @@ class LanguageModel {
   }
 
   // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights. Of a part of a batch
-  // (c.part) it returns and adds this part's share: the shares of all parts add up to loss and gradient of the batch.
+  // (c.part), and of the tokens that a rank has of it (c.spread), it returns and adds this part's share: the shares of all
+  // parts and ranks add up to loss and gradient of the batch.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     require(c.training || !scores_steps(),
@@ -160,6 +162,14 @@ class LanguageModel {
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().takes_packed(); });
   }
+  // `batch` sequences of `len` tokens may be spread over ranks (Context::spread) in shards that are cut at multiples of this
+  // number; 0 where a block takes none.
+  [[nodiscard]] Index spread_step(const Context<Real>& c, Index batch, Index len) const {
+    Index step = 1;
+    for (const TransformerBlock<Real>& block : blocks_)
+      step = std::lcm(step, block.attention().spread_step(c, batch, len));
+    return step;
+  }
   [[nodiscard]] bool can_step() const {
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().can_step(); });
@@ -177,6 +187,8 @@ class LanguageModel {
     const Index held = cache.len();
     require(c.packed == nullptr, "LanguageModel::step: packed sequences were given, a cache has ",
             cache.batch, " of equal length");
+    require(c.spread == nullptr,
+            "LanguageModel::step: the tokens are spread over ranks, a cache has all of them");
     try {
       embed(c, cache.batch, ids, held);
       for (std::size_t n = 0; n < blocks_.size(); ++n)
@@ -224,6 +236,7 @@ class LanguageModel {
             "LanguageModel: packed sequences were given ",
             batch == 1 ? "to a model whose rows depend on all rows of a batch"
                        : "in several batches, they take one");
+    if (c.spread != nullptr) require_spread(c, batch, tokens);
     const TokenPlaces places(c, tokens, tokens / batch);
     const Index longest = places.longest();
     require(!position_.given() || first + longest <= options_.max_len,
@@ -234,13 +247,31 @@ class LanguageModel {
     const MatrixView<Real> h = activations_[0].view();
     embedding_.forward(c, ids, h, Into::overwrite);
     for (Index r = 0, len = 0; r < tokens && position_.given(); r += len) {
-      for (len = 1; r + len < tokens && places.position(r + len) == len;) ++len;
+      const Index from = places.position(r);
+      for (len = 1; r + len < tokens && places.position(r + len) == from + len;) ++len;
       add<Real>(c,
-                MatrixView<const Real>(position_.value.data() + first * options_.width, len,
-                                       options_.width),
+                MatrixView<const Real>(position_.value.data() + (first + from) * options_.width,
+                                       len, options_.width),
                 h.row_range(r, len));
     }
     apply_dropout(c, options_.dropout, 0, h, h);
+  }
+
+  // Throws where the rows are not those of a rank.
+  void require_spread(const Context<Real>& c, Index batch, Index tokens) const {
+    require(
+        c.packed == nullptr,
+        "LanguageModel: packed sequences were given, and their tokens are spread over ranks; it "
+        "must be one of them");
+    require(tokens == batch * c.spread->held() && c.part.count == batch * c.spread->len(),
+            "LanguageModel: ", tokens, " ids were given for ", batch,
+            " sequences that are spread over ranks, ", c.spread->held(), " of ", c.spread->len(),
+            " tokens here, and Context::part has ", c.part.count, " tokens; it must be ",
+            batch * c.spread->held(), " ids of ", batch * c.spread->len());
+    for (std::size_t n = 0; n < blocks_.size(); ++n)
+      require(blocks_[n].attention().spread_step(c, batch, c.spread->len()) > 0,
+              "LanguageModel: the tokens are spread over ranks, the attention of block ", n,
+              " must have all of a batch");
   }
 
   void run_blocks(Context<Real>& c, Index batch, std::span<const Index> ids) {

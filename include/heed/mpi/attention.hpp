@@ -21,277 +21,39 @@
 // all throw std::invalid_argument with the same sentence. Comm is a Communicator (mpi/communicator.hpp), or whatever has its
 // members.
 
-#include <heed/mask/block_mask.hpp>
-#include <heed/mpi/gather.hpp>
+#include <heed/mpi/gathered.hpp>
 #include <heed/mpi/ring.hpp>
-
-#include <cstdint>
-#include <cstring>
-#include <string>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
 
-enum class Method { gather, ring };
-
-// How a call is spread over the ranks.
-struct Sharding {
-  Shards queries;
-  Shards keys = {};  // those of queries where there are none
-  Method method = Method::gather;
-};
-
 namespace detail {
 
-[[nodiscard]] inline const Shards& keys_of(const Sharding& sharding) {
-  return sharding.keys.ranks() > 0 ? sharding.keys : sharding.queries;
-}
-
-// The view with another number of rows, which nobody reads: for checks of what all ranks have together.
-template <class Element>
-[[nodiscard]] StoredView<Element> with_rows(const StoredView<Element>& view, Index len) {
-  if (!view.given()) return view;
-  const auto longer = [len]<class Number>(const TensorView<Number>& of) -> TensorView<Number> {
-    alignas(64) static std::remove_const_t<Number> nothing{};
-    Shape shape = of.shape();
-    shape.len = len;
-    return {of.data() ? of.data() : &nothing, shape, dense_strides(shape)};
-  };
-  return view.visit([&](const auto& of) -> StoredView<Element> {
-    if constexpr (requires { of.scales(); })
-      return ScaledView(longer(of.numbers()), longer(of.scales()));
-    else
-      return longer(of);
-  });
-}
-
-// Numbers that stand for others in the ranks' comparison.
-class Digest {
- public:
-  template <class Number>
-  void add(const Number& number) {
-    std::uint64_t bits = 0;
-    static_assert(sizeof number <= sizeof bits);
-    std::memcpy(&bits, &number, sizeof number);
-    sum_ = CounterRandom(sum_ ^ bits).bits(count_++);
+// The Way of the ring (mpi/rank_call.hpp).
+struct Ringing {
+  template <class Op>
+  static constexpr std::size_t kPieces = Op::NormaliserType::maps;
+  template <class Op>
+  [[nodiscard]] static Index step(const Op& op, const Geometry& g, const Options& options) {
+    return ring_step(op, g, options);
   }
-  template <class Number>
-  void add(const std::vector<Number>& numbers) {
-    add(numbers.size());
-    for (const Number& number : numbers) add(number);
+  template <class Op>
+  static void require(const Op& op, const Geometry& g, const Sharding& sharding,
+                      const std::string& where) {
+    require_ring(op, g, where);
+    heed::require(!Op::ReadoutType::uses_own_rows || keys_of(sharding) == sharding.queries, where,
+                  ": the readout reads key and value of its own row; in the ring the shards of "
+                  "keys must be those of queries");
   }
-  [[nodiscard]] std::string text() const { return "#" + std::to_string(sum_); }
-
- private:
-  std::uint64_t sum_ = 0, count_ = 0;
-};
-
-// A rank's side of one call.
-template <class Op>
-struct RankCall {
-  using Real = typename Op::Scalar;
-  const Op& op;
-  const Inputs<Real>& in;
-  const Mask<Real>& mask;
-  const Sharding& sharding;
-  const Options& options;
-  int rank, ranks;
-  std::string where;
-  Geometry geometry = {};  // of the whole call
-
-  [[nodiscard]] Index queries() const { return sharding.queries.held(rank); }
-  [[nodiscard]] Index keys() const { return keys_of(sharding).held(rank); }
-
-  // Throws where the inputs do not fit the shards or each other.
-  void check() {
-    require_options<Real>(options, where);
-    for (const Shards* shards : {&sharding.queries, &keys_of(sharding)})
-      require(shards->ranks() == ranks, where, ": the shards are for ", shards->ranks(),
-              " ranks, the communicator has ", ranks);
-    require(in.share == Share{} && !in.packed && !in.key_features, where, ": ",
-            in.packed         ? "packed sequences"
-            : in.key_features ? "key_features"
-                              : "a share",
-            " of a call was given, this takes whole calls without them");
-    const auto require_rows = [&](const auto& view, Index rows, const char* name) {
-      if (!view.given()) return;
-      heed::detail::require_one_piece(view, name, where);
-      require(view.shape().len == rows, where, ": ", name, " has len ", view.shape().len,
-              ", the rank's shard has ", rows);
-    };
-    require_rows(in.query, queries(), "query");
-    require_rows(in.extra, queries(), "extra");
-    require_rows(in.query_inputs, queries(), "query_inputs");
-    require_rows(in.key, keys(), "key");
-    require_rows(in.value, keys(), "value");
-    require_rows(in.key_inputs, keys(), "key_inputs");
-    const Index len_q = sharding.queries.len(), len_kv = keys_of(sharding).len();
-    Inputs<Real> whole = in;
-    for (auto* view : {&whole.query, &whole.extra, &whole.query_inputs})
-      *view = with_rows(*view, len_q);
-    for (auto* view : {&whole.key, &whole.value, &whole.key_inputs})
-      *view = with_rows(*view, len_kv);
-    geometry = geometry_of(op, whole, where);
-    const Index step = sharding.method == Method::ring ? ring_step(op, geometry, options)
-                                                       : share_step(op, geometry, options);
-    for (int r = 0; r < ranks; ++r)
-      for (const Tokens& piece : sharding.queries.pieces(r))
-        for (const Index at : {piece.begin, piece.end})
-          require(at % step == 0 || at == len_q, where, ": a shard has queries [", piece.begin,
-                  ", ", piece.end, "); it must begin and end at multiples of ", step,
-                  " (shard_step()), or at the end");
-    const BoundMask<Real> bound(without_rules(), geometry, where.c_str());
-    if (sharding.method != Method::ring) return;
-    require_ring(op, geometry, where);
-    require(!Op::ReadoutType::uses_own_rows || keys_of(sharding) == sharding.queries, where,
-            ": the readout reads key and value of its own row; in the ring the shards of keys must "
-            "be those of queries");
-  }
-  void check_outputs(const Outputs<Real>& out) const {
-    Geometry own = geometry;
-    own.len_q = queries();
-    Inputs<Real> none;
-    heed::detail::check_outputs(op, out, own, none, Mask<Real>{}, where);
-  }
-  void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
-                       const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
-    Geometry own = geometry;
-    own.len_q = queries();
-    own.len_kv = keys();
-    const std::size_t maps = sharding.method == Method::ring ? Op::NormaliserType::maps : 1,
-                      pieces = maps * sharding.queries.pieces(rank).size();
-    require(saved.pieces.size() == pieces, where, ": saved holds ", saved.pieces.size(),
-            " pieces, the rank has ", pieces,
-            "; it must come from forward() of the same shards and method");
-    heed::detail::check_backward(op, own, in, mask, out, output, grads, where);
-  }
-
-  void add_gradients(RankStamp& stamp, const OutputGradients<Real>& output,
-                     const Gradients<Real>& grads, const Op* grad_op) const {
-    std::string asked;
-    for (const auto& [view, name] : {std::pair{&grads.key, " key"},
-                                     {&grads.value, " value"},
-                                     {&grads.bias, " bias"},
-                                     {&grads.key_inputs, " key_inputs"}})
-      if (view->given()) asked += name;
-    if (grad_op) asked += " parameters";
-    stamp.add("what gradients are asked for", asked);
-    stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
-  }
-
-  // What all ranks must agree in.
-  [[nodiscard]] RankStamp stamp() const {
-    RankStamp of;
-    const Geometry& g = geometry;
-    of.add("the call", where);
-    of.add("the op's type", std::string(CallStamp::type_name<Op>()));
-    const auto shape = [](const StoredView<const Real>& view) { return view.shape(); };
-    of.add("batch", shape(in.query).batch);
-    of.add("the number of query heads", shape(in.query).heads);
-    of.add("the number of key heads", shape(in.key).heads);
-    of.add("dim_qk", shape(in.query).dim);
-    of.add("dim_v", shape(in.value).dim);
-    for (const auto& [view, name] :
-         {std::pair{&in.key, "the storage of key"}, {&in.value, "the storage of value"}})
-      of.add(name, view->scaled() ? "int8" : view->narrow() ? "16 bits" : "the op's own");
-    of.add("the shape of key_inputs",
-           Shape{in.key_inputs.shape().batch, in.key_inputs.shape().heads, 0,
-                 in.key_inputs.shape().dim});
-    of.add("first_query", in.first_query);
-    of.add("the method", sharding.method == Method::ring ? "ring" : "gather");
-    for (const auto& [shards, name] : {std::pair{&sharding.queries, "the shards of queries"},
-                                       {&keys_of(sharding), "the shards of keys"}})
-      of.add(name, text_of(*shards));
-    of.add("scale", scale_of(op, g, options));
-    of.add("key_tile", options.key_tile);
-    of.add("panel_vectors", options.panel_vectors);
-    of.add("precision", options.precision.name());
-    of.add("the rate of dropout", options.dropout.rate);
-    of.add("the seed of dropout", options.dropout.seed);
-    of.add("first_batch of dropout", options.dropout.first_batch);
-    Digest parameters;
-    op.visit([&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
-    });
-    of.add("the digest of the parameters", parameters);
-    add_mask(of);
-    return of;
-  }
-
- private:
-  [[nodiscard]] Mask<Real> without_rules() const {
-    Mask<Real> rest = mask;
-    rest.rules.clear();
-    return rest;
-  }
-  [[nodiscard]] static std::string text_of(const Shards& shards) {
-    std::string text;
-    if (shards.ranks() > 16) {  // a text of each would be long
-      Digest digest;
-      for (int r = 0; r < shards.ranks(); ++r)
-        for (const Tokens& piece : shards.pieces(r))
-          for (const Index number : {Index(r), piece.begin, piece.end}) digest.add(number);
-      return digest.text();
-    }
-    for (int r = 0; r < shards.ranks(); ++r) {
-      text += r > 0 ? " | " : "";
-      for (const Tokens& piece : shards.pieces(r))
-        text += "[" + std::to_string(piece.begin) + "," + std::to_string(piece.end) + ")";
-    }
-    return text;
-  }
-  void add_mask(RankStamp& of) const {
-    std::string bands;
-    for (const Band& band : mask.bands)
-      bands += "[" + std::to_string(band.left) + "," + std::to_string(band.right) + "," +
-               std::to_string(band.offset) +
-               (band.align == Align::top_left ? ",top_left]" : ",bottom_right]");
-    of.add("the mask's list of bands", bands);
-    Digest numbers;
-    for (const KeyRange& keys : mask.key_ranges) {
-      numbers.add(keys.begin);
-      numbers.add(keys.end);
-    }
-    const auto add = [&](const auto& part) {
-      numbers.add(part.has_value());
-      if (part) numbers.add(*part);
-    };
-    add(mask.key_lengths);
-    add(mask.query_documents);
-    add(mask.key_documents);
-    add(mask.slopes);
-    numbers.add(int(mask.slope_align));
-    numbers.add(mask.soft_cap);
-    of.add("the digest of the mask's numbers", numbers);
-    of.add("the shape of the boolean mask", mask.allowed.shape());
-    of.add("the shape of the bias", mask.bias.shape());
-    of.add("the number of functions in the mask", mask.rules.size());
+  template <class Comm, class Op>
+  [[nodiscard]] static auto call(const Comm& comm, const Op& op,
+                                 const Inputs<typename Op::Scalar>& in,
+                                 const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
+                                 const Geometry& g, const Options& options) {
+    return RingCall<Op, Comm>(comm, op, in, mask, sharding.queries, keys_of(sharding), g, options);
   }
 };
-
-// The stamp of a call that `check` finds nothing against, on all ranks.
-template <class Comm, class Op, class Check, class Add>
-void agree(const Comm& comm, RankCall<Op>& call, Check&& check, Add&& add) {
-  RankStamp stamp;
-  try {
-    call.check();
-    check();
-    stamp = call.stamp();
-    add(stamp);
-  } catch (const std::invalid_argument& error) {
-    stamp.parts.clear();
-    stamp.error = error.what();
-  }
-  require_agreement(comm, stamp, call.where);
-}
-
-// The mask, whose functions are asked once for all pieces of the rank.
-template <class Real>
-[[nodiscard]] Mask<Real> asked_once(const Mask<Real>& mask, const Geometry& g, int threads) {
-  if (mask.rules.empty()) return mask;
-  return BlockMask<Real>(mask, g, threads).mask();
-}
 
 }  // namespace detail
 
@@ -330,27 +92,10 @@ void forward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& 
              const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
-  static_assert(check_attention_op<Op>());
-  if (saved) saved->pieces.clear();
-  detail::RankCall<Op> call{
-      op,          in,
-      mask,        sharding,
-      options,     comm.rank(),
-      comm.size(), heed::detail::door_name("heed::mpi::forward", options.name)};
-  detail::agree(
-      comm, call, [&] { call.check_outputs(out); },
-      [&](detail::RankStamp& stamp) {
-        stamp.add("whether lse is asked for", out.lse.given() ? "yes" : "no");
-        stamp.add("whether steps are asked for", out.steps.given() ? "yes" : "no");
-      });
-  const Mask<typename Op::Scalar> asked = detail::asked_once(mask, call.geometry, options.threads);
-  const Shards& keys = detail::keys_of(sharding);
   if (sharding.method == Method::ring)
-    detail::RingCall<Op, Comm>(comm, op, in, asked, sharding.queries, keys, call.geometry, options)
-        .forward(out, saved);
+    detail::forward_by<detail::Ringing>(comm, op, in, mask, sharding, out, saved, options);
   else
-    detail::GatherCall<Op, Comm>(comm, op, in, asked, sharding.queries, keys, options)
-        .forward(out, saved);
+    detail::forward_by<detail::Gathering>(comm, op, in, mask, sharding, out, saved, options);
 }
 
 // heed::backward() of the whole call. Gradients of queries, keys, values and what belongs to their tokens are written of the
@@ -363,23 +108,12 @@ void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>&
               const OutputGradients<typename Op::Scalar>& grad_out,
               const Gradients<typename Op::Scalar>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
-  static_assert(check_attention_op<Op>());
-  detail::RankCall<Op> call{
-      op,          in,
-      mask,        sharding,
-      options,     comm.rank(),
-      comm.size(), heed::detail::door_name("heed::mpi::backward", options.name)};
-  detail::agree(
-      comm, call, [&] { call.check_gradients(saved, out, grad_out, grads); },
-      [&](detail::RankStamp& stamp) { call.add_gradients(stamp, grad_out, grads, grad_op); });
-  const Mask<typename Op::Scalar> asked = detail::asked_once(mask, call.geometry, options.threads);
-  const Shards& keys = detail::keys_of(sharding);
   if (sharding.method == Method::ring)
-    detail::RingCall<Op, Comm>(comm, op, in, asked, sharding.queries, keys, call.geometry, options)
-        .backward(saved, out, grad_out, grads, grad_op);
+    detail::backward_by<detail::Ringing>(comm, op, in, mask, sharding, saved, out, grad_out, grads,
+                                         grad_op, options);
   else
-    detail::GatherCall<Op, Comm>(comm, op, in, asked, sharding.queries, keys, options)
-        .backward(saved, out, grad_out, grads, grad_op);
+    detail::backward_by<detail::Gathering>(comm, op, in, mask, sharding, saved, out, grad_out,
+                                           grads, grad_op, options);
 }
 
 // The same for gathered calls, with the bits of one process in all gradients: the ranks add to those of keys, values, bias and
@@ -393,27 +127,21 @@ void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op:
                        const OutputGradients<typename Op::Scalar>& grad_out,
                        const Gradients<typename Op::Scalar>& grads,
                        std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
-  static_assert(check_attention_op<Op>());
   static_assert(!InputColumns<Op>::any,
                 "heed: gradients in the order of one process are for ops that read no numbers of "
                 "tokens (mpi/gather.hpp)");
-  detail::RankCall<Op> call{
-      op,          in,
-      mask,        sharding,
-      options,     comm.rank(),
-      comm.size(), heed::detail::door_name("heed::mpi::backward_in_order", options.name)};
-  detail::agree(
-      comm, call,
-      [&] {
-        require(sharding.method == Method::gather, call.where,
+  detail::call_on_ranks<detail::Gathering>(
+      "heed::mpi::backward_in_order", comm, op, in, mask, sharding, options,
+      [&](const auto& call) {
+        require(sharding.method == Method::gather, call.side.where,
                 ": the method is ring, only gathered calls have the bits of one process");
         call.check_gradients(saved, out, grad_out, grads);
       },
-      [&](detail::RankStamp& stamp) { call.add_gradients(stamp, grad_out, grads, grad_op); });
-  const Mask<typename Op::Scalar> asked = detail::asked_once(mask, call.geometry, options.threads);
-  detail::GatherCall<Op, Comm>(comm, op, in, asked, sharding.queries, detail::keys_of(sharding),
-                               options)
-      .backward_in_order(saved, out, grad_out, grads, grad_op);
+      [&](detail::RankStamp& stamp) {
+        detail::RankSide<typename Op::Scalar>::add_gradients(stamp, grad_out, grads,
+                                                             grad_op != nullptr);
+      },
+      [&](auto& run) { run.backward_in_order(saved, out, grad_out, grads, grad_op); });
 }
 
 }  // namespace mpi

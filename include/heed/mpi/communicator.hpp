@@ -26,6 +26,31 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace mpi {
 
+namespace detail {
+
+// Throws std::runtime_error with MPI's text.
+inline void require_success(int error, const char* function) {
+  if (error == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING + 1] = {};
+  int length = 0;
+  MPI_Error_string(error, text, &length);
+  throw std::runtime_error("heed::mpi: " + std::string(function) + ": " +
+                           printable({text, std::size_t(length)}));
+}
+
+// Calls begin(offset, count) for the pieces that a message of so many bytes is sent in, one at least: a count of MPI is an int.
+template <class Begin>
+void for_counts(std::size_t bytes, Begin&& begin) {
+  constexpr std::size_t most = std::size_t(1) << 30;
+  std::size_t at = 0;
+  do {
+    begin(at, int(std::min(most, bytes - at)));
+    at += most;
+  } while (at < bytes);
+}
+
+}  // namespace detail
+
 class Communicator {
  public:
   static constexpr int kTag = 18533;
@@ -38,10 +63,11 @@ class Communicator {
             finalised != 0 ? "finalised" : "not initialised",
             ", it must run from MPI_Init() to MPI_Finalize()");
     require(comm != MPI_COMM_NULL, "heed::mpi::Communicator: the communicator is MPI_COMM_NULL");
-    check(MPI_Comm_get_errhandler(comm, &before_), "MPI_Comm_get_errhandler");
-    check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    check(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
-    check(MPI_Comm_size(comm, &size_), "MPI_Comm_size");
+    detail::require_success(MPI_Comm_get_errhandler(comm, &before_), "MPI_Comm_get_errhandler");
+    detail::require_success(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN),
+                            "MPI_Comm_set_errhandler");
+    detail::require_success(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
+    detail::require_success(MPI_Comm_size(comm, &size_), "MPI_Comm_size");
   }
   Communicator(const Communicator&) = delete;
   ~Communicator() {
@@ -71,16 +97,18 @@ class Communicator {
       std::vector<MPI_Status> states(requests.size());
       const int error = MPI_Waitall(int(requests.size()), requests.data(), states.data());
       if (error == MPI_ERR_IN_STATUS)
-        for (const MPI_Status& state : states) check(state.MPI_ERROR, "MPI_Waitall");
-      check(error, "MPI_Waitall");
+        for (const MPI_Status& state : states)
+          detail::require_success(state.MPI_ERROR, "MPI_Waitall");
+      detail::require_success(error, "MPI_Waitall");
     }
 
     // MPI moves large messages on only while it is called.
     void poke() {
       if (requests_.empty()) return;
       int done = 0;
-      check(MPI_Testall(int(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
-            "MPI_Testall");
+      detail::require_success(
+          MPI_Testall(int(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
+          "MPI_Testall");
       if (done != 0) requests_.clear();
     }
 
@@ -93,38 +121,27 @@ class Communicator {
                                std::span<const Receive> receives) const {
     Transfer transfer;
     const auto add = [&](std::size_t bytes, auto&& begin) {
-      // A count of MPI is an int.
-      constexpr std::size_t most = std::size_t(1) << 30;
-      for (std::size_t at = 0; at < bytes; at += most) {
+      detail::for_counts(bytes, [&](std::size_t at, int count) {
         transfer.requests_.emplace_back();
-        begin(at, int(std::min(most, bytes - at)), &transfer.requests_.back());
-      }
+        begin(at, count, &transfer.requests_.back());
+      });
     };
     for (const Receive& message : receives)
       add(message.bytes, [&](std::size_t at, int count, MPI_Request* request) {
-        check(MPI_Irecv(static_cast<std::byte*>(message.data) + at, count, MPI_BYTE, message.from,
-                        kTag, comm_, request),
-              "MPI_Irecv");
+        detail::require_success(MPI_Irecv(static_cast<std::byte*>(message.data) + at, count,
+                                          MPI_BYTE, message.from, kTag, comm_, request),
+                                "MPI_Irecv");
       });
     for (const Send& message : sends)
       add(message.bytes, [&](std::size_t at, int count, MPI_Request* request) {
-        check(MPI_Isend(static_cast<const std::byte*>(message.data) + at, count, MPI_BYTE,
-                        message.to, kTag, comm_, request),
-              "MPI_Isend");
+        detail::require_success(MPI_Isend(static_cast<const std::byte*>(message.data) + at, count,
+                                          MPI_BYTE, message.to, kTag, comm_, request),
+                                "MPI_Isend");
       });
     return transfer;
   }
 
  private:
-  static void check(int error, const char* function) {
-    if (error == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING + 1] = {};
-    int length = 0;
-    MPI_Error_string(error, text, &length);
-    throw std::runtime_error("heed::mpi: " + std::string(function) + ": " +
-                             printable({text, std::size_t(length)}));
-  }
-
   MPI_Comm comm_;
   MPI_Errhandler before_{};
   int rank_ = 0, size_ = 1;

@@ -9,10 +9,11 @@
 //              dK, dV: a share of all keys on each rank, summed over ranks by the owner of each key, in the order of the ranks;
 //              gradients of parameters and of the mask's bias likewise
 //
-// backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: the ranks add to them one
-// after the other, for each head that shares keys with others from the last piece of the queries to the first, and hand
-// on what they have added up. Cost: backward takes the time of one process, and
-// batch kv_heads len (dim_qk + dim_v) numbers travel from rank to rank for each of (ranks or 2 ranks) pieces and each such head.
+// backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: only one rank adds to
+// them at a time, in the order of one process. That order goes through the query heads that share a key-value head, and for
+// each of them through the pieces of the queries from the last to the first; whoever has added its piece sends the sums to the
+// rank of the next one. Cost: backward takes the time of one process, and the sums, batch kv_heads len (dim_qk + dim_v)
+// numbers and those of parameters and bias, travel once for each piece (one or two per rank) of each of these heads.
 //
 // Any op, any mask. Where an op's rows depend on all rows of a call (Halting::batch), the rehearsal's reports are gathered.
 //
@@ -25,8 +26,10 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -99,16 +102,14 @@ class GatheredRows {
   StoredView<const Real> view_;
 };
 
-// A rank's part of a call whose keys are gathered.
-template <class Op, class Comm>
-class GatherCall {
+// A rank's part of a call whose keys are gathered, as far as it knows no op. Functions that are not inlined can be compiled once
+// for all ops (heed/compiled_engine.hpp).
+template <class Real, class Comm>
+class GatherSide {
  public:
-  using Real = typename Op::Scalar;
-
-  GatherCall(const Comm& comm, const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-             const Shards& queries, const Shards& keys, const Options& options)
+  [[gnu::noinline]] GatherSide(const Comm& comm, const Inputs<Real>& in, const Mask<Real>& mask,
+                               const Shards& queries, const Shards& keys, const Options& options)
       : comm_(comm),
-        op_(op),
         in_(in),
         mask_(mask),
         queries_(queries),
@@ -117,38 +118,64 @@ class GatherCall {
         key_(comm, keys, in.key),
         value_(comm, keys, in.value),
         key_inputs_(comm, keys, in.key_inputs) {}
-  GatherCall(const GatherCall&) = delete;
+  GatherSide(const GatherSide&) = delete;
 
-  void forward(const Outputs<Real>& out, Saved<Real>* saved) {
-    settle([&](const Op& rehearsal, Saved<Real>& reports) { run(rehearsal, out, &reports); });
-    run(settled(), out, saved);
+  // body(number, tokens, first own row, inputs) for the pieces of the rank.
+  using OfPiece = std::function<void(std::size_t, const Tokens&, Index, const Inputs<Real>&)>;
+  [[gnu::noinline]] void for_pieces(const OfPiece& body) const {
+    Index first = 0;
+    std::size_t n = 0;
+    for (const Tokens& piece : queries_.pieces(comm_.rank())) {
+      Inputs<Real> in = in_;
+      in.query = rows_of(in_.query, first, piece.count());
+      in.extra = rows_of(in_.extra, first, piece.count());
+      in.query_inputs = rows_of(in_.query_inputs, first, piece.count());
+      in.key = key_.view();
+      in.value = value_.view();
+      in.key_inputs = key_inputs_.view();
+      in.share = {piece.begin, queries_.len() - piece.end, 0, 0};
+      body(n++, piece, first, std::as_const(in));
+      first += piece.count();
+    }
   }
 
-  // The gradients of the parameters are those of all ranks.
-  void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
-                const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
-    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
+  using Forward =
+      std::function<void(const Inputs<Real>&, const Outputs<Real>&, heed::Saved<Real>*)>;
+  // Calls heed::forward() by `of_piece` for the pieces of the rank.
+  [[gnu::noinline]] void forward(const Forward& of_piece, const Outputs<Real>& out,
+                                 Saved<Real>* saved) const {
+    if (saved) saved->pieces.assign(queries_.pieces(comm_.rank()).size(), {});
+    for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
+      const auto own = [&](const StoredView<Real>& to) {
+        return rows_of(to, first, piece.count());
+      };
+      of_piece(in, {own(out.out), own(out.lse), own(out.steps)},
+               saved ? &saved->pieces[n] : nullptr);
+    });
+  }
+
+  // The gradients of a piece; of_piece() adds those of the parameters to the numbers.
+  using Backward = std::function<void(const Inputs<Real>&, const heed::Saved<Real>&,
+                                      const StoredView<const Real>&, const OutputGradients<Real>&,
+                                      const Gradients<Real>&, std::vector<double>&)>;
+  // Calls heed::backward() by `of_piece` for the pieces of the rank. The numbers, which begin with 0, end as those of all ranks.
+  [[gnu::noinline]] void backward(const Backward& of_piece, const Saved<Real>& saved,
+                                  const StoredView<const Real>& out,
+                                  const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                                  std::vector<double>& parameters) const {
     WidenedTensors<Real> copies(options_.threads);
     Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
         of_values(in_.value.shape(), keys_, grads.value.given()),
         of_inputs(in_.key_inputs.shape(), keys_, grads.key_inputs.given());
     const Shape bias = mask_.bias.shape();
     Sums of_bias(bias, grads.bias.given());
-    std::vector<double> parameters(grad_op ? std::size_t(count_parameters()) : 0);
     for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
       const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
-      Op of_piece = op_;
-      heed::backward(settled(), in, mask_, saved.pieces[n], own(out),
-                     {own(output.out), own(output.lse), own(output.steps)},
-                     {own(grads.query), of_keys.piece(), of_values.piece(), own(grads.extra),
-                      of_bias.piece(), own(grads.query_inputs), of_inputs.piece()},
-                     grad_op ? &of_piece : nullptr, options_);
+      of_piece(in, saved.pieces[n], own(out), {own(output.out), own(output.lse), own(output.steps)},
+               {own(grads.query), of_keys.piece(), of_values.piece(), own(grads.extra),
+                of_bias.piece(), own(grads.query_inputs), of_inputs.piece()},
+               parameters);
       for (Sums* sums : {&of_keys, &of_values, &of_inputs, &of_bias}) sums->add();
-      std::size_t at = 0;
-      if (grad_op)
-        of_piece.visit([&](const char*, const auto& param) {
-          for (Index i = 0; i < param.size(); ++i) parameters[at++] += double(param[i]);
-        });
     });
     const auto give = [&](const Sums& sums, const StoredView<Real>& to) {
       if (to.given()) sum_rows(comm_, keys_, sums.total(), copies.write(to));
@@ -168,112 +195,9 @@ class GatherCall {
           for (Index i = 0; i < bias.len; ++i)
             for (Index j = 0; j < bias.dim; ++j) to(b, h, i, j) = Real(*from++);
     }
-    if (grad_op) {
-      *grad_op = zeros_like(op_);
-      const double* from = parameters.data();
-      grad_op->visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
-      });
-    }
     copies.round();
   }
 
-  // The same, with the bits of one process in all gradients. For ops that read no numbers of tokens.
-  void backward_in_order(const Saved<Real>& saved, const StoredView<const Real>& out,
-                         const OutputGradients<Real>& output, const Gradients<Real>& grads,
-                         Op* grad_op) {
-    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
-    WidenedTensors<Real> copies(options_.threads);
-    const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
-    heed::detail::set_zero<Real>({dquery, dextra}, resolve_threads(options_.threads));
-    Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
-        of_values(in_.value.shape(), keys_, grads.value.given()),
-        of_bias(mask_.bias.shape(), grads.bias.given());
-    heed::detail::HandedOn<Real> on;
-    Op sums = zeros_like(op_);
-    const std::vector<Stage> stages = stages_of(grads.bias.given());
-    for (std::size_t s = 0; s < stages.size(); ++s) {
-      const Stage& stage = stages[s];
-      if (stage.rank != comm_.rank()) continue;
-      const auto parts = [&] {
-        return std::array{&of_keys.memory(), &of_values.memory(), &of_bias.memory(), &on.rows};
-      };
-      if (s > 0 && stages[s - 1].rank != stage.rank)
-        receive_state(stages[s - 1].rank, parts(), on.sums);
-      on.member = stage.member;
-      const bool last = s + 1 == stages.size();
-      for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
-        if (piece != stage.piece) return;
-        const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
-        heed::detail::backward_stage<Op>(
-            settled(), in, mask_, saved.pieces[n], own(out),
-            {own(output.out), own(output.lse), own(output.steps)},
-            {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}, on,
-            last, grad_op ? &sums : nullptr, options_);
-      });
-      if (!last && stages[s + 1].rank != stage.rank)
-        send_state(stages[s + 1].rank, parts(), on.sums);
-    }
-    // The last one has all sums.
-    const int root = stages.empty() ? 0 : stages.back().rank;
-    const auto give = [&](const Sums& of, const StoredView<Real>& to) {
-      if (to.given()) give_rows(root, of.of_piece(), copies.write(to));
-    };
-    give(of_keys, grads.key);
-    give(of_values, grads.value);
-    std::vector<Real> all = of_bias.memory();
-    sums.visit([&](const char*, const auto& param) {
-      all.insert(all.end(), param.data(), param.data() + param.size());
-    });
-    all = from_root(root, std::move(all));
-    const Real* from = all.data();
-    if (grads.bias.given()) {
-      const TensorView<Real> to = copies.write(grads.bias);
-      const Shape& s = to.shape();
-      for (Index b = 0; b < s.batch; ++b)
-        for (Index h = 0; h < s.heads; ++h)
-          for (Index i = 0; i < s.len; ++i, from += s.dim)
-            std::copy_n(from, s.dim, to.row(b, h, i));
-    }
-    if (grad_op) {
-      *grad_op = zeros_like(op_);
-      grad_op->visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) param[i] = *from++;
-      });
-    }
-    copies.round();
-  }
-
- private:
-  // Who adds when: for each head of a family, the pieces of the queries from the last to the first.
-  struct Stage {
-    Index member;
-    Tokens piece;
-    int rank;
-  };
-  [[nodiscard]] std::vector<Stage> stages_of(bool bias) const {
-    Geometry g;
-    g.batch = in_.query.shape().batch;
-    g.query_heads = in_.query.shape().heads;
-    g.heads = g.query_heads / op_.normaliser.query_heads(1);
-    g.kv_heads = in_.key.shape().heads;
-    g.len_q = queries_.len();
-    g.len_kv = keys_.len();
-    g.dim_qk = in_.key.shape().dim;
-    g.dim_v = in_.value.shape().dim;
-    const auto family = heed::detail::family_of(op_, g, mask_.bias.shape(), bias);
-    std::vector<Stage> of_member, stages;
-    for (int r = 0; r < comm_.size(); ++r)
-      for (const Tokens& piece : queries_.pieces(r)) of_member.push_back({0, piece, r});
-    std::sort(of_member.begin(), of_member.end(),
-              [](const Stage& a, const Stage& b) { return a.piece.begin > b.piece.begin; });
-    for (Index member = 0; member < family.batches * family.heads; ++member)
-      for (Stage& stage : of_member) {
-        stage.member = member;
-        stages.push_back(stage);
-      }
-    return stages;
-  }
   template <class Parts>
   void send_state(int to, const Parts& parts, const std::vector<double>& sums) const {
     const std::array<std::size_t, 2> sizes{parts.back()->size(), sums.size()};
@@ -300,7 +224,7 @@ class GatherCall {
     rest.wait();
   }
   // Numbers that one rank has, on all ranks, which know how many they are.
-  [[nodiscard]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
+  [[nodiscard, gnu::noinline]] std::vector<Real> from_root(int root, std::vector<Real> own) const {
     const auto ranks = std::size_t(comm_.size());
     ByRank<Real> from(ranks), to(ranks);
     to[std::size_t(root)].resize(own.size());
@@ -309,7 +233,8 @@ class GatherCall {
     return to[std::size_t(root)];
   }
   // own = the rank's rows of `whole`, which the root has.
-  void give_rows(int root, const TensorView<const Real>& whole, const TensorView<Real>& own) const {
+  [[gnu::noinline]] void give_rows(int root, const TensorView<const Real>& whole,
+                                   const TensorView<Real>& own) const {
     const auto ranks = std::size_t(comm_.size());
     ByRank<Real> from(ranks), to(ranks);
     const Shape& s = own.shape();
@@ -321,6 +246,30 @@ class GatherCall {
                     [&](Index b, Index h, Index n, const Real* numbers) {
                       std::copy_n(numbers, s.dim, own.row(b, h, n));
                     });
+  }
+
+  // What an op's rows report, which `own` has of the rank's pieces, of all rows of so many heads.
+  [[nodiscard, gnu::noinline]] heed::Saved<Real> gather_reports(
+      const Saved<Real>& own, Index heads, const std::vector<std::string>& names) const {
+    heed::Saved<Real> all;
+    const Shape& q = in_.query.shape();
+    for (std::size_t d = 0; d < names.size(); ++d) {
+      all.diagnostic_names.push_back(names[d]);
+      // The reports of the pieces as rows of one tensor.
+      std::vector<Real> rows(std::size_t(q.batch * heads * q.len));
+      const TensorView<Real> view(rows.data(), {q.batch, heads, q.len, 1});
+      Index first = 0;
+      std::size_t n = 0;
+      for (const Tokens& piece : queries_.pieces(comm_.rank())) {
+        const Real* from = own.pieces[n++].diagnostics[d].data();
+        for (Index b = 0; b < q.batch; ++b)
+          for (Index h = 0; h < heads; ++h, from += piece.count())
+            std::copy_n(from, piece.count(), view.row(b, h, first));
+        first += piece.count();
+      }
+      all.diagnostics.push_back(gather_rows(comm_, queries_, view));
+    }
+    return all;
   }
 
   // Gradients of a tensor of all tokens: of one piece of the queries, and their sum over the pieces of the rank.
@@ -356,39 +305,173 @@ class GatherCall {
     std::vector<Real> piece_, total_;
   };
 
+ protected:
+  const Comm& comm_;
+  const Inputs<Real>& in_;
+  const Mask<Real>& mask_;
+  const Shards &queries_, &keys_;
+  const Options& options_;
+  GatheredRows<Real> key_, value_, key_inputs_;
+};
+
+// The same of an op's call.
+template <class Op, class Comm>
+class GatherCall : GatherSide<typename Op::Scalar, Comm> {
+ public:
+  using Real = typename Op::Scalar;
+  using Side = GatherSide<Real, Comm>;
+
+  GatherCall(const Comm& comm, const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+             const Shards& queries, const Shards& keys, const Options& options)
+      : Side(comm, in, mask, queries, keys, options), op_(op) {}
+
+  void forward(const Outputs<Real>& out, Saved<Real>* saved) {
+    settle([&](const Op& rehearsal, Saved<Real>& reports) { run(rehearsal, out, &reports); });
+    run(settled(), out, saved);
+  }
+
+  // The gradients of the parameters are those of all ranks.
+  void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
+                const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
+    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
+    std::vector<double> parameters(grad_op ? std::size_t(count_parameters()) : 0);
+    Side::backward(
+        [&](const auto& in, const auto& of_saved, const auto& of_out, const auto& of_output,
+            const auto& of_grads, std::vector<double>& sums) {
+          Op of_piece = op_;
+          heed::backward(settled(), in, mask_, of_saved, of_out, of_output, of_grads,
+                         grad_op ? &of_piece : nullptr, options_);
+          std::size_t at = 0;
+          if (grad_op)
+            of_piece.visit([&](const char*, const auto& param) {
+              for (Index i = 0; i < param.size(); ++i) sums[at++] += double(param[i]);
+            });
+        },
+        saved, out, output, grads, parameters);
+    if (!grad_op) return;
+    *grad_op = zeros_like(op_);
+    const double* from = parameters.data();
+    grad_op->visit([&](const char*, auto& param) {
+      for (Index i = 0; i < param.size(); ++i) param[i] = Real(*from++);
+    });
+  }
+
+  // The same, with the bits of one process in all gradients. For ops that read no numbers of tokens.
+  void backward_in_order(const Saved<Real>& saved, const StoredView<const Real>& out,
+                         const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                         Op* grad_op) {
+    settle([&](const Op&, Saved<Real>& reports) { reports = saved; });
+    WidenedTensors<Real> copies(options_.threads);
+    const TensorView<Real> dquery = copies.write(grads.query), dextra = copies.write(grads.extra);
+    heed::detail::set_zero<Real>({dquery, dextra}, resolve_threads(options_.threads));
+    typename Side::Sums of_keys(in_.key.shape(), keys_, grads.key.given()),
+        of_values(in_.value.shape(), keys_, grads.value.given()),
+        of_bias(mask_.bias.shape(), grads.bias.given());
+    heed::detail::HandedOn<Real> on;
+    Op sums = zeros_like(op_);
+    const std::vector<Stage> stages = stages_of(grads.bias.given());
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      const Stage& stage = stages[s];
+      if (stage.rank != comm_.rank()) continue;
+      const auto parts = [&] {
+        return std::array{&of_keys.memory(), &of_values.memory(), &of_bias.memory(), &on.rows};
+      };
+      if (s > 0 && stages[s - 1].rank != stage.rank)
+        Side::receive_state(stages[s - 1].rank, parts(), on.sums);
+      on.member = stage.member;
+      const bool last = s + 1 == stages.size();
+      Side::for_pieces(
+          [&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
+            if (piece != stage.piece) return;
+            const auto own = [&](const auto& view) { return rows_of(view, first, piece.count()); };
+            heed::detail::backward_stage<Op>(
+                settled(), in, mask_, saved.pieces[n], own(out),
+                {own(output.out), own(output.lse), own(output.steps)},
+                {own(dquery), of_keys.piece(), of_values.piece(), own(dextra), of_bias.piece()}, on,
+                last, grad_op ? &sums : nullptr, options_);
+          });
+      if (!last && stages[s + 1].rank != stage.rank)
+        Side::send_state(stages[s + 1].rank, parts(), on.sums);
+    }
+    // The last one has all sums.
+    const int root = stages.empty() ? 0 : stages.back().rank;
+    const auto give = [&](const typename Side::Sums& of, const StoredView<Real>& to) {
+      if (to.given()) Side::give_rows(root, of.of_piece(), copies.write(to));
+    };
+    give(of_keys, grads.key);
+    give(of_values, grads.value);
+    std::vector<Real> all = of_bias.memory();
+    sums.visit([&](const char*, const auto& param) {
+      all.insert(all.end(), param.data(), param.data() + param.size());
+    });
+    all = Side::from_root(root, std::move(all));
+    const Real* from = all.data();
+    if (grads.bias.given()) {
+      const TensorView<Real> to = copies.write(grads.bias);
+      const Shape& s = to.shape();
+      for (Index b = 0; b < s.batch; ++b)
+        for (Index h = 0; h < s.heads; ++h)
+          for (Index i = 0; i < s.len; ++i, from += s.dim)
+            std::copy_n(from, s.dim, to.row(b, h, i));
+    }
+    if (grad_op) {
+      *grad_op = zeros_like(op_);
+      grad_op->visit([&](const char*, auto& param) {
+        for (Index i = 0; i < param.size(); ++i) param[i] = *from++;
+      });
+    }
+    copies.round();
+  }
+
+ private:
+  using Side::comm_;
+  using Side::in_;
+  using Side::keys_;
+  using Side::mask_;
+  using Side::options_;
+  using Side::queries_;
+
+  // Who adds when: for each head of a family, the pieces of the queries from the last to the first.
+  struct Stage {
+    Index member;
+    Tokens piece;
+    int rank;
+  };
+  [[nodiscard]] std::vector<Stage> stages_of(bool bias) const {
+    Geometry g;
+    g.batch = in_.query.shape().batch;
+    g.query_heads = in_.query.shape().heads;
+    g.heads = g.query_heads / op_.normaliser.query_heads(1);
+    g.kv_heads = in_.key.shape().heads;
+    g.len_q = queries_.len();
+    g.len_kv = keys_.len();
+    g.dim_qk = in_.key.shape().dim;
+    g.dim_v = in_.value.shape().dim;
+    const auto family = heed::detail::family_of(op_, g, mask_.bias.shape(), bias);
+    std::vector<Stage> of_member, stages;
+    for (int r = 0; r < comm_.size(); ++r)
+      for (const Tokens& piece : queries_.pieces(r)) of_member.push_back({0, piece, r});
+    std::sort(of_member.begin(), of_member.end(),
+              [](const Stage& a, const Stage& b) { return a.piece.begin > b.piece.begin; });
+    for (Index member = 0; member < family.batches * family.heads; ++member)
+      for (Stage& stage : of_member) {
+        stage.member = member;
+        stages.push_back(stage);
+      }
+    return stages;
+  }
   [[nodiscard]] Index count_parameters() const {
     Index count = 0;
     op_.visit([&](const char*, const auto& param) { count += param.size(); });
     return count;
   }
 
-  // body(number, tokens, first own row, inputs) for the pieces of the rank.
-  template <class Body>
-  void for_pieces(Body&& body) const {
-    Index first = 0;
-    std::size_t n = 0;
-    for (const Tokens& piece : queries_.pieces(comm_.rank())) {
-      Inputs<Real> in = in_;
-      in.query = rows_of(in_.query, first, piece.count());
-      in.extra = rows_of(in_.extra, first, piece.count());
-      in.query_inputs = rows_of(in_.query_inputs, first, piece.count());
-      in.key = key_.view();
-      in.value = value_.view();
-      in.key_inputs = key_inputs_.view();
-      in.share = {piece.begin, queries_.len() - piece.end, 0, 0};
-      body(n++, piece, first, std::as_const(in));
-      first += piece.count();
-    }
-  }
   void run(const Op& op, const Outputs<Real>& out, Saved<Real>* saved) const {
-    if (saved) saved->pieces.assign(queries_.pieces(comm_.rank()).size(), {});
-    for_pieces([&](std::size_t n, const Tokens& piece, Index first, const Inputs<Real>& in) {
-      const auto own = [&](const StoredView<Real>& to) {
-        return rows_of(to, first, piece.count());
-      };
-      heed::forward(op, in, mask_, {own(out.out), own(out.lse), own(out.steps)},
-                    saved ? &saved->pieces[n] : nullptr, options_);
-    });
+    Side::forward(
+        [&](const Inputs<Real>& in, const Outputs<Real>& of_piece, heed::Saved<Real>* reports) {
+          heed::forward(op, in, mask_, of_piece, reports, options_);
+        },
+        out, saved);
   }
 
   [[nodiscard]] const Op& settled() const { return settled_ ? *settled_ : op_; }
@@ -401,45 +484,23 @@ class GatherCall {
         settled_->readout = op_.readout.rehearsal();
         Saved<Real> own;
         rehearse(*settled_, own);
-        heed::Saved<Real> all = gather_reports(own);
+        heed::Saved<Real> all = Side::gather_reports(
+            own, in_.query.shape().heads / op_.normaliser.query_heads(1), report_names());
         settled_.emplace(op_);
         settled_->readout.settle(all);
       }
   }
-  [[nodiscard]] heed::Saved<Real> gather_reports(const Saved<Real>& own) const {
+  [[nodiscard]] static std::vector<std::string> report_names() {
     using Normaliser = typename Op::NormaliserType;
     using Readout = typename Op::ReadoutType;
-    heed::Saved<Real> all;
-    const Shape& q = in_.query.shape();
-    const Index heads = q.heads / op_.normaliser.query_heads(1);
-    for (int d = 0; d < Normaliser::diagnostics + Readout::diagnostics; ++d) {
-      all.diagnostic_names.push_back(d < Normaliser::diagnostics
-                                         ? Normaliser::diagnostic_name(d)
-                                         : Readout::diagnostic_name(d - Normaliser::diagnostics));
-      // The reports of the pieces as rows of one tensor.
-      std::vector<Real> rows(std::size_t(q.batch * heads * q.len));
-      const TensorView<Real> view(rows.data(), {q.batch, heads, q.len, 1});
-      Index first = 0;
-      std::size_t n = 0;
-      for (const Tokens& piece : queries_.pieces(comm_.rank())) {
-        const Real* from = own.pieces[n++].diagnostics[std::size_t(d)].data();
-        for (Index b = 0; b < q.batch; ++b)
-          for (Index h = 0; h < heads; ++h, from += piece.count())
-            std::copy_n(from, piece.count(), view.row(b, h, first));
-        first += piece.count();
-      }
-      all.diagnostics.push_back(gather_rows(comm_, queries_, view));
-    }
-    return all;
+    std::vector<std::string> names;
+    for (int d = 0; d < Normaliser::diagnostics; ++d)
+      names.push_back(Normaliser::diagnostic_name(d));
+    for (int d = 0; d < Readout::diagnostics; ++d) names.push_back(Readout::diagnostic_name(d));
+    return names;
   }
 
-  const Comm& comm_;
   const Op& op_;
-  const Inputs<Real>& in_;
-  const Mask<Real>& mask_;
-  const Shards &queries_, &keys_;
-  const Options& options_;
-  GatheredRows<Real> key_, value_, key_inputs_;
   std::optional<Op> settled_;
 };
 

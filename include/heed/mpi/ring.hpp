@@ -5,7 +5,7 @@
 // time. With the shard of rank s = rank - step at hand, step = 0, 1, ...
 //
 //   forward    each map m:   state_m = join(state_m, state of the shard), out_m likewise
-//              at the end    out = readout(sum over m of f_m out_m)
+//              at the end    out = readout(sum over m of f_m out_m), with f_m the map's factor: 1, or -lambda of a difference
 //   backward   dmixed = readout's vjp(dout),   dout_m = f_m dmixed,   df_m = rowsum(dmixed o out_m)
 //              each map m:   dQ += ..., and dK, dV of the shard, by backward() of the shard with the joined state; dK and dV
 //                            travel with their shard, one step behind it, and end at home

@@ -5,6 +5,7 @@
 
 #include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
+#include <heed/mpi/gathered.hpp>
 #include <heed/nn/context.hpp>
 #include <heed/nn/weight.hpp>
 
@@ -59,6 +60,13 @@ class AttentionLayer {
   // True if forward() and backward() take packed sequences (Context::packed), which see nothing of each other.
   [[nodiscard]] virtual bool takes_packed() const { return false; }
 
+  // `batch` sequences of `len` tokens may be spread over ranks (Context::spread) in shards that are cut at multiples of this
+  // number; 0 where forward() and backward() take none.
+  [[nodiscard]] virtual Index spread_step(const Context<Real>&, Index /*batch*/,
+                                          Index /*len*/) const {
+    return 0;
+  }
+
   // True if step() can take tokens one after the other, with a cache of the keys and values of the earlier ones.
   [[nodiscard]] virtual bool can_step() const = 0;
   [[nodiscard]] virtual KvCache<Real> new_cache(Index batch) const = 0;
@@ -111,7 +119,8 @@ class AttentionLayer {
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
-  // The same of each token, in the order of the rows of x; with "steps", the time that a token takes, where the layer has it.
+  // The same of each token, in the order of the rows of x; with "steps", the time that a token takes, where the layer has it. An
+  // op reports nothing of tokens that are spread over ranks.
   [[nodiscard]] virtual std::vector<TokenNumbers> token_diagnostics() const { return {}; }
 };
 
@@ -141,10 +150,17 @@ class OpStage {
         steps_.resize(std::size_t(rows_of(out.shape()) * shape.dim));
         to.steps = {steps_.data(), shape};
       }
+    const Options of_call = options(c, in.query.shape().len);
+    saved_of_rank_.pieces.clear();
+    if (c.spread != nullptr) {
+      saved_ = {};
+      return mpi::forward_gathered(c.spread->comm, op, in, mask, c.spread->shards, to,
+                                   &saved_of_rank_, of_call);
+    }
     heed::forward(op, in, in.first_query > 0 ? mask_from(in.first_query) : mask, to, &saved_,
-                  options(c, in.query.shape().len));
+                  of_call);
   }
-  // Adds to the gradients of the op's parameters.
+  // Adds to the gradients of the op's parameters; where tokens are spread, the first rank adds those of all.
   void backward(const Context<Real>& c, const PackedInputs<Real>& in,
                 const TensorView<const Real>& out, const TensorView<const Real>& dout,
                 const Gradients<Real>& grads) {
@@ -155,11 +171,18 @@ class OpStage {
     } else if (ponder_ > 0) {
       // dL/dsteps of L = ponder mean(steps)
       const Index rows = rows_of(out.shape());
-      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(c.part.rows(rows))));
+      dsteps_.assign(std::size_t(rows), Real(ponder_ / double(c.rows_of_batch(rows))));
       output.steps = {dsteps_.data(), steps_shape(in, out.shape())};
     }
-    heed::backward(op, in, mask, saved_, out, output, grads, &own,
-                   options(c, in.query.shape().len));
+    const Options of_call = options(c, in.query.shape().len);
+    if (c.spread != nullptr) {
+      mpi::backward_gathered(c.spread->comm, op, in, mask, c.spread->shards, saved_of_rank_, out,
+                             output, grads, &own, of_call);
+      // The gradient is that of all ranks: one of them adds it.
+      if (c.spread->comm.rank() != 0) return;
+    } else {
+      heed::backward(op, in, mask, saved_, out, output, grads, &own, of_call);
+    }
     for_pairs(grad_, own, [](const char*, Param<Real>& sum, Param<Real>& grad) {
       for (Index i = 0; i < sum.size(); ++i) sum[i] += grad[i];
     });
@@ -182,6 +205,7 @@ class OpStage {
       return band.right >= 0 && band.right + band.offset <= 0;
     });
   }
+  // Of the last forward(); empty where its tokens were spread.
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
   // Of the last forward(), (batch, heads, len, step_columns of the readout); empty where the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
@@ -189,6 +213,7 @@ class OpStage {
   // See AttentionLayer::token_diagnostics().
   [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const {
     std::vector<TokenNumbers> all;
+    if (!saved_of_rank_.pieces.empty()) return all;
     const Geometry& g = saved_.stamp.geometry;
     const auto add = [&](const std::string& name, const std::vector<Real>& rows) {
       TokenNumbers numbers{name, std::vector<double>(std::size_t(g.batch * g.len_q))};
@@ -226,8 +251,13 @@ class OpStage {
     for (const Real steps : steps_) sum += double(steps);
     return ponder_ > 0 ? ponder_ * sum / std::max<double>(1, double(steps_.size())) : 0;
   }
+  // See AttentionLayer::spread_step(); the geometry is that of the op's call on whole sequences.
+  [[nodiscard]] Index spread_step(const Context<Real>& c, const Geometry& g) const {
+    return share_step(op, g, options(c, g.len_q));
+  }
   // For sequences of `len` tokens.
   [[nodiscard]] Options options(const Context<Real>& c, Index len) const {
+    if (c.spread != nullptr) len = c.spread->len();
     Options options;
     options.threads = c.threads;
     options.precision = c.precision;
@@ -273,6 +303,7 @@ class OpStage {
 
   Op grad_;
   Saved<Real> saved_;
+  mpi::Saved<Real> saved_of_rank_;  // of spread tokens
   std::vector<Real> steps_, dsteps_;
   double ponder_ = 0;
   double dropout_rate_ = 0;

@@ -4,6 +4,7 @@
 // Context: the threads, the mode, the random numbers and the scratch memory with which layers run.
 
 #include <heed/nn/matrix.hpp>
+#include <heed/nn/spread_tokens.hpp>
 #include <heed/simd/precision.hpp>
 
 #include <cstdint>
@@ -21,12 +22,6 @@ struct BatchPart {
   Index targets = 0;  // of the whole batch, those that count in the loss
 
   [[nodiscard]] bool whole() const { return count == 0; }
-  // The number that row r of the part has in the whole. Rows may be several copies of the tokens, one below the other.
-  [[nodiscard]] Index row(Index r) const {
-    return whole() ? r : r / count * all + first + r % count;
-  }
-  // How many rows the whole has where the part has so many.
-  [[nodiscard]] Index rows(Index part) const { return whole() ? part : part / count * all; }
 };
 
 // A model has one context, which its layers use in turn: two calls with one context must not run at the same time.
@@ -43,8 +38,31 @@ struct Context {
   // Null, or where the sequences of packed rows begin, 0, ..., rows: one behind the other without padding, each from position
   // 0 on. Forward and backward then have a batch of 1. It must live as long as these calls run.
   const std::vector<Index>* packed = nullptr;
+  // Null, or the ranks over which the tokens of each sequence are spread: rows are then those of this rank, and `part` must say
+  // which sequences they are. It must live as long as forward and backward run.
+  const SpreadTokens* spread = nullptr;
   Matrix<Real> packed_factors;      // scratch memory of multiply()
   Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
+
+  // The number that row r has in the whole batch. Rows may be several copies of the tokens, one below the other.
+  [[nodiscard]] Index row_of_batch(Index r) const {
+    if (part.whole()) return r;
+    const Index tokens = own_tokens(), t = r % tokens;
+    const Index of_part = spread ? t / spread->held() * spread->len() +
+                                       spread->tokens[std::size_t(t % spread->held())]
+                                 : t;
+    return r / tokens * part.all + part.first + of_part;
+  }
+  // How many rows the whole batch has where this process has so many.
+  [[nodiscard]] Index rows_of_batch(Index own) const {
+    return part.whole() ? own : own / own_tokens() * part.all;
+  }
+
+ private:
+  // Those of the part that this process has.
+  [[nodiscard]] Index own_tokens() const {
+    return spread ? part.count / spread->len() * spread->held() : part.count;
+  }
 };
 
 }  // namespace nn

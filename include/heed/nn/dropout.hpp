@@ -6,7 +6,7 @@
 //   y = keep ? x / (1 - rate) : 0      dx = keep ? dy / (1 - rate) : 0
 //
 // keep is a function of (seed, step, stream, row, column) alone: nothing is stored, and backward draws the same
-// bits again, for float and double and for any number of threads. `row` is a row of the whole batch (BatchPart). The row's key is 64 random bits of
+// bits again, for float and double and for any number of threads. `row` is a row of the whole batch (Context::row_of_batch). The row's key is 64 random bits of
 // (seed, step, stream, row); simd/keep_bits.hpp has the rest of the formula.
 //
 // Bounds    a dropped place is 0 even if x holds NaN there.
@@ -61,7 +61,7 @@ void apply_dropout(Context<Real>& c, double rate, std::uint64_t stream,
       if (copies)
         std::copy(x.row(r), x.row(r) + x.columns, y.row(r));
       else
-        detail::drop_row(rows.bits(std::uint64_t(c.part.row(r))), rate, x.row(r), x.columns,
+        detail::drop_row(rows.bits(std::uint64_t(c.row_of_batch(r))), rate, x.row(r), x.columns,
                          y.row(r));
     }
   });

@@ -93,6 +93,9 @@ class PonderAttention final : public AttentionLayer<Real> {
   }
   void keep_in_range() override { projected.keep_in_range(); }
 
+  [[nodiscard]] Index spread_step(const Context<Real>& c, Index batch, Index len) const override {
+    return projected.spread_step(c, batch, len);
+  }
   [[nodiscard]] bool can_step() const override { return projected.can_step(); }
   [[nodiscard]] KvCache<Real> new_cache(Index batch) const override {
     return projected.new_cache(batch);
@@ -268,13 +271,15 @@ class PonderAttention final : public AttentionLayer<Real> {
 
   // y of the step that halts each token, the first of which has position `first` of its sequence.
   void leave(Context<Real>& c, Index batch, Index first, const MatrixView<Real>& y) {
-    const Index tokens = y.rows, len = batch > 0 ? tokens / batch : 0, count = steps();
+    const Index tokens = y.rows, count = steps();
+    const TokenPlaces places(c, tokens, batch > 0 ? tokens / batch : 0);
     const CounterRandom random(CounterRandom(c.seed, kHaltingStream).bits(c.step));
     left_.resize(tokens, rows_.columns());
     taken_.resize(std::size_t(tokens));
     for (Index t = 0; t < tokens; ++t) {
       // Sequences are 2^32 positions apart.
-      const std::uint64_t place = (std::uint64_t(t / len) << 32) + std::uint64_t(first + t % len);
+      const std::uint64_t place =
+          (std::uint64_t(places.sequence(t)) << 32) + std::uint64_t(first + places.position(t));
       Index n = 0;
       while (n + 1 < count && random.uniform(place * std::uint64_t(count) + std::uint64_t(n)) >=
                                   sigmoid(logit(n, t, tokens)))

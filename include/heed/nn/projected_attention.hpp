@@ -196,6 +196,13 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   // False where a row's answer depends on all rows of a batch: packed sequences end each by itself.
   [[nodiscard]] bool takes_packed() const override { return !stage.op.readout.needs_rehearsal(); }
 
+  [[nodiscard]] Index spread_step(const Context<Real>& c, Index batch, Index len) const override {
+    Geometry g = options_.heads;
+    g.batch = batch;
+    g.len_q = g.len_kv = len;
+    return stage.spread_step(c, g);
+  }
+
   // False where a token sees later ones, where the readout reads key and value of its own row, and where the op reads
   // numbers of key tokens, which a cache does not keep.
   [[nodiscard]] bool can_step() const override {
@@ -211,6 +218,8 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
             "ProjectedAttention::step: the layer is not causal, or its op needs all rows at once");
     require(c.packed == nullptr,
             "ProjectedAttention::step: packed sequences were given, a cache has equal ones");
+    require(c.spread == nullptr,
+            "ProjectedAttention::step: the tokens are spread over ranks, a cache has all of them");
     const Index position = cache.len();
     project(c, batch, x, x, position);
     Inputs<Real> in = inputs(batch);
@@ -357,6 +366,12 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     require(c.packed == nullptr || (batch == 1 && !crosses_),
             "ProjectedAttention: packed sequences were given for ",
             crosses_ ? "cross attention" : "several batches", ", they take self attention in one");
+    require(c.spread == nullptr || (c.packed == nullptr && !crosses_),
+            "ProjectedAttention: tokens of ", crosses_ ? "cross attention" : "packed sequences",
+            " are spread over ranks, it must be self attention of sequences of equal length");
+    require(c.spread == nullptr || c.training || noise_ == 0,
+            "ProjectedAttention: the tokens are spread over ranks, noise of ", noise_,
+            " times their root mean square needs all of them");
     packed_.queries = c.packed ? *c.packed : std::vector<Index>{};
     rows_.resize(x.rows, total());
     if (crosses_) memory_rows_.resize(memory.rows, total());

@@ -13,11 +13,19 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Rows are sequences of `len` tokens one below the other, or packed ones of the lengths in Context::packed.
+// Rows are sequences of `len` tokens one below the other, or packed ones of the lengths in Context::packed. Of sequences that are
+// spread over ranks (Context::spread) they are the tokens of this rank, `len` of each.
 class TokenPlaces {
  public:
   template <class Real>
   TokenPlaces(const Context<Real>& c, Index rows, Index len) : longest_(len) {
+    if (c.spread != nullptr) {
+      require(c.spread->held() == len, "Context::spread has ", c.spread->held(),
+              " tokens of a sequence on this rank, there are ", len);
+      longest_ = c.spread->len();
+      for (Index r = 0; r < rows; ++r)
+        places_.push_back({r / len, c.spread->tokens[std::size_t(r % len)]});
+    }
     if (c.packed == nullptr) return;
     const std::vector<Index>& at = *c.packed;
     require(!at.empty() && at[0] == 0 && std::is_sorted(at.begin(), at.end()),
@@ -46,7 +54,7 @@ class TokenPlaces {
     Index sequence, position;
   };
   Index longest_;
-  std::vector<Place> places_;  // of packed rows
+  std::vector<Place> places_;  // of packed rows, and of spread ones
 };
 
 }  // namespace nn

@@ -4,7 +4,7 @@
 // Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a
 // vigilance threshold, how much more a gate decides. Each formula has its derivative below, with G = dL/dscore.
 //
-//   x = q_i . k_j                        low rank: (q P).(k P), here only
+//   x = q_i . k_j                        low rank: q P and k P stand for q and k in x, n and m, and nowhere else
 //   n = 1/(|q_i| + eps)                  dq = -n^2 q/|q| dn;     m = 1/(|k_j| + eps) likewise
 //   c = x n m                            dx = e n m,   dn = e x m,   dm = e x n,   with e = dL/dc
 //   r = gate(c)                          e = G L dr/dc;   drho, dalpha, dbeta = G L dr/d(rho, alpha, beta)

@@ -8,6 +8,7 @@
 //   P2 = softmax(S2),  S2 = s q2.k2        dS2 = -lambda P2 o (X - r2)      r2 = rowsum(P2 o X)
 //   W = P1 - lambda P2                     dlambda = -sum_i r2_i            per token: dlambda_i = -r2_i
 //   out = readout(W v)                     X = dL/dW
+//   lse1, lse2 of S1 and S2                where the loss reads them, dS1 += P1 dlse1 and dS2 += P2 dlse2
 //
 //   lambda of Differential     a parameter
 //             DifferentialV1   exp(lq1.lk1) - exp(lq2.lk2) + lambda_init

@@ -14,6 +14,8 @@
 #include <heed/check/op_check.hpp>
 #elif MISTAKE == 30
 #include <heed/reference/reference.hpp>
+#elif MISTAKE >= 44
+#include <heed/engine/hvp.hpp>
 #endif
 
 template <class T>
@@ -285,6 +287,27 @@ struct Table {
   }
 };
 
+// A row transform whose derivative is written for rows of floats alone, for 46.
+template <class T>
+struct Flipped : heed::PlainTransform {
+  template <class Row>
+  void transform(heed::RowSide, heed::Index, const Row& x) const {
+    for (heed::Index c = 0; c < x.dim(); ++c) x.set(c, -x(c));
+  }
+  void transform_vjp(heed::RowSide, heed::Index, const heed::LaneRowInPlace<float>&,
+                     const heed::LaneRowInPlace<float>& d, const auto&, Flipped&) const {
+    transform(heed::RowSide::key, 0, d);
+  }
+};
+template <class T>
+struct OfFlipped {
+  using Transform = Flipped<T>;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit;
+  }
+};
+
 using heed::Attention, heed::DotScore, heed::Softmax, heed::Identity;
 #if MISTAKE < 9
 using Op = heed::OwnAttention<Mine, float>;
@@ -300,6 +323,12 @@ using Op = Attention<float, Floats, Softmax<float>, Identity<float>>;
 using Op = Attention<float, BothSums<float>, Softmax<float>, Identity<float>>;
 #elif MISTAKE == 43
 using Op = Attention<float, DotScore<float>, Rows<float>, Readout<float>>;
+#elif MISTAKE == 44
+using Op = heed::ResonantOde<float>;
+#elif MISTAKE == 45
+using Op = Attention<float, heed::PrototypeScore<float>, Softmax<float>, Identity<float>>;
+#elif MISTAKE == 46
+using Op = heed::OwnAttention<OfFlipped, float>;
 #elif (MISTAKE >= 17 && MISTAKE <= 21) || (MISTAKE >= 10 && MISTAKE < 13) || MISTAKE == 37 || \
     MISTAKE == 38
 using Op = Attention<float, DotScore<float>, Rows<float>, Identity<float>>;
@@ -337,6 +366,8 @@ int main() {
   return int(heed::explain(Op{}, {1, 1, 1, 1, 2, 2, 2, 2}).units);
 #elif MISTAKE == 36
   (void)heed::forward_partial(Op{}, in);
+#elif MISTAKE >= 44
+  heed::hvp(Op{}, in, {}, saved, {out, shape}, {x, shape}, {}, {}, {{grad, shape}});
 #else
   heed::forward(Op{}, in, heed::causal<float>(), {out, shape}, &saved);
   heed::backward(Op{}, in, heed::causal<float>(), saved, {out, shape}, {x, shape}, {{grad, shape}});

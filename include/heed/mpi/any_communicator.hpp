@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A communicator of any class (mpi/messages.hpp), for code that is compiled without that class.
+
+#include <heed/mpi/messages.hpp>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace mpi {
+
+class AnyCommunicator {
+  struct Held {
+    virtual ~Held() = default;
+    virtual void wait() = 0;
+    virtual void poke() = 0;
+  };
+  template <class Kind>
+  struct HeldTransfer final : Held {
+    Kind transfer;
+    explicit HeldTransfer(Kind of) : transfer(std::move(of)) {}
+    void wait() override { transfer.wait(); }
+    void poke() override { transfer.poke(); }
+  };
+
+ public:
+  // `comm` must live as long as this.
+  template <class Comm>
+  explicit AnyCommunicator(const Comm& comm)
+      : rank_(comm.rank()),
+        size_(comm.size()),
+        start_([&comm](std::span<const Send> sends, std::span<const Receive> receives) {
+          using Kind = decltype(comm.start(sends, receives));
+          return std::unique_ptr<Held>(new HeldTransfer<Kind>(comm.start(sends, receives)));
+        }) {}
+
+  class Transfer {
+   public:
+    Transfer() = default;
+    void wait() {
+      if (held_) held_->wait();
+    }
+    void poke() {
+      if (held_) held_->poke();
+    }
+
+   private:
+    friend class AnyCommunicator;
+    explicit Transfer(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+    std::unique_ptr<Held> held_;
+  };
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] Transfer start(std::span<const Send> sends,
+                               std::span<const Receive> receives) const {
+    return Transfer(start_(sends, receives));
+  }
+
+ private:
+  int rank_, size_;
+  std::function<std::unique_ptr<Held>(std::span<const Send>, std::span<const Receive>)> start_;
+};
+
+}  // namespace mpi
+}  // namespace HEED_ABI
+}  // namespace heed

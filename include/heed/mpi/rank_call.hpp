@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A rank's side of a call whose tokens are spread over ranks: what it checks, what all ranks must agree in, and the way from
+// the doors of mpi/attention.hpp and mpi/gathered.hpp to what computes the call, which is a Way:
+//
+//   step(op, g, options)          multiples at which shards of queries may begin
+//   require(op, g, sharding, where)   throws where it does not take the call
+//   kPieces<Op>                   how much backward() keeps of each piece of the queries
+//   call(comm, op, in, mask, sharding, g, options)   what has forward() and backward()
+
+#include <heed/mask/block_mask.hpp>
+#include <heed/mpi/gather.hpp>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+
+namespace heed {
+inline namespace HEED_ABI {
+namespace mpi {
+
+enum class Method { gather, ring };
+
+// How a call is spread over the ranks.
+struct Sharding {
+  Shards queries;
+  Shards keys = {};  // those of queries where there are none
+  Method method = Method::gather;
+};
+
+namespace detail {
+
+[[nodiscard]] inline const Shards& keys_of(const Sharding& sharding) {
+  return sharding.keys.ranks() > 0 ? sharding.keys : sharding.queries;
+}
+
+// The view with another number of rows, which nobody reads: for checks of what all ranks have together.
+template <class Element>
+[[nodiscard]] StoredView<Element> with_rows(const StoredView<Element>& view, Index len) {
+  if (!view.given()) return view;
+  const auto longer = [len]<class Number>(const TensorView<Number>& of) -> TensorView<Number> {
+    alignas(64) static std::remove_const_t<Number> nothing{};
+    Shape shape = of.shape();
+    shape.len = len;
+    return {of.data() ? of.data() : &nothing, shape, dense_strides(shape)};
+  };
+  return view.visit([&](const auto& of) -> StoredView<Element> {
+    if constexpr (requires { of.scales(); })
+      return ScaledView(longer(of.numbers()), longer(of.scales()));
+    else
+      return longer(of);
+  });
+}
+
+// Numbers that stand for others in the ranks' comparison.
+class Digest {
+ public:
+  template <class Number>
+  void add(const Number& number) {
+    std::uint64_t bits = 0;
+    static_assert(sizeof number <= sizeof bits);
+    std::memcpy(&bits, &number, sizeof number);
+    sum_ = CounterRandom(sum_ ^ bits).bits(count_++);
+  }
+  template <class Number>
+  void add(const std::vector<Number>& numbers) {
+    add(numbers.size());
+    for (const Number& number : numbers) add(number);
+  }
+  [[nodiscard]] std::string text() const { return "#" + std::to_string(sum_); }
+
+ private:
+  std::uint64_t sum_ = 0, count_ = 0;
+};
+
+// A rank's side of one call, as far as it knows no op.
+template <class Real>
+class RankSide {
+ public:
+  const Inputs<Real>& in;
+  const Mask<Real>& mask;
+  const Sharding& sharding;
+  const Options& options;
+  int rank, ranks;
+  std::string where;
+  Geometry geometry = {};  // of the whole call
+
+  // The sizes of what this rank has of it.
+  [[nodiscard]] Geometry own_geometry() const {
+    Geometry own = geometry;
+    own.len_q = sharding.queries.held(rank);
+    own.len_kv = keys_of(sharding).held(rank);
+    return own;
+  }
+
+  // Throws where the inputs do not fit the shards; those of all ranks, with rows that nobody may read.
+  [[nodiscard, gnu::noinline]] Inputs<Real> check_views() const {
+    for (const Shards* shards : {&sharding.queries, &keys_of(sharding)})
+      require(shards->ranks() == ranks, where, ": the shards are for ", shards->ranks(),
+              " ranks, the communicator has ", ranks);
+    require(in.share == Share{} && !in.packed && !in.key_features, where, ": ",
+            in.packed         ? "packed sequences"
+            : in.key_features ? "key_features"
+                              : "a share",
+            " of a call was given, this takes whole calls without them");
+    const Index queries = sharding.queries.held(rank), keys = keys_of(sharding).held(rank);
+    const auto require_rows = [&](const auto& view, Index rows, const char* name) {
+      if (!view.given()) return;
+      heed::detail::require_one_piece(view, name, where);
+      require(view.shape().len == rows, where, ": ", name, " has len ", view.shape().len,
+              ", the rank's shard has ", rows);
+    };
+    require_rows(in.query, queries, "query");
+    require_rows(in.extra, queries, "extra");
+    require_rows(in.query_inputs, queries, "query_inputs");
+    require_rows(in.key, keys, "key");
+    require_rows(in.value, keys, "value");
+    require_rows(in.key_inputs, keys, "key_inputs");
+    const Index len_q = sharding.queries.len(), len_kv = keys_of(sharding).len();
+    Inputs<Real> whole = in;
+    for (auto* view : {&whole.query, &whole.extra, &whole.query_inputs})
+      *view = with_rows(*view, len_q);
+    for (auto* view : {&whole.key, &whole.value, &whole.key_inputs})
+      *view = with_rows(*view, len_kv);
+    return whole;
+  }
+  // Throws where a shard is not cut at multiples of `step`, and where the mask does not fit the call.
+  [[gnu::noinline]] void check_shards(Index step) const {
+    const Index len_q = sharding.queries.len();
+    for (int r = 0; r < ranks; ++r)
+      for (const Tokens& piece : sharding.queries.pieces(r))
+        for (const Index at : {piece.begin, piece.end})
+          require(at % step == 0 || at == len_q, where, ": a shard has queries [", piece.begin,
+                  ", ", piece.end, "); it must begin and end at multiples of ", step,
+                  " (shard_step()), or at the end");
+    const BoundMask<Real> bound(without_rules(), geometry, where.c_str());
+  }
+  [[gnu::noinline]] void check_pieces(const Saved<Real>& saved, std::size_t of_each) const {
+    const std::size_t pieces = of_each * sharding.queries.pieces(rank).size();
+    require(saved.pieces.size() == pieces, where, ": saved holds ", saved.pieces.size(),
+            " pieces, the rank has ", pieces,
+            "; it must come from forward() of the same shards and method");
+  }
+
+  // What all ranks must agree in.
+  [[nodiscard, gnu::noinline]] RankStamp stamp(const std::string& type, double scale,
+                                               const Digest& parameters) const {
+    RankStamp of;
+    of.add("the call", where);
+    of.add("the op's type", type);
+    const auto shape = [](const StoredView<const Real>& view) { return view.shape(); };
+    of.add("batch", shape(in.query).batch);
+    of.add("the number of query heads", shape(in.query).heads);
+    of.add("the number of key heads", shape(in.key).heads);
+    of.add("dim_qk", shape(in.query).dim);
+    of.add("dim_v", shape(in.value).dim);
+    for (const auto& [view, name] :
+         {std::pair{&in.key, "the storage of key"}, {&in.value, "the storage of value"}})
+      of.add(name, view->scaled() ? "int8" : view->narrow() ? "16 bits" : "the op's own");
+    of.add("the shape of key_inputs",
+           Shape{in.key_inputs.shape().batch, in.key_inputs.shape().heads, 0,
+                 in.key_inputs.shape().dim});
+    of.add("first_query", in.first_query);
+    of.add("the method", sharding.method == Method::ring ? "ring" : "gather");
+    for (const auto& [shards, name] : {std::pair{&sharding.queries, "the shards of queries"},
+                                       {&keys_of(sharding), "the shards of keys"}})
+      of.add(name, text_of(*shards));
+    of.add("scale", scale);
+    of.add("key_tile", options.key_tile);
+    of.add("panel_vectors", options.panel_vectors);
+    of.add("precision", options.precision.name());
+    of.add("the rate of dropout", options.dropout.rate);
+    of.add("the seed of dropout", options.dropout.seed);
+    of.add("first_batch of dropout", options.dropout.first_batch);
+    of.add("the digest of the parameters", parameters);
+    add_mask(of);
+    return of;
+  }
+  [[gnu::noinline]] static void add_outputs(RankStamp& stamp, const Outputs<Real>& out) {
+    stamp.add("whether lse is asked for", out.lse.given() ? "yes" : "no");
+    stamp.add("whether steps are asked for", out.steps.given() ? "yes" : "no");
+  }
+  [[gnu::noinline]] static void add_gradients(RankStamp& stamp, const OutputGradients<Real>& output,
+                                              const Gradients<Real>& grads, bool parameters) {
+    std::string asked;
+    for (const auto& [view, name] : {std::pair{&grads.key, " key"},
+                                     {&grads.value, " value"},
+                                     {&grads.bias, " bias"},
+                                     {&grads.key_inputs, " key_inputs"}})
+      if (view->given()) asked += name;
+    if (parameters) asked += " parameters";
+    stamp.add("what gradients are asked for", asked);
+    stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
+  }
+
+ private:
+  [[nodiscard]] Mask<Real> without_rules() const {
+    Mask<Real> rest = mask;
+    rest.rules.clear();
+    return rest;
+  }
+  [[nodiscard]] static std::string text_of(const Shards& shards) {
+    std::string text;
+    if (shards.ranks() > 16) {  // a text of each would be long
+      Digest digest;
+      for (int r = 0; r < shards.ranks(); ++r)
+        for (const Tokens& piece : shards.pieces(r))
+          for (const Index number : {Index(r), piece.begin, piece.end}) digest.add(number);
+      return digest.text();
+    }
+    for (int r = 0; r < shards.ranks(); ++r) {
+      text += r > 0 ? " | " : "";
+      for (const Tokens& piece : shards.pieces(r))
+        text += "[" + std::to_string(piece.begin) + "," + std::to_string(piece.end) + ")";
+    }
+    return text;
+  }
+  [[gnu::noinline]] void add_mask(RankStamp& of) const {
+    std::string bands;
+    for (const Band& band : mask.bands)
+      bands += "[" + std::to_string(band.left) + "," + std::to_string(band.right) + "," +
+               std::to_string(band.offset) +
+               (band.align == Align::top_left ? ",top_left]" : ",bottom_right]");
+    of.add("the mask's list of bands", bands);
+    Digest numbers;
+    for (const KeyRange& keys : mask.key_ranges) {
+      numbers.add(keys.begin);
+      numbers.add(keys.end);
+    }
+    const auto add = [&](const auto& part) {
+      numbers.add(part.has_value());
+      if (part) numbers.add(*part);
+    };
+    add(mask.key_lengths);
+    add(mask.query_documents);
+    add(mask.key_documents);
+    add(mask.slopes);
+    numbers.add(int(mask.slope_align));
+    numbers.add(mask.soft_cap);
+    of.add("the digest of the mask's numbers", numbers);
+    of.add("the shape of the boolean mask", mask.allowed.shape());
+    of.add("the shape of the bias", mask.bias.shape());
+    of.add("the number of functions in the mask", mask.rules.size());
+  }
+};
+
+// The same of an op's call.
+template <class Op, class Way>
+struct RankCall {
+  using Real = typename Op::Scalar;
+  const Op& op;
+  RankSide<Real> side;
+
+  // Throws where the inputs do not fit the shards or each other.
+  void check() {
+    require_options<Real>(side.options, side.where);
+    side.geometry = geometry_of(op, side.check_views(), side.where);
+    side.check_shards(Way::step(op, side.geometry, side.options));
+    Way::require(op, side.geometry, side.sharding, side.where);
+  }
+  void check_outputs(const Outputs<Real>& out) const {
+    Geometry own = side.own_geometry();
+    own.len_kv = side.geometry.len_kv;
+    heed::detail::check_outputs(op, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
+  }
+  void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
+                       const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
+    side.check_pieces(saved, Way::template kPieces<Op>);
+    heed::detail::check_backward(op, side.own_geometry(), side.in, side.mask, out, output, grads,
+                                 side.where);
+  }
+  [[nodiscard]] RankStamp stamp() const {
+    Digest parameters;
+    op.visit([&](const char*, const auto& param) {
+      for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
+    });
+    return side.stamp(std::string(CallStamp::type_name<Op>()),
+                      double(scale_of(op, side.geometry, side.options)), parameters);
+  }
+};
+
+// Throws the same sentence on all ranks unless the call can be on all of them, and is the same: `stamp` checks it.
+template <class Comm>
+void agree(const Comm& comm, const std::string& where, const std::function<RankStamp()>& stamp) {
+  RankStamp own;
+  try {
+    own = stamp();
+  } catch (const std::invalid_argument& error) {
+    own.error = error.what();
+  }
+  require_agreement(comm, own, where);
+}
+
+// The mask, whose functions are asked once for all pieces of the rank.
+template <class Real>
+[[nodiscard]] Mask<Real> asked_once(const Mask<Real>& mask, const Geometry& g, int threads) {
+  if (mask.rules.empty()) return mask;
+  return BlockMask<Real>(mask, g, threads).mask();
+}
+
+// What the doors have in common: f(run) with the mask, asked, of a call that check(call) finds nothing against and all ranks agree
+// in; add(stamp) says what they agree in besides.
+template <class Way, class Comm, class Op, class Check, class Add, class F>
+void call_on_ranks(const char* door, const Comm& comm, const Op& op,
+                   const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+                   const Sharding& sharding, const Options& options, Check&& check, Add&& add,
+                   F&& f) {
+  static_assert(check_attention_op<Op>());
+  RankCall<Op, Way> call{op,
+                         {in, mask, sharding, options, comm.rank(), comm.size(),
+                          heed::detail::door_name(door, options.name)}};
+  agree(comm, call.side.where, [&] {
+    call.check();
+    check(call);
+    RankStamp stamp = call.stamp();
+    add(stamp);
+    return stamp;
+  });
+  const Geometry& g = call.side.geometry;
+  const Mask<typename Op::Scalar> asked = asked_once(mask, g, options.threads);
+  auto run = Way::call(comm, op, in, asked, sharding, g, options);
+  f(run);
+}
+
+template <class Way, class Comm, class Op>
+void forward_by(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
+                const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
+                const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved,
+                const Options& options) {
+  if (saved) saved->pieces.clear();
+  call_on_ranks<Way>(
+      "heed::mpi::forward", comm, op, in, mask, sharding, options,
+      [&](const auto& call) { call.check_outputs(out); },
+      [&](RankStamp& stamp) { RankSide<typename Op::Scalar>::add_outputs(stamp, out); },
+      [&](auto& run) { run.forward(out, saved); });
+}
+
+template <class Way, class Comm, class Op>
+void backward_by(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
+                 const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
+                 const Saved<typename Op::Scalar>& saved,
+                 const StoredView<const typename Op::Scalar>& out,
+                 const OutputGradients<typename Op::Scalar>& grad_out,
+                 const Gradients<typename Op::Scalar>& grads, Op* grad_op, const Options& options) {
+  call_on_ranks<Way>(
+      "heed::mpi::backward", comm, op, in, mask, sharding, options,
+      [&](const auto& call) { call.check_gradients(saved, out, grad_out, grads); },
+      [&](RankStamp& stamp) {
+        RankSide<typename Op::Scalar>::add_gradients(stamp, grad_out, grads, grad_op != nullptr);
+      },
+      [&](auto& run) { run.backward(saved, out, grad_out, grads, grad_op); });
+}
+
+}  // namespace detail
+
+}  // namespace mpi
+}  // namespace HEED_ABI
+}  // namespace heed
