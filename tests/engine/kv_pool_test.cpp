@@ -14,6 +14,7 @@
 #include <heed/plug/features.hpp>
 #include <heed/plug/own_score.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -24,7 +25,8 @@ using namespace heed_test;
 
 namespace {
 
-constexpr Index kPage = kPanelLanes<float>;
+// Whole panels; long enough for the parts of pages below.
+constexpr Index kPage = std::max<Index>(32, kPanelLanes<float>);
 
 // A score that no library was built with: kv_pool.hpp brings the code of its calls along.
 template <class T>
@@ -196,7 +198,7 @@ TEMPLATE_TEST_CASE("pools of narrow numbers", "[kv_pool]", bfloat16, half, std::
 }
 
 TEST_CASE("long and short sequences of a pool are read in parts as caches are", "[kv_pool]") {
-  Twin<float, ScaledDot<float>> twin({}, {1, 1, 1, 1, 1, 1, 4, 4}, 200);
+  Twin<float, ScaledDot<float>> twin({}, {1, 1, 1, 1, 1, 1, 4, 4}, 3 * kPartKeys / kPage + 8);
   const Index a = twin.add(), b = twin.add(), c = twin.add();
   twin.grow({a, b, c}, {2 * kPartKeys + 5, 7, kPartKeys}, 2);
   for (const int threads : {1, 4}) twin.grow({a, b, c}, {1, 1, 1}, threads);
@@ -254,7 +256,8 @@ TEST_CASE("a pool says what does not fit, and stays as it was", "[kv_pool]") {
   CHECK(say([&] { (void)KvPool<float>(2, 4, 4, -1); }) ==
         "KvPool: pages is -1, it must not be negative");
   CHECK(say([&] { (void)KvPool<float>(2, 4, 4, 1, 7); }) ==
-        "KvPool: page_rows is 7, it must be a positive multiple of " + std::to_string(kPage));
+        "KvPool: page_rows is 7, it must be a positive multiple of " +
+            std::to_string(kPanelLanes<float>));
 
   // Gradients of caches are not to be had, and keys in two places are not read.
   std::vector<float> out(16);

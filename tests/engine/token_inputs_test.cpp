@@ -391,7 +391,10 @@ TEST_CASE("Sums of many tokens are added in double", "[token_inputs]") {
   call.forward();
   call.backward();
   CHECK(call.lse[0] == float(double(0.1F) * double(len)));
-  CHECK(std::count(call.grad_key_inputs.begin(), call.grad_key_inputs.end(), 0.3F) == len);
+  // Every token is in the sum of the one key that is seen, whose weight is 1 but for the rounding of exp().
+  const float last = call.grad_key_inputs.back();
+  CHECK(std::abs(last - 0.3F) <= 4 * std::numeric_limits<float>::epsilon() * 0.3F);
+  CHECK(std::count(call.grad_key_inputs.begin(), call.grad_key_inputs.end(), last) == len);
 }
 
 TEST_CASE("Numbers of tokens may be stored in 16 bits", "[token_inputs]") {

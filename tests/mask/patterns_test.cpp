@@ -86,7 +86,8 @@ TEST_CASE("each query sees as many neighbours as the window is wide") {
           [&](Index, Index i, Index j) { return neighbours(i, 20, window).count(j) > 0; });
   }
   // At the borders, from the paper: a window of 3 of 5 tokens.
-  const BoundMask<float> bound(neighbourhood<float>(5, 3), sizes(1, 5, 5), "test");
+  const Mask<float> three_of_five = neighbourhood<float>(5, 3);
+  const BoundMask<float> bound(three_of_five, sizes(1, 5, 5), "test");
   const std::vector<Index> firsts{0, 0, 1, 2, 2};
   for (Index i = 0; i < 5; ++i)
     for (Index j = 0; j < 5; ++j)
