@@ -213,7 +213,7 @@ TEMPLATE_TEST_CASE("products of narrow rows have the bits of products of what th
 TEMPLATE_TEST_CASE("narrow_mix is row_mix for each of its queries, in every bit",
                    "[narrow_product]", float, double) {
   using T = TestType;
-  const Index queries = 3, keys = 17, columns = 45;
+  const Index queries = std::min<Index>(3, heed::kNarrowRows<T>), keys = 17, columns = 45;
   const Rows<T> rows(keys, columns);
   const std::vector<T> weights = random_numbers<T>(keys * kLanesOfOut, 8);
   Guarded<T> together(columns * kLanesOfOut, T(0)), alone(columns * kLanesOfOut, T(0));

@@ -312,7 +312,7 @@ void row_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>* 
   });
 }
 
-// out[key][i] = rows[key] . queries[i] for i < query_rows; 0 in the lanes behind.
+// out[key][i] = rows[key] . queries[i] for i < query_rows <= kNarrowRows; 0 in the lanes behind.
 // queries: dense rows of `columns` numbers; out: [keys][lanes]; dots: room for query_rows rows of keys in whole vectors.
 template <class Real>
 void narrow_dots(const Real* rows, Index stride, Index keys, Index columns, const Real* queries,
@@ -324,7 +324,7 @@ void narrow_dots(const Real* rows, Index stride, Index keys, Index columns, cons
   pack_lanes(dots, row, query_rows, keys, out, lanes);
 }
 
-// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows; rows of weights and
+// out[column][i] += sum over keys of rows[key][column] * weights[key][i] for i < query_rows <= kNarrowRows; rows of weights and
 // out have `lanes` numbers.
 template <class Real>
 void narrow_mix(const Real* rows, Index stride, Index keys, Index columns, const Real* weights,
