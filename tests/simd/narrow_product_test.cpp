@@ -4,6 +4,8 @@
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
 
+#include <algorithm>
+
 #include "catch.hpp"
 #include "simd/numbers.hpp"
 
