@@ -149,48 +149,57 @@ TEST_CASE("A text goes from each rank to the first") {
   ranks.meet();
 }
 
-// The float rule: a gradient in float is a sum of at most n = 84 tokens' parts in another order; each order errs by at most
-// n eps of the sum of magnitudes, which the largest gradient of the tensor bounds within a factor of some tens here.
+namespace {
+
+// Loss and gradient of `batch` on `ranks`, groups of context_ranks of which share sequences, against those of one process.
+// The float rule: a gradient in float is a sum of tokens' parts in another order; each order of n of them errs by at most n eps
+// of the sum of magnitudes, which the largest gradient of the tensor bounds within a factor of some tens here. n is 84 for
+// ragged_batch(), and serves the 3 * 600 tokens of long_batch(), too.
+void check_shared_gradient(const heed_lm::ModelConfig& config, const heed_lm::Batch& batch,
+                           Ranks& ranks, int context_ranks = 1) {
+  heed_lm::Model whole = heed_lm::make_model(config), shared = heed_lm::make_model(config);
+  if (whole.counts_steps()) {
+    whole.set_ponder(0.5);
+    shared.set_ponder(0.5);
+  }
+  nn::Context<float> context = training_context(), other = training_context();
+  nn::clear_gradients<float>(whole);
+  nn::clear_gradients<float>(shared);
+  Ranks alone;
+  const double loss = heed_lm::shared_gradient(whole, context, batch, alone),
+               of_parts = heed_lm::shared_gradient(shared, other, batch, ranks, context_ranks);
+  CHECK(std::abs(loss - of_parts) <= 1e-6 * std::abs(loss));
+  CHECK((other.spread == nullptr && other.part.whole()));
+  const std::vector<float> expected = gradients_of(whole), parts = gradients_of(shared);
+  float largest = 0, worst = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    largest = std::max(largest, std::abs(expected[i]));
+    worst = std::max(worst, std::abs(parts[i] - expected[i]));
+  }
+  CHECK(largest > 0);
+  CHECK(worst <= 84 * 1.2e-7f * largest);
+  if (ranks.count() == 1) CHECK(worst == 0);
+
+  // The same bits on all ranks, and once more.
+  std::uint64_t hash = 0;
+  for (const float x : parts) hash = hash * 31 + bits_of(x);
+  for (const std::uint64_t one : ranks.gather(hash)) CHECK(one == hash);
+  nn::clear_gradients<float>(shared);
+  CHECK(heed_lm::shared_gradient(shared, other, batch, ranks, context_ranks) == of_parts);
+  CHECK(gradients_of(shared) == parts);
+}
+
+}  // namespace
+
 TEST_CASE(
     "Ranks that share a batch have the loss and the gradient of the whole, with its dropout") {
   Ranks& ranks = all_ranks();
   for (const std::string variant : {"sdpa", "dar", "dialectical-act", "dialectical-pondernet"}) {
     INFO(variant << ", rank " << ranks.rank() << " of " << ranks.count());
-    heed_lm::Model whole = heed_lm::make_model(small_config(variant)),
-                   shared = heed_lm::make_model(small_config(variant));
-    if (whole.counts_steps()) {
-      whole.set_ponder(0.5);
-      shared.set_ponder(0.5);
-    }
-    const heed_lm::Batch batch = ragged_batch();
-    nn::Context<float> context = training_context(), other = training_context();
-    nn::clear_gradients<float>(whole);
-    nn::clear_gradients<float>(shared);
-    Ranks alone;
-    const double loss = heed_lm::shared_gradient(whole, context, batch, alone),
-                 loss_of_parts = heed_lm::shared_gradient(shared, other, batch, ranks);
-    CHECK(std::abs(loss - loss_of_parts) <= 1e-6 * std::abs(loss));
-    const std::vector<float> expected = gradients_of(whole), parts = gradients_of(shared);
-    float largest = 0, worst = 0;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      largest = std::max(largest, std::abs(expected[i]));
-      worst = std::max(worst, std::abs(parts[i] - expected[i]));
-    }
-    CHECK(largest > 0);
-    CHECK(worst <= 84 * 1.2e-7f * largest);
-    if (ranks.count() == 1) CHECK(worst == 0);
-
-    // The same bits on all ranks, and once more.
-    std::uint64_t hash = 0;
-    for (const float x : parts) hash = hash * 31 + bits_of(x);
-    for (const std::uint64_t one : ranks.gather(hash)) CHECK(one == hash);
-    nn::clear_gradients<float>(shared);
-    CHECK(heed_lm::shared_gradient(shared, other, batch, ranks) == loss_of_parts);
-    CHECK(gradients_of(shared) == parts);
+    check_shared_gradient(small_config(variant), ragged_batch(), ranks);
   }
 }
 
-// The float rule, for sums of 3 * 600 tokens' parts.
 TEST_CASE("Ranks that share sequences have the loss and the gradient of one, and groups of them") {
   Ranks& ranks = all_ranks();
   constexpr Index kLen = 600;
@@ -202,35 +211,7 @@ TEST_CASE("Ranks that share sequences have the loss and the gradient of one, and
                    << " to a sequence");
       heed_lm::ModelConfig config = small_config(variant);
       config.len = kLen;
-      heed_lm::Model whole = heed_lm::make_model(config), shared = heed_lm::make_model(config);
-      if (whole.counts_steps()) {
-        whole.set_ponder(0.5);
-        shared.set_ponder(0.5);
-      }
-      const heed_lm::Batch batch = long_batch(kLen);
-      nn::Context<float> context = training_context(), other = training_context();
-      nn::clear_gradients<float>(whole);
-      nn::clear_gradients<float>(shared);
-      Ranks alone;
-      const double loss = heed_lm::shared_gradient(whole, context, batch, alone),
-                   of_parts = heed_lm::shared_gradient(shared, other, batch, ranks, context_ranks);
-      CHECK(std::abs(loss - of_parts) <= 1e-6 * std::abs(loss));
-      CHECK((other.spread == nullptr && other.part.whole()));
-      const std::vector<float> expected = gradients_of(whole), parts = gradients_of(shared);
-      float largest = 0, worst = 0;
-      for (std::size_t i = 0; i < parts.size(); ++i) {
-        largest = std::max(largest, std::abs(expected[i]));
-        worst = std::max(worst, std::abs(parts[i] - expected[i]));
-      }
-      CHECK(largest > 0);
-      CHECK(worst <= 84 * 1.2e-7f * largest);
-      // The same bits on all ranks, and once more.
-      std::uint64_t hash = 0;
-      for (const float x : parts) hash = hash * 31 + bits_of(x);
-      for (const std::uint64_t one : ranks.gather(hash)) CHECK(one == hash);
-      nn::clear_gradients<float>(shared);
-      CHECK(heed_lm::shared_gradient(shared, other, batch, ranks, context_ranks) == of_parts);
-      CHECK(gradients_of(shared) == parts);
+      check_shared_gradient(config, long_batch(kLen), ranks, context_ranks);
     }
 }
 
