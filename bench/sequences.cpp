@@ -130,8 +130,10 @@ class Sequences {
             rows(numbers_.key, g_.kv_heads, batch, first, len),
             rows(numbers_.value, g_.kv_heads, batch, first, len)};
   }
-  void backward(const heed::Inputs<float>& in, const heed::Saved<float>& saved, Index batch,
-                Index first, Index len) {
+  // Of Inputs, or of PackedInputs.
+  template <class In>
+  void backward(const In& in, const heed::Saved<float>& saved, Index batch, Index first,
+                Index len) {
     heed::backward(
         op_, in, mask_, saved,
         heed::StoredView<const float>(rows(std::as_const(out_), g_.heads, batch, first, len)),

@@ -116,7 +116,7 @@ std::string training_head(const Settings& settings) {
   const TrainingSettings& t = settings.training;
   const ModelSizes& m = t.model;
   return print(
-      "width %td, %td heads, %td blocks, batch %td, %td steps, %d seeds, %d threads; loss in nats "
+      "width %td, heads %td, blocks %td, batch %td, steps %td, seeds %d, threads %d; loss in nats "
       "per token, its spread over seeds\n",
       m.width, m.heads, m.depth, m.batch, t.steps, t.seeds, settings.threads);
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Context parallelism by a ring, on ranks that are threads: within rounding of one process, and the same bits at each run.
 
+#include "forgetting_score.hpp"
 #include "message_of.hpp"
 #include "moving_dialectical.hpp"
 #include "parallel_call.hpp"
 #include "thread_ranks.hpp"
+#include "token_parts.hpp"
 
 #include <heed/mask/patterns.hpp>
 #include <heed/mask/visible.hpp>
@@ -25,11 +27,12 @@ template <class T>
 constexpr double kRingBound = 8 * kShareBound<T>;
 
 template <class Op>
-void check_ring(const std::string& name, const Op& op, const Geometry& g,
-                const Mask<typename Op::Scalar>& mask, const Options& options = {}) {
+void check_ring(const std::string& name, const OpCall<Op>& whole) {
   using T = typename Op::Scalar;
+  const Op& op = whole.op;
+  const Options& options = whole.options;
+  const Geometry g = whole.geometry();
   INFO(name << ", " << g.len_q << " queries");
-  const OpCall<Op> whole = whole_call(op, g, mask, options);
   const Index step = mpi::shard_step(op, g, Method::ring, options);
   for (const int ranks : {1, 3}) {
     Sharding sharding{Shards::zigzag(g.len_q, ranks, step), {}, Method::ring};
@@ -52,6 +55,22 @@ void check_ring(const std::string& name, const Op& op, const Geometry& g,
   }
 }
 
+template <class Op>
+void check_ring(const std::string& name, const Op& op, const Geometry& g,
+                const Mask<typename Op::Scalar>& mask, const Options& options = {}) {
+  check_ring(name, whole_call(op, g, mask, options));
+}
+
+// A score that reads a number of the query's token and two of the key's.
+template <class Real>
+struct Tilted {
+  using Features = TokenInputs<1, 2>;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit * (S(1) + pair.query[0] * pair.key[0]) + pair.key[1];
+  }
+};
+
 }  // namespace
 
 TEST_CASE("the ring agrees with one process for every variant of softmaxes", "[mpi]") {
@@ -66,6 +85,30 @@ TEST_CASE("the ring agrees with one process for every variant of softmaxes", "[m
   check_ring("dar of float", Dar<float>{}, kSelf,
              window<float>(60, 5) & key_lengths<float>({150, 70}), dropping);
   check_ring("differential", Differential<double>{}, kSelf, causal<double>(), dropping);
+}
+
+TEST_CASE("the ring agrees with one process where op and readout read numbers of tokens", "[mpi]") {
+  using Sums = Attention<double, OwnScore<Forgetting, double>, Softmax<double>, Gate<double>>;
+  using Numbers = Attention<double, OwnScore<Tilted, double>, Softmax<double>, Gate<double>>;
+  Geometry later = kSelf;  // queries whose tokens begin behind the first key
+  later.len_kv = 190;
+  later.first_query = 40;
+  for (const Index heads : {4, 2, 1}) {
+    const auto check = [&](const char* name, const auto& op, const Geometry& g) {
+      using Op = std::decay_t<decltype(op)>;
+      CallNumbers<double> numbers = normal_numbers(op, g);
+      const auto keep = [&](std::vector<double>& x) {
+        x.resize(x.size() / std::size_t(g.heads) * std::size_t(heads));
+      };
+      keep(numbers.query_inputs);
+      keep(numbers.key_inputs);
+      check_ring(std::string(name) + " of " + std::to_string(heads) + " heads",
+                 whole_call(OpCall<Op>(op, g, causal<double>(), {.threads = 2}, numbers)));
+    };
+    check("sums", Sums{}, kSelf);
+    check("sums of later queries", Sums{}, later);
+    check("numbers", Numbers{}, kSelf);
+  }
 }
 
 TEST_CASE("the ring agrees with one process under every mask", "[mpi]") {

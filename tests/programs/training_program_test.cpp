@@ -337,12 +337,12 @@ TEST_CASE("Alphabets follow each other: what is learnt with one is scored on all
 TEST_CASE("--quick needs no number of steps, and other options say otherwise") {
   const Shell shell;
   const Result plan = shell.done("heed_compare --task parity:len=6 --quick --plan");
-  CHECK(plan.out.find("width 64, 2 heads, 2 blocks, batch 16, 200 steps, 2 seeds") !=
+  CHECK(plan.out.find("width 64, heads 2, blocks 2, batch 16, steps 200, seeds 2") !=
         std::string::npos);
   const Result other = shell.done(
       "heed_compare --task parity:len=6 --quick --plan --train 9 --seeds 3 --width 16 --depth 1 "
       "--variants sdpa");
-  CHECK(other.out.find("width 16, 2 heads, 1 blocks, batch 16, 9 steps, 3 seeds") !=
+  CHECK(other.out.find("width 16, heads 2, blocks 1, batch 16, steps 9, seeds 3") !=
         std::string::npos);
 }
 

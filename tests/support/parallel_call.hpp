@@ -107,10 +107,10 @@ struct RankTensors : RowTensors<Op> {
       if (!Op::ScoreType::has_table)
         same("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
     }
-    of_queries("dquery_inputs", dquery_inputs, whole.grad_query_inputs, g.heads);
+    of_queries("dquery_inputs", dquery_inputs, whole.grad_query_inputs, this->query_input_heads);
     near("dkey", dk, of_keys(whole.grad_key, g.kv_heads));
     near("dvalue", dv, of_keys(whole.grad_value, g.kv_heads));
-    near("dkey_inputs", dkey_inputs, of_keys(whole.grad_key_inputs, g.heads));
+    near("dkey_inputs", dkey_inputs, of_keys(whole.grad_key_inputs, this->key_input_heads));
     near("dbias", dbias, whole.grad_bias);
     near("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
     return found;

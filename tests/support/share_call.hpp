@@ -71,11 +71,10 @@ inline constexpr double kShareBound = 400 * double(std::numeric_limits<T>::epsil
 
 // A whole call with lse, steps where the op gives them, and gradients of all of them.
 template <class Op>
-[[nodiscard]] heed::OpCall<Op> whole_call(const Op& op, const Geometry& g,
-                                          const Mask<typename Op::Scalar>& mask,
-                                          const Options& options) {
+[[nodiscard]] heed::OpCall<Op> whole_call(heed::OpCall<Op> call) {
   using T = typename Op::Scalar;
-  heed::OpCall<Op> call(op, g, mask, options);
+  const Op& op = call.op;
+  const Geometry g = call.geometry();
   const auto rows = std::size_t(g.query_rows());
   call.lse.assign(rows * Op::NormaliserType::maps, T(0));
   const auto fill = [](std::vector<T>& x, std::size_t count, double step) {
@@ -92,6 +91,12 @@ template <class Op>
   call.backward();
   return call;
 }
+template <class Op>
+[[nodiscard]] heed::OpCall<Op> whole_call(const Op& op, const Geometry& g,
+                                          const Mask<typename Op::Scalar>& mask,
+                                          const Options& options) {
+  return whole_call(heed::OpCall<Op>(op, g, mask, options));
+}
 
 // Tensors of some rows of a whole call, and what is written of them. queries(x, heads) and of_keys(x, heads) give the rows
 // of a tensor (batch, heads, len, dim) of the whole call.
@@ -100,6 +105,7 @@ struct RowTensors {
   using T = typename Op::Scalar;
   Geometry g;  // of the whole call
   Index len, keys;
+  Index query_input_heads, key_input_heads;
   std::vector<T> query, key, value, extra, grad_out, grad_lse, grad_steps, query_inputs, key_inputs;
   std::vector<T> out, lse, steps, dq, dk, dv, dextra, dquery_inputs, dkey_inputs, dbias;
   Op grad_op;
@@ -110,6 +116,8 @@ struct RowTensors {
       : g(whole.geometry()),
         len(rows),
         keys(count),
+        query_input_heads(whole.inputs().query_inputs.shape().heads),
+        key_input_heads(whole.inputs().key_inputs.shape().heads),
         query(queries(whole.query, g.query_heads)),
         key(of_keys(whole.key, g.kv_heads)),
         value(of_keys(whole.value, g.kv_heads)),
@@ -117,8 +125,8 @@ struct RowTensors {
         grad_out(queries(whole.grad_out, g.heads)),
         grad_lse(queries(whole.grad_lse, g.heads)),
         grad_steps(queries(whole.grad_steps, g.heads)),
-        query_inputs(queries(whole.query_inputs, g.heads)),
-        key_inputs(of_keys(whole.key_inputs, g.heads)),
+        query_inputs(queries(whole.query_inputs, query_input_heads)),
+        key_inputs(of_keys(whole.key_inputs, key_input_heads)),
         grad_op(whole.op) {
     const T nan = std::numeric_limits<T>::quiet_NaN();
     out.assign(grad_out.size(), nan);
@@ -142,9 +150,10 @@ struct RowTensors {
     in.first_query = g.first_query;
     using Columns = heed::InputColumns<Op>;
     if (const Index width = grad_op.extra_dim(g)) in.extra = {extra.data(), rows_of(width)};
-    if (Columns::query > 0) in.query_inputs = {query_inputs.data(), rows_of(Columns::query)};
+    if (Columns::query > 0)
+      in.query_inputs = {query_inputs.data(), {g.batch, query_input_heads, len, Columns::query}};
     if (Columns::key > 0)
-      in.key_inputs = {key_inputs.data(), {g.batch, g.heads, keys, Columns::key}};
+      in.key_inputs = {key_inputs.data(), {g.batch, key_input_heads, keys, Columns::key}};
     return in;
   }
   [[nodiscard]] Shape rows_of(Index dim) const { return {g.batch, g.heads, len, dim}; }
@@ -210,7 +219,8 @@ struct ShareTensors : RowTensors<Op> {
     CHECK(same_bits(this->steps, queries(whole.steps, g.heads)));
     CHECK(same_bits(this->dq, queries(whole.grad_query, g.query_heads)));
     CHECK(same_bits(this->dextra, queries(whole.grad_extra, g.heads)));
-    CHECK(same_bits(this->dquery_inputs, queries(whole.grad_query_inputs, g.heads)));
+    CHECK(
+        same_bits(this->dquery_inputs, queries(whole.grad_query_inputs, this->query_input_heads)));
   }
 };
 

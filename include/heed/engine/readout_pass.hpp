@@ -5,7 +5,8 @@
 // no key but, where it uses_own_rows, those of the queries' own tokens.
 //
 //   forward    out, steps, diagnostics = readout(mixed rows)
-//   backward   dL/dmixed from dL/dout; adds to the gradients of query, extra and own rows, and to dL/dlse
+//   backward   dL/dmixed from dL/dout, dL/d of the numbers of tokens that it reads; adds to the gradients of query, extra and
+//              own rows, and to dL/dlse
 
 #include <heed/core/parallel.hpp>
 #include <heed/engine/queries.hpp>
@@ -62,7 +63,8 @@ class ReadoutPass {
   // What backward adds to. Views that are not given are left out.
   struct Gradients {
     TensorView<Real> query, key, value, extra;
-    Real* dlse;  // [map][row]
+    Real* dlse;           // [map][row]
+    Real* dquery_inputs;  // [row][inputs of the readout], written
   };
   // rows in place: dL/dout becomes dL/dmixed. `known`: mixed rows, or those of out, as the readout asks (saves_mixed). The
   // gradients of the parameters are added to `sums`, in the order of visit().
@@ -77,10 +79,12 @@ class ReadoutPass {
       pack(place, known, lanes.known);
       panel.saved = lanes.known.constant();
       panel.delta = lanes.delta;
-      for (const auto& tile : {lanes.dquery, lanes.dextra, lanes.down_key, lanes.down_value})
+      for (const auto& tile :
+           {lanes.dquery, lanes.dextra, lanes.down_key, lanes.down_value, lanes.dinputs})
         tile.fill(Real(0));
       panel.dquery = lanes.dquery;
       panel.dextra = lanes.dextra;
+      panel.dquery_inputs = lanes.dinputs;
       panel.down_key = lanes.down_key;
       panel.down_value = lanes.down_value;
       lanes.dlse.fill(Real(0));
@@ -103,6 +107,9 @@ class ReadoutPass {
       if (Readout::uses_extra) add(lanes.dextra, to.extra, place.head);
       add(lanes.down_key, to.key, g.kv_head(place.head));
       add(lanes.down_value, to.value, g.kv_head(place.head));
+      if constexpr (query_inputs_of < Readout >> 0)
+        unpack_lanes(lanes.dinputs.data, lanes.dinputs.lanes, place.rows, lanes.dinputs.rows,
+                     to.dquery_inputs + first_row(place) * lanes.dinputs.rows, lanes.dinputs.rows);
       for (int m = 0; m < kMaps; ++m)
         for (Index i = 0; i < place.rows; ++i)
           to.dlse[m * g.query_rows() + first_row(place) + i] += lanes.dlse.row(m)[i];
@@ -121,7 +128,7 @@ class ReadoutPass {
   // A worker's lane tiles.
   struct Lanes {
     PanelReadout<Op, Real> readout;
-    LaneTile<Real> tile, known, lse, dlse, dquery, dextra, down_key, down_value;
+    LaneTile<Real> tile, known, lse, dlse, dquery, dextra, down_key, down_value, dinputs;
     Real* delta;
 
     Lanes(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward)
@@ -139,6 +146,7 @@ class ReadoutPass {
       dextra = take(c.op.extra_dim(g));
       down_key = take(PanelReadout<Op, Real>::own_dim(g.dim_qk));
       down_value = take(PanelReadout<Op, Real>::own_dim(g.dim_v));
+      dinputs = take(query_inputs_of<Readout>);
       delta = scratch.take(lanes);
     }
   };

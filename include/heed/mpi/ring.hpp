@@ -15,10 +15,12 @@
 //
 // Ops       weights that are one softmax over the keys (Mergeable), or a sum of several times factors (SumOfSoftmaxes: the
 //           differential forms, whose maps keep a state each), with any readout, which is local to a row. Not: other
-//           normalisers of rows (ODE, those of one's own), Halting::batch, scores that count visible keys, numbers of tokens;
-//           those are refused, and gathered calls take them
-// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more
-// Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
+//           normalisers of rows (ODE, those of one's own), Halting::batch, scores that count visible keys; those are refused,
+//           and gathered calls take them
+// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more. Where scores read numbers of keys
+//           (plug/token_inputs.hpp), each rank has those of all tokens, and their sums
+// Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that; numbers of keys
+//           travel once per call, to all ranks, and so do their gradients
 // Bounds    a row whose visible scores within one shard are all -infinity is NaN, as where parts merge (engine/partial.hpp)
 
 #include <heed/engine/doors.hpp>
@@ -47,27 +49,39 @@ struct OneMap : Softmax<Real> {
   }
 };
 
+// A score that sums numbers of tokens, of which it reads the sums: they are made of the tokens of all ranks.
+template <class Score>
+struct OfSums : Score {
+  static constexpr bool sums_inputs = false;
+  static constexpr int query_inputs = key_inputs_of<Score>;
+};
+
+// A normaliser that reads numbers of the query's token would count them once for each shard.
 template <class Op>
 inline constexpr bool ring_normaliser =
-    mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>;
+    !reads_inputs<typename Op::NormaliserType> &&
+    (mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>);
 template <class Op>
-inline constexpr bool ring_takes =
-    ring_normaliser<Op> && !Op::ScoreType::counts_visible && !InputColumns<Op>::any;
+inline constexpr bool ring_takes = ring_normaliser<Op> && !Op::ScoreType::counts_visible;
 
 // What computes map `map` of the op.
 template <int map, class Op>
 [[nodiscard]] auto op_of_map(const Op& op) {
   using Real = typename Op::Scalar;
   using Score = typename Op::ScoreType;
+  using ScoreOfMap = std::conditional_t<sums_inputs<Score>, OfSums<Score>, Score>;
   using Normaliser = typename Op::NormaliserType;
+  const auto with = [&]<class Of>(Attention<Real, ScoreOfMap, Of, Identity<Real>> of) {
+    static_cast<Score&>(of.score) = op.score;
+    return of;
+  };
   if constexpr (mergeable<Normaliser>) {
-    return Attention<Real, Score, Normaliser, Identity<Real>>{op.score, op.normaliser, {}};
+    return with(Attention<Real, ScoreOfMap, Normaliser, Identity<Real>>{{}, op.normaliser, {}});
   } else {
     using Map = OneMap<Real, Normaliser, map>;
-    Attention<Real, Score, Map, Identity<Real>> of;
-    of.score = op.score;
+    Attention<Real, ScoreOfMap, Map, Identity<Real>> of;
     of.normaliser.of = op.normaliser;
-    return of;
+    return with(of);
   }
 }
 // f(map, op of the map) for all maps.
@@ -86,8 +100,6 @@ void require_ring(const Op& op, const Geometry& g, const std::string& where) {
           gathered);
   require(!Op::ScoreType::counts_visible, where,
           ": the ring takes no score that counts the keys which a query sees", gathered);
-  require(!InputColumns<Op>::any, where, ": the ring takes no op that reads numbers of tokens",
-          gathered);
   if constexpr (Op::ReadoutType::rehearses)
     require(!op.readout.needs_rehearsal(), where,
             ": in the ring a row knows of no other, the op's rows depend on all of them", gathered);
@@ -163,7 +175,12 @@ class RingCall {
         query_(copies_.read(in.query)),
         key_(copies_.read(in.key)),
         value_(copies_.read(in.value)),
-        extra_(copies_.read(in.extra)) {}
+        extra_(copies_.read(in.extra)),
+        query_inputs_(copies_.read(in.query_inputs)),
+        all_key_inputs_(comm, keys, in.key_inputs),
+        inputs_(op.score, g_, heed::detail::columns_of(query_inputs_, Columns::score_query),
+                heed::detail::columns_of(copies_.read(all_key_inputs_.view()), Columns::score_key),
+                resolve_threads(options.threads)) {}
   RingCall(const RingCall&) = delete;
 
   void forward(const Outputs<Real>& out, Saved<Real>* saved) {
@@ -193,9 +210,18 @@ class RingCall {
     if constexpr (ring_takes<Op>) {
       const TensorView<Real> dquery = copies_.write(grads.query), dkey = copies_.write(grads.key),
                              dvalue = copies_.write(grads.value),
-                             dextra = copies_.write(grads.extra), dbias = copies_.write(grads.bias);
-      heed::detail::set_zero<Real>({dquery, dkey, dvalue, dextra},
+                             dextra = copies_.write(grads.extra), dbias = copies_.write(grads.bias),
+                             dquery_inputs = copies_.write(grads.query_inputs),
+                             dkey_inputs = copies_.write(grads.key_inputs);
+      heed::detail::set_zero<Real>({dquery, dkey, dvalue, dextra, dquery_inputs},
                                    resolve_threads(options_.threads));
+      // Of the numbers of all keys, from this rank's queries.
+      std::vector<Real> of_key_inputs;
+      TensorView<Real> from_own;
+      if (dkey_inputs.given()) from_own = room(of_key_inputs, all_key_inputs_.view().shape());
+      dquery_inputs_ = heed::detail::columns_of(dquery_inputs, Columns::score_query);
+      dkey_inputs_ = from_own;
+      inputs_.take_gradients(dquery_inputs_, dkey_inputs_);
       Op zeros = zeros_like(op_);
       std::size_t parameters = 0;
       zeros.visit([&](const char*, const auto& param) { parameters += std::size_t(param.size()); });
@@ -208,7 +234,8 @@ class RingCall {
                                    dsteps = copies_.read(output.steps);
       for_pieces([&](std::size_t p, const Tokens& piece, Index first) {
         begin_backward(p, piece, first, saved, known, dout, dlse, dsteps,
-                       {dquery, dkey, dvalue, dextra, nullptr}, maps);
+                       {dquery, dkey, dvalue, dextra, nullptr, nullptr},
+                       heed::detail::columns_of(dquery_inputs, Columns::readout_query), maps);
       });
       travel_back(dkey, dvalue, [&](const Block& block, const Block& gradients, const auto& poke) {
         for_pairs(block, [&](std::size_t p, const Tokens& piece, Index first, const Tokens& keys,
@@ -221,6 +248,8 @@ class RingCall {
           });
         });
       });
+      inputs_.chain();
+      if (dkey_inputs.given()) sum_rows<Comm, Real>(comm_, keys_, from_own, dkey_inputs);
       const std::size_t count = sums_.size();
       sums_.insert(sums_.end(), bias_.begin(), bias_.end());
       sum_over_ranks(comm_, sums_);
@@ -243,6 +272,8 @@ class RingCall {
   }
 
  private:
+  using Columns = InputColumns<Op>;
+
   // Keys and values of a rank, dense, or their gradients.
   struct Block {
     int rank = 0;
@@ -306,7 +337,15 @@ class RingCall {
                     {}};
     in.first_query = g_.first_query;
     in.share = geometry(piece, keys).share;
+    in.query_inputs = score_inputs(inputs_.query(), piece, first);
+    in.key_inputs = rows_of(inputs_.key(), keys.begin, keys.count());
     return in;
+  }
+  // The rows of a piece of what the score reads of queries: sums have a row of each token, numbers those of the rank.
+  template <class Element>
+  [[nodiscard]] static TensorView<Element> score_inputs(const TensorView<Element>& view,
+                                                        const Tokens& piece, Index first) {
+    return rows_of(view, sums_inputs<typename Op::ScoreType> ? piece.begin : first, piece.count());
   }
 
   // Nothing seen yet. `mixed` holds the map's rows.
@@ -385,6 +424,8 @@ class RingCall {
   [[nodiscard]] Operands<Real> readout(const Tokens& piece, Index first) const {
     Operands<Real> in{whole_rows(query_, first, piece), key_, value_,
                       whole_rows(extra_, first, piece)};
+    in.part_inputs.readout_query =
+        whole_rows(heed::detail::columns_of(query_inputs_, Columns::readout_query), first, piece);
     if constexpr (Op::ReadoutType::uses_own_rows) {
       in.key = whole_rows(key_, first, piece);
       in.value = whole_rows(value_, first, piece);
@@ -432,7 +473,7 @@ class RingCall {
                       const TensorView<const Real>& known, const TensorView<const Real>& dout,
                       const TensorView<const Real>& dlse, const TensorView<const Real>& dsteps,
                       const typename heed::detail::ReadoutPass<Op, Real>::Gradients& to,
-                      std::vector<MapGradients>& maps) {
+                      const TensorView<Real>& dreadout_inputs, std::vector<MapGradients>& maps) {
     const auto dim = std::size_t(g_.dim_v);
     const std::vector<Real> lses = lse_rows(saved, p);
     const std::size_t count = lses.size() / kMaps;
@@ -451,12 +492,17 @@ class RingCall {
           std::copy_n(known.row(b, h, n), dim, known_rows.data() + row * dim);
         });
       const Operands<Real> in = readout(piece, first);
+      std::vector<Real> of_inputs(count * Columns::readout_query.count);
       heed::detail::ReadoutPass<Op, Real>(op_, readout_geometry(piece), in, options_)
           .backward(rows.data(), known_rows.data(), lses.data(), whole_rows(dsteps, first, piece),
                     {whole_rows(to.query, first, piece), whole_rows(to.key, first, piece),
                      whole_rows(to.value, first, piece), whole_rows(to.extra, first, piece),
-                     dlses.data()},
+                     dlses.data(), of_inputs.data()},
                     sums_);
+      if (dreadout_inputs.given())
+        heed::detail::sum_over_readers(of_inputs, g_.heads, 1,
+                                       rows_of(dreadout_inputs, first, piece.count()),
+                                       resolve_threads(options_.threads));
     }
     for (int m = 0; m < kMaps; ++m) {
       MapGradients& of = maps[p * kMaps + std::size_t(m)];
@@ -517,21 +563,23 @@ class RingCall {
     joined.lse = saved.lse;
     const Geometry g = geometry(piece, keys);
     joined.stamp = CallStamp::of<OfMap>(g, mask_, scale_of(op, g, options_), options_);
-    const auto room = [](std::vector<Real>& memory, const Shape& shape) {
-      memory.resize(std::size_t(element_count(shape, "heed::mpi: a gradient")));
-      return TensorView<Real>(memory.data(), shape);
-    };
     const TensorView<Real> dq = room(dq_, g.query_shape()), dk = room(dk_, g.key_shape()),
                            dv = room(dv_, g.value_shape());
     StoredView<Real> dbias;
     if (!bias_.empty()) dbias = room(dbias_, mask_.bias.shape());
+    // Of the numbers that the score reads of the piece and of the keys.
+    const TensorView<Real> of_query = score_inputs(dquery_inputs_, piece, first),
+                           of_keys = rows_of(dkey_inputs_, keys.begin, keys.count());
+    TensorView<Real> dquery_inputs, dkey_inputs;
+    if (of_query.given()) dquery_inputs = room(dq_inputs_, of_query.shape());
+    if (of_keys.given()) dkey_inputs = room(dk_inputs_, of_keys.shape());
     const Shape rows = rows_shape(piece, g_.dim_v), lse = rows_shape(piece, 1);
     OfMap grad = op;
     heed::backward(op, inputs(piece, first, block, keys, first_key), mask_, joined,
                    StoredView<const Real>(saved.mixed.data(), rows),
                    {StoredView<const Real>(from.out.data(), rows),
                     StoredView<const Real>(from.lse.data(), lse)},
-                   {dq, dk, dv, {}, dbias}, &grad, options_);
+                   {dq, dk, dv, {}, dbias, dquery_inputs, dkey_inputs}, &grad, options_);
     const auto add = [](const TensorView<Real>& terms, const TensorView<Real>& to) {
       const Shape& s = terms.shape();
       for (Index b = 0; b < s.batch; ++b)
@@ -542,10 +590,16 @@ class RingCall {
     if (dquery.given()) add(dq, rows_of(dquery, first, piece.count()));
     add(dk, rows_of(gradients.key, first_key, keys.count()));
     add(dv, rows_of(gradients.value, first_key, keys.count()));
+    if (of_query.given()) add(dquery_inputs, of_query);
+    if (of_keys.given()) add(dkey_inputs, of_keys);
     for (std::size_t i = 0; i < bias_.size(); ++i) bias_[i] += double(dbias_[i]);
     add_parameters(grad);
   }
 
+  [[nodiscard]] static TensorView<Real> room(std::vector<Real>& memory, const Shape& shape) {
+    memory.resize(std::size_t(element_count(shape, "heed::mpi: a gradient")));
+    return {memory.data(), shape};
+  }
   // Room for the keys and values of a rank.
   [[nodiscard]] Block block_for(int rank) const {
     Block block;
@@ -656,9 +710,12 @@ class RingCall {
   const Options& options_;
   BoundMask<Real> bound_;
   WidenedTensors<Real> copies_;
-  TensorView<const Real> query_, key_, value_, extra_;
-  std::vector<Real> part_, dq_, dk_, dv_, dbias_;  // of one call
-  std::vector<double> sums_, bias_;                // gradients of the parameters and of the bias
+  TensorView<const Real> query_, key_, value_, extra_, query_inputs_;
+  GatheredRows<Real> all_key_inputs_;
+  heed::detail::SummedInputs<typename Op::ScoreType, Real> inputs_;        // what the score reads
+  TensorView<Real> dquery_inputs_, dkey_inputs_;                           // their gradients
+  std::vector<Real> part_, dq_, dk_, dv_, dq_inputs_, dk_inputs_, dbias_;  // of one call
+  std::vector<double> sums_, bias_;  // gradients of the parameters and of the bias
 };
 
 }  // namespace detail
