@@ -10,6 +10,7 @@
 #include <heed/engine/held_rows.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -61,6 +62,7 @@ class BackwardPass {
   [[nodiscard]] Op parameter_gradients(const std::vector<double>& sums) const {
     return shared_.parameter_gradients(c_, sums);
   }
+  [[nodiscard]] Score zero_score() const { return zeros_like(c_.op).score; }
   [[nodiscard]] const VisitingOrder& order() const { return shared_.order; }
 
   // Ahead of the first visit: side values of keys, and zeros in what visits add to; in the gradient of a bias, too, where
@@ -83,6 +85,8 @@ class BackwardPass {
     return std::make_unique<Worker>(c_, shared_, scratch);
   }
   void abandon() { shared_.tiles.abandon(); }
+  // A visit has ended. True of the one with which all have.
+  [[nodiscard]] bool leave() { return left_.fetch_add(1, std::memory_order_acq_rel) + 1 == units_; }
 
   void build_keys(int threads) { keys_.build(threads); }
   // Visits one head of each family alone, and goes on where another share has ended; and the other way. Not for ops that read
@@ -126,6 +130,7 @@ class BackwardPass {
   CallContext<Op, Real> c_;
   BackwardShared<Op, Real> shared_;
   Index units_, elements_;
+  std::atomic<Index> left_ = 0;  // visits that have ended
   Once begun_;
 };
 
@@ -153,10 +158,10 @@ void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bia
   const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
   OrderedSums sums(families, BackwardShared<Op, Real>::places_for(workers, families.size()),
                    passes[0]->numbers());
-  const auto for_passes = [&](auto&& body) {
-    if (alone) return body(Index(0), workers);
-    parallel_for(Index(passes.size()), workers, [&](Index n) { body(n, 1); });
-  };
+  // What side values of keys add to the parameters, of each of several calls.
+  std::vector<Score> parts;
+  if constexpr (KeySide<Op, Real>::kReachesParameters)
+    if (grad_op && !alone) parts.assign(std::size_t(visited.size()), passes[0]->zero_score());
   for (Pass* pass : passes)
     if (alone || pass->units() == 0) pass->begin(alone, workers);
   if (units > 0) {
@@ -167,6 +172,10 @@ void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bia
       worker.run(visit, sums);
       // The last visitor passes all tiles behind the others of its family.
       if (takes_turns && visit.rank + 1 == families.ranks(visit.turn)) bias.pass(visit.family);
+      // Of several calls each is finished while its keys stand in cache.
+      Pass& pass = *visited[std::size_t(visit.call)];
+      if (!alone && pass.leave())
+        pass.finish(parts.empty() ? nullptr : &parts[std::size_t(visit.call)], 1);
     };
     run_visits<Real>(
         families, workers, elements,
@@ -183,16 +192,8 @@ void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bia
   }
   if (grad_op) *grad_op = passes[0]->parameter_gradients(sums.total());
   if (alone) return passes[0]->finish(grad_op ? &grad_op->score : nullptr, workers);
-  std::vector<Score> parts;  // that side values of keys add to the parameters
-  if constexpr (KeySide<Op, Real>::kReachesParameters)
-    if (grad_op) {
-      Score zeros = grad_op->score;
-      visit_parameters(zeros, [](const char*, auto& param) { param.set_zero(); });
-      parts.assign(passes.size(), zeros);
-    }
-  for_passes([&](Index n, int threads) {
-    passes[std::size_t(n)]->finish(parts.empty() ? nullptr : &parts[std::size_t(n)], threads);
-  });
+  for (Pass* pass : passes)
+    if (pass->units() == 0) pass->finish(nullptr, workers);
   if constexpr (KeySide<Op, Real>::kReachesParameters)
     if (grad_op) KeySide<Op, Real>::add_in_order(parts, grad_op->score);
 }
