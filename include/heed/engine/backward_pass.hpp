@@ -134,8 +134,8 @@ class BackwardPass {
   Once begun_;
 };
 
-// Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a bias? They then
-// take turns at it, head by head, in their order; that of several calls arrives as zeros.
+// Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a
+// bias? They then take turns at it, head by head, in their order; that of several calls arrives as zeros.
 template <class Op, class Real>
 void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bias, Op* grad_op,
                   const Options& options) {
