@@ -104,8 +104,7 @@ struct RankTensors : RowTensors<Op> {
       same("dkey", dk, of_keys(whole.grad_key, g.kv_heads));
       same("dvalue", dv, of_keys(whole.grad_value, g.kv_heads));
       same("dbias", dbias, whole.grad_bias);
-      if (!Op::ScoreType::has_table)
-        same("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
+      same("dparameters", numbers_of(grad_op), numbers_of(whole.grad_op));
     }
     of_queries("dquery_inputs", dquery_inputs, whole.grad_query_inputs, this->query_input_heads);
     near("dkey", dk, of_keys(whole.grad_key, g.kv_heads));

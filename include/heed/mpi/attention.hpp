@@ -117,8 +117,7 @@ void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>&
 }
 
 // The same for gathered calls, with the bits of one process in all gradients: the ranks add to those of keys, values, bias and
-// parameters one after the other, which takes the time of one process (mpi/gather.hpp). Parameters
-// that are read as a table by categories of keys (prototypes) are within rounding of it.
+// parameters one after the other, which takes the time of one process (mpi/gather.hpp).
 template <class Comm, AttentionOp Op>
 void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
                        const Mask<typename Op::Scalar>& mask, const Sharding& sharding,

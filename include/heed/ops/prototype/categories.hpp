@@ -8,6 +8,7 @@
 #include <heed/plug/features.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -68,9 +69,13 @@ struct PrototypeCategories : PrototypeMemory<Real> {
   void unit_vjp(const Real* w, Index dim, const double* du, Real* dw) const {
     const double n = row_norm<double>(dim, [=](Index c) { return double(w[c]); });
     const double factor = 1.0 / (n + this->eps);
+    // std::fma() names where products are rounded: the compiler's choice would differ from one program to another.
     double along = 0.0;  // (w / n) . du
-    for (Index c = 0; c < dim && n > 0.0; ++c) along += double(w[c]) / n * du[c];
-    for (Index c = 0; c < dim; ++c) dw[c] += Real((du[c] - double(w[c]) * factor * along) * factor);
+    for (Index c = 0; c < dim && n > 0.0; ++c) along = std::fma(double(w[c]) / n, du[c], along);
+    for (Index c = 0; c < dim; ++c) {
+      const double across = std::fma(double(w[c]) * -factor, along, du[c]);
+      dw[c] = Real(std::fma(across, factor, double(dw[c])));
+    }
   }
 };
 
