@@ -8,7 +8,6 @@
 #include <heed/plug/features.hpp>
 
 #include <algorithm>
-#include <cmath>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -45,7 +44,8 @@ struct PrototypeCategories : PrototypeMemory<Real> {
 
   // Row m is u(W_m). A head without prototypes has zeros, and an empty W one such row.
   [[nodiscard]] Index table_size() const { return std::max<Index>(1, this->rows()); }
-  void prepare_table(Index h, Index dim, Real* out) const {
+  // What is not inlined is in a program once: all calls then come to the same bits, however their files were optimised.
+  [[gnu::noinline]] void prepare_table(Index h, Index dim, Real* out) const {
     const Index count = this->count(h);
     for (Index m = 0; m < table_size(); ++m)
       for (Index c = 0; c < dim; ++c) out[m * dim + c] = math::constant<Real>(0);
@@ -56,7 +56,8 @@ struct PrototypeCategories : PrototypeMemory<Real> {
       for (Index c = 0; c < dim; ++c) out[m * dim + c] = this->prototype(h, source)[c] * factor;
     }
   }
-  void table_vjp(Index h, Index dim, const double* dtable, PrototypeMemory<Real>& grad) const {
+  [[gnu::noinline]] void table_vjp(Index h, Index dim, const double* dtable,
+                                   PrototypeMemory<Real>& grad) const {
     const Index count = this->count(h);
     for (Index m = 0; m < (count > 0 ? table_size() : 0); ++m) {
       const Index source = m < count ? m : 0;
@@ -69,13 +70,9 @@ struct PrototypeCategories : PrototypeMemory<Real> {
   void unit_vjp(const Real* w, Index dim, const double* du, Real* dw) const {
     const double n = row_norm<double>(dim, [=](Index c) { return double(w[c]); });
     const double factor = 1.0 / (n + this->eps);
-    // std::fma() names where products are rounded: the compiler's choice would differ from one program to another.
     double along = 0.0;  // (w / n) . du
-    for (Index c = 0; c < dim && n > 0.0; ++c) along = std::fma(double(w[c]) / n, du[c], along);
-    for (Index c = 0; c < dim; ++c) {
-      const double across = std::fma(double(w[c]) * -factor, along, du[c]);
-      dw[c] = Real(std::fma(across, factor, double(dw[c])));
-    }
+    for (Index c = 0; c < dim && n > 0.0; ++c) along += double(w[c]) / n * du[c];
+    for (Index c = 0; c < dim; ++c) dw[c] += Real((du[c] - double(w[c]) * factor * along) * factor);
   }
 };
 
