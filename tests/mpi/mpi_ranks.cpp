@@ -63,7 +63,7 @@ TEST_CASE("every variant on MPI: gathered with the bits of one process, in a rin
   for_each_variant<double>(kSelf, [&]<class Op>(const Variant<Op>& variant) {
     check_parallel(comm, variant.name, variant.op, causal<double>(), Method::gather,
                    variant.geometry);
-    if constexpr (mpi::detail::ring_takes<Op>)
+    if constexpr (mpi::detail::ring_normaliser<Op>)
       check_parallel(comm, variant.name, variant.op, causal<double>(), Method::ring,
                      variant.geometry);
   });

@@ -14,8 +14,7 @@ namespace detail {
 
 // May the keys of a row be visited in shares, whose states are joined?
 template <class Op>
-inline constexpr bool keys_in_shares =
-    mergeable<typename Op::NormaliserType> && !Op::ScoreType::counts_visible;
+inline constexpr bool keys_in_shares = mergeable<typename Op::NormaliserType>;
 
 }  // namespace detail
 

@@ -22,10 +22,7 @@ class BoundMask {
   // Throws std::invalid_argument if a part does not fit the sizes; `where` is the beginning of its sentence. Functions
   // of positions are classified by so many threads.
   BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where, int threads = 1)
-      : mask_(mask),
-        g_(g),
-        first_key_(g.share.keys_before),
-        last_key_(g.share.keys_behind > 0 ? g.held_keys_end() : kUnbounded) {
+      : mask_(mask), g_(g), first_key_(0), last_key_(kUnbounded) {
     for (const auto& rule : mask.rules) rules_.push_back(rule->classify(g, threads, where));
     for (const Band& band : mask.bands) {
       const Index shift = shift_of(band.align);
@@ -88,10 +85,8 @@ class BoundMask {
   // Keys that the bands and the key length leave to query i of batch b. Documents, boolean mask, functions of positions
   // and bias may hide some of them.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
-    if (hides_all_) return {};
-    const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
-    const Index last = std::min(length, last_key_), first = std::min(first_key_, last);
-    return {std::clamp<Index>(i + from_, first, last), std::clamp<Index>(i + to_ + 1, first, last)};
+    return keys_between(std::max(first_key_, g_.share.keys_before),
+                        std::min(last_key_, g_.held_keys_end()), b, i);
   }
   // Keys that the bands and the key length leave to some query in [first, first + rows).
   [[nodiscard]] KeyRange keys_of_rows(Index b, Index first, Index rows) const {
@@ -173,13 +168,7 @@ class BoundMask {
     const KeyRange left_by_bands = keys_of(b, i);
     for (Index j = first; j < std::min(left_by_bands.begin, last); ++j) hide(j);
     for (Index j = std::max(left_by_bands.end, first); j < last; ++j) hide(j);
-    for_keys_of_other_documents(b, i, first, last, hide);
-    for_keys_hidden_by_bias(b, h, i, first, last, hide);
-    for_keys_hidden_by_rules(b, h, i, first, last, hide);
-    if (!has_allowed()) return;
-    const bool* allowed = allowed_row(b, h, i);
-    for (Index j = first; j < last; ++j)
-      if (!allowed[j]) hide(j);
+    for_keys_hidden_within_bands(b, h, i, first, last, hide);
   }
 
   [[nodiscard]] bool visible(Index b, Index h, Index i, Index j) const {
@@ -197,9 +186,10 @@ class BoundMask {
     return false;
   }
 
-  // How many keys query i sees; a bias of -infinity hides its key. O(1) under bands and key lengths alone, else O(keys).
+  // How many keys of the whole call query i sees, at hand or not; a bias of -infinity hides its key. O(1) under bands and key
+  // lengths alone, else O(keys).
   [[nodiscard]] Index count_visible(Index b, Index h, Index i) const {
-    const KeyRange keys = keys_of(b, i);
+    const KeyRange keys = keys_between(first_key_, last_key_, b, i);
     if (!has_allowed() && !has_documents() && !has_bias() && !has_rules()) return keys.size();
     Index count = 0;
     for (Index j = keys.begin; j < keys.end; j += 64)
@@ -222,11 +212,31 @@ class BoundMask {
   }
 
  private:
-  // A bit for each of up to 64 keys [first, end), the lowest for the first: does query i see it?
+  // Keys of [first_key, last_key) that the bands and the key length leave to query i of batch b.
+  [[nodiscard]] KeyRange keys_between(Index first_key, Index last_key, Index b, Index i) const {
+    if (hides_all_) return {};
+    const Index length = mask_.key_lengths ? (*mask_.key_lengths)[std::size_t(b)] : g_.len_kv;
+    const Index last = std::min(length, last_key), first = std::min(first_key, last);
+    return {std::clamp<Index>(i + from_, first, last), std::clamp<Index>(i + to_ + 1, first, last)};
+  }
+  // hide(j) for the keys in [first, last) that something else than bands and key lengths hides.
+  template <class Hide>
+  void for_keys_hidden_within_bands(Index b, Index h, Index i, Index first, Index last,
+                                    Hide&& hide) const {
+    for_keys_of_other_documents(b, i, first, last, hide);
+    for_keys_hidden_by_bias(b, h, i, first, last, hide);
+    for_keys_hidden_by_rules(b, h, i, first, last, hide);
+    if (!has_allowed()) return;
+    const bool* allowed = allowed_row(b, h, i);
+    for (Index j = first; j < last; ++j)
+      if (!allowed[j]) hide(j);
+  }
+  // A bit for each of up to 64 keys [first, end) that bands and key lengths leave to query i, the lowest for the first: does
+  // it see them?
   [[nodiscard]] std::uint64_t seen_bits(Index b, Index h, Index i, Index first, Index end) const {
     std::uint64_t seen = ~std::uint64_t(0) >> (64 - (end - first));
-    for_hidden_keys(b, h, i, first, end,
-                    [&](Index key) { seen &= ~(std::uint64_t(1) << (key - first)); });
+    for_keys_hidden_within_bands(b, h, i, first, end,
+                                 [&](Index key) { seen &= ~(std::uint64_t(1) << (key - first)); });
     return seen;
   }
 
@@ -328,7 +338,7 @@ class BoundMask {
   std::vector<std::shared_ptr<const PairBlocks>> rules_;
   // All bands together: query i sees keys [i + from_, i + to_].
   Index from_ = -kUnbounded, to_ = kUnbounded;
-  Index first_key_, last_key_;  // and all key ranges, and the keys at hand
+  Index first_key_, last_key_;  // and all key ranges
   bool hides_all_ = false;      // the bands contradict each other, and leave no key to any query
   Index slope_shift_ = 0;
 };

@@ -15,8 +15,7 @@
 //
 // Ops       weights that are one softmax over the keys (Mergeable), or a sum of several times factors (SumOfSoftmaxes: the
 //           differential forms, whose maps keep a state each), with any readout, which is local to a row. Not: other
-//           normalisers of rows (ODE, those of one's own), Halting::batch, scores that count visible keys; those are refused,
-//           and gathered calls take them
+//           normalisers of rows (ODE, those of one's own), Halting::batch; those are refused, and gathered calls take them
 // Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more. Where scores read numbers of keys
 //           (plug/token_inputs.hpp), each rank has those of all tokens, and their sums
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that; numbers of keys
@@ -61,9 +60,6 @@ template <class Op>
 inline constexpr bool ring_normaliser =
     !reads_inputs<typename Op::NormaliserType> &&
     (mergeable<typename Op::NormaliserType> || sum_of_softmaxes<typename Op::NormaliserType>);
-template <class Op>
-inline constexpr bool ring_takes = ring_normaliser<Op> && !Op::ScoreType::counts_visible;
-
 // What computes map `map` of the op.
 template <int map, class Op>
 [[nodiscard]] auto op_of_map(const Op& op) {
@@ -98,8 +94,6 @@ void require_ring(const Op& op, const Geometry& g, const std::string& where) {
   require(ring_normaliser<Op>, where,
           ": the ring joins softmaxes of parts of the keys, the op's normaliser is of another kind",
           gathered);
-  require(!Op::ScoreType::counts_visible, where,
-          ": the ring takes no score that counts the keys which a query sees", gathered);
   if constexpr (Op::ReadoutType::rehearses)
     require(!op.readout.needs_rehearsal(), where,
             ": in the ring a row knows of no other, the op's rows depend on all of them", gathered);
@@ -112,7 +106,7 @@ void require_ring(const Op& op, const Geometry& g, const std::string& where) {
 template <class Op>
 [[nodiscard]] Index ring_step(const Op& op, const Geometry& g, const Options& options) {
   Index step = 1;
-  if constexpr (ring_takes<Op>)
+  if constexpr (ring_normaliser<Op>)
     for_each_map(op, [&](int, const auto& of_map) {
       step = std::lcm(step, share_step(of_map, g, options));
     });
@@ -184,7 +178,7 @@ class RingCall {
   RingCall(const RingCall&) = delete;
 
   void forward(const Outputs<Real>& out, Saved<Real>* saved) {
-    if constexpr (ring_takes<Op>) {
+    if constexpr (ring_normaliser<Op>) {
       Saved<Real> own;
       own.pieces.resize(std::size_t(kMaps) * pieces().size());
       for_pieces([&](std::size_t p, const Tokens& piece, Index) {
@@ -207,7 +201,7 @@ class RingCall {
 
   void backward(const Saved<Real>& saved, const StoredView<const Real>& out,
                 const OutputGradients<Real>& output, const Gradients<Real>& grads, Op* grad_op) {
-    if constexpr (ring_takes<Op>) {
+    if constexpr (ring_normaliser<Op>) {
       const TensorView<Real> dquery = copies_.write(grads.query), dkey = copies_.write(grads.key),
                              dvalue = copies_.write(grads.value),
                              dextra = copies_.write(grads.extra), dbias = copies_.write(grads.bias),
