@@ -107,7 +107,7 @@ class ReadoutPass {
       if (Readout::uses_extra) add(lanes.dextra, to.extra, place.head);
       add(lanes.down_key, to.key, g.kv_head(place.head));
       add(lanes.down_value, to.value, g.kv_head(place.head));
-      if constexpr (query_inputs_of < Readout >> 0)
+      if constexpr (query_inputs_of<Readout> != 0)
         unpack_lanes(lanes.dinputs.data, lanes.dinputs.lanes, place.rows, lanes.dinputs.rows,
                      to.dquery_inputs + first_row(place) * lanes.dinputs.rows, lanes.dinputs.rows);
       for (int m = 0; m < kMaps; ++m)

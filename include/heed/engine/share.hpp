@@ -10,14 +10,6 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-namespace detail {
-
-// May the keys of a row be visited in shares, whose states are joined?
-template <class Op>
-inline constexpr bool keys_in_shares = mergeable<typename Op::NormaliserType>;
-
-}  // namespace detail
-
 // A share of the queries of a call of these sizes begins at a multiple of this number, and ends at one or behind the last
 // query: the panels of forward and the groups of panels of backward then are those of the whole call, and so are the bits of
 // all that belongs to a query. It depends on the sizes, and on key_tile, panel_vectors and precision of the options, not on
@@ -44,7 +36,7 @@ void require_share(const Op& op, const Geometry& g, const Options& options,
     require(!op.readout.needs_rehearsal(), where,
             ": the op's rows depend on all rows of the call, a share of it has ", g.held_queries(),
             " of ", g.len_q);
-  require(keys_in_shares<Op> || g.held_keys() == g.len_kv, where,
+  require(mergeable<typename Op::NormaliserType> || g.held_keys() == g.len_kv, where,
           ": the op reads all keys of a row at once, a share of the call has ", g.held_keys(),
           " of ", g.len_kv);
   if (g.held_queries() == g.len_q) return;
