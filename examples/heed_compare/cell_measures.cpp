@@ -7,6 +7,7 @@
 #include <heed/compiled.hpp>
 #include <heed/models/layer_measures.hpp>
 
+#include <algorithm>
 #include <cmath>
 
 namespace compare {
@@ -14,6 +15,9 @@ namespace compare {
 namespace {
 
 namespace nn = heed::nn;
+
+// Places in WeightRequest::sets.
+constexpr std::size_t kSources = 0, kNoise = 1;
 
 // Of a layer around any variant that programs offer.
 [[nodiscard]] std::vector<nn::Measure> layer_measures(const nn::AttentionLayer<float>& layer,
@@ -57,6 +61,48 @@ void add_rows(const heed::WeightMeasures& m, const nn::ChosenTokens& chosen, Mea
   to.add("top_weight", top / rows);
 }
 
+// What a head gives to the tokens that hold an answer and to noise: shares of a row's weight, means over rows.
+struct Given {
+  double answer = 0, noise = 0, rows = 0;
+};
+
+[[nodiscard]] Given given_by(Index head, const heed::WeightMeasures& m,
+                             const nn::ChosenTokens& chosen) {
+  Given given;
+  for (Index b = 0; b < m.batch; ++b)
+    for (Index i = 0; i < m.len_q; ++i) {
+      const auto row = std::size_t(m.row(b, head, i));
+      if (!chosen(b, i) || m.size[row] == 0) continue;
+      given.answer += m.share[kSources][row];
+      given.noise += m.share[kNoise][row];
+      ++given.rows;
+    }
+  given.answer /= given.rows;
+  given.noise /= given.rows;
+  return given;
+}
+
+// Means over heads, and what the head gives that gives the answer most.
+void add_shares(const std::vector<heed::WeightMeasures>& layers, const nn::ChosenTokens& chosen,
+                bool has_noise, Measures& to) {
+  std::vector<Given> heads;
+  for (const heed::WeightMeasures& layer : layers)
+    for (Index h = 0; h < layer.heads; ++h)
+      if (const Given given = given_by(h, layer, chosen); given.rows > 0) heads.push_back(given);
+  if (heads.empty()) return;
+  const Given& best =
+      *std::max_element(heads.begin(), heads.end(),
+                        [](const Given& a, const Given& b) { return a.answer < b.answer; });
+  const auto add = [&](const std::string& name, double Given::*share) {
+    double sum = 0;
+    for (const Given& head : heads) sum += head.*share;
+    to[name] = sum / double(heads.size());
+    to[name + "_of_best_head"] = best.*share;
+  };
+  add("answer_share", &Given::answer);
+  if (has_noise) add("noise_share", &Given::noise);
+}
+
 }  // namespace
 
 void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Index rows,
@@ -67,7 +113,10 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
         if (value.size() == 1) all.add(name.substr(name.rfind('.') + 1), double(value[0]));
       }));
   const heed_lm::Batch batch = source.validation_batch(0, rows);
-  const auto weights = heed_lm::read_layers(model, context, batch.rows, batch.inputs, {});
+  const bool is_task = !batch.difficulties.empty();
+  heed::WeightRequest request;
+  if (is_task) request.sets = {batch.sources, batch.noise};  // kSources, kNoise
+  const auto weights = heed_lm::read_layers(model, context, batch.rows, batch.inputs, request);
   const auto add = [&](Means& means, const nn::ChosenTokens& chosen) {
     for (auto& block : model.blocks())
       for (const auto& [name, value] : layer_measures(block.attention(), batch.rows, chosen))
@@ -76,11 +125,12 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
   };
   add(all, {});
   to.measures = all.means();
-  if (batch.difficulties.empty()) return;  // a text asks everywhere
-  std::vector<char> asked, others;
-  for (const Index target : batch.targets) {
-    asked.push_back(target != heed_lm::kNoTarget);
-    others.push_back(target == heed_lm::kNoTarget);
+  if (!is_task) return;                   // a text asks everywhere
+  std::vector<char> asked, others, held;  // held: the answer stands in tokens
+  for (std::size_t t = 0; t < batch.targets.size(); ++t) {
+    asked.push_back(batch.targets[t] != heed_lm::kNoTarget);
+    others.push_back(!asked.back());
+    held.push_back(!batch.sources.ranges[t].empty());
   }
   for (const auto& [marks, measures] :
        {std::pair{&asked, &to.at_answers}, {&others, &to.elsewhere}}) {
@@ -88,6 +138,10 @@ void measure_model(heed_lm::Model& model, const heed_lm::DataSource& source, Ind
     add(means, {*marks, batch.len});
     *measures = means.means();
   }
+  const auto& noise = batch.noise.ranges;
+  const bool has_noise =
+      std::any_of(noise.begin(), noise.end(), [](const auto& keys) { return !keys.empty(); });
+  add_shares(weights, {held, batch.len}, has_noise, to.at_answers);
 }
 
 }  // namespace compare

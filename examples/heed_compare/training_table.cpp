@@ -60,6 +60,8 @@ namespace {
               number_or_words(off->second) + ")";
     items.push_back(item);
   }
+  for (const auto& [name, value] : answers)
+    if (all.count(name) == 0) items.push_back(name + " " + number_or_words(value));
   return lines_of("", items);
 }
 

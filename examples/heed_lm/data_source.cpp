@@ -136,9 +136,17 @@ class TaskSource final : public DataSource {
     batch.inputs = std::move(drawn.inputs);
     batch.targets = std::move(drawn.targets);
     batch.difficulties.assign(batch.targets.size(), 0);
-    for (Index row = 0; row < rows; ++row)
-      for (const tasks::Answer& answer : drawn.answers[std::size_t(row)])
-        batch.difficulties[std::size_t(row * batch.len + answer.position)] = answer.difficulty;
+    batch.sources.ranges.resize(batch.targets.size());
+    batch.noise.ranges.resize(std::size_t(rows));
+    for (std::size_t row = 0; row < std::size_t(rows); ++row) {
+      for (const tasks::Answer& answer : drawn.answers[row]) {
+        const std::size_t at = row * std::size_t(batch.len) + std::size_t(answer.position);
+        batch.difficulties[at] = answer.difficulty;
+        if (answer.source_len > 0)
+          batch.sources.ranges[at] = {{answer.source, answer.source + answer.source_len}};
+      }
+      for (const Index t : drawn.noise[row]) batch.noise.ranges[row].push_back({t, t + 1});
+    }
     return batch;
   }
 

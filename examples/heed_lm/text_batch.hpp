@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <heed/measure/weight_measures.hpp>
 #include <heed/nn/cross_entropy.hpp>
 
 #include <cstddef>
@@ -20,6 +21,9 @@ struct Batch {
   std::vector<Index> inputs, targets;  // (rows, len)
   // Of the targets of a task (tasks/task.hpp), (rows, len); empty for other data.
   std::vector<Index> difficulties = {};
+  // Of a task: the keys that hold the answer of each token that is asked for one, and those of each row that no answer depends
+  // on, for measure_weights(); no keys for other data.
+  heed::KeySet sources = {}, noise = {};
   // Tokens of each row in front of its padding; empty where rows have none.
   std::vector<Index> lengths = {};
 

@@ -73,8 +73,10 @@ Sequence NoisyRecall::sequence(const Place& place) const {
   const Index never_noise = draws.below(pairs - 1);
   for (Index i = 0; i < pairs - 1; ++i) {
     if (i != never_noise && draws.chance(options_.noise)) {
-      for (int n = 0; n < 2; ++n)
+      for (int n = 0; n < 2; ++n) {
+        sequence.noise.push_back(Index(sequence.inputs.size()));
         sequence.inputs.push_back(draws.between(first_noise, options_.vocabulary));
+      }
     } else {
       show(draws.below(halves.first_value));
     }
@@ -205,7 +207,10 @@ Sequence SelectiveCopy::sequence(const Place& place) const {
   for (Index i = 0; i < blanks; ++i) ++in_front[std::size_t(draws.below(copies))];
   Sequence sequence;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    sequence.inputs.insert(sequence.inputs.end(), std::size_t(in_front[i]), blank);
+    for (Index n = 0; n < in_front[i]; ++n) {
+      sequence.noise.push_back(Index(sequence.inputs.size()));
+      sequence.inputs.push_back(blank);
+    }
     sequence.inputs.push_back(tokens[i]);
     sequence.answers.push_back({options_.len - copies + Index(i), tokens[i], Index(i),
                                 Index(sequence.inputs.size()) - 1, 1});

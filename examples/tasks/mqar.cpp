@@ -22,7 +22,8 @@ struct Pair {
   Index key, value;
 };
 
-// The second part for these keys, behind the pairs that stand in the sequence. Returns the position of each key's query.
+// The second part for these keys, behind the pairs that stand in the sequence; all of it but the queries is noise. Returns
+// the position of each key's query.
 [[nodiscard]] std::vector<Index> append_queries(Sequence& sequence, const std::vector<Index>& keys,
                                                 Index len, Index vocabulary, double power,
                                                 Draws& draws) {
@@ -34,6 +35,7 @@ struct Pair {
     at[i] = context + 2 * at[i];
     sequence.inputs[std::size_t(at[i])] = keys[i];
   }
+  sequence.noise = positions_without(context, len, at);
   return at;
 }
 

@@ -69,6 +69,9 @@ Sequence Needles::sequence(const Place& place) const {
     sequence.inputs[std::size_t(at[i])] = names[i];
     sequence.inputs[std::size_t(at[i] + 1)] = values[i];
   }
+  std::vector<Index> of_needles = at;
+  for (const Index city : at) of_needles.push_back(city + 1);
+  sequence.noise = positions_without(0, hay, std::move(of_needles));
   sequence.inputs.push_back(ask);
   // The needle at the chosen depth is the first one; it is asked for with the first ones behind it.
   for (const Index i : draws.distinct(asked, 0, asked)) {

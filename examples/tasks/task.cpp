@@ -4,8 +4,19 @@
 #include <heed/core/error.hpp>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 namespace tasks {
+
+std::vector<Index> positions_without(Index begin, Index end, std::vector<Index> others) {
+  std::sort(others.begin(), others.end());
+  std::vector<Index> all(std::size_t(end - begin)), rest;
+  std::iota(all.begin(), all.end(), begin);
+  std::set_difference(all.begin(), all.end(), others.begin(), others.end(),
+                      std::back_inserter(rest));
+  return rest;
+}
 
 Batch Task::batch(Place place, Index rows) const {
   heed::require(rows >= 1, "Task::batch: rows is ", rows, ", it must be at least 1");
@@ -29,6 +40,7 @@ Batch Task::batch(Place place, Index rows) const {
       one.answers.push_back({t, padding_target(), 0, 0, 0});
     }
     batch.answers.push_back(std::move(one.answers));
+    batch.noise.push_back(std::move(one.noise));
   }
   return batch;
 }

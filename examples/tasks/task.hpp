@@ -46,9 +46,15 @@ struct Answer {
 struct Sequence {
   std::vector<Index> inputs;
   std::vector<Answer> answers;  // in the order of their positions
+  // Positions, ascending, of tokens that no answer depends on; none where a task has no such tokens.
+  std::vector<Index> noise = {};
 
   [[nodiscard]] bool operator==(const Sequence&) const = default;
 };
+
+// The positions of [begin, end) that are not among `others`, ascending.
+[[nodiscard]] std::vector<Index> positions_without(Index begin, Index end,
+                                                   std::vector<Index> others);
 
 // The target of a position that asks for nothing, the same number as heed::nn::kIgnoreIndex.
 inline constexpr Index kNoAnswer = -100;
@@ -58,6 +64,7 @@ struct Batch {
   Index rows = 0, len = 0;
   std::vector<Index> inputs, targets;        // (rows, len)
   std::vector<std::vector<Answer>> answers;  // of each row
+  std::vector<std::vector<Index>> noise;     // of each row
 };
 
 class Task {

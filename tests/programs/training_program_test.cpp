@@ -283,6 +283,27 @@ TEST_CASE("Measures stand at answers and elsewhere, of a task and not of a text"
   CHECK(text.at(0).at("measures").contains("mean_resonance"));
 }
 
+TEST_CASE("What rows give to an answer and to noise is measured where tokens hold the answer") {
+  const Shell shell;
+  // The rows of small first weights are almost uniform: a row of an answer has 8 tokens, of which 1 holds it and 4 are hay.
+  const auto at_answers = [&](const std::string& task) {
+    const std::string command = kSmall + "--init gpt2 --lr 1e-9 --json - --task " + task;
+    return Json::parse(shell.done(command).out).at("variants").at(0).at("measures_at_answers");
+  };
+  const Json needles = at_answers("needles:len=8,needles=1,asked=1");
+  for (const char* of : {"", "_of_best_head"}) {
+    CHECK(needles.at("answer_share" + std::string(of)).get<double>() ==
+          Approx(1.0 / 8).margin(5e-3));
+    CHECK(needles.at("noise_share" + std::string(of)).get<double>() ==
+          Approx(4.0 / 8).margin(5e-3));
+  }
+  CHECK(needles.at("answer_share_of_best_head") >= needles.at("answer_share"));
+  const Json induction = at_answers("induction:len=10");
+  CHECK(induction.at("answer_share") > 0);
+  CHECK_FALSE(induction.contains("noise_share"));
+  CHECK_FALSE(at_answers("memorise:len=4,vocabulary=8").contains("answer_share"));
+}
+
 TEST_CASE("Records say what attention reported at answers of each difficulty") {
   const Shell shell;
   const Json json =

@@ -22,20 +22,29 @@ using Tokens = std::vector<Index>;
 // The answer to a prompt: all tokens up to the position that asks.
 using Solver = std::function<Index(const Tokens&)>;
 
+// The tokens that are noise in other places: each stands where the next one stood.
+[[nodiscard]] Tokens with_noise_moved(const Sequence& sequence) {
+  Tokens tokens = sequence.inputs;
+  for (std::size_t n = 0; n + 1 < sequence.noise.size(); ++n)
+    std::swap(tokens[std::size_t(sequence.noise[n])], tokens[std::size_t(sequence.noise[n + 1])]);
+  return tokens;
+}
+
+// Whatever stands where noise does.
 void check_solves(const std::string& spec, const Solver& solve) {
   const auto task = make_task(spec);
   Index asked = 0, right = 0;
   for (const Split split : {Split::training, Split::validation, Split::test})
     for (std::uint64_t i = 0; i < 300; ++i) {
       const Sequence sequence = task->sequence({11, split, i});
-      for (const Answer& answer : sequence.answers) {
-        ++asked;
-        right += solve({sequence.inputs.begin(), sequence.inputs.begin() + answer.position + 1}) ==
-                 answer.token;
-      }
+      for (const Tokens& tokens : {sequence.inputs, with_noise_moved(sequence)})
+        for (const Answer& answer : sequence.answers) {
+          ++asked;
+          right += solve({tokens.begin(), tokens.begin() + answer.position + 1}) == answer.token;
+        }
     }
   INFO(spec);
-  CHECK(asked >= 900);
+  CHECK(asked >= 1800);
   CHECK(right == asked);
 }
 
@@ -90,6 +99,7 @@ TEST_CASE("mqar: keys, values and queries are where the definition has them") {
       CHECK(a.difficulty == a.position - (a.source - 1));
     }
     CHECK(asked == keys);
+    CHECK(s.noise.size() == 64 - 3 * 4);
   }
 }
 
@@ -171,6 +181,8 @@ TEST_CASE(
   std::vector<double> keys(8);
   for (const Sequence& s : sequences_of("noisy-recall", 4000)) {
     REQUIRE(s.inputs.size() == 63);
+    CHECK(Index(s.noise.size()) ==
+          std::count_if(s.inputs.begin(), s.inputs.end(), [](Index token) { return token >= 16; }));
     std::map<Index, Index> last;  // where the value of a key was last shown
     std::set<Index> asked;
     for (const Answer& a : s.answers) {
@@ -299,6 +311,8 @@ TEST_CASE("selective-copy: blanks stand in front of each token as often") {
     CHECK(token == 8);
     CHECK(s.inputs[55] == 15);
     for (const Answer& a : s.answers) CHECK(s.inputs[std::size_t(a.source)] == a.token);
+    for (const Index t : s.noise) CHECK(s.inputs[std::size_t(t)] == 14);
+    CHECK(s.noise.size() == 47);
   }
   CHECK(blanks == 3000 * 47);
   for (const double seen : in_front) check_share(seen, blanks, 1.0 / 8);
@@ -441,6 +455,7 @@ TEST_CASE("needles: cities stand in needles alone, and one asked needle at each 
     CHECK(used.size() == 6);
     REQUIRE(s.answers.size() == 2);
     CHECK(s.answers[0].source != s.answers[1].source);
+    CHECK(Index(s.noise.size()) == hay - 2 * 6);
     bool exact = false;
     for (std::size_t n = 0; n < 2; ++n) {
       const Answer& a = s.answers[n];
