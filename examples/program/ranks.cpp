@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <sstream>
 #include <thread>
 
 namespace heed_program {
@@ -22,7 +23,9 @@ constexpr auto kLook = std::chrono::milliseconds(50);
 constexpr auto kPassedOn = std::chrono::milliseconds(200);
 // A rank that comes back from a pause after so long was stopped.
 constexpr auto kStopped = std::chrono::seconds(1);
-// Seconds by which a rank waits longer than the one before it.
+// Ranks that are asked what they wait for answer within this time, if they wait at all.
+constexpr auto kAnswering = std::chrono::milliseconds(1000);
+// Seconds by which a rank waits longer than the one before it: more than the one before takes to ask and to end all.
 constexpr double kTurn = 1.5;
 // The time that the rank that is to speak of a lost one has before the others do.
 constexpr auto kGrace = std::chrono::milliseconds(3000);
@@ -130,11 +133,23 @@ void Ranks::sum(std::span<float> numbers) {
   wait(std::move(pending));
 }
 
-void Ranks::send_text(int to, std::string text) {
+void Ranks::post(int to, Kind kind, std::string text) {
   std::erase_if(sent_, [&](const Sent& old) { return link_->done(old.request); });
   auto kept = std::make_unique<std::string>(std::move(text));
-  const Link::Request request = link_->send(to, kText, std::as_bytes(std::span(*kept)));
+  const Link::Request request = link_->send(to, kind, std::as_bytes(std::span(*kept)));
   sent_.push_back({request, std::move(kept)});
+}
+
+void Ranks::send_text(int to, std::string text) { post(to, kText, std::move(text)); }
+
+std::optional<std::pair<int, std::string>> Ranks::take_short(Kind kind) {
+  const std::optional<Link::Arrival> arrival = link_->arrived(kind);
+  if (!arrival) return std::nullopt;
+  std::string text(arrival->size, '\0');
+  const Link::Request request =
+      link_->receive(arrival->from, kind, std::as_writable_bytes(std::span(text)));
+  while (!link_->done(request)) ::sched_yield();
+  return std::pair{arrival->from, std::move(text)};
 }
 
 std::optional<std::pair<int, std::string>> Ranks::take_text() {
@@ -178,10 +193,14 @@ void Ranks::wait(std::vector<Pending> pending) {
 void Ranks::wait_until(const std::function<bool()>& ready,
                        const std::function<std::vector<int>()>& missing) {
   Clock::time_point start = Clock::now(), looked = start, last = start;
+  std::optional<Inquiry> inquiry;
   while (!ready()) {
     const Clock::time_point now = Clock::now();
     // A process that was stopped itself has no reason to think that others are.
-    if (now - last > kStopped) start = now;
+    if (now - last > kStopped) {
+      start = now;
+      inquiry.reset();
+    }
     last = now;
     if (now - start < kEager) {
       ::sched_yield();
@@ -192,12 +211,45 @@ void Ranks::wait_until(const std::function<bool()>& ready,
       require_alive(missing());
       looked = now;
     }
-    // Rank 0 finds out first, then rank 1: a rank that waits for one that waits itself would blame both.
+    answer_questions(missing);
+    // Rank 0 finds out first, then rank 1.
     const double patience = timeout + kTurn * std::min(rank(), 2);
-    if (timeout > 0 && std::chrono::duration<double>(now - start).count() >= patience)
-      lose_silent(missing());
+    if (timeout > 0 && std::chrono::duration<double>(now - start).count() >= patience) {
+      if (!inquiry) inquiry.emplace(Inquiry{++inquiries_, {}, {}, now});
+      ask(*inquiry, missing());
+      if (now - inquiry->asked_at >= kAnswering)
+        lose_silent(inquiry->silent.empty() ? missing() : inquiry->silent);
+    }
     std::this_thread::sleep_for(kPause);
   }
+}
+
+void Ranks::answer_questions(const std::function<std::vector<int>()>& missing) {
+  while (const auto question = take_short(kQuestion)) {
+    std::string answer = question->second;
+    for (const int r : missing()) answer += " " + std::to_string(r);
+    post(question->first, kAnswer, std::move(answer));
+  }
+}
+
+void Ranks::ask(Inquiry& inquiry, std::vector<int> ranks) {
+  while (const auto answer = take_short(kAnswer)) {
+    --unanswered_;
+    std::istringstream words(answer->second);
+    std::uint64_t number = 0;
+    words >> number;
+    if (number != inquiry.number) continue;  // of an inquiry before this one
+    std::erase(inquiry.silent, answer->first);
+    for (int r = 0; words >> r;) ranks.push_back(r);
+  }
+  for (const int r : ranks) {
+    if (r == rank() || !inquiry.asked.insert(r).second) continue;
+    post(r, kQuestion, std::to_string(inquiry.number));
+    ++unanswered_;
+    inquiry.silent.push_back(r);
+    inquiry.asked_at = Clock::now();
+  }
+  std::ranges::sort(inquiry.silent);
 }
 
 void Ranks::require_alive(const std::vector<int>& missing) {
@@ -225,6 +277,7 @@ int Ranks::join_endings(const char* name, const Ending& mine) {
   if (mine.code != 0)
     open_ = open_ ||
             !std::ranges::all_of(sent_, [&](const Sent& one) { return link_->done(one.request); });
+  open_ = open_ || unanswered_ > 0;
   const std::string text =
       std::to_string(mine.code) + (open_ ? " open " : " done ") + mine.sentence;
   // A rank that has done its work may end while others still wait for each other.
@@ -240,16 +293,13 @@ int Ranks::join_endings(const char* name, const Ending& mine) {
   const auto ready = [&] {
     std::erase_if(sending, [&](const Pending& one) { return link_->done(one.request); });
     for (const Kind theirs : {kEnding, kFailure}) {
-      const std::optional<Link::Arrival> arrival = link_->arrived(theirs);
-      if (!arrival) continue;
-      std::string words(arrival->size, '\0');
-      const Link::Request request =
-          link_->receive(arrival->from, theirs, std::as_writable_bytes(std::span(words)));
-      while (!link_->done(request)) ::sched_yield();
+      const auto ending = take_short(theirs);
+      if (!ending) continue;
+      const auto& [from, words] = *ending;
       const std::size_t space = words.find(' ');
       open_ = open_ || words.compare(space, 6, " open ") == 0;
-      all[std::size_t(arrival->from)] = {std::stoi(words), words.substr(space + 6)};
-      std::erase(missing, arrival->from);
+      all[std::size_t(from)] = {std::stoi(words), words.substr(space + 6)};
+      std::erase(missing, from);
     }
     return missing.empty() && sending.empty();
   };

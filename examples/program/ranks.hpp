@@ -7,7 +7,8 @@
 // All ranks run the same program and come to the same exchanges in the same order. Failures:
 //   - what a rank throws ends all ranks; the lowest one that failed prints its sentence, once;
 //   - a rank whose process has ended (on the same machine; the launcher watches the others), or that sends nothing for
-//     `timeout` seconds, is lost: the others throw LostRank, and one of them prints its sentence.
+//     `timeout` seconds and does not wait for another rank itself, is lost: the others throw LostRank, and one of them
+//     prints its sentence.
 
 #include "link.hpp"
 #include "program.hpp"
@@ -18,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -80,7 +82,7 @@ class Ranks {
   friend int run_on_ranks(const char*, const std::function<int(Ranks&)>&);
   friend class RankGroup;
   using Clock = std::chrono::steady_clock;
-  enum Kind { kData, kText, kEnding, kFailure };
+  enum Kind { kData, kText, kEnding, kFailure, kQuestion, kAnswer };
   // A message under way, and the rank at its other end.
   struct Pending {
     Link::Request request;
@@ -93,6 +95,15 @@ class Ranks {
     std::unique_ptr<std::string> text;
   };
 
+  // A rank that waits for one that waits itself must not blame it: it asks the ranks that it waits for, and those that they say
+  // they wait for. What is stuck does not answer.
+  struct Inquiry {
+    std::uint64_t number;
+    std::set<int> asked;
+    std::vector<int> silent;  // have not answered
+    Clock::time_point asked_at;
+  };
+
   // Learns which ranks are processes of this machine.
   void meet_processes();
   void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all);
@@ -100,6 +111,12 @@ class Ranks {
   // Calls ready() until it returns true. missing() names the ranks that it waits for.
   void wait_until(const std::function<bool()>& ready,
                   const std::function<std::vector<int>()>& missing);
+  void answer_questions(const std::function<std::vector<int>()>& missing);
+  // Takes answers, and asks those of `ranks` and of the ranks that the answers name that were not asked before.
+  void ask(Inquiry& inquiry, std::vector<int> ranks);
+  void post(int to, Kind kind, std::string text);
+  // The next message of that kind that has arrived, with its sender; one of a few words, whose sender need not be watched.
+  [[nodiscard]] std::optional<std::pair<int, std::string>> take_short(Kind kind);
   [[noreturn]] void lose(const std::vector<int>& missing, const std::string& what);
   // Exchanges how each rank ended. Returns the code of this process and prints the sentence that is due.
   [[nodiscard]] int join_endings(const char* name, const Ending& mine);
@@ -107,6 +124,8 @@ class Ranks {
   std::unique_ptr<Link> link_;
   std::vector<std::int64_t> processes_;  // of each rank on this machine; 0 on another one
   std::vector<Sent> sent_;
+  std::uint64_t inquiries_ = 0;
+  int unanswered_ = 0;   // questions of all inquiries
   int speaker_ = 0;      // who prints the sentence of a LostRank
   bool open_ = false;    // an exchange was left before its end, here or, at the end, on any rank
   bool ending_ = false;  // endings of other ranks are no interruption any more
