@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace compare {
 
@@ -60,18 +61,21 @@ class CellRun {
   }
 
   [[nodiscard]] double measure(double& step) {
-    // Two steps behind the first one, and more where they are short.
-    constexpr Index least = 2, most = 9;
+    // Some steps take several times as long as others, while a process touches its memory for the first time.
+    constexpr std::size_t least = 5, most = 9;
     constexpr double enough = 0.02;
-    double seconds = 0;
+    std::vector<double> seconds;
     settle(1 + most);
     heed_lm::Watch watch;
     watch.on_step = [&](const heed_lm::Report& report) {
-      if (report.step > 1) seconds += report.step_seconds;
+      if (report.step > 1) seconds.push_back(report.step_seconds);
     };
-    watch.stop = [&] { return run_.step > least && seconds > enough; };
+    watch.stop = [&] {
+      return seconds.size() >= least &&
+             std::accumulate(seconds.begin(), seconds.end(), 0.0) > enough;
+    };
     heed_lm::train(run_, *task_.stages.front(), threads_, watch);
-    step = seconds / double(run_.step - 1);
+    step = heed::median_of(seconds);
     const TrainingSettings& training = experiment_.settings().training;
     double all = step * double(training.steps) * double(task_.stages.size());
     if (task_.evaluate_every > 0)
