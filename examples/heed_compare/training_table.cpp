@@ -12,6 +12,8 @@ namespace compare {
 
 namespace {
 
+constexpr std::size_t kTableWidth = 100;
+
 [[nodiscard]] std::string mean_and_spread(const std::vector<double>& x) {
   const double mean = mean_of(x);
   if (!std::isfinite(mean)) return print("%-16s  ", "not finite");
@@ -108,6 +110,21 @@ namespace {
   return text + "    backward transfer " + mean_and_spread(backward_transfers_of(v, score)) + "\n";
 }
 
+// "0.987+": better than the baseline. Sets `marked` where it was compared.
+[[nodiscard]] std::string marked_score(const TrainingComparison& comparison,
+                                       const TrainedVariant& v, bool& marked) {
+  const Quantity quantity = quantity_of(v.task);
+  const double mean = mean_of(quantity == Quantity::loss ? losses_of(v) : accuracies_of(v));
+  if (!std::isfinite(mean)) return "- ";
+  const TrainedVariant* baseline = baseline_of(comparison, v.task);
+  const auto d =
+      baseline == nullptr ? std::nullopt : difference_of(*baseline, v, kHeldOut, quantity);
+  marked = marked || d.has_value();
+  const bool differs = d && !d->may_be_none();
+  const bool better = differs && (d->mean > 0) == (quantity == Quantity::accuracy);
+  return print("%.3f", mean) + (differs ? (better ? "+" : "-") : " ");
+}
+
 [[nodiscard]] std::string interval_text(const Difference& d) {
   return print("%+.4f [%+.4f, %+.4f]", d.mean, d.low, d.high);
 }
@@ -179,34 +196,31 @@ std::string difference_lines(const TrainingComparison& comparison, const std::st
 
 std::string tasks_table(const TrainingComparison& comparison) {
   if (comparison.tasks.size() < 2) return "";
-  std::vector<std::string> names;
-  std::string text = "accuracy on what is held out, of text the loss\n" + print("%-21s", "");
-  for (const Experiment::Task& task : comparison.tasks) {
-    names.push_back(tasks::task_name(task.spec));
-    text += "  " + print("%8s", names.back().c_str());
-  }
-  text += "\n";
+  const std::vector<const TrainedVariant*> all =
+      variants_of(comparison, comparison.tasks.front().spec);
+  const auto column_of = [](const std::string& name) {
+    return int(std::max<std::size_t>(8, name.size() + 2));
+  };
+  std::string text = "accuracy on what is held out, of text the loss\n";
   bool marked = false;
-  for (const TrainedVariant* row : variants_of(comparison, comparison.tasks.front().spec)) {
-    text += print("%-21s", row->name.c_str());
-    for (std::size_t n = 0; n < comparison.tasks.size(); ++n) {
-      const std::string& task = comparison.tasks[n].spec;
-      const Quantity quantity = quantity_of(task);
-      const TrainedVariant* baseline = baseline_of(comparison, task);
-      for (const TrainedVariant* v : variants_of(comparison, task)) {
-        if (v->name != row->name) continue;
-        const double mean = mean_of(quantity == Quantity::loss ? losses_of(*v) : accuracies_of(*v));
-        std::string cell = std::isfinite(mean) ? print("%.3f", mean) : "-";
-        const auto d =
-            baseline == nullptr ? std::nullopt : difference_of(*baseline, *v, kHeldOut, quantity);
-        const bool differs = d && !d->may_be_none();
-        marked = marked || d.has_value();
-        const bool better = differs && (d->mean > 0) == (quantity == Quantity::accuracy);
-        cell += differs ? (better ? "+" : "-") : " ";
-        text += "  " + print("%*s", int(std::max<std::size_t>(8, names[n].size())), cell.c_str());
-      }
+  // Invariant: the variants before `first` stand in tables above; those from there to `last` fit into one.
+  for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
+    std::string head = print("%-17s", "");
+    for (; last < all.size(); ++last) {
+      const int column = column_of(all[last]->name);
+      if (last > first && head.size() + std::size_t(column) > kTableWidth) break;
+      head += print("%*s ", column, all[last]->name.c_str());
     }
-    text += "\n";
+    text += (first > 0 ? "\n" : "") + head + "\n";
+    for (const Experiment::Task& task : comparison.tasks) {
+      text += print("%-17s", tasks::task_name(task.spec).c_str());
+      for (const TrainedVariant* v : variants_of(comparison, task.spec))
+        for (std::size_t n = first; n < last; ++n)
+          if (v->name == all[n]->name)
+            text +=
+                print("%*s", column_of(v->name) + 1, marked_score(comparison, *v, marked).c_str());
+      text += "\n";
+    }
   }
   if (marked)
     text += print(

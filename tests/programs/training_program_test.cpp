@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 #include <regex>
+#include <sstream>
 
 using namespace heed_test;
 using Json = nlohmann::json;
@@ -211,7 +212,9 @@ TEST_CASE("Several tasks make one table, one JSON and one page") {
       shell.done(kSmall +
                  "--task parity:len=6,induction:len=10,text --text text.txt --len 16 --seeds 2 "
                  "--json a.json --csv a.csv --report pages");
-  CHECK(std::regex_search(result.out, std::regex("\n +parity +induction +text\nsdpa +0\\.\\d+ ")));
+  for (const char* lines :
+       {"\n +sdpa +dar *\nparity +0\\.\\d+ ", "\ninduction +0\\.\\d+ ", "\ntext +\\d\\.\\d+ "})
+    CHECK(std::regex_search(result.out, std::regex(lines)));
   const Json json = Json::parse(read(shell.path("a.json")));
   CHECK(json.at("tasks").size() == 3);
   CHECK(json.at("variants").size() == 3 * 2);
@@ -222,6 +225,41 @@ TEST_CASE("Several tasks make one table, one JSON and one page") {
   for (const char* file :
        {"accuracy_by_task.svg", "accuracy_parity.svg", "validation_loss_text.svg"})
     CHECK(shell.files("pages").count(file) == 1);
+}
+
+TEST_CASE("The table of tasks has each variant once, beside as many others as a line takes") {
+  const Shell shell;
+  const Result result = shell.done(
+      "heed_compare --train 2 --width 16 --heads 2 --depth 1 --batch 2 --threads 1 --json a.json "
+      "--task parity:len=6,induction:len=10");
+  const std::size_t table = result.out.find("accuracy on what is held out");
+  REQUIRE(table != std::string::npos);
+  std::map<std::string, std::map<std::string, std::string>> shown;  // by task and variant
+  std::vector<std::string> heads;
+  int blocks = 0;
+  for (const std::string& line : lines_of(result.out.substr(table))) {
+    CHECK(line.size() <= 101);
+    std::istringstream stream(line);
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    if (line.starts_with("  ")) {
+      heads = words;
+      ++blocks;
+    } else if (line.starts_with("parity ") || line.starts_with("induction ")) {
+      REQUIRE(words.size() == 1 + heads.size());
+      for (std::size_t n = 0; n < heads.size(); ++n)
+        CHECK(shown[words[0]].emplace(heads[n], words[1 + n]).second);
+    }
+  }
+  CHECK(blocks > 1);
+  const Json json = Json::parse(read(shell.path("a.json")));
+  REQUIRE(json.at("variants").size() == shown.at("parity").size() + shown.at("induction").size());
+  for (const Json& record : json.at("records")) {
+    if (record.at("test") != "held out") continue;
+    const std::string task = record.at("task").get<std::string>();
+    const std::string& text = shown.at(task.substr(0, task.find(':'))).at(record.at("variant"));
+    CHECK(std::stod(text) == Approx(record.at("accuracy").get<double>()).margin(5e-4));
+  }
 }
 
 TEST_CASE("--lengths tests on longer sequences, where a task has such") {
