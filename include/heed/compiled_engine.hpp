@@ -39,7 +39,7 @@ extern template Rows<float> finite_copy(const Rows<float>&, float*, Index);
 
 extern template void detail::panel_product(Store, Index, Index, int,
                                            const SegmentedBroadcast<float>&, const float*, Index,
-                                           float*, Index, float*);
+                                           float*, Index, float*, const float*);
 extern template void detail::add_product(Index, Index, Index, const SegmentedBroadcast<float>&,
                                          const float*, Index, float*, Index);
 extern template void row_dots(const StoredRows<float>&, Index, Index, const DotQuery<float>*,
@@ -83,7 +83,7 @@ extern template Rows<double> finite_copy(const Rows<double>&, double*, Index);
 
 extern template void detail::panel_product(Store, Index, Index, int,
                                            const SegmentedBroadcast<double>&, const double*, Index,
-                                           double*, Index, double*);
+                                           double*, Index, double*, const double*);
 extern template void detail::add_product(Index, Index, Index, const SegmentedBroadcast<double>&,
                                          const double*, Index, double*, Index);
 extern template void row_dots(const StoredRows<double>&, Index, Index, const DotQuery<double>*,

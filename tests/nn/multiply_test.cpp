@@ -5,6 +5,7 @@
 #include "catch.hpp"
 #include "message_of.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -63,7 +64,9 @@ struct Operand {
 
 TEST_CASE("multiply() agrees with plain loops over operands as each precision rounds them") {
   // Depths with a remainder of one number, and such that need a second block; columns within a vector and beyond panels.
-  const Index m = GENERATE(5, 12, 97), n = GENERATE(1, 8, 33, 130), depth = GENERATE(1, 7, 64, 301);
+  // More depth than rows is another walk over both, which 310 rows take with two blocks.
+  const Index m = GENERATE(5, 12, 97, 310), n = GENERATE(1, 8, 33, 130),
+              depth = GENERATE(1, 7, 64, 301);
   const bool a_by_columns = GENERATE(false, true), b_by_columns = GENERATE(false, true);
   const Operand a(m, depth, a_by_columns, 1), b(depth, n, b_by_columns, 2);
   for (const Precision precision : {Precision::storage, Precision::mixed}) {
@@ -82,17 +85,29 @@ TEST_CASE("multiply() agrees with plain loops over operands as each precision ro
   }
 }
 
-TEST_CASE("products in bfloat16 have the same bits for any number of threads") {
-  const Operand a(203, 300, false, 1), b(300, 1100, true, 2);
-  std::vector<float> first;
-  for (const int threads : {1, 2, 3, 8}) {
-    Context<float> c;
-    c.precision = Precision::mixed;
-    c.threads = threads;
-    std::vector<float> out(std::size_t(a.rows * b.columns));
-    multiply<float>(c, a.columns, a.factor(), b.factor(), {out.data(), a.rows, b.columns});
-    if (first.empty()) first = out;
-    CHECK(out == first);
+TEST_CASE("a product has the same bits for any number of threads and walk") {
+  // More depth than rows, and as many rows twice.
+  const Index depth = 300;
+  const Operand half(203, depth, false, 1), b(depth, 1100, true, 2);
+  Operand whole = half;
+  whole.rows *= 2;
+  whole.numbers.insert(whole.numbers.end(), half.numbers.begin(), half.numbers.end());
+  const std::vector<float> bias(1100, 0.25F);
+  for (const Precision precision : {Precision::storage, Precision::mixed}) {
+    std::vector<float> first;
+    for (const int threads : {1, 2, 3, 8})
+      for (const Operand* a : {&half, &static_cast<const Operand&>(whole)}) {
+        Context<float> c;
+        c.precision = precision;
+        c.threads = threads;
+        std::vector<float> out(std::size_t(a->rows * b.columns));
+        const MatrixView<float> view{out.data(), a->rows, b.columns};
+        multiply<float>(c, depth, a->factor(), b.factor(), view, Into::overwrite, bias.data());
+        multiply<float>(c, depth, a->factor(), b.factor(), view, Into::add);
+        if (first.empty()) first = out;
+        for (std::size_t at = 0; at < out.size(); at += first.size())
+          CHECK(std::equal(first.begin(), first.end(), out.begin() + std::ptrdiff_t(at)));
+      }
   }
 }
 

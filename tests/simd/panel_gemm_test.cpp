@@ -106,10 +106,10 @@ TEMPLATE_TEST_CASE("panel_gemm equals three plain loops for every width, mode, s
           const Product<T> product(rows, depth, vectors * heed::kLanes<T>, walk, depth % 3);
           INFO(vectors << " vectors, " << rows << " rows, depth " << depth << ", row stride "
                        << walk.row);
-          const auto run = [&]<Store S>(Guarded<T>& c, T* maxima) {
+          const auto run = [&]<Store S>(Guarded<T>& c, T* maxima, const T* first_row = nullptr) {
             product.with_left([&](const auto& left) {
               heed::panel_gemm<S>(rows, depth, vectors, left, product.b.data(), product.b_row,
-                                  c.data(), product.c_row, maxima);
+                                  c.data(), product.c_row, maxima, first_row);
             });
           };
           Guarded<T> written = product.output(), added = product.output(),
@@ -121,6 +121,14 @@ TEMPLATE_TEST_CASE("panel_gemm equals three plain loops for every width, mode, s
           CHECK(product.wrong(written, 0) == 0);
           CHECK(product.wrong(added, 1) == 0);
           CHECK(product.wrong(raised, 0) == 0);
+          // Rows that begin with a row: as if it had stood in C.
+          Guarded<T> row(product.columns, T(0)), begun = product.output(), stood = product.output();
+          for (Index c = 0; c < product.columns; ++c) row.data()[c] = T(c % 7) - T(2.5);
+          for (Index i = 0; i < rows; ++i)
+            std::copy(row.data(), row.data() + product.columns, stood.data() + i * product.c_row);
+          run.template operator()<Store::add>(stood, nullptr);
+          run.template operator()<Store::overwrite>(begun, nullptr, row.data());
+          CHECK(std::equal(begun.data(), begun.data() + rows * product.c_row, stood.data()));
           Index low = 0;
           for (Index c = 0; c < product.columns; ++c) {
             T largest = T(-0.25);

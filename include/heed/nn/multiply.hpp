@@ -7,9 +7,13 @@
 //   of a and a block of columns of b at a time, and go through the depth in blocks: a block of a stays in the second
 //   level of cache, a panel of b in the first.
 //
+// A product of more depth than rows, such as a gradient of weights, packs a block of the depth at a time, which each worker does
+// for itself.
+//
 // A product of few rows, as in generation, reads b once in the order of memory and does not pack it.
 //
-// Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy.
+// Cost      rows depth columns multiply-adds; memory depth x columns for the packed copy, of more depth than rows half a MiB
+//           a thread.
 // Results   do not depend on the number of threads, not in their last bit.
 // Mixed     with Precision::mixed both factors are rounded to bfloat16 on the way, and their products are added up in
 //           float; a product of few rows stays in float, since reading b is what it waits for.
@@ -46,11 +50,17 @@ enum class Into { overwrite, add };
 
 namespace detail {
 
+[[nodiscard]] constexpr Index parts_of(Index count, Index size) {
+  return (count + size - 1) / size;
+}
+
 // A block of a that stays in the second level of cache: 96 x 256 floats are 96 KiB. The rows are a multiple of those
 // of the micro-kernel.
 inline constexpr Index kRowBlock = 96;
 inline constexpr Index kDepthBlock = 256;
 inline constexpr Index kColumnPanels = 16;
+// Panels of b beside such a block: 8 x 256 rows of 64 floats are 512 KiB.
+inline constexpr Index kDeepPanels = 8;
 // Products of at most so many rows read b as it lies.
 inline constexpr Index kFewRows = 4;
 
@@ -68,22 +78,31 @@ class Product {
   void run() {
     const int threads = worth_threads();
     if (out_.rows <= kFewRows && a_.column == 1) return run_few(threads);
-    const Index panels = (out_.columns + L - 1) / L;
+    const Index panels = parts_of(out_.columns, L);
+    if (depth_ > out_.rows) return run_deep(threads, panels);
     packed().resize(panels * elements(depth_), L);
-    const Index row_blocks = (out_.rows + kRowBlock - 1) / kRowBlock;
-    const Index column_blocks = (panels + kColumnPanels - 1) / kColumnPanels;
+    const auto of_panel = [&](Index p) { return packed().view().row(p * elements(depth_)); };
+    const Index row_blocks = parts_of(out_.rows, kRowBlock);
+    const Index column_blocks = parts_of(panels, kColumnPanels);
     const int workers = int(std::min<Index>(threads, row_blocks * column_blocks));
     Dispenser unpacked(panels), units(row_blocks * column_blocks);
     Turnstiles packed(1);
     const auto work = [&](int) {
       Block block;
       for (Index p = unpacked.next(); p >= 0; p = unpacked.next()) {
-        pack(p, block);
+        for_depth(
+            [&](Index k, Index deep) { pack(p, k, deep, block, of_panel(p) + elements(k) * L); });
         packed.pass(0);
       }
       packed.wait(0, panels);
-      for (Index u = units.next(); u >= 0; u = units.next())
-        multiply_block(u % row_blocks * kRowBlock, u / row_blocks * kColumnPanels, panels, block);
+      for (Index u = units.next(); u >= 0; u = units.next()) {
+        const Index panel = u / row_blocks * kColumnPanels,
+                    last = std::min(panel + kColumnPanels, panels);
+        for_depth([&](Index k, Index deep) {
+          multiply_block(u % row_blocks * kRowBlock, k, deep, panel, last,
+                         of_panel(panel) + elements(k) * L, elements(depth_) * L, block);
+        });
+      }
     };
     run_workers(workers, work, [&] { packed.abandon(); });
   }
@@ -114,17 +133,52 @@ class Product {
     return c_.threads > 0 ? threads : int(std::min<double>(threads, 1.0 + flops / 1e6));
   }
 
-  // Packs panel p of b as [elements][L], with zeros behind the last column.
-  void pack(Index p, const Block& block) {
-    Element* to = packed().view().row(p * elements(depth_));
-    if constexpr (kPairs) {
-      for (Index k = 0; k < depth_; k += kDepthBlock) {
-        const Index deep = std::min(kDepthBlock, depth_ - k);
-        copy_panel(p, k, deep, block.numbers);
-        products().by_rows(block.numbers, L, deep, L, to + elements(k) * L, L);
+  // Calls f(k, deep) for each block of the depth, in order; once where there is no depth.
+  template <class F>
+  void for_depth(const F& f) const {
+    Index k = 0;
+    do {
+      f(k, std::min(kDepthBlock, depth_ - k));
+      k += kDepthBlock;
+    } while (k < depth_);
+  }
+
+  // A packed copy of all of b would be larger than the product and leave the cache before it is read: each worker packs the
+  // block of b that it needs next.
+  void run_deep(int threads, Index panels) {
+    const Index together = std::min(parts_of(panels, threads), kDeepPanels);
+    const Index column_units = parts_of(panels, together);
+    const Index row_blocks = parts_of(out_.rows, kRowBlock);
+    const Index row_units = std::min(row_blocks, parts_of(threads, column_units));
+    const Index unit_rows = parts_of(row_blocks, row_units) * kRowBlock;
+    const int workers = int(std::min<Index>(threads, row_units * column_units));
+    const Index own = together * elements(kDepthBlock);  // rows of `packed` of a worker
+    packed().resize(workers * own, L);
+    Dispenser units(row_units * column_units);
+    const auto work = [&](int worker) {
+      Block block;
+      Element* const to = packed().view().row(worker * own);
+      for (Index u = units.next(); u >= 0; u = units.next()) {
+        const Index panel = u / row_units * together, last = std::min(panel + together, panels);
+        const Index first = u % row_units * unit_rows, end = std::min(first + unit_rows, out_.rows);
+        for_depth([&](Index k, Index deep) {
+          const Index stride = elements(deep) * L;
+          for (Index p = panel; p < last; ++p) pack(p, k, deep, block, to + (p - panel) * stride);
+          for (Index row = first; row < end; row += kRowBlock)
+            multiply_block(row, k, deep, panel, last, to, stride, block);
+        });
       }
+    };
+    run_workers(workers, work, [] {});
+  }
+
+  // Packs panel p of b from row k on as [elements(deep)][L], with zeros behind the last column.
+  void pack(Index p, Index k, Index deep, const Block& block, Element* to) const {
+    if constexpr (kPairs) {
+      copy_panel(p, k, deep, block.numbers);
+      products().by_rows(block.numbers, L, deep, L, to, L);
     } else {
-      copy_panel(p, 0, depth_, to);
+      copy_panel(p, k, deep, to);
     }
   }
   // to[0 ... deep)[L]: panel p of b from row k on.
@@ -138,30 +192,16 @@ class Product {
     }
   }
 
-  // Computes the block of the product with the rows from `first` on and the panels from `panel` on.
-  void multiply_block(Index first, Index panel, Index panels, const Block& block) {
+  // Adds a block of the depth to the block of the product with the rows from `first` on and the panels [panel, last), whose
+  // parts of b stand in `packed`, `stride` apart. The first block of the depth overwrites, unless the product is to be added
+  // to what is there.
+  void multiply_block(Index first, Index k, Index deep, Index panel, Index last,
+                      const Element* packed, Index stride, const Block& block) const {
     const Index count = std::min(kRowBlock, out_.rows - first);
-    const Index last = std::min(panel + kColumnPanels, panels);
-    start(first, count, panel * L, std::min(last * L, out_.columns));
-    for (Index k = 0; k < depth_; k += kDepthBlock) {
-      const Index deep = std::min(kDepthBlock, depth_ - k);
-      const Broadcast<Element> a = block_of_a(first, count, k, deep, block);
-      for (Index p = panel; p < last; ++p)
-        multiply_panel(a, count, elements(deep),
-                       packed().view().row(p * elements(depth_) + elements(k)), first, p * L,
-                       block.edge);
-    }
-  }
-
-  // Sets a block of `out` to the bias or to zeros, unless the product is to be added to what is there.
-  void start(Index first, Index count, Index from, Index to) const {
-    if (into_ == Into::add) return;
-    for (Index r = first; r < first + count; ++r) {
-      if (bias_)
-        std::copy(bias_ + from, bias_ + to, out_.row(r) + from);
-      else
-        std::fill(out_.row(r) + from, out_.row(r) + to, Real(0));
-    }
+    const Broadcast<Element> a = block_of_a(first, count, k, deep, block);
+    const bool adds = into_ == Into::add || k > 0;
+    for (Index p = panel; p < last; ++p, packed += stride)
+      multiply_panel(a, count, elements(deep), packed, first, p * L, adds, block.edge);
   }
 
   // A block of a: rows whose elements lie side by side are read in place, others are copied; pairs are copies of both.
@@ -176,9 +216,8 @@ class Product {
         return {from, a_.row, 1};
       }
     }
-    for (Index d = 0; d < deep; ++d)
-      for (Index r = 0; r < count; ++r)
-        block.numbers[d * count + r] = from[r * a_.row + d * a_.column];
+    for (Index d = 0; d < deep; ++d, from += a_.column)  // a_.row is 1
+      std::copy(from, from + count, block.numbers + d * count);
     if constexpr (kPairs) {
       products().by_rows(block.numbers, count, deep, count, block.pairs, count);
       return {block.pairs, 1, count};
@@ -187,29 +226,34 @@ class Product {
     }
   }
 
+  // A panel of `out` becomes, or is raised by, the product of a and a panel of b; what it becomes begins with the bias.
   void multiply_panel(const Broadcast<Element>& a, Index count, Index deep, const Element* b,
-                      Index first, Index column, Real* edge) const {
+                      Index first, Index column, bool adds, Real* edge) const {
     const Index columns = std::min(L, out_.columns - column);
     const int vectors = int((columns + W - 1) / W);
     Real* out = out_.row(first) + column;
-    if (columns % W == 0) return add_product(count, deep, vectors, a, b, out, out_.stride);
+    const Real* bias = bias_ && !adds ? bias_ + column : nullptr;
+    if (columns % W == 0)
+      return multiply_panel(adds ? Store::add : Store::overwrite, count, deep, vectors, a, b, out,
+                            out_.stride, bias);
     const auto copy = [&](const Real* from, Index from_row, Real* to, Index to_row) {
       for (Index r = 0; r < count; ++r)
         std::copy(from + r * from_row, from + r * from_row + columns, to + r * to_row);
     };
     std::fill(edge, edge + count * L, Real(0));
-    copy(out, out_.stride, edge, L);
-    add_product(count, deep, vectors, a, b, edge, L);
+    if (adds) copy(out, out_.stride, edge, L);
+    if (bias) copy(bias, 0, edge, L);
+    multiply_panel(Store::add, count, deep, vectors, a, b, edge, L, nullptr);
     copy(edge, L, out, out_.stride);
   }
-
-  // to += a b for one panel of b.
-  void add_product(Index rows, Index deep, int vectors, const Broadcast<Element>& a,
-                   const Element* b, Real* to, Index stride) const {
+  void multiply_panel(Store store, Index rows, Index deep, int vectors, const Broadcast<Element>& a,
+                      const Element* b, Real* to, Index stride, const Real* bias) const {
     if constexpr (kPairs)
-      products().panel(Store::add, rows, deep, vectors, a, b, L, to, stride, nullptr);
+      products().panel(store, rows, deep, vectors, a, b, L, to, stride, nullptr, bias);
     else
-      panel_gemm<Store::add>(rows, deep, vectors, a, b, L, to, stride);
+      heed::detail::panel_product<Real>(store, rows, deep, vectors,
+                                        heed::detail::in_segments(a, deep), b, L, to, stride,
+                                        nullptr, bias);
   }
 
   void run_few(int threads) {
@@ -228,8 +272,11 @@ class Product {
           const MixQuery<Real> query{row, sums};
           row_mix(StoredRows<Real>{b_.data + first, b_.row}, depth_, count, &query, 1, 1, 1);
         }
-        start(r, 1, first, first + count);
         Real* out = out_.row(r) + first;
+        if (into_ == Into::overwrite) {
+          std::fill(out, out + count, Real(0));
+          if (bias_) std::copy(bias_ + first, bias_ + first + count, out);
+        }
         for (Index j = 0; j < count; ++j) out[j] += sums[j];
       }
     });

@@ -77,22 +77,27 @@ template <int Rows, int Vectors, class Element>
 [[gnu::always_inline]] inline void micro_kernel(Store store, Index depth,
                                                 const SegmentedBroadcast<Element>& a,
                                                 const Element* b, Index b_row, SumOf<Element>* c,
-                                                Index c_row, SumOf<Element>* running_max) {
+                                                Index c_row, SumOf<Element>* running_max,
+                                                const SumOf<Element>* first_row) {
   using E = Elements<Element>;
   using P = Pack<SumOf<Element>>;
   constexpr int W = P::width;
   typename P::Vector acc[Rows][Vectors];
-  const bool adds = store == Store::add;
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) acc[i][v] = typename P::Vector{};
-  if (adds)
+  const auto start_with = [&](const SumOf<Element>* rows, Index stride) {
 #pragma GCC unroll 32
     for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) acc[i][v] = P::load(c + i * c_row + v * W).v;
-  // Invariant: acc[i][v] is C, or 0, and a(i, k) b[k][v] summed over the columns k so far, in their order.
+      for (int v = 0; v < Vectors; ++v) acc[i][v] = P::load(rows + i * stride + v * W).v;
+  };
+  if (store == Store::add)
+    start_with(c, c_row);
+  else if (first_row)
+    start_with(first_row, 0);
+  // Invariant: acc[i][v] is what C begins with and a(i, k) b[k][v] summed over the columns k so far, in their order.
   const Element* segment = a.data;
 #pragma GCC unroll 1
   for (Index first = 0; first < depth; first += a.period, segment += a.segment) {
@@ -154,11 +159,12 @@ template <int Rows, int Vectors, class Element>
 template <int Rows, int Vectors, class Element>
 [[gnu::noinline]] void run_kernels(Store store, Index times, Index depth,
                                    SegmentedBroadcast<Element> a, const Element* b, Index b_row,
-                                   SumOf<Element>* c, Index c_row, SumOf<Element>* running_max) {
+                                   SumOf<Element>* c, Index c_row, SumOf<Element>* running_max,
+                                   const SumOf<Element>* first_row) {
   for (; times > 0; --times) {
     if constexpr (Vectors == kPanelVectors && Rows > 4)
       if (times > 1) prefetch_next_rows<Rows, Vectors>(store, depth, a, c, c_row);
-    micro_kernel<Rows, Vectors>(store, depth, a, b, b_row, c, c_row, running_max);
+    micro_kernel<Rows, Vectors>(store, depth, a, b, b_row, c, c_row, running_max, first_row);
     a = a.skip_rows(Rows);
     c += Rows * c_row;
   }
@@ -167,11 +173,11 @@ template <int Rows, int Vectors, class Element>
 template <int Vectors, class Element>
 void gemm_vectors(Store store, Index rows, Index depth, SegmentedBroadcast<Element> a,
                   const Element* b, Index b_row, SumOf<Element>* c, Index c_row,
-                  SumOf<Element>* running_max) {
+                  SumOf<Element>* running_max, const SumOf<Element>* first_row) {
   constexpr int most = kMicroRows<Vectors>;
   const auto run = [&]<int Rows>(Index times) {
     if (times == 0) return;
-    run_kernels<Rows, Vectors>(store, times, depth, a, b, b_row, c, c_row, running_max);
+    run_kernels<Rows, Vectors>(store, times, depth, a, b, b_row, c, c_row, running_max, first_row);
     a = a.skip_rows(times * Rows);
     c += times * Rows * c_row;
     rows -= times * Rows;
@@ -201,17 +207,18 @@ void gemm_vectors(Store store, Index rows, Index depth, SegmentedBroadcast<Eleme
 template <class Element>
 void panel_product(Store store, Index rows, Index depth, int vectors,
                    const SegmentedBroadcast<Element>& a, const Element* b, Index b_row,
-                   SumOf<Element>* c, Index c_row, SumOf<Element>* running_max) {
+                   SumOf<Element>* c, Index c_row, SumOf<Element>* running_max,
+                   const SumOf<Element>* first_row) {
+  const auto run = [&]<int Vectors>() {
+    gemm_vectors<Vectors>(store, rows, depth, a, b, b_row, c, c_row, running_max, first_row);
+  };
   switch (vectors) {
-    case 1: return gemm_vectors<1>(store, rows, depth, a, b, b_row, c, c_row, running_max);
-    case 2: return gemm_vectors<2>(store, rows, depth, a, b, b_row, c, c_row, running_max);
+    case 1: return run.template operator()<1>();
+    case 2: return run.template operator()<2>();
     default: break;
   }
-  if constexpr (kPanelVectors == 4) {
-    if (vectors == 3)
-      return gemm_vectors<3>(store, rows, depth, a, b, b_row, c, c_row, running_max);
-    return gemm_vectors<4>(store, rows, depth, a, b, b_row, c, c_row, running_max);
-  }
+  if constexpr (kPanelVectors == 4)
+    vectors == 3 ? run.template operator()<3>() : run.template operator()<4>();
 }
 
 // gemm_add() of any kind.
@@ -224,7 +231,7 @@ void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcas
   while (columns - done >= W) {
     const int vectors = int(std::min<Index>((columns - done) / W, kPanelVectors));
     panel_product<Element>(Store::add, rows, depth, vectors, a, b + done, b_row, c + done, c_row,
-                           nullptr);
+                           nullptr, nullptr);
     done += vectors * W;
   }
   if (done == columns) return;
@@ -236,7 +243,7 @@ void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcas
       for (Index col = done; col < columns; ++col)
         edge[i * W + col - done] = c[(r + i) * c_row + col];
     panel_product<Element>(Store::add, n, depth, 1, a.skip_rows(r), b + done, b_row, edge, W,
-                           nullptr);
+                           nullptr, nullptr);
     for (Index i = 0; i < n; ++i)
       for (Index col = done; col < columns; ++col)
         c[(r + i) * c_row + col] = edge[i * W + col - done];
@@ -246,13 +253,15 @@ void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcas
 }  // namespace detail
 
 // C[rows][vectors * W] over `depth`. With Store::overwrite_and_max, running_max[lane] is raised to the
-// largest number of its column (NaN is passed over). vectors in [1, kPanelVectors].
+// largest number of its column (NaN is passed over). With Store::overwrite, first_row[vectors * W], if given, is added to
+// each row of the product, in front of its terms. vectors in [1, kPanelVectors].
 template <Store S, class Element, template <class> class A>
 void panel_gemm(Index rows, Index depth, int vectors, const A<Element>& a, const Element* b,
                 Index b_row, detail::SumOf<Element>* c, Index c_row,
-                detail::SumOf<Element>* running_max = nullptr) {
+                detail::SumOf<Element>* running_max = nullptr,
+                const detail::SumOf<Element>* first_row = nullptr) {
   detail::panel_product<Element>(S, rows, depth, vectors, detail::in_segments(a, depth), b, b_row,
-                                 c, c_row, running_max);
+                                 c, c_row, running_max, first_row);
 }
 
 // C[rows][columns] += A[rows][depth] * B[depth][columns] for any number of columns; the terms join C one after

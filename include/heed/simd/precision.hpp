@@ -17,7 +17,8 @@ struct PairProducts {
   decltype(&clear_non_finite) clear;
   // C = A B, or C += A B; as panel_gemm().
   void (*panel)(Store store, Index rows, Index depth, int vectors, const Broadcast<BfloatPair>& a,
-                const BfloatPair* b, Index b_row, float* c, Index c_row, float* running_max);
+                const BfloatPair* b, Index b_row, float* c, Index c_row, float* running_max,
+                const float* first_row);
   // C += A B for any number of columns; as gemm_add().
   void (*add)(Index rows, Index depth, Index columns, const Broadcast<BfloatPair>& a,
               const BfloatPair* b, Index b_row, float* c, Index c_row);
@@ -27,9 +28,9 @@ namespace detail {
 
 inline void panel_of_pairs(Store store, Index rows, Index depth, int vectors,
                            const Broadcast<BfloatPair>& a, const BfloatPair* b, Index b_row,
-                           float* c, Index c_row, float* running_max) {
+                           float* c, Index c_row, float* running_max, const float* first_row) {
   panel_product<BfloatPair>(store, rows, depth, vectors, in_segments(a, depth), b, b_row, c, c_row,
-                            running_max);
+                            running_max, first_row);
 }
 
 inline constexpr PairProducts kPairProducts{

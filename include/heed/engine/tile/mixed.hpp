@@ -137,7 +137,7 @@ struct MixedTile {
     const Index depth = pairs_of(rows.columns);
     products->panel(running_max ? Store::overwrite_and_max : Store::overwrite, rows.count, depth,
                     vectors, {pairs.by_columns(rows), depth, 1}, lanes, out.lanes, out.data,
-                    out.lanes, running_max);
+                    out.lanes, running_max, nullptr);
   }
 
   // out[column][lane] += sum over keys of rows[key][column] * of[key][lane]. marks, if it has rows: -infinity where a
@@ -149,7 +149,7 @@ struct MixedTile {
     const BfloatPair* a = guarded ? pairs.cleared(rows) : pairs.by_rows(rows);
     products->by_rows(of.data, of.lanes, of.rows, of.lanes, weights, of.lanes);
     products->panel(Store::add, rows.columns, pairs_of(rows.count), vectors, {a, 1, rows.columns},
-                    weights, of.lanes, out.data, out.lanes, nullptr);
+                    weights, of.lanes, out.data, out.lanes, nullptr, nullptr);
     if (!guarded) return;
     add_visible_lanes(rows, of, marks, vectors, out, [](auto x) { return rounded_to_bfloat(x); });
     pairs.forget();
