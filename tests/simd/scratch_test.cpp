@@ -4,10 +4,33 @@
 #include "catch.hpp"
 
 #include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <vector>
 
 using heed::Index;
 using heed::Scratch;
+
+namespace {
+
+// What Linux says of the memory at `address` in /proc/self/smaps, in words of two letters; nothing on other systems.
+std::string flags_of(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const std::uintptr_t wanted = reinterpret_cast<std::uintptr_t>(address);
+  bool holds = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    std::uintptr_t first = 0, end = 0;
+    char dash = 0;
+    if (words >> std::hex >> first >> dash >> end && dash == '-')
+      holds = first <= wanted && wanted < end;
+    if (holds && line.rfind("VmFlags:", 0) == 0) return line + ' ';
+  }
+  return {};
+}
+
+}  // namespace
 
 TEMPLATE_TEST_CASE("pieces of a scratch are aligned to lines of cache and share none", "[scratch]",
                    float, double) {
@@ -67,4 +90,20 @@ TEST_CASE("a piece of a piece stays null while pieces are only counted", "[scrat
   float memory[4] = {};
   CHECK(heed::piece_at(memory, 3) == memory + 3);
   CHECK(heed::piece_at<float>(nullptr, 3) == nullptr);
+}
+
+TEST_CASE("large memory starts at a huge page and asks for such pages", "[scratch]") {
+  constexpr Index page = Index(heed::kHugePage / sizeof(float));
+  for (const Index count : {2 * page, 5 * page + 3}) {
+    Scratch<float> scratch(count);
+    float* memory = scratch.take(count);
+    CHECK(reinterpret_cast<std::uintptr_t>(memory) % heed::kHugePage == 0);
+    memory[count - 1] = 1;
+    if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) continue;
+    for (const Index at : {Index(0), count / page * page - 1}) {
+      const std::string flags = flags_of(memory + at);
+      INFO(flags);
+      if (!flags.empty()) CHECK(flags.find(" hg ") != std::string::npos);
+    }
+  }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Scratch memory of one worker, which is allocated once and then handed out in aligned pieces.
+// Scratch memory of one worker, which is allocated once and then handed out in aligned pieces. Large memory starts at a huge
+// page and asks for such pages.
 
 #include <heed/core/error.hpp>
+#include <heed/core/huge_pages.hpp>
 
 #include <limits>
 #include <new>
@@ -22,9 +24,10 @@ class Scratch {
   Scratch() = default;
   // Room for `count` elements, in whole cache lines; throws std::bad_alloc.
   explicit Scratch(Index count)
-      : memory_(static_cast<Real*>(::operator new(std::size_t(padded(count)) * sizeof(Real),
-                                                  std::align_val_t(alignment)))),
-        capacity_(padded(count)) {}
+      : memory_(static_cast<Real*>(::operator new(bytes(padded(count)), start(padded(count))))),
+        capacity_(padded(count)) {
+    if (is_large(capacity_)) ask_for_huge_pages(memory_, bytes(capacity_));
+  }
   Scratch(Scratch&& other) noexcept
       : memory_(std::exchange(other.memory_, nullptr)),
         capacity_(other.capacity_),
@@ -35,7 +38,7 @@ class Scratch {
     std::swap(used_, other.used_);
     return *this;
   }
-  ~Scratch() { ::operator delete(memory_, std::align_val_t(alignment)); }
+  ~Scratch() { ::operator delete(memory_, start(capacity_)); }
 
   // The next `count` uninitialised elements, aligned to a cache line.
   [[nodiscard]] Real* take(Index count) {
@@ -59,6 +62,16 @@ class Scratch {
   [[nodiscard]] static constexpr Index padded(Index count) {
     constexpr Index line = Index(alignment / sizeof(Real));
     return (count + line - 1) / line * line;
+  }
+  [[nodiscard]] static constexpr std::size_t bytes(Index count) {
+    return std::size_t(count) * sizeof(Real);
+  }
+  // Whether `count` elements fill two huge pages.
+  [[nodiscard]] static constexpr bool is_large(Index count) {
+    return bytes(count) >= 2 * kHugePage;
+  }
+  [[nodiscard]] static constexpr std::align_val_t start(Index count) {
+    return std::align_val_t(is_large(count) ? kHugePage : alignment);
   }
   Real* memory_ = nullptr;  // <memory> would double the compile time of an op
   Index capacity_ = 0, used_ = 0;
