@@ -40,9 +40,8 @@ foreach(level IN LISTS heed_c_levels)
   endif()
   string(APPEND declarations "const heed_table& table_${name}();\n")
   string(APPEND instances "    {\"${level}\", &table_${name}, &${runs}},\n")
-  # As heed::compiled, but at -O2 and without a second copy of the engine in the files of the ops: compile time counts three
-  # times here.
-  heed_write_compiled("${heed_c_folder}" sources "heed/compiled_engine.hpp")
+  # As heed::compiled, but at -O2 and without packed sequences: compile time counts three times here.
+  heed_write_compiled("${heed_c_folder}" sources "")
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
 
@@ -54,7 +53,7 @@ const heed_table& table_@name@() { return heed::c::table<heed::c::BuiltInVariant
   add_library(heed_c_${name} OBJECT ${sources} "${heed_c_folder}/${name}.cpp")
   target_link_libraries(heed_c_${name} PRIVATE heed)
   target_include_directories(heed_c_${name} SYSTEM PRIVATE "${HEED_DLPACK_INCLUDE}")
-  target_compile_options(heed_c_${name} PRIVATE -O2)
+  target_compile_options(heed_c_${name} PRIVATE -O2 ${HEED_COMPILER_MEMORY})
   if(NOT level STREQUAL "native")
     target_compile_options(heed_c_${name} PRIVATE -march=${level})
   endif()

@@ -4,13 +4,13 @@
 # include heed: another instruction set is an undefined reference. For this machine's:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
 # One source file for two places of the list of ops (heed/compiled.hpp), so that they compile beside each other: one place
-# from each half, since the last ones are empty. They see the whole engine, which may be inlined. Another file holds what
-# heed/compiled_engine.hpp promises: it is that header without the word "extern".
+# from each half, since the last ones are empty. Another file holds what heed/compiled_engine.hpp promises: it is that header
+# without the word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 #
 # heed_write_compiled(folder out include): sets `out` to these files in `folder`; those of the ops include `include`
-# beside the engine, or nothing if it is empty.
+# beside the engine's promises, or nothing if it is empty.
 function(heed_write_compiled folder out include)
   set(places 16)
   math(EXPR half "${places} / 2")
@@ -25,7 +25,8 @@ function(heed_write_compiled folder out include)
     set(source "${folder}/place_${place}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
-@more@#include <heed/engine/doors.hpp>
+#include <heed/compiled_engine.hpp>
+@more@
 
 namespace heed {
 inline namespace HEED_ABI {

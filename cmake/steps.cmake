@@ -66,12 +66,12 @@ function(heed_configure)
   endif()
 endfunction()
 
-# HEED_JOBS: as many as the environment asks for, else one per processor, each with 1.5 GB of memory.
+# HEED_JOBS: as many as the environment asks for, else one per processor, each with 1.8 GB of memory.
 set(HEED_JOBS "$ENV{CMAKE_BUILD_PARALLEL_LEVEL}")
 if(NOT HEED_JOBS)
   cmake_host_system_information(RESULT HEED_JOBS QUERY NUMBER_OF_LOGICAL_CORES)
   cmake_host_system_information(RESULT megabytes QUERY AVAILABLE_PHYSICAL_MEMORY)
-  math(EXPR fitting "${megabytes} / 1500")
+  math(EXPR fitting "${megabytes} / 1800")
   if(fitting LESS HEED_JOBS)
     set(HEED_JOBS ${fitting})
   endif()
