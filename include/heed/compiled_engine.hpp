@@ -46,6 +46,16 @@ extern template void row_dots(const StoredRows<float>&, Index, Index, const DotQ
                               Index);
 extern template void row_mix(const StoredRows<float>&, Index, Index, const MixQuery<float>*, Index,
                              Index, Index);
+extern template void row_dots(const StoredRows<bfloat16>&, Index, Index, const DotQuery<float>*,
+                              Index);
+extern template void row_mix(const StoredRows<bfloat16>&, Index, Index, const MixQuery<float>*,
+                             Index, Index, Index);
+extern template void row_dots(const StoredRows<half>&, Index, Index, const DotQuery<float>*, Index);
+extern template void row_mix(const StoredRows<half>&, Index, Index, const MixQuery<float>*, Index,
+                             Index, Index);
+extern template void row_dots(const ScaledRows&, Index, Index, const DotQuery<float>*, Index);
+extern template void row_mix(const ScaledRows&, Index, Index, const MixQuery<float>*, Index, Index,
+                             Index);
 extern template void narrow_dots(const float*, Index, Index, Index, const float*, Index, float*,
                                  Index, float*);
 extern template void narrow_mix(const float*, Index, Index, Index, const float*, Index, float*,
@@ -90,6 +100,17 @@ extern template void row_dots(const StoredRows<double>&, Index, Index, const Dot
                               Index);
 extern template void row_mix(const StoredRows<double>&, Index, Index, const MixQuery<double>*,
                              Index, Index, Index);
+extern template void row_dots(const StoredRows<bfloat16>&, Index, Index, const DotQuery<double>*,
+                              Index);
+extern template void row_mix(const StoredRows<bfloat16>&, Index, Index, const MixQuery<double>*,
+                             Index, Index, Index);
+extern template void row_dots(const StoredRows<half>&, Index, Index, const DotQuery<double>*,
+                              Index);
+extern template void row_mix(const StoredRows<half>&, Index, Index, const MixQuery<double>*, Index,
+                             Index, Index);
+extern template void row_dots(const ScaledRows&, Index, Index, const DotQuery<double>*, Index);
+extern template void row_mix(const ScaledRows&, Index, Index, const MixQuery<double>*, Index, Index,
+                             Index);
 extern template void narrow_dots(const double*, Index, Index, Index, const double*, Index, double*,
                                  Index, double*);
 extern template void narrow_mix(const double*, Index, Index, Index, const double*, Index, double*,
