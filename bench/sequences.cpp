@@ -281,7 +281,7 @@ int run_program(int argc, char** argv) {
   int threads = 0, repeats = 31;
   app.add_option("what", what, "packed, decode or all (default)")
       ->check(CLI::IsMember({"packed", "decode", "all"}));
-  app.add_option("--threads", threads, "Threads; 0 for OpenMP's default (default 0)")
+  app.add_option("--threads", threads, "Threads; 0: OMP_NUM_THREADS, or all processors (default 0)")
       ->check(heed_program::whole(0, 4096));
   app.add_option("--repeats", repeats, "Pairs of samples (default 31)")
       ->check(heed_program::whole(1, 100000));

@@ -121,8 +121,9 @@ void require_memory(const heed::Shape& shape) {
 [[nodiscard]] int read_threads(const std::string& text) {
   int threads = -1;
   if (!read_number(text, threads) || threads < 0 || threads > kMaxThreads)
-    throw UsageError("--threads is \"" + text + "\", it must be a whole number from 0 (OpenMP's " +
-                     "default) to " + std::to_string(kMaxThreads));
+    throw UsageError("--threads is \"" + text +
+                     "\", it must be a whole number from 0 (the default) to " +
+                     std::to_string(kMaxThreads));
   return heed::resolve_threads(threads);
 }
 
@@ -153,7 +154,7 @@ void declare(CLI::App& app, Settings& settings, Words& words) {
       ->type_name("B,H,T,d");
   app.add_flag("--causal", settings.causal, "Lets each token see only itself and those before it");
   app.add_option("--threads", words.threads,
-                 "Number of threads, at most 1024 (default 0: OpenMP's own choice)")
+                 "Number of threads, at most 1024 (default 0: OMP_NUM_THREADS, or all processors)")
       ->type_name("N");
   app.add_option(
          "--dtype", words.dtype,

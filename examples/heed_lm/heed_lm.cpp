@@ -67,7 +67,8 @@ class Options {
         ->check(heed_program::seed());
   }
   void threads(int& value) const {
-    app_.add_option("--threads", value, "Number of threads, at most 1024; 0: OpenMP's own choice")
+    app_.add_option("--threads", value,
+                    "Number of threads, at most 1024; 0: OMP_NUM_THREADS, or all processors")
         ->type_name("N")
         ->capture_default_str()
         ->check(whole(0, heed_program::kMaxThreads));

@@ -189,7 +189,8 @@ def threads():
 
 
 def set_threads(count):
-    """Sets how many threads calls compute with; 0 for OpenMP's default."""
+    """Sets how many threads calls compute with; 0 for the default: OMP_NUM_THREADS, or all processors, of a
+    container no more than its CPU quota."""
     _check(_heed.heed_set_threads(count))
 
 

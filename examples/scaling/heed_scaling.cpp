@@ -242,8 +242,9 @@ int run(int argc, char** argv, Ranks& ranks) {
   real("--latency", o.latency, "Latency of a message, in microseconds");
   real("--overhead", o.overhead, "Time that a message takes of each end's port, in microseconds");
   real("--bandwidth", o.bandwidth, "Bandwidth of a rank in each direction, in GB/s");
-  app.add_option("--threads", o.threads,
-                 "Number of threads of a rank for what is measured; 0: OpenMP's own choice")
+  app.add_option(
+         "--threads", o.threads,
+         "Number of threads of a rank for what is measured; 0: OMP_NUM_THREADS, or all processors")
       ->type_name("N")
       ->capture_default_str()
       ->check(heed_program::whole(0, heed_program::kMaxThreads));

@@ -32,6 +32,6 @@ int main() {
   op.score.strength = {0.1F, 0.4F, 0.2F, 0.3F};
   op.readout.weight = Param<float>({6}, {1.0F, 0.5F, 2.0F, 1.5F, 1.0F, -1.0F});
   const OpReport report = check_op(op);
-  std::printf("%s", report.text().c_str());
+  std::puts(report.summary().c_str());
   return good.passed && !bad.passed && report.passed() ? 0 : 1;
 }

@@ -251,7 +251,8 @@ const char* heed_version(void);
 
 // How many threads a call with threads = 0 computes with.
 int heed_threads(void);
-// Sets it for all calls that begin later; 0: OpenMP's default (OMP_NUM_THREADS).
+// Sets it for all calls that begin later; 0: the default, OMP_NUM_THREADS or all processors, of a container
+// no more than its CPU quota.
 int heed_set_threads(int threads);
 
 // The instruction set that computes: "x86-64-v4" (AVX-512), "x86-64-v3" (AVX2) or "x86-64-v2", the highest that this

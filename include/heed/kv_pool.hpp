@@ -161,6 +161,10 @@ class KvPool {
     in.query = query;
     in.extra = extra;
     in.packed = &packed_;
+    if (sequences.empty()) {  // their keys say how wide and how many, those of none do not
+      in.key = {nullptr, shape_.keys().shape()};
+      in.value = {nullptr, shape_.values().shape()};
+    }
     return in;
   }
   // The next call computes the key features of all tokens of all sequences.

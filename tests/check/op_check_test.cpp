@@ -13,6 +13,7 @@
 #include <heed/plug/own_score.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -193,11 +194,39 @@ TEST_CASE(
   CHECK(report.passed());
   CHECK(report.left_out.empty());
   CHECK(report.cases.size() == 3 * (4 + 3 * 2) + 1);
+  CHECK(report.summary().find("passed: 31 checks, ") == 0);
   for (const char* sizes :
        {"one query of grouped heads (heads 4, kv_heads 2, len_q 1, len_kv 11, dim_qk 6, dim_v 6)",
         "rectangular (heads 4, kv_heads 2, len_q 11, len_kv 16, dim_qk 6, dim_v 6)",
         "values of another width (heads 4, kv_heads 2, len_q 11, len_kv 11, dim_qk 6, dim_v 9)"})
     CHECK(holds(report.text(), sizes));
+}
+
+TEST_CASE("a summary is one line, with a line for each check that failed", "[op_check]") {
+  OpReport report;
+  CHECK(report.summary() == "passed: 0 checks, 0 numbers, worst error 0");
+  const auto add = [&](const char* name, std::vector<Mismatch> entries) {
+    GradientReport one;
+    for (const Mismatch& entry : entries) detail::note(one, entry, 1e-8, 20);
+    report.cases.emplace_back(name, one);
+  };
+  add("out, causal", {{"out", 0, 1, 1, 0}, {"out", 1, 0.5, 0.5, 0}});
+  add("lse, causal", {{"lse", 0, 2, 2, 0}});
+  CHECK(report.summary() == "passed: 2 checks, 3 numbers, worst error 0");
+  add("gradients, causal", {{"query", 0, 2, 2, 0}, {"key", 3, 1, 1 - 1.25e-10, 0}});
+  CHECK(report.summary() == "passed: 3 checks, 5 numbers, worst error 1.3e-10 (gradients: key[3])");
+  report.left_out.emplace_back("forward mode", "no jvp() of it");
+  CHECK(report.summary() ==
+        "passed: 3 checks, 5 numbers, worst error 1.3e-10 (gradients: key[3]); 1 left out, "
+        "text() says why");
+  report.left_out.clear();
+  add("gradients, no mask", {{"bias", 4, 0.25, 0.5, 0}, {"bias", 6, 1, 1, 0}, {"key", 2, 3, 4, 0}});
+  add("finite", {{"query", 7, std::nan(""), 0, 0}});
+  CHECK(report.summary() ==
+        "FAILED: 2 of 5 checks, 3 of 9 numbers\n"
+        "  finite: 1 of 1 differ, worst query[7]: analytic nan, numeric 0, error inf\n"
+        "  gradients, no mask: 2 of 3 differ, worst bias[4]: analytic 0.25, numeric 0.5, error "
+        "0.25");
 }
 
 TEST_CASE("check_op does not repeat sizes that the caller's have already", "[op_check]") {

@@ -127,5 +127,11 @@ TEST_CASE("remarks name what stands in the way of more speed") {
   const heed::ResonantOde<float> ode;
   const Explanation rows = heed::explain(ode, Geometry{1, 1, 1, 1, 256, 4096, 64, 64});
   CHECK(mentions(rows, "whole rows"));
+  many.threads = 1;
+  CHECK(explain(128, 512, {}, many)
+            .text()
+            .find("units on 1 worker of 1 thread (Options::threads), ") != std::string::npos);
+  CHECK(rows.threads == heed::resolve_threads(0));
+  CHECK(rows.threads_from == heed::thread_count(0).source);
   CHECK(rows.text().find("- the normaliser needs whole rows") != std::string::npos);
 }

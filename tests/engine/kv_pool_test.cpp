@@ -205,6 +205,27 @@ TEST_CASE("long and short sequences of a pool are read in parts as caches are", 
   for (const int threads : {1, 4}) twin.grow({a, b, c}, {1, 1, 1}, threads);
 }
 
+TEMPLATE_TEST_CASE("a pool is asked for no sequences", "[kv_pool]", float, std::int8_t) {
+  KvPool<TestType> pool(2, 4, 6, 3, kPage);
+  const StoredView<const float> query(nullptr, {1, 4, 0, 4}), key(nullptr, {1, 2, 0, 4}),
+      value(nullptr, {1, 2, 0, 6});
+  pool.append(std::vector<Index>{}, key, value);
+  CHECK(pool.free_pages() == 3);
+  const StoredView<float> out(nullptr, {1, 4, 0, 6});
+  const PackedInputs<float> in = pool.inputs({}, query);
+  Saved<float> saved;
+  forward(Dar<float>{}, in, causal<float>(Align::bottom_right), out, &saved);
+  CHECK(message_of([&] {
+          forward(Dar<float>{}, pool.inputs({}, {nullptr, {1, 3, 0, 4}}), {}, out);
+        }) == "heed::forward: 3 heads cannot share 2 kv_heads evenly");
+  CHECK(message_of([&] {
+          forward(Dar<float>{}, in, {}, StoredView<float>(nullptr, {1, 4, 0, 4}));
+        }) == "heed::forward: out has shape (1,4,0,4), it must be (1,4,0,6)");
+  CHECK(message_of([&] {
+          (void)pool.inputs({}, {nullptr, {1, 4, 1, 4}});
+        }) == "KvPool::inputs: queries ends with 0, query has len 1");
+}
+
 TEST_CASE("a pool says what does not fit, and stays as it was", "[kv_pool]") {
   KvPool<float> pool(2, 4, 4, 3, kPage);
   std::vector<float> rows(std::size_t(2 * 5 * kPage * 4));

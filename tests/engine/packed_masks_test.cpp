@@ -346,6 +346,50 @@ TEST_CASE("forward mode of packed sequences is that of each", "[packed]") {
   }
 }
 
+TEST_CASE("no sequences are packed under every part of a mask, in every door", "[packed]") {
+  const Geometry none{1, 4, 4, 2, 0, 0, 6, 6};
+  const Packed<double> packed{.queries = {0}};
+  const TensorView<const double> no_bias(nullptr, Shape{1, 4, 0, 0});
+  const TensorView<const bool> no_pairs(nullptr, Shape{1, 1, 1, 0});
+  const TokenValues of_tokens(std::vector<Index>{});
+  const auto check = [&](const auto& op, const Mask<double>& mask) {
+    using Op = std::remove_cvref_t<decltype(op)>;
+    OpCall<Op> call(op, none, {});
+    PackedInputs<double> in = call.inputs();
+    in.packed = &packed;
+    const StoredView<double> out(nullptr, none.out_shape()),
+        lse(nullptr, {1, 4, 0, Op::NormaliserType::maps});
+    forward(op, in, mask, {out, lse}, &call.saved);
+    Op grad_op = op;
+    std::vector<double> dbias(7, 1.0);
+    Gradients<double> grads{
+        {nullptr, none.query_shape()}, {nullptr, none.key_shape()}, {nullptr, none.value_shape()}};
+    if (mask.bias.given()) grads.bias = {nullptr, mask.bias.shape()};
+    backward(op, in, mask, call.saved, StoredView<const double>(out), StoredView<const double>(out),
+             grads, &grad_op);
+    for (const double number : numbers_of(grad_op)) CHECK(number == 0);
+    const Tangents<double> tangents{{nullptr, none.query_shape()}};
+    jvp(op, in, mask, call.saved, StoredView<const double>(out), tangents, {out, lse});
+    jvp(op, in, mask, tangents, {out, lse}, {out, lse});
+    if constexpr (mergeable<typename Op::NormaliserType>)
+      CHECK(forward_partial(op, in, mask).out.empty());
+  };
+  const Mask<double> masks[] = {causal<double>(),
+                                key_lengths<double>({}),
+                                key_range<double>(0, 0),
+                                documents<double>({}, {}),
+                                boolean<double>(no_pairs),
+                                bias<double>(no_bias),
+                                alibi<double>({1, 1, 1, 1}),
+                                visible<double>([of_tokens](auto b, auto, auto i, auto j) {
+                                  return of_tokens(b, i) == of_tokens(b, j);
+                                })};
+  for (const Mask<double>& mask : masks) {
+    check(ScaledDot<double>{}, mask);
+    check(Differential<double>{}, mask);
+  }
+}
+
 TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   const Geometry g{1, 2, 2, 2, 10, 10, 4, 4};
   OpCall<ScaledDot<double>> call({}, g);
@@ -360,8 +404,8 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   };
   CHECK(say({0, 3, 10}) == "nothing was thrown");
   CHECK(say({}) ==
-        "heed::forward: packed.queries has 0 numbers, one sequence needs 2: where it begins, and "
-        "its end");
+        "heed::forward: packed.queries has 0 numbers, it needs one per sequence, and one more");
+  CHECK(say({0}) == "heed::forward: packed.queries ends with 0, query has len 10");
   CHECK(say({1, 3, 10}) == "heed::forward: packed.queries begins with 1, it must begin with 0");
   CHECK(say({0, 7, 3, 10}) ==
         "heed::forward: packed.queries falls from 7 to 3 at sequence 1, no sequence has a negative "

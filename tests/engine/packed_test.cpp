@@ -37,6 +37,8 @@ TEST_CASE("packed sequences of every variant have the bits of separate calls", "
                   .key_tile = 1,
                   .panel_vectors = 1,
                   .dropout = {.rate = 0.3, .seed = 11, .first_batch = 0}});
+    check_packed(variant.name, variant.op, variant.geometry, {},
+                 everywhere("causal, no sequences", causal<double>()));
     if (!Op::ReadoutType::uses_own_rows)
       check_packed(variant.name, variant.op, variant.geometry, kCross,
                    everywhere("causal, bottom right", causal<double>(Align::bottom_right)),

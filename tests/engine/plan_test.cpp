@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch.
+// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and how many threads there are.
 #include <heed/core/random.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/simd/instructions.hpp>
 
 #include "catch.hpp"
+#include "temporary.hpp"
 
+#include <fstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 using heed::BoundMask;
+using heed::cpu_quota;
 using heed::Geometry;
 using heed::Index;
+using heed::kNoQuota;
 using heed::Mask;
 using heed::Options;
 using heed::Plan;
@@ -231,4 +237,93 @@ TEST_CASE(
   options.threads = 0;
   CHECK(heed::worker_count(options, small, 1000, 1) == 1);
   CHECK(heed::worker_count(options, large, 1000, 1) == heed::resolve_threads(0));
+}
+
+TEST_CASE("the default number of threads is the CPU quota where nobody has chosen one", "[plan]") {
+  const auto count = [](int openmp, int quota, bool chosen) {
+    return heed::default_threads(openmp, {64, quota, chosen}).count;
+  };
+  CHECK(count(64, 2, false) == 2);
+  CHECK(count(64, 64, false) == 64);
+  CHECK(count(64, 100, false) == 64);
+  CHECK(count(64, kNoQuota, false) == 64);
+  CHECK(count(64, 2, true) == 64);   // OMP_NUM_THREADS=64
+  CHECK(count(16, 2, false) == 16);  // omp_set_num_threads(16)
+  CHECK(count(1, 2, false) == 1);
+  const auto source = [](int openmp, int quota) {
+    return std::string(heed::default_threads(openmp, {64, quota, false}).source);
+  };
+  CHECK(source(64, 2) == "the CPU quota of the control group");
+  CHECK(source(64, kNoQuota) == "OpenMP's default");
+  CHECK(source(8, 2) == "OpenMP's default");
+#ifdef _OPENMP
+  CHECK(heed::resolve_threads(0) <= omp_get_max_threads());
+  CHECK(heed::thread_count(3).count == 3);
+  CHECK(std::string(heed::thread_count(3).source) == "Options::threads");
+#endif
+}
+
+TEST_CASE("a CPU quota is the least one of a control group and of all above it", "[plan]") {
+  using Files = std::vector<std::pair<std::string, std::string>>;  // paths and what they hold
+  const auto quota = [](const Files& files) {
+    const heed_test::TemporaryFolder root;
+    for (const auto& [name, text] : files) {
+      const auto path = root.path / name;
+      std::filesystem::create_directories(path.parent_path());
+      std::ofstream(path) << text;
+    }
+    return cpu_quota(root.path.c_str());
+  };
+  const std::string group = "proc/self/cgroup", mount = "sys/fs/cgroup/";
+  CHECK(quota({}) == kNoQuota);
+
+  // Version 2, rounded up.
+  const auto own = [&](const std::string& text) {
+    return quota({{group, "0::/\n"}, {mount + "cpu.max", text}});
+  };
+  CHECK(own("max 100000\n") == kNoQuota);
+  CHECK(own("150000 100000\n") == 2);
+  CHECK(own("200000 100000\n") == 2);
+  CHECK(own("200001 100000\n") == 3);
+  CHECK(own("1000 100000") == 1);
+  CHECK(own("9223372036854775807 1\n") == kNoQuota);
+  for (const char* text :
+       {"", "\n", "100000", "100000\n", "100000 ", "0 100000\n", "100000 0\n", "-1 100000\n",
+        "2e5 100000\n", "200000  100000\n", "200000 100000 7\n", "99999999999999999999 1\n"})
+    CHECK(own(text) == kNoQuota);
+
+  // Version 1.
+  const auto older = [&](const std::string& time, const std::string& period) {
+    return quota({{group, "5:memory:/m\n4:cpuacct,cpu:/a\n1:name=systemd:/s\n"},
+                  {mount + "cpu/a/cpu.cfs_quota_us", time},
+                  {mount + "cpu/a/cpu.cfs_period_us", period}});
+  };
+  CHECK(older("-1\n", "100000\n") == kNoQuota);
+  CHECK(older("250000\n", "100000\n") == 3);
+  CHECK(older("250000\n", "") == kNoQuota);
+  CHECK(older("much\n", "100000\n") == kNoQuota);
+  // Both, of which the older one has the quota.
+  CHECK(quota({{group, "4:cpu:/a\n0::/\n"},
+               {mount + "cpu/a/cpu.cfs_quota_us", "100000\n"},
+               {mount + "cpu/a/cpu.cfs_period_us", "100000\n"}}) == 1);
+
+  // Groups above, and the mount of a container that is told its name outside.
+  const auto nested = [&](const std::string& name, const std::string& at_mount,
+                          const std::string& above, const std::string& below) {
+    return quota({{group, "0::" + name + "\n"},
+                  {mount + "cpu.max", at_mount},
+                  {mount + "a/cpu.max", above},
+                  {mount + "a/b/cpu.max", below}});
+  };
+  CHECK(nested("/a/b", "max 1", "400000 100000", "200000 100000") == 2);
+  CHECK(nested("/a/b", "max 1", "200000 100000", "400000 100000") == 2);
+  CHECK(nested("/a/b", "200000 100000", "max 1", "400000 100000") == 2);
+  CHECK(nested("/a", "max 1", "400000 100000", "200000 100000") == 4);
+  CHECK(nested("/a/b/c", "max 1", "max 1", "200000 100000") == 2);
+  CHECK(nested("/docker/x", "300000 100000", "200000 100000", "100000 100000") == 3);
+  CHECK(nested("/../a", "300000 100000", "200000 100000", "100000 100000") == 3);
+  CHECK(nested("no slash", "300000 100000", "max 1", "max 1") == 3);
+  CHECK(nested("/" + std::string(20000, 'x'), "300000 100000", "max 1", "max 1") == 3);
+  // Without a name the mount counts.
+  CHECK(quota({{mount + "cpu.max", "300000 100000"}}) == 3);
 }

@@ -84,6 +84,12 @@ void check(const std::string& name, LanguageModel<double> model) {
   }
   CHECK(worst < 1e-12 * (1 + largest));
   CHECK(largest > 1e-3);
+
+  const std::vector<Index> no_starts{0};
+  c.packed = &no_starts;
+  CHECK(model.gradient(c, 1, {}, {}) == 0);
+  const std::vector<double> none = gradients_of(model);
+  CHECK(std::count(none.begin(), none.end(), 0.0) == std::ptrdiff_t(none.size()));
 }
 
 }  // namespace

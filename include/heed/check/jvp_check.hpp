@@ -4,7 +4,7 @@
 // Is forward mode of an op right? One call, at the sizes and under the masks of check_op():
 //
 //   const OpReport report = check_jvp(op);
-//   std::puts(report.text().c_str());
+//   std::puts(report.summary().c_str());
 //   return report.passed() ? 0 : 1;
 //
 // For each input, the bias of the mask and each parameter, moved alone along a random direction x. , `out` meaning out, and

@@ -26,8 +26,8 @@ namespace heed {
 inline namespace HEED_ABI {
 
 struct OpReport {
-  std::vector<std::pair<std::string, GradientReport>>
-      cases;  // what was compared, and how that went
+  using Case = std::pair<std::string, GradientReport>;
+  std::vector<Case> cases;  // what was compared, and how that went
   std::vector<std::pair<std::string, std::string>> left_out;  // sizes that did not run, and why
 
   [[nodiscard]] bool passed() const {
@@ -35,6 +35,9 @@ struct OpReport {
       if (!report.passed) return false;
     return true;
   }
+  // One line: the verdict, how much was compared, the worst error and what has it; behind it a line for each case that
+  // failed, the worst first.
+  [[nodiscard]] std::string summary() const;
   // A line per case and per sizes that were left out, and the verdict.
   [[nodiscard]] std::string text() const {
     std::ostringstream lines;
@@ -44,6 +47,45 @@ struct OpReport {
     return lines.str();
   }
 };
+
+inline std::string OpReport::summary() const {
+  std::vector<const Case*> sorted;  // the worst first
+  Index checked = 0, failed = 0, wrong = 0;
+  for (const Case& one : cases) {
+    sorted.push_back(&one);
+    checked += one.second.checked;
+    wrong += one.second.failed;
+    if (!one.second.passed) ++failed;
+  }
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Case* a, const Case* b) {
+    return a->second.worst_error > b->second.worst_error;
+  });
+  std::ostringstream lines;
+  lines.precision(2);
+  if (failed > 0) {
+    lines << "FAILED: " << failed << " of " << cases.size() << " checks, " << wrong << " of "
+          << checked << " numbers";
+  } else {
+    const double worst = sorted.empty() ? 0 : sorted[0]->second.worst_error;
+    lines << "passed: " << cases.size() << " checks, " << checked << " numbers, worst error "
+          << worst;
+    if (worst > 0) {
+      const auto& [name, report] = *sorted[0];
+      lines << " (" << name.substr(0, name.find(',')) << ": " << report.worst.tensor << "["
+            << report.worst.index << "])";
+    }
+  }
+  if (!left_out.empty()) lines << "; " << left_out.size() << " left out, text() says why";
+  lines.precision(10);
+  for (const Case* one : sorted) {
+    const auto& [name, report] = *one;
+    if (report.passed) continue;
+    lines << "\n  " << name << ": " << report.failed << " of " << report.checked
+          << " differ, worst ";
+    detail::describe(lines, report.worst);
+  }
+  return lines.str();
+}
 
 namespace detail {
 

@@ -4,7 +4,7 @@
 // Is an op of your own right? One call, under every kind of mask:
 //
 //   const OpReport report = check_op(op);
-//   std::puts(report.text().c_str());
+//   std::puts(report.summary().c_str());      // one line, and what failed; text() has all cases
 //   return report.passed() ? 0 : 1;
 //
 //   out         forward() against the slow twin, which knows score(), reference() and nothing else of the op; and lse,
@@ -13,12 +13,12 @@
 //               mask, and parameters; the loss depends on out, on lse where the normaliser differentiates_lse, and on
 //               steps where the readout gives them
 //   forward     jvp() against backward(), <u, J x> = <J^T u, x> (check/jvp_check.hpp); of an op that jvp() does not take,
-//   mode        the report's text says so, and why
+//   mode        the report's text() says so, and why
 //   score_vjp   where the score has one: against dual numbers, on random pairs
 //   finite      outputs and gradients where query and key are the same rows, and some are zero, in the op's own
 //               scalar
 //
-// At the sizes asked for and at some beside them, under masks of every kind (check/op_cases.hpp): the report's text says
+// At the sizes asked for and at some beside them, under masks of every kind (check/op_cases.hpp): the report's text() says
 // which ran, and why one did not. Formulas with a jump must not have one near the random inputs.
 // A reference() that is to be run on plain numbers alone says so in its signature: `requires std::is_arithmetic_v<S>`. Forward
 // mode then is what it goes without.

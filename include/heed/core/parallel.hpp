@@ -4,10 +4,13 @@
 // Threads. A call has one parallel region, out of which exceptions are carried; turnstiles keep the order of
 // additions the same for any number of threads.
 
+#include <heed/core/cpu_quota.hpp>
 #include <heed/core/error.hpp>
 #include <heed/core/function_ref.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -20,17 +23,45 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The number of workers that a call uses: `requested` if positive, else OpenMP's default; 1 when
+// A number of threads, and who says it.
+struct ThreadCount {
+  int count = 1;
+  const char* source = "";
+};
+
+// What is asked once of the process and its machine.
+struct ProcessorShare {
+  int processors = 0;    // that OpenMP counts
+  int quota = kNoQuota;  // of the control groups (core/cpu_quota.hpp)
+  bool chosen = false;   // does OMP_NUM_THREADS say a number?
+};
+// The default number of threads where OpenMP's is `openmp`: this one where OMP_NUM_THREADS or omp_set_num_threads() chose it;
+// where nobody chose and it is the number of processors, as many of these as the quota lets the process use. A program that
+// sets omp_set_num_threads() to just that number cannot be told from one that sets nothing: Options::threads is obeyed.
+[[nodiscard]] inline ThreadCount default_threads(int openmp, const ProcessorShare& share) noexcept {
+  if (share.chosen || openmp != share.processors || openmp <= share.quota)
+    return {openmp, "OpenMP's default"};
+  return {share.quota, "the CPU quota of the control group"};
+}
+
+// The number of workers that a call uses: `requested` if positive, else the default; 1 when
 // already inside a parallel region or built without OpenMP.
-[[nodiscard]] inline int resolve_threads(int requested) {
+[[nodiscard]] inline ThreadCount thread_count(int requested) {
   require(requested >= 0, "threads: ", requested, " threads; it must be 0 (default) or positive");
 #ifdef _OPENMP
-  if (omp_in_parallel()) return 1;
-  return requested > 0 ? requested : omp_get_max_threads();
+  if (omp_in_parallel()) return {1, "inside a parallel region"};
+  if (requested > 0) return {requested, "Options::threads"};
+  static const ProcessorShare share = [] {
+    const char* const said = std::getenv("OMP_NUM_THREADS");
+    return ProcessorShare{omp_get_num_procs(), cpu_quota(),
+                          said && std::strtol(said, nullptr, 10) > 0};
+  }();
+  return default_threads(omp_get_max_threads(), share);
 #else
-  return 1;
+  return {1, "compiled without OpenMP"};
 #endif
 }
+[[nodiscard]] inline int resolve_threads(int requested) { return thread_count(requested).count; }
 
 // Thrown to a worker that waits at a turnstile for another one that has failed.
 struct Abandoned {};

@@ -70,7 +70,7 @@ struct SequenceKeys {
 // Sequences of lengths of their own in one call, without padding. Tensors are (1, heads, total, dim), or (total, heads, dim) by
 // strides (view_bthd with batch 1); sequence n has the queries [queries[n], queries[n + 1]) and the keys [keys[n],
 // keys[n + 1]) of them. Nothing is computed across sequences: each has the bits of a call of its own. All of them share the
-// workers, and the gradient of a parameter is the sum over all sequences.
+// workers, and the gradient of a parameter is the sum over all sequences. No sequences, queries = {0}, are tensors without rows.
 //
 //   positions     of queries and keys count from the beginning of their sequence, in scores and in masks
 //   masks         bands, key ranges, slopes and functions of positions hold in each sequence, which is batch n to a function;
@@ -155,7 +155,7 @@ struct Gradients {
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.
   std::optional<double> scale = {};
-  // 0: OpenMP's default, fewer for small calls. Results do not depend on it, not in their last bit.
+  // 0: OpenMP's default, of a container no more than its CPU quota (core/parallel.hpp); fewer for small calls. Results do not depend on it, not in their last bit.
   int threads = 0;
   // Keys per tile; 0 lets the plan choose. Rounded to whole panels, at least one. Small values make tests cross
   // tile borders at short lengths.

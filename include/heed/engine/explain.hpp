@@ -24,7 +24,9 @@ struct Explanation {
   Index group = 0;              // panels that share a pass over keys and values
   Index units = 0;              // units of work, handed out to the workers
   int workers = 0;
-  Index scratch_bytes = 0;  // all workers, with side values of keys and sums of gradients
+  int threads = 0;           // at most so many workers
+  std::string threads_from;  // who says so: Options::threads, OpenMP's default, a CPU quota, ...
+  Index scratch_bytes = 0;   // all workers, with side values of keys and sums of gradients
   Index full_tiles = 0, partial_tiles = 0, skipped_tiles = 0;
   double visible_flops = 0;  // of the plain products, over the pairs in tiles that are not skipped
   double computed_flops =
@@ -37,7 +39,8 @@ struct Explanation {
     out << instruction_set << "; panels of " << lanes << " queries, " << group
         << " to a group, tiles of " << key_tile << " keys: " << full_tiles << " whole, "
         << partial_tiles << " masked, " << skipped_tiles << " skipped\n"
-        << units << " units on " << workers << (workers == 1 ? " worker, " : " workers, ")
+        << units << " units on " << workers << (workers == 1 ? " worker" : " workers") << " of "
+        << threads << (threads == 1 ? " thread (" : " threads (") << threads_from << "), "
         << (scratch_bytes + 1023) / 1024 << " KiB of scratch, " << computed_flops * 1e-9
         << " GFLOP in products\n";
     for (const std::string& remark : remarks) out << "- " << remark << "\n";
@@ -145,7 +148,7 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
         "together from others, "
         "which is slower than float");
   if (c.dropout.rate > 0) say("dropout draws random bits for every pair");
-  const int threads = int(resolve_threads(options.threads));
+  const int threads = e.threads;
   if (e.workers < threads) {
     if (e.units < threads)
       say("there are fewer units of work than threads (", e.units, " of ", threads, ")");
@@ -194,6 +197,9 @@ template <AttentionOp Op>
   e.lanes = c.plan.lanes;
   e.key_tile = c.plan.tile;
   e.group = c.plan.group;
+  const ThreadCount threads = thread_count(options.threads);
+  e.threads = threads.count;
+  e.threads_from = threads.source;
   const Saved<Real> saved;
   std::optional<detail::BackwardShared<Op, Real>> shared;
   Index worker = 0;

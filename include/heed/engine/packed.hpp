@@ -3,7 +3,7 @@
 
 // Packed sequences (Packed in engine/call.hpp) as separate calls: the views, mask and options of each. A call is one
 // sequence. Neighbours of one length are one call, of which each is a batch, where mask and op allow this without a change
-// of bits.
+// of bits. No sequences are one call of no batch.
 
 #include <heed/engine/call.hpp>
 #include <heed/engine/plan.hpp>
@@ -83,8 +83,8 @@ class PackedCalls {
     require(in.share == Share{}, where_,
             ": packed sequences and a share of a call were given, they do not go together");
     const Index count = packed_.sequences();
-    require(count > 0, where_, ": packed.queries has ", packed_.queries.size(),
-            " numbers, one sequence needs 2: where it begins, and its end");
+    require(!packed_.queries.empty(), where_,
+            ": packed.queries has 0 numbers, it needs one per sequence, and one more");
     check_lengths(packed_.queries, count, "queries");
     if (with_caches())
       take_lengths_of_caches(count);
@@ -116,6 +116,7 @@ class PackedCalls {
   [[nodiscard]] bool with_caches() const { return !packed_.caches.empty(); }
   // The beginning of an error's sentence about call n.
   [[nodiscard]] std::string where(Index n) const {
+    if (sequences() == 0) return where_;
     return where_ + " (sequence " + std::to_string(run(n).first) + ")";
   }
 
@@ -156,8 +157,7 @@ class PackedCalls {
     own.soft_cap = mask_.soft_cap;
     own.allowed = corner_of(mask_.allowed, at);
     own.bias = corner_of(mask_.bias, at);
-    if (mask_.key_lengths)
-      own.key_lengths = std::vector<Index>{(*mask_.key_lengths)[std::size_t(at.first)]};
+    own.key_lengths = part_of(mask_.key_lengths, at.first, at.count);
     own.query_documents = part_of(mask_.query_documents, at.query, at.len_q);
     own.key_documents = part_of(mask_.key_documents, at.key, at.len_kv);
     for (const auto& rule : mask_.rules)
@@ -253,6 +253,7 @@ class PackedCalls {
       }
       runs_.push_back(next);
     }
+    if (runs_.empty()) runs_.push_back({.count = 0});
   }
 
   void check_mask() const {
@@ -277,9 +278,9 @@ class PackedCalls {
     check_ids(mask_.key_documents, total_keys(), "key");
   }
   [[nodiscard]] static std::optional<std::vector<Index>> part_of(
-      const std::optional<std::vector<Index>>& ids, Index first, Index count) {
-    if (!ids) return {};
-    return std::vector<Index>(ids->begin() + first, ids->begin() + first + count);
+      const std::optional<std::vector<Index>>& all, Index first, Index count) {
+    if (!all) return {};
+    return std::vector<Index>(all->begin() + first, all->begin() + first + count);
   }
 
   const Inputs<Real>& in_;

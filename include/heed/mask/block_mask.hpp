@@ -67,7 +67,7 @@ class KeptRule final : public PairRule {
 template <class Real>
 class BlockMask {
  public:
-  // Asks by so many threads; 0 for OpenMP's default. Throws where a function does.
+  // Asks by so many threads; 0 for the default. Throws where a function does.
   BlockMask(Mask<Real> mask, const Geometry& g, int threads = 0) : mask_(std::move(mask)) {
     for (auto& rule : mask_.rules) {
       auto kept = std::make_shared<const detail::KeptRule>(std::move(rule), g, threads);

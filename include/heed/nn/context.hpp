@@ -27,7 +27,7 @@ struct BatchPart {
 // A model has one context, which its layers use in turn: two calls with one context must not run at the same time.
 template <class Real>
 struct Context {
-  int threads = 0;         // 0: OpenMP's default; results do not depend on it
+  int threads = 0;         // 0: the default of Options; results do not depend on it
   bool training = false;   // true switches on dropout and updates of memories
   std::uint64_t seed = 0;  // of all random numbers of a run
   std::uint64_t step = 0;  // number of the training step; each has its own random numbers

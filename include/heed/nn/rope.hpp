@@ -132,7 +132,7 @@ struct Rope {
     require(theta > 0, "Rope::rotate: theta is ", theta, ", it must be positive");
     require(columns % dim == 0, "Rope::rotate: x has ", columns,
             " columns, it must have a multiple of dim ", dim);
-    require(len > 0 && rows % len == 0, "Rope::rotate: x has ", rows,
+    require(rows == 0 || (len > 0 && rows % len == 0), "Rope::rotate: x has ", rows,
             " rows, it must have a multiple of len ", len);
   }
 
