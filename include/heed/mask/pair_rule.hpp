@@ -87,7 +87,7 @@ class PairRule {
                                                                    const char* where) const = 0;
   // The rule for queries that stand `by` tokens further on the key axis.
   [[nodiscard]] virtual std::shared_ptr<const PairRule> moved(Index by) const = 0;
-  // Does it place query 0 at key 0, top left and without an offset? Not where it reads no positions of queries.
+  // Does it place query 0 at key 0, top left and without an offset?
   [[nodiscard]] virtual bool stands_at_first_key() const = 0;
   // Adds the values that the rule has: not what a function is, nor what it has captured.
   virtual void add_to(Digest& digest) const = 0;
