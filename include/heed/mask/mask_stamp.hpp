@@ -75,7 +75,10 @@ struct MaskStamp {
 template <class Part>
 [[nodiscard, gnu::cold]] std::string texts_of(const std::vector<Part>& parts) {
   std::string text;
-  for (const Part& part : parts) text += (text.empty() ? "" : " & ") + part.text();
+  for (const Part& part : parts) {
+    text += text.empty() ? "" : " & ";
+    text += part.text();
+  }
   return text;
 }
 
