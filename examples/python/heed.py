@@ -84,7 +84,7 @@ class _Call(_Sized):
                 ("parameters", POINTER(_Parameter)), ("parameter_count", c_size_t), ("mask", POINTER(_Mask)),
                 ("scale", POINTER(c_double)), ("threads", c_int), ("precision", c_int), ("dropout", c_double),
                 ("dropout_seed", c_uint64), ("first_query", c_int64),
-                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer)]
+                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer), ("queries_at_end", c_int)]
 
 
 class _Outputs(_Sized):
@@ -300,7 +300,7 @@ class _Request:
 
     def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias,
                  documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
-                 query_inputs, key_inputs, parameters):
+                 queries_at_end, query_inputs, key_inputs, parameters):
         self.variant = variant
         self.arrays = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
                                                ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
@@ -314,7 +314,7 @@ class _Request:
         self.struct = _Call(variant=_text(variant, "variant"), mask=ctypes.pointer(self.mask),
                             parameters=self.parameter_array, parameter_count=len(self.parameter_views),
                             threads=threads, precision=1 if precision == "mixed" else 0, dropout=dropout,
-                            dropout_seed=dropout_seed, first_query=first_query)
+                            dropout_seed=dropout_seed, first_query=first_query, queries_at_end=1 if queries_at_end else 0)
         if scale is not None:
             self.struct.scale = ctypes.pointer(c_double(scale))
         for name in ("query", "key", "value", "extra", "query_inputs", "key_inputs"):
@@ -554,7 +554,7 @@ class _Results:
 def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
             causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, mask=None, bias=None,
             documents=None, alibi=None, soft_cap=None, visible=None, scale=None, threads=0, precision="storage",
-            dropout=0.0, dropout_seed=0, first_query=0, query_inputs=None, key_inputs=None, **parameters):
+            dropout=0.0, dropout_seed=0, first_query=0, queries_at_end=False, query_inputs=None, key_inputs=None, **parameters):
     """Attention, and what backward() needs of it: returns a Call.
 
     variant       a name of variants()
@@ -582,12 +582,14 @@ def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, wit
     precision     "storage", or "mixed": products of bfloat16 with sums of float
     dropout       the share of weights that become 0, which dropout_seed chooses
     first_query   where query 0 stands among the keys, for variants that read positions
+    queries_at_end  True: the queries are the last tokens of the keys, as in decoding; a mask that would place fewer queries
+                  than keys at the first of them, "top_left" without an offset, is refused
     parameters    by name, see describe(): a number, a str for a choice, or an array. A dot may be written as an
                   underscore, and lambda as lambda_
     """
     request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias, documents,
                        alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
-                       query_inputs, key_inputs, _full_names(variant, parameters))
+                       queries_at_end, query_inputs, key_inputs, _full_names(variant, parameters))
     results = _Results(request, q, v, out, with_lse, with_steps)
     saved = c_void_p()
     status = _heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None)

@@ -98,6 +98,7 @@ const Argument kSettings[] = {
     {"dropout", "float dropout=0.0", Kind::setting},
     {"dropout_seed", "int dropout_seed=0", Kind::setting},
     {"mixed", "bool mixed=False", Kind::setting},
+    {"queries_at_end", "bool queries_at_end=False", Kind::setting},
 };
 
 // A name that Python takes for an argument: "lambda" is one of its words.
@@ -273,6 +274,7 @@ class Call {
     if (name == "dropout") call_.dropout = value.toDouble();
     if (name == "dropout_seed") call_.dropout_seed = static_cast<std::uint64_t>(value.toInt());
     if (name == "mixed") call_.precision = value.toBool() ? heed_mixed : heed_storage;
+    if (name == "queries_at_end") call_.queries_at_end = value.toBool();
   }
 
   void whole_numbers(const std::string& name, const IValue& value, const std::int64_t*& numbers,

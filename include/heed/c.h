@@ -145,6 +145,9 @@ struct heed_call {
   int64_t first_query;
   // Numbers of tokens, (batch, heads, len, n), of ops that read some.
   const DLTensor *query_inputs, *key_inputs;
+  // Not 0: the queries are the last tokens of the keys, as in decoding. A mask that would place fewer queries than keys at the first
+  // of them, by heed_top_left without an offset, is then refused.
+  int queries_at_end;
 };
 
 // What forward writes: out (batch, heads, len_q, dim_v); where they are given, lse (batch, heads, len_q, maps), the log sum

@@ -110,7 +110,7 @@ class KvCache {
 
   // What forward() reads in decoding: keys, values and the key features of the calls before, to which it adds those of new
   // tokens (engine/key_features.hpp); and where the queries stand, which are the last tokens of the cache
-  // (Inputs::first_query). Such calls change the cache, so that only one may run at a time, and all must be of one op, with the
+  // (Inputs::first_query, and queries_at_end, by which a mask that has them at the first keys is refused). Such calls change the cache, so that only one may run at a time, and all must be of one op, with the
   // same numbers of heads: another op, or another number that key features depend on, is refused until forget_features().
   // Throws std::invalid_argument where there are more queries than tokens. Valid until the next append(), reserve() or move.
   [[nodiscard]] Inputs<Arithmetic> inputs(const StoredView<const Arithmetic>& query,
@@ -120,6 +120,7 @@ class KvCache {
             len(), " tokens; queries are its last tokens, whose keys are appended first");
     Inputs<Arithmetic> in{query, keys(), values(), extra, &features_};
     in.first_query = len() - queries;
+    in.queries_at_end = true;
     return in;
   }
   [[nodiscard]] const KeyFeatures<Arithmetic>& key_features() const { return features_; }

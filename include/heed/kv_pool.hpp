@@ -136,7 +136,8 @@ class KvPool {
   [[nodiscard]] View values(Index sequence) const { return at(sequence, "values").table.values(); }
 
   // What forward() reads when these sequences decode together: query (1, query_heads, total, dim_qk) has the last tokens of each,
-  // packed as `queries` says (Packed in engine/call.hpp); without it, the last one. Masks place queries by Align::bottom_right.
+  // packed as `queries` says (Packed in engine/call.hpp); without it, the last one. Masks place queries by Align::bottom_right;
+  // those that have them at the first keys are refused (Inputs::queries_at_end).
   // Key features are kept from call to call, of each sequence, as KvCache::inputs() does. Valid until the next call of
   // inputs() or change of the pool.
   [[nodiscard]] PackedInputs<Arithmetic> inputs(const std::vector<Index>& sequences,
@@ -161,6 +162,7 @@ class KvPool {
     in.query = query;
     in.extra = extra;
     in.packed = &packed_;
+    in.queries_at_end = true;
     if (sequences.empty()) {  // their keys say how wide and how many, those of none do not
       in.key = {nullptr, shape_.keys().shape()};
       in.value = {nullptr, shape_.values().shape()};

@@ -467,7 +467,27 @@ static void check_masks(void) {
   check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "no windows");
   check_text(heed_last_error(),
              "heed::forward(sdpa): the mask has 1 windows and a null pointer to them");
-  drop(&bias), drop(&x), drop(&out);
+
+  // Queries at the end of their keys.
+  struct tensor key;
+  make4(&key, 2, 2, kKeys, kDim);
+  call.key = call.value = &key.dl, call.queries_at_end = 1;
+  const char* at_first_keys =
+      "heed::forward(sdpa): the queries are the last tokens of the keys, len_q is 6 and len_kv is "
+      "9; the "
+      "mask's bands place them at the first keys, Align::bottom_right at the last ones";
+  mask = none, mask.causal = 1;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "causal, top left");
+  check_text(heed_last_error(), at_first_keys);
+  mask.causal_offset = 3;
+  check(heed_forward(&call, &outputs, NULL) == heed_ok, "is obeyed", "an offset");
+  mask.causal_offset = 0, mask.causal_align = heed_bottom_right;
+  check(heed_forward(&call, &outputs, NULL) == heed_ok, "is taken", "causal, bottom right");
+  mask = none, mask.visible = asked, mask.visible_context = &was_asked;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid &&
+            strstr(heed_last_error(), "the mask's functions of positions place them") != NULL,
+        "is refused", "a function, top left");
+  drop(&bias), drop(&x), drop(&out), drop(&key);
 }
 
 // Rows where they lie: (batch, len, heads, dim) memory, and one head for all.
@@ -696,6 +716,17 @@ static void check_errors(void) {
         "another scale");
   check_text(heed_last_error(),
              "heed::backward(dar): saved is of a call with scale 0.5, this one has 0.25");
+  struct heed_mask mask = {.size = sizeof mask, .causal = 1}, moved = mask;
+  struct heed_saved* masked = NULL;
+  call = right, call.mask = &mask;
+  check(heed_forward(&call, &to, &masked) == heed_ok, "forward", "dar, causal");
+  moved.causal_offset = 1, call.mask = &moved;
+  check(heed_backward(&call, masked, &out.dl, &from, &gradients) == heed_invalid, "is refused",
+        "a mask that was moved");
+  check_text(heed_last_error(),
+             "heed::backward(dar): saved is of a call with the bands (left -1, right 0, offset 0, "
+             "top_left), this one has (left -1, right 0, offset 1, top_left)");
+  heed_saved_free(masked);
   struct heed_parameter target = {.name = "eps", .tensor = &narrow.dl};
   gradients.parameters = &target, gradients.parameter_count = 1;
   check(heed_backward(&right, saved, &out.dl, &from, &gradients) == heed_invalid, "is refused",

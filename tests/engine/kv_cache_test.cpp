@@ -5,7 +5,9 @@
 // Sanitizers end the program in their own operator new, where it should throw.
 #include "conformance/counting_new.hpp"
 
+#include <heed/engine/explain.hpp>
 #include <heed/kv_cache.hpp>
+#include <heed/mask/patterns.hpp>
 
 using namespace heed_test;
 
@@ -294,6 +296,98 @@ TEST_CASE("a cache and the doors say what does not fit", "[kv_cache]") {
   CHECK(message([&] {
           heed::forward(op, {key.view(), own, key.view(), {}}, heed::Mask<float>{}, out.view());
         }) == "heed::forward: out overlaps key");
+}
+
+TEST_CASE("a mask that has the last queries at the first keys is refused", "[kv_cache]") {
+  using heed::Align;
+  using Mask = heed::Mask<float>;
+  const heed::ScaledDot<float> op;
+  heed::KvCache<float> cache(1, 2, 4, 4, kPage<float>);
+  Tensor<float> tokens({1, 2, 8, 4}), query({1, 2, 1, 4}), out({1, 2, 1, 4}), all({1, 2, 8, 4});
+  tokens.randomise(1);
+  query.randomise(2);
+  cache.append(tokens.view(), tokens.view());
+  const auto said = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const std::invalid_argument& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const auto decode = [&](const Mask& mask) {
+    return said([&] { heed::forward(op, cache.inputs(query.view()), mask, out.view()); });
+  };
+  const auto refusal = [](const std::string& parts) {
+    return "heed::forward: the queries are the last tokens of the keys, len_q is 1 and len_kv is "
+           "8; "
+           "the mask's " +
+           parts + " place them at the first keys, Align::bottom_right at the last ones";
+  };
+  const auto near = [](auto, auto, auto i, auto j) { return (j <= i) & (i - j < 3); };
+  const auto masks = [&](Align at) {
+    return std::vector<std::pair<Mask, std::string>>{
+        {heed::causal<float>(at), "bands"},
+        {heed::window<float>(3, -1, at), "bands"},
+        {heed::causal<float>(Align::bottom_right) & heed::window<float>(3, 0, at), "bands"},
+        {heed::alibi<float>({0.5F, 0.25F}, at), "slopes"},
+        {heed::visible<float>(near, at), "functions of positions"},
+        {heed::dilated<float>(2, 2, at), "functions of positions"},
+        {heed::prefix_lm<float>({2}, at), "functions of positions"},
+        {heed::tree<float>({-1, 0, 1, 2, 3, 4, 5, 6}, at), "functions of positions"},
+        {heed::dilated<float>(2, 2, at) | heed::key_range<float>(0, 1), "functions of positions"},
+        {!heed::visible<float>(near, at), "functions of positions"},
+        {heed::BlockMask<float>(heed::visible<float>(near, at), {1, 2, 2, 2, 1, 8, 4, 4}),
+         "functions of positions"},
+        {heed::causal<float>(at) | heed::key_range<float>(0, 1), "bands"}};
+  };
+  for (const auto& [mask, parts] : masks(Align::top_left)) {
+    CHECK(decode(mask) == refusal(parts));
+    // As many queries as keys stand where either says, and so do those of tensors that are no cache.
+    heed::Inputs<float> in = cache.inputs(tokens.view());
+    if (parts != "functions of positions")  // a BlockMask has the sizes of a call
+      CHECK(said([&] { heed::forward(op, in, mask, all.view()); }).empty());
+    in = cache.inputs(query.view());
+    in.queries_at_end = false;
+    CHECK(said([&] { heed::forward(op, in, mask, out.view()); }).empty());
+  }
+  for (const auto& [mask, parts] : masks(Align::bottom_right)) CHECK(decode(mask).empty());
+
+  // An offset is obeyed, and what places no queries is none of it.
+  heed::forward(op, cache.inputs(query.view()), heed::causal<float>(Align::bottom_right),
+                out.view());
+  const auto wanted = out.dense();
+  CHECK(decode(heed::causal<float>(Align::top_left, 7)).empty());
+  CHECK(same_bits(out.dense(), wanted));
+  CHECK(decode(heed::visible<float>(near, Align::top_left, 7)).empty());
+  const bool shown[8] = {true, false, true};
+  for (const Mask& mask :
+       {Mask{}, heed::window<float>(-1, -1), heed::key_range<float>(2, 5),
+        heed::key_lengths<float>({6}), heed::boolean<float>({shown, Shape{1, 1, 1, 8}}),
+        heed::documents<float>({1}, {0, 0, 0, 1, 1, 1, 1, 1}), heed::soft_cap<float>(2),
+        heed::block_lists<float>({1, 4, {0, 1}, {1}}), !heed::key_range<float>(2, 5)})
+    CHECK(decode(mask).empty());
+
+  heed::Geometry g{1, 2, 2, 2, 1, 8, 4, 4};
+  g.queries_at_end = true;
+  CHECK(said([&] { (void)heed::explain(op, g, heed::causal<float>()); }) ==
+        "heed::explain" + refusal("bands").substr(13));
+  // backward() of the same queries and keys as tensors.
+  heed::Saved<float> saved;
+  heed::Inputs<float> in = cache.inputs(query.view());
+  const Mask last = heed::causal<float>(Align::bottom_right);
+  heed::forward(op, in, last, out.view(), &saved);
+  in = {query.view(), tokens.view(), tokens.view()};
+  in.first_query = 7;
+  Tensor<float> grad({1, 2, 1, 4});
+  const auto back = [&](const Mask& mask) {
+    const heed::TensorView<const float> rows = out.view();
+    return said([&] { heed::backward(op, in, mask, saved, rows, rows, {.query = grad.view()}); });
+  };
+  CHECK(back(last).empty());
+  in.queries_at_end = true;
+  CHECK(back(last).empty());
+  CHECK(back(heed::causal<float>()) == "heed::backward" + refusal("bands").substr(13));
 }
 
 TEST_CASE("a cache that was moved from is empty, and can be used again", "[kv_cache]") {

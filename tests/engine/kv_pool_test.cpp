@@ -9,6 +9,7 @@
 #include <heed/engine/doors.hpp>
 #include <heed/kv_cache.hpp>
 #include <heed/kv_pool.hpp>
+#include <heed/mask/visible.hpp>
 #include <heed/ops/dar.hpp>
 #include <heed/ops/scaled_dot.hpp>
 #include <heed/plug/features.hpp>
@@ -293,6 +294,17 @@ TEST_CASE("a pool says what does not fit, and stays as it was", "[kv_pool]") {
         }) ==
         "heed::backward: packed.caches has 2 sequences, forward() alone reads keys and values of "
         "caches; give them as tensors");
+  CHECK(
+      say([&] { forward(ScaledDot<float>{}, in, causal<float>(), to); }) ==
+      "heed::forward (sequence 0): the queries are the last tokens of the keys, len_q is 1 and "
+      "len_kv is " +
+          std::to_string(kPage + 2) +
+          "; the mask's bands place them at the first keys, Align::bottom_right at the last ones");
+  CHECK(say([&] {
+          forward(ScaledDot<float>{}, in,
+                  visible<float>([](auto, auto, auto i, auto j) { return j <= i; }), to);
+        }).find("functions of positions place them at the first keys") != std::string::npos);
+  forward(ScaledDot<float>{}, in, causal<float>(Align::bottom_right), to);
   in.key = view(2);
   CHECK(say([&] { forward(ScaledDot<float>{}, in, {}, to); }) ==
         "heed::forward: key or value of shape (1,2,2,4) was given beside packed.caches");

@@ -460,6 +460,17 @@ TEST_CASE("lengths that do not fit are told in one sentence", "[packed]") {
   CHECK(say_backward(ordinary, {0, 3, 10}) ==
         "heed::backward: saved is of a call of 0 packed sequences, this one has 2");
 
+  // Documents of the second sequence alone tell the masks apart.
+  std::vector<Index> ids(10, 1), others = ids;
+  others[5] = 2;
+  CHECK(say({0, 3, 10}, {}, documents<double>(ids, others)) == "nothing was thrown");
+  call.mask = documents<double>(ids, ids);
+  CHECK(say_backward(call.saved, {0, 3, 10}) ==
+        "heed::backward: saved is of a call with other documents");
+  call.mask = documents<double>(ids, others);
+  CHECK(say_backward(call.saved, {0, 3, 10}) == "nothing was thrown");
+  call.mask = {};
+
   // Calls that read one sequence at a time.
   PackedInputs<double> in = call.inputs();
   packed.queries = {0, 3, 10};

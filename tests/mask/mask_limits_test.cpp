@@ -10,6 +10,8 @@
 #include <heed/check/op_call.hpp>
 #include <heed/compiled.hpp>
 #include <heed/engine/explain.hpp>
+#include <heed/mask/block_mask.hpp>
+#include <heed/mask/visible.hpp>
 
 #include <cstring>
 #include <limits>
@@ -251,6 +253,65 @@ TEST_CASE("saved numbers of another call are refused with what differs") {
   CHECK(has(back(ScaledDot<float>{}, causal<float>(), saved,
                  {.scale = 0.25, .dropout = {.rate = 0.5, .seed = 3}}),
             "with dropout 0 and seed 0, this one has 0.5 and 3"));
+  // Parts of the same kinds, with other values; and a mask that was made anew.
+  const auto of_masks = [&](const Mask<float>& forwards, const Mask<float>& backwards) {
+    forward(ScaledDot<float>{}, {in, in, in}, forwards, {out.data(), s}, &saved);
+    return back(ScaledDot<float>{}, backwards, saved, {});
+  };
+  const std::string of_call = "heed::backward: saved is of a call with ";
+  CHECK(of_masks(causal<float>(), causal<float>(Align::top_left, 1)) ==
+        of_call +
+            "the bands (left -1, right 0, offset 0, top_left), this one has (left -1, right "
+            "0, offset 1, top_left)");
+  CHECK(of_masks(key_range<float>(0, 4) & key_range<float>(1, 9), key_range<float>(0, 5)) ==
+        of_call + "the key ranges [0, 4) & [1, 9), this one has [0, 5)");
+  CHECK(of_masks(soft_cap<float>(2.5F), soft_cap<float>(2)) ==
+        of_call + "a soft cap of 2.5, this one has 2");
+  CHECK(of_masks(key_lengths<float>({7}), key_lengths<float>({8})) ==
+        of_call + "other key lengths");
+  CHECK(of_masks(alibi<float>({0.5F, 0.25F}), alibi<float>({0.25F, 0.5F})) ==
+        of_call + "other slopes");
+  CHECK(of_masks(alibi<float>({0.5F, 0.25F}), alibi<float>({0.5F, 0.25F}, Align::bottom_right)) ==
+        of_call + "other slopes");
+  CHECK(of_masks(alibi<float>({0.5F, -0.0F}), alibi<float>({0.5F, 0.0F})) == "nothing was thrown");
+  std::vector<Index> ids(12, 3), others = ids;
+  others[7] = 4;
+  CHECK(of_masks(documents<float>(ids, ids), documents<float>(ids, others)) ==
+        of_call + "other documents");
+  CHECK(of_masks(documents<float>(others, ids), documents<float>(ids, others)) ==
+        of_call + "other documents");
+  const std::vector<float> zeros(144), again(144);
+  const auto added = [](const std::vector<float>& values, Index rows) {
+    return bias<float>({values.data(), Shape{1, 1, rows, 12}});
+  };
+  CHECK(of_masks(added(zeros, 1), added(zeros, 12)) ==
+        of_call + "a bias of shape (1,1,1,12), this one's has (1,1,12,12)");
+  CHECK(of_masks(added(zeros, 12), added(again, 12)) == "nothing was thrown");
+  const std::unique_ptr<bool[]> shown(new bool[144]());
+  const auto allow = [&](Index rows) {
+    return boolean<float>({shown.get(), Shape{1, 1, rows, 12}});
+  };
+  CHECK(of_masks(allow(12), allow(1)) ==
+        of_call + "a boolean mask of shape (1,1,12,12), this one's has (1,1,1,12)");
+  const std::string rules = of_call + "other functions of positions or block lists";
+  const auto lists = [](Index block) { return block_lists<float>({12, 4, {0, 2}, {0, block}}); };
+  CHECK(of_masks(lists(1), lists(2)) == rules);
+  CHECK(of_masks(lists(1), lists(1)) == "nothing was thrown");
+  const auto function = [](Align align, Index offset) {
+    return visible<float>([](auto, auto, auto i, auto j) { return j <= i; }, align, offset);
+  };
+  CHECK(of_masks(function(Align::top_left, 0), function(Align::top_left, 1)) == rules);
+  CHECK(of_masks(!function(Align::top_left, 2), !function(Align::top_left, 1)) == rules);
+  CHECK(of_masks(lists(1) | lists(2), lists(2) | lists(1)) == rules);
+  const auto parts = [&](Index offset) {
+    return causal<float>(Align::top_left, offset) | key_lengths<float>({3});
+  };
+  CHECK(of_masks(parts(1), parts(2)) == rules);
+  const BlockMask<float> blocks(parts(1), {1, 2, 2, 2, 12, 12, 4, 4});
+  CHECK(of_masks(blocks, parts(1)) == "nothing was thrown");
+  CHECK(of_masks(blocks, parts(2)) == rules);
+  forward(ScaledDot<float>{}, {in, in, in}, causal<float>(), {out.data(), s}, &saved,
+          {.scale = 0.25});
   // As many numbers, other sizes.
   const Shape turned{2, 1, 12, 4};
   const TensorView<const float> other(x.data(), turned);

@@ -361,6 +361,8 @@ class Errors(unittest.TestCase):
         self.refused(ValueError, "heed::forward(sdpa): the bias has shape (1,1,1,8), it must broadcast to (2,4,9,9)", q, k, v, bias=np.zeros((1, 1, 1, 8)))
         self.refused(ValueError, "heed::forward(intent): the op needs the input intent of shape (2,4,9,6), none was given", q, k, v, variant="intent")
         self.refused(ValueError, "heed::forward(sdpa): out overlaps query", q, k, v, out=q)
+        self.refused(ValueError, "heed::forward(sdpa): the queries are the last tokens of the keys, len_q is 1 and len_kv is 9; the mask's bands place them at the first keys, Align::bottom_right at the last ones", q[:, :, :1], k, v, causal=True, queries_at_end=True)
+        self.assertEqual(heed.attention(q[:, :, :1], k, v, causal="bottom_right", queries_at_end=True).shape, (2, 4, 1, 6))
         self.refused(ValueError, "heed::forward(ode): eta is 4, it must lie between 0 and 3 for the equilibrium to be unique and reached", q, k, v, variant="ode", mode="equilibrium", eta=4)
 
     def test_names(self):

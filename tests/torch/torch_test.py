@@ -183,6 +183,7 @@ class Operators(unittest.TestCase):
             (lambda: torch.ops.heed.sdpa(q, k, v, key_lengths=torch.tensor([3, 99])), "99"),
             (lambda: torch.ops.heed.sdpa(q, k, v.to(torch.complex64)), "value holds ComplexFloat"),
             (lambda: torch.ops.heed.sdpa(q, k, v, key_lengths=torch.tensor([3.5, 4.0])), "whole numbers"),
+            (lambda: torch.ops.heed.sdpa(q[:, :, :1], k, v, causal=True, queries_at_end=True), "Align::bottom_right"),
         ):
             with self.subTest(sentence), self.assertRaisesRegex(RuntimeError, sentence):
                 call()

@@ -66,6 +66,7 @@ template <class Real>
       call.parameters,
       call.parameter_count,
       where};
+  request.in.queries_at_end = call.queries_at_end != 0;
   Options& options = request.options;
   if (call.scale != nullptr) options.scale = *call.scale;
   options.threads = call.threads != 0 ? call.threads : threads;

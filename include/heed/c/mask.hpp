@@ -51,6 +51,13 @@ class AskedFunction final : public detail::AskedRule {
     return std::make_shared<AskedFunction>(visible_, context_, align_,
                                            align_ == Align::top_left ? offset_ + by : offset_);
   }
+  [[nodiscard]] bool stands_at_first_key() const override {
+    return align_ == Align::top_left && offset_ == 0;
+  }
+  void add_to(Digest& digest) const override {
+    digest.add(int(align_));
+    digest.add(offset_);
+  }
 
  private:
   heed_visible visible_;

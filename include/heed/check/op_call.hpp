@@ -130,6 +130,7 @@ class OpCall {
                 &v = tensors.inputs.value.shape();
     geometry_ = {q.batch, tensors.out.shape().heads, q.heads, k.heads, q.len, k.len, q.dim,
                  v.dim,   tensors.inputs.first_query};
+    geometry_.queries_at_end = tensors.inputs.queries_at_end;
   }
 
   [[nodiscard]] const Geometry& geometry() const { return geometry_; }
@@ -163,6 +164,7 @@ class OpCall {
                     {value.data(), geometry_.value_shape()},
                     {}};
     in.first_query = geometry_.first_query;
+    in.queries_at_end = geometry_.queries_at_end;
     if (extra_dim_ > 0) in.extra = {extra.data(), extra_shape()};
     if (Columns::query > 0) in.query_inputs = {query_inputs.data(), query_inputs_shape()};
     if (Columns::key > 0) in.key_inputs = {key_inputs.data(), key_inputs_shape()};

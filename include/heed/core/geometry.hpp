@@ -24,6 +24,7 @@ struct Geometry {
   Index dim_qk = 0, dim_v = 0;
   Index first_query = 0;  // where query 0 stands among the keys' positions (Inputs::first_query)
   Share share = {};       // what of it is at hand
+  bool queries_at_end = false;  // for masks (Inputs::queries_at_end)
   bool operator==(const Geometry&) const = default;
 
   // Queries and keys at hand.

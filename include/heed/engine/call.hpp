@@ -8,6 +8,7 @@
 #include <heed/engine/sources.hpp>
 #include <heed/engine/token_inputs.hpp>
 #include <heed/mask/bound_mask.hpp>
+#include <heed/mask/mask_stamp.hpp>
 #include <heed/plug/attention.hpp>
 #include <heed/plug/check.hpp>
 #include <heed/simd/precision.hpp>
@@ -43,6 +44,9 @@ struct Packed;
 // that an op reads of positions: those of pairs and rows, tables, transforms, sums over tokens. Queries that follow n tokens of
 // a cache have n; KvCache::inputs() sets it. It moves no part of a mask: bands, slopes and functions of positions place
 // queries by their own Align and offset (mask/mask.hpp), and Align::bottom_right is where KvCache::inputs() has them.
+// queries_at_end: are the queries the last tokens of the keys? KvCache::inputs() and KvPool::inputs() say so. Where there are
+// fewer of them than keys, bands, slopes and functions of positions that stand top left without an offset are then refused: they
+// would place the queries at the first keys.
 // backward(), jvp() and hvp() need the first_query of their forward(). Positions are numbers of Real: floats tell them apart up to
 // 2^24, doubles up to 2^53, beyond which no query may stand.
 // share: of a call that several share, how many queries and keys stand elsewhere, before and behind those of these tensors:
@@ -58,6 +62,7 @@ struct Inputs {
   Index first_query = 0;
   const Packed<Real>* packed = nullptr;
   Share share = {};
+  bool queries_at_end = false;
 };
 
 // Keys and values of one sequence (1, kv_heads, len, dim), where each has memory of its own, as in a KvPool.
@@ -181,22 +186,17 @@ struct CallStamp {
   Geometry geometry;
   double scale = 0;
   Dropout dropout;
-  unsigned mask = 0;  // kinds of its parts, a bit each
+  MaskStamp mask;
   Precision precision = {};
   Index sequences = 0;  // that were packed
 
   template <class Op, class Real>
   [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
                                     const Options& options) {
-    unsigned kinds = 0, bit = 1;
-    for (const bool given :
-         {!mask.bands.empty(), !mask.key_ranges.empty(), mask.key_lengths.has_value(),
-          mask.allowed.given(), mask.bias.given(), mask.query_documents.has_value(),
-          mask.slopes.has_value(), mask.soft_cap != Real(0), !mask.rules.empty()}) {
-      kinds |= given ? bit : 0;
-      bit <<= 1;
-    }
-    return {type_name<Op>(), g, scale, options.dropout, kinds, options.precision, 0};
+    CallStamp stamp{type_name<Op>(),   g, scale, options.dropout, MaskStamp(mask),
+                    options.precision, 0};
+    stamp.geometry.queries_at_end = false;  // what it asks of the mask was asked before
+    return stamp;
   }
   template <class Op>
   [[nodiscard]] static std::string_view type_name() {
@@ -274,14 +274,7 @@ inline std::string CallStamp::text_of_difference(const CallStamp& other) const {
               dropout.seed, ", this one has ", other.dropout.rate, " and ", other.dropout.seed);
   unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
               ", this one has ", other.precision.name());
-  const char* names[] = {"bands",          "key ranges", "key lengths",
-                         "a boolean mask", "a bias",     "documents",
-                         "slopes",         "a soft cap", "a function of positions"};
-  for (unsigned i = 0; i < std::size(names); ++i)
-    unless_same((mask >> i & 1) == (other.mask >> i & 1), "is of a call ",
-                (mask >> i & 1) != 0 ? "with " : "without ", names[i], ", this one is ",
-                (mask >> i & 1) != 0 ? "without" : "with");
-  return text;
+  return text.empty() ? mask.difference(other.mask) : text;
 }
 
 namespace detail {
@@ -519,7 +512,8 @@ template <class Op, class Real>
       q.dim,
       v.dim,
       in.first_query,
-      share};
+      share,
+      in.queries_at_end};
   op.validate(g, where.c_str());
   require_sources(op.normaliser, g, where);
   const Index extra = op.extra_dim(g);

@@ -72,7 +72,8 @@ void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
 
 // Gradients of sum(out o grad_out) for inputs, bias and parameters; of sum(out o grad_out) + sum(lse o grad_lse)
 // + sum(steps o grad_steps) where `grad_out` is {grad_out, grad_lse, grad_steps}. `saved` and `out` are those of
-// forward() with the same op, inputs, mask, scale, dropout and precision. Views in `grads` are overwritten; empty
+// forward() with the same op, inputs, mask, scale, dropout and precision; a mask that was made anew, of equal values, is the
+// same (mask/mask_stamp.hpp). Views in `grads` are overwritten; empty
 // ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
 // Throws as forward() does.
 template <AttentionOp Op>

@@ -136,6 +136,7 @@ class PackedCalls {
     in.query_inputs = of_queries(in_.query_inputs, n);
     in.key_inputs = of_keys(in_.key_inputs, n);
     in.first_query = run(n).first_query;
+    in.queries_at_end = in_.queries_at_end;
     if (with_caches()) {
       const SequenceKeys<Real>& cache = packed_.caches[std::size_t(n)];
       in.key = cache.key;

@@ -46,6 +46,8 @@ class KeptRule final : public PairRule {
   [[nodiscard]] std::shared_ptr<const PairRule> moved(Index by) const override {
     return rule_->moved(by);
   }
+  [[nodiscard]] bool stands_at_first_key() const override { return rule_->stands_at_first_key(); }
+  void add_to(Digest& digest) const override { rule_->add_to(digest); }
   [[nodiscard]] bool is_classified() const override { return true; }
   [[nodiscard]] const PairBlocks& blocks() const { return *blocks_; }
 
@@ -191,6 +193,14 @@ class ListRule final : public PairRule {
   [[nodiscard]] std::shared_ptr<const PairRule> moved(Index by) const override {
     fail("block_lists: the lists are those of whole sequences, queries cannot stand ", by,
          " tokens behind the first one");
+  }
+  // Rows of the lists are those of the call's queries, wherever these stand.
+  [[nodiscard]] bool stands_at_first_key() const override { return false; }
+  void add_to(Digest& digest) const override {
+    const BlockLists& l = *lists_;
+    for (const Index number : {l.query_block, l.key_block, l.batch, l.heads}) digest.add(number);
+    digest.add(l.start);
+    digest.add(l.indices);
   }
   [[nodiscard]] bool is_classified() const override { return true; }
 

@@ -24,6 +24,7 @@ class BoundMask {
   BoundMask(const Mask<Real>& mask, const Geometry& g, const char* where, int threads = 1)
       : mask_(mask), g_(g), first_key_(0), last_key_(kUnbounded) {
     for (const auto& rule : mask.rules) rules_.push_back(rule->classify(g, threads, where));
+    require_at_end(where);
     for (const Band& band : mask.bands) {
       const Index shift = shift_of(band.align);
       if (band.left >= 0) from_ = std::max(from_, bound_at(band.offset, -band.left, shift));
@@ -298,6 +299,20 @@ class BoundMask {
     return all ? TileKind::full : any ? TileKind::partial : TileKind::empty;
   }
 
+  // Throws where queries that are the last tokens of the keys would stand at the first ones.
+  void require_at_end(const char* where) const {
+    if (!g_.queries_at_end || g_.len_q >= g_.len_kv) return;
+    const auto first = [](const auto& part) { return part.stands_at_first_key(); };
+    const auto first_rule = [&](const auto& rule) { return first(*rule); };
+    const char* const parts = std::any_of(mask_.bands.begin(), mask_.bands.end(), first) ? "bands"
+                              : mask_.slopes && mask_.slope_align == Align::top_left     ? "slopes"
+                              : std::any_of(mask_.rules.begin(), mask_.rules.end(), first_rule)
+                                  ? "functions of positions"
+                                  : nullptr;
+    require(parts == nullptr, where, ": the queries are the last tokens of the keys, len_q is ",
+            g_.len_q, " and len_kv is ", g_.len_kv, "; the mask's ", parts ? parts : "",
+            " place them at the first keys, Align::bottom_right at the last ones");
+  }
   void check_lengths(const char* where) const {
     if (!mask_.key_lengths) return;
     require(Index(mask_.key_lengths->size()) == g_.batch, where, ": key_lengths has ",

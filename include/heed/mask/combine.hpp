@@ -7,6 +7,7 @@
 
 #include <heed/mask/bound_mask.hpp>
 #include <heed/mask/classify.hpp>
+#include <heed/mask/mask_stamp.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -80,6 +81,11 @@ class PartRule final : public AskedRule {
       if (band.align == Align::top_left) band.offset += by;
     return std::make_shared<PartRule>(std::move(parts));
   }
+  [[nodiscard]] bool stands_at_first_key() const override {
+    return std::any_of(parts_.bands.begin(), parts_.bands.end(),
+                       [](const Band& band) { return band.stands_at_first_key(); });
+  }
+  void add_to(Digest& digest) const override { MaskStamp(parts_).add_to(digest); }
 
  private:
   Mask<Real> parts_;
@@ -142,6 +148,15 @@ class JointRule final : public AskedRule {
     std::vector<std::shared_ptr<const PairRule>> all;
     for (const auto& rule : of_) all.push_back(rule->moved(by));
     return std::make_shared<JointRule>(joint_, std::move(all));
+  }
+  [[nodiscard]] bool stands_at_first_key() const override {
+    return std::any_of(of_.begin(), of_.end(),
+                       [](const auto& rule) { return rule->stands_at_first_key(); });
+  }
+  void add_to(Digest& digest) const override {
+    digest.add(int(joint_));
+    digest.add(of_.size());
+    for (const auto& rule : of_) rule->add_to(digest);
   }
 
  private:

@@ -8,7 +8,8 @@
 //
 // with p = i (top-left) or i + len_kv - len_q (bottom-right), plus offset, the position of query i on the key axis: what
 // Inputs::first_query (engine/call.hpp) says to scores does not move it. For queries that are the last tokens of their keys,
-// Align::bottom_right gives the position that scores read. A pair is visible when every part allows it. Weights and gradients of a hidden pair
+// Align::bottom_right gives the position that scores read; a call that says so (Inputs::queries_at_end) refuses the other
+// one where no offset is given. A pair is visible when every part allows it. Weights and gradients of a hidden pair
 // are exactly 0, whatever its key and value hold.
 //
 //   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view) & boolean(allowed);
@@ -22,6 +23,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace heed {
@@ -36,12 +38,26 @@ struct Band {
   Index left = -1, right = -1;
   Align align = Align::top_left;
   Index offset = 0;  // added to p
+
+  // Does it hide keys by the place of query 0 at key 0, which no offset has moved?
+  [[nodiscard]] bool stands_at_first_key() const {
+    return align == Align::top_left && offset == 0 && (left >= 0 || right >= 0);
+  }
+  [[nodiscard, gnu::cold]] std::string text() const {
+    return detail::sentence("(left ", left, ", right ", right, ", offset ", offset,
+                            align == Align::top_left ? ", top_left)" : ", bottom_right)");
+  }
+  bool operator==(const Band&) const = default;
 };
 
 // Keys [begin, end); none if end <= begin.
 struct KeyRange {
   Index begin = 0, end = 0;
   [[nodiscard]] Index size() const { return end > begin ? end - begin : 0; }
+  [[nodiscard, gnu::cold]] std::string text() const {
+    return detail::sentence("[", begin, ", ", end, ")");
+  }
+  bool operator==(const KeyRange&) const = default;
 };
 
 template <class Real>

@@ -8,6 +8,7 @@
 // Memory of a classified rule: a byte per block, for each batch and each head only where the rule depends on it, and
 // kMostBlocks bytes at most: where blocks of 16 queries and 64 keys were more, they are larger.
 
+#include <heed/core/digest.hpp>
 #include <heed/core/geometry.hpp>
 
 #include <cstdint>
@@ -86,6 +87,10 @@ class PairRule {
                                                                    const char* where) const = 0;
   // The rule for queries that stand `by` tokens further on the key axis.
   [[nodiscard]] virtual std::shared_ptr<const PairRule> moved(Index by) const = 0;
+  // Does it place query 0 at key 0, top left and without an offset?
+  [[nodiscard]] virtual bool stands_at_first_key() const = 0;
+  // Adds the values that the rule has: not what a function is, nor what it has captured.
+  virtual void add_to(Digest& digest) const = 0;
   // Does classify() cost nothing?
   [[nodiscard]] virtual bool is_classified() const { return false; }
 };

@@ -43,6 +43,12 @@ class SequenceRule final : public AskedRule {
   [[nodiscard]] std::shared_ptr<const PairRule> moved(Index by) const override {
     return std::make_shared<SequenceRule>(rule_->moved(by), sequence_, sequences_);
   }
+  [[nodiscard]] bool stands_at_first_key() const override { return rule_->stands_at_first_key(); }
+  void add_to(Digest& digest) const override {
+    digest.add(sequence_);
+    digest.add(sequences_);
+    rule_->add_to(digest);
+  }
 
  private:
   std::shared_ptr<const PairRule> rule_;

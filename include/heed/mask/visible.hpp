@@ -191,6 +191,14 @@ class VisibleRule final : public AskedRule {
     return std::make_shared<VisibleRule>(
         f_, align_, align_ == Align::top_left ? offset_ + by : offset_, sizes_);
   }
+  [[nodiscard]] bool stands_at_first_key() const override {
+    return align_ == Align::top_left && offset_ == 0;
+  }
+  void add_to(Digest& digest) const override {
+    digest.add(int(align_));
+    for (const Index number : {offset_, sizes_.length, sizes_.lengths, sizes_.tokens})
+      digest.add(number);
+  }
 
  private:
   F f_;

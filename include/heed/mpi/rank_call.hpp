@@ -9,11 +9,11 @@
 //   kPieces<Op>                   how much backward() keeps of each piece of the queries
 //   call(comm, op, in, mask, sharding, g, options)   what has forward() and backward()
 
+#include <heed/core/digest.hpp>
 #include <heed/mask/block_mask.hpp>
+#include <heed/mask/mask_stamp.hpp>
 #include <heed/mpi/gather.hpp>
 
-#include <cstdint>
-#include <cstring>
 #include <functional>
 #include <string>
 
@@ -53,27 +53,6 @@ template <class Element>
       return longer(of);
   });
 }
-
-// Numbers that stand for others in the ranks' comparison.
-class Digest {
- public:
-  template <class Number>
-  void add(const Number& number) {
-    std::uint64_t bits = 0;
-    static_assert(sizeof number <= sizeof bits);
-    std::memcpy(&bits, &number, sizeof number);
-    sum_ = CounterRandom(sum_ ^ bits).bits(count_++);
-  }
-  template <class Number>
-  void add(const std::vector<Number>& numbers) {
-    add(numbers.size());
-    for (const Number& number : numbers) add(number);
-  }
-  [[nodiscard]] std::string text() const { return "#" + std::to_string(sum_); }
-
- private:
-  std::uint64_t sum_ = 0, count_ = 0;
-};
 
 // A rank's side of one call, as far as it knows no op.
 template <class Real>
@@ -163,6 +142,7 @@ class RankSide {
            Shape{in.key_inputs.shape().batch, in.key_inputs.shape().heads, 0,
                  in.key_inputs.shape().dim});
     of.add("first_query", in.first_query);
+    of.add("queries_at_end", in.queries_at_end);
     of.add("the method", sharding.method == Method::ring ? "ring" : "gather");
     for (const auto& [shards, name] : {std::pair{&sharding.queries, "the shards of queries"},
                                        {&keys_of(sharding), "the shards of keys"}})
@@ -218,31 +198,14 @@ class RankSide {
     return text;
   }
   [[gnu::noinline]] void add_mask(RankStamp& of) const {
-    std::string bands;
-    for (const Band& band : mask.bands)
-      bands += "[" + std::to_string(band.left) + "," + std::to_string(band.right) + "," +
-               std::to_string(band.offset) +
-               (band.align == Align::top_left ? ",top_left]" : ",bottom_right]");
-    of.add("the mask's list of bands", bands);
-    Digest numbers;
-    for (const KeyRange& keys : mask.key_ranges) {
-      numbers.add(keys.begin);
-      numbers.add(keys.end);
-    }
-    const auto add = [&](const auto& part) {
-      numbers.add(part.has_value());
-      if (part) numbers.add(*part);
-    };
-    add(mask.key_lengths);
-    add(mask.query_documents);
-    add(mask.key_documents);
-    add(mask.slopes);
-    numbers.add(int(mask.slope_align));
-    numbers.add(mask.soft_cap);
-    of.add("the digest of the mask's numbers", numbers);
+    const MaskStamp stamp(mask);
+    of.add("the mask's list of bands", texts_of(stamp.bands));
     of.add("the shape of the boolean mask", mask.allowed.shape());
     of.add("the shape of the bias", mask.bias.shape());
     of.add("the number of functions in the mask", mask.rules.size());
+    Digest numbers;
+    stamp.add_to(numbers);
+    of.add("the digest of the mask's numbers", numbers);
   }
 };
 

@@ -157,8 +157,10 @@ class OpStage {
       return mpi::forward_gathered(c.spread->comm, op, in, mask, c.spread->shards, to,
                                    &saved_of_rank_, of_call);
     }
-    heed::forward(op, in, in.first_query > 0 ? mask_from(in.first_query) : mask, to, &saved_,
-                  of_call);
+    if (in.first_query == 0) return heed::forward(op, in, mask, to, &saved_, of_call);
+    PackedInputs<Real> moved = in;
+    moved.queries_at_end = false;  // the mask has them there, also where its offset becomes 0
+    heed::forward(op, moved, mask_from(in.first_query), to, &saved_, of_call);
   }
   // Adds to the gradients of the op's parameters; where tokens are spread, the first rank adds those of all.
   void backward(const Context<Real>& c, const PackedInputs<Real>& in,
