@@ -15,7 +15,8 @@
 //   heed_saved_free(saved);
 //
 // Structs   begin with their size, which the caller sets; all that is 0 or NULL has its default. They grow at their ends:
-//           a program keeps working with later libraries, and an earlier library refuses what it does not know.
+//           a program keeps working with later libraries, and an earlier library refuses what it does not know. A size ends
+//           with a field; it may be up to 4096 more than the library's where all that is 0.
 //           Those without a size (parameters, windows, key ranges) stay as they are.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
@@ -234,7 +235,7 @@ struct heed_start {
 
 // What the call's variant has for parameters: infos[0] to infos[*count - 1]. *count is the number of structs that `infos`
 // has room for; it becomes the number of the parameters. Where there are more of them than room, the first are written. The
-// caller has set the size of each struct. Of query and value only shapes and types are read. `start` may be NULL.
+// caller has set the size of each struct, the same for all. Of query and value only shapes and types are read. `start` may be NULL.
 int heed_describe(const struct heed_call* call, const struct heed_start* start,
                   struct heed_parameter_info* infos, size_t* count);
 

@@ -5,6 +5,7 @@
 // table. The code of heed's own variants is in heed::compiled (compiled.hpp), which must be linked for these.
 
 #include <heed/c/calls.hpp>
+#include <heed/c/structs.hpp>
 #include <heed/c/table.hpp>
 
 #include <exception>
@@ -205,8 +206,7 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
       write(found.steps, widths.steps);
       write(found.extra, widths.extra);
     });
-    found.size = shapes->size;
-    std::memcpy(shapes, &found, std::min(shapes->size, sizeof found));
+    write_back(found, shapes);
   });
 }
 
@@ -244,15 +244,17 @@ int describe_variant(const heed_call* given, const heed_start* start, heed_param
     require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
     with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
       const std::size_t room = std::min(*count, entries.size());
+      // The caller's array, whose structs are as long as they say.
+      const std::size_t step = room > 0 ? padded<heed_parameter_info>(infos->size) : 0;
       for (std::size_t n = 0; n < room; ++n) {
-        require(infos[n].size == infos[0].size, where, ": infos[", n, "] has size ", infos[n].size,
-                ", infos[0] has ", infos[0].size);
-        heed_parameter_info info = adopt(&infos[n], "infos", door);
-        const std::size_t size = info.size;
-        info = {};
-        info.size = size;
+        auto* to =
+            reinterpret_cast<heed_parameter_info*>(reinterpret_cast<std::byte*>(infos) + n * step);
+        require(to->size == infos->size, where, ": infos[", n, "] has size ", to->size,
+                ", infos[0] has ", infos->size);
+        (void)adopt(to, "infos", door);
+        heed_parameter_info info{};
         describe(entries[n], info);
-        std::memcpy(&infos[n], &info, std::min(size, sizeof info));
+        write_back(info, to);
       }
       *count = entries.size();
     });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Structs and tensors of c.h as those of C++. Errors are std::invalid_argument with one sentence.
+// Tensors of c.h as those of C++. Errors are std::invalid_argument with one sentence.
 
 #include <heed/c.h>
 #include <heed/io/dlpack.hpp>
@@ -18,22 +18,6 @@
 namespace heed {
 inline namespace HEED_ABI {
 namespace c {
-
-// The caller's struct, which may be shorter than ours: what it lacks is 0. It may be longer where all behind ours is 0.
-template <class Struct>
-[[nodiscard]] Struct adopt(const Struct* given, const char* name, const char* where) {
-  require(given != nullptr, where, ": ", name, " is a null pointer");
-  const std::size_t size = given->size;
-  require(size > sizeof(std::size_t), where, ": the size of ", name, " is ", size,
-          ", it must be that of its struct, ", sizeof(Struct));
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (std::size_t n = sizeof(Struct); n < size; ++n)
-    require(bytes[n] == 0, where, ": ", name, " has something at byte ", n,
-            ", this library knows the first ", sizeof(Struct), " bytes");
-  Struct own{};
-  std::memcpy(&own, given, std::min(size, sizeof(Struct)));
-  return own;
-}
 
 [[nodiscard]] inline bool has_dtype(const DLTensor& tensor, std::uint8_t code, int bits) {
   return tensor.dtype.code == code && tensor.dtype.bits == bits && tensor.dtype.lanes == 1;
