@@ -98,13 +98,23 @@ if(HEED_OPENMP AND TARGET OpenMP::OpenMP_CXX)
 endif()
 list(APPEND heed_c_runtime pthread)
 list(REMOVE_DUPLICATES heed_c_runtime)
-execute_process(COMMAND "${CMAKE_LINKER}" --help OUTPUT_VARIABLE help ERROR_QUIET)
-if(CMAKE_OBJCOPY AND help MATCHES "--force-group-allocation")
+find_program(HEED_BINUTILS_LD NAMES ld.bfd ld)
+mark_as_advanced(HEED_BINUTILS_LD)
+set(heed_c_linker "")
+foreach(linker IN ITEMS "${CMAKE_LINKER}" "${HEED_BINUTILS_LD}")  # clang's own may not do
+  if(linker AND NOT heed_c_linker)
+    execute_process(COMMAND "${linker}" --help OUTPUT_VARIABLE help ERROR_QUIET)
+    if(help MATCHES "--force-group-allocation")
+      set(heed_c_linker "${linker}")
+    endif()
+  endif()
+endforeach()
+if(CMAKE_OBJCOPY AND heed_c_linker)
   set(together "${heed_c_folder}/together.o")
   set(object "${heed_c_folder}/heed.o")
   add_custom_command(
     OUTPUT "${object}" DEPENDS ${objects}
-    COMMAND "${CMAKE_LINKER}" -r --force-group-allocation -o "${together}" ${objects}
+    COMMAND "${heed_c_linker}" -r --force-group-allocation -o "${together}" ${objects}
     COMMAND "${CMAKE_OBJCOPY}" --wildcard "--keep-global-symbol=heed_*" "${together}" "${object}"
     COMMAND "${CMAKE_COMMAND}" -E rm "${together}"
     VERBATIM COMMAND_EXPAND_LISTS COMMENT "Making libheed.a's object")

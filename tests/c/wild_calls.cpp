@@ -69,6 +69,506 @@ void check_sizes(const char* name, const std::set<std::size_t>& ends, Call&& cal
   return others;
 }
 
+// xorshift64*, the same everywhere.
+class Chance {
+ public:
+  explicit Chance(std::uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15U + 1) {}
+  [[nodiscard]] std::uint64_t bits() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545F4914F6CDD1DU;
+  }
+  [[nodiscard]] std::size_t below(std::size_t count) { return std::size_t(bits() >> 33) % count; }
+  [[nodiscard]] bool one_in(std::size_t count) { return below(count) == 0; }
+  template <class T>
+  [[nodiscard]] T of(std::initializer_list<T> all) {
+    return all.begin()[below(all.size())];
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min(),
+                       kHighest = std::numeric_limits<std::int64_t>::max();
+
+// Wild numbers. None asks for work or memory that a call may ask for, but no test has.
+[[nodiscard]] std::int64_t wild_index(Chance& chance) {
+  return chance.of<std::int64_t>({-1, 0, 1, 2, 3, 5, kLowest, kLowest + 1, kHighest, kHighest - 1,
+                                  kHighest / 2, -(std::int64_t{1} << 32)});
+}
+[[nodiscard]] int wild_int(Chance& chance) {
+  return chance.of<int>({-1, 0, 1, 2, 3, 7, std::numeric_limits<int>::min()});
+}
+[[nodiscard]] double wild_number(Chance& chance) {
+  return chance.of<double>({-1, -0.0, 0, 1e-310, 0.5, 1, 2, 3, 1e300, -1e300, INFINITY, -INFINITY,
+                            std::nan(""), -0x1p31, 0x1p63});
+}
+
+// Memory of all tensors: pieces that each hold the numbers of any of them, some of which overlap.
+constexpr std::size_t kPiece = 4096, kPieces = 32, kBytes = kPiece * kPieces;
+
+struct Tensor {
+  DLTensor dl{};
+  std::array<std::int64_t, 10> shape{}, strides{};
+};
+
+// f(first byte, bytes) for each number of a tensor, from the first byte of the memory; false where some number lies outside of it.
+// `possible` becomes false where no memory could hold it.
+template <class F>
+bool each_number(const DLTensor& t, const unsigned char* memory, bool& possible, F&& f) {
+  __extension__ using Wide = __int128;
+  possible = true;
+  if (t.ndim < 0 || t.ndim > 8 || (t.ndim > 0 && t.shape == nullptr)) return possible = false;
+  Wide low = 0, high = 0, count = 1;
+  std::array<Wide, 8> strides{};
+  Wide dense = 1;
+  for (int axis = t.ndim; axis-- > 0;) {
+    if (t.shape[axis] < 0) return possible = false;
+    strides[std::size_t(axis)] = t.strides != nullptr ? t.strides[axis] : dense;
+    if (t.shape[axis] > 0 && dense < Wide{1} << 64) dense *= t.shape[axis];
+  }
+  const int bytes = std::max(1, t.dtype.bits / 8);
+  for (int axis = 0; axis < t.ndim; ++axis) {
+    if (t.shape[axis] == 0) return true;  // nothing is read
+    if (count < Wide{1} << 64) count *= t.shape[axis];
+    const Wide span = strides[std::size_t(axis)] * (t.shape[axis] - 1);
+    (span < 0 ? low : high) += span;
+  }
+  if (t.data == nullptr) return possible = false;
+  const Wide base = Wide(std::uintptr_t(t.data)) + t.byte_offset;
+  const Wide first = base + low * bytes, last = base + high * bytes + bytes;
+  possible = first >= 0 && last <= Wide{1} << 64;
+  const auto begin = Wide(std::uintptr_t(memory));
+  if (first < begin || last > begin + Wide(kBytes) || count > 4096) return false;
+  for (std::int64_t n = 0; n < std::int64_t(count); ++n) {
+    Wide at = base - begin;
+    std::int64_t rest = n;
+    for (int axis = t.ndim; axis-- > 0; rest /= t.shape[axis])
+      at += rest % t.shape[axis] * strides[std::size_t(axis)] * bytes;
+    f(std::size_t(at), std::size_t(bytes));
+  }
+  return true;
+}
+
+// One case: a right call of a variant, the structs and tensors around it, and what may be changed in them.
+class Case {
+ public:
+  Case(std::uint64_t seed, const std::vector<std::string>& variants)
+      : chance_(seed), memory_(kBytes) {
+    for (std::size_t n = 0; n < kBytes; n += sizeof(float)) {
+      const float number = float(chance_.below(2001)) / 1000 - 1;
+      std::memcpy(&memory_[n], &number, sizeof number);
+    }
+    bits_ = chance_.of({32, 64});
+    call.variant = variants[chance_.below(variants.size())].c_str();
+    const std::int64_t batch = 1 + std::int64_t(chance_.below(2)),
+                       len_q = 1 + std::int64_t(chance_.below(4)),
+                       len_kv = chance_.one_in(3) ? 1 + std::int64_t(chance_.below(5)) : len_q,
+                       kv_heads = chance_.of<std::int64_t>({1, 2}), dim = 4;
+    query_ = make({batch, 2, len_q, dim});
+    call.query = &query_->dl;
+    call.value = tensor({batch, kv_heads, len_kv, dim});
+    auto shapes = sized<heed_shapes>();
+    if (heed_shapes_of(&call, &shapes) == heed_ok && shapes.out[1] == 1)
+      call.query = tensor({batch, 4, len_q, dim});
+    call.key = tensor({batch, kv_heads, len_kv, dim});
+    list_parameters();
+    const bool right = heed_shapes_of(&call, &shapes) == heed_ok;
+    INFO(call.variant << ": " << heed_last_error());
+    REQUIRE(right);
+    const auto of = [&](const std::int64_t* s) -> const DLTensor* {
+      return s[3] > 0 ? tensor({s[0], s[1], s[2], s[3]}) : nullptr;
+    };
+    call.extra = of(shapes.extra);
+    outputs.out = of(shapes.out);
+    if (chance_.one_in(2)) outputs.lse = of(shapes.lse);
+    if (chance_.one_in(2)) outputs.steps = of(shapes.steps);
+    from.out = of(shapes.out);
+    if (chance_.one_in(3)) from.lse = of(shapes.lse);
+    if (chance_.one_in(3)) from.steps = of(shapes.steps);
+    const auto like = [&](const DLTensor* t) -> const DLTensor* {
+      if (t == nullptr || chance_.one_in(4)) return nullptr;
+      return tensor({t->shape[0], t->shape[1], t->shape[2], t->shape[3]});
+    };
+    to.query = like(call.query), to.key = like(call.key), to.value = like(call.value);
+    to.extra = like(call.extra);
+    add_mask(batch, len_q, len_kv);
+    to.bias = mask.bias != nullptr ? like(mask.bias) : nullptr;
+    report = tensor({shapes.out[0], shapes.out[1], shapes.out[2], 1});
+  }
+
+  // Runs all functions over it, of which each may see other structs than the one before.
+  void run() {
+    change(chance_.of({0, 0, 1, 1, 2, 5}));
+    auto shapes = sized<heed_shapes>(wild_size(sizeof(heed_shapes)));
+    checked("heed_shapes_of", {},
+            [&] { return heed_shapes_of(exact_call(), Exact(shapes, tail()).get()); });
+    std::vector<heed_parameter_info> infos(
+        chance_.below(8), sized<heed_parameter_info>(wild_size(sizeof(heed_parameter_info))));
+    std::size_t count = chance_.one_in(9) && infos.empty() ? wild_count() : infos.size();
+    checked("heed_describe", {},
+            [&] { return heed_describe(exact_call(), start_or_null(), infos.data(), &count); });
+    const std::size_t targets = chance_.below(targets_.size() + 1);
+    std::vector<const DLTensor*> written;
+    for (std::size_t n = 0; n < targets; ++n) written.push_back(targets_[n].tensor);
+    checked("heed_initial", written,
+            [&] { return heed_initial(exact_call(), start_or_null(), targets_.data(), targets); });
+
+    heed_saved* saved = nullptr;
+    checked("heed_forward", {outputs.out, outputs.lse, outputs.steps}, [&] {
+      return heed_forward(exact_call(), chance_.one_in(50) ? nullptr : Exact(outputs, tail()).get(),
+                          chance_.one_in(8) ? nullptr : &saved);
+    });
+    if (saved != nullptr) {
+      const char* name = heed_report_name(saved, chance_.below(2));
+      checked("heed_report", {report},
+              [&] { return heed_report(saved, chance_.one_in(9) ? "size" : name, report); });
+    }
+    change(chance_.of({0, 0, 0, 1, 1, 3}));
+    written = {to.query, to.key, to.value, to.extra, to.bias, to.query_inputs, to.key_inputs};
+    to.parameters = chance_.one_in(20) ? nullptr : targets_.data();
+    to.parameter_count = to.parameters == nullptr ? wild_count() : targets;
+    for (std::size_t n = 0; n < targets && to.parameters != nullptr; ++n)
+      written.push_back(targets_[n].tensor);
+    checked("heed_backward", written, [&] {
+      return heed_backward(exact_call(), saved, outputs.out, Exact(from, tail()).get(),
+                           Exact(to, tail()).get());
+    });
+    heed_saved_free(saved);
+  }
+  std::size_t successes = 0;
+
+ private:
+  // A tensor over a piece of its own.
+  [[nodiscard]] Tensor* make(std::initializer_list<std::int64_t> shape) {
+    Tensor& t = tensors_.emplace_back();
+    std::copy(shape.begin(), shape.end(), t.shape.begin());
+    t.dl.data = &memory_[(tensors_.size() - 1) % kPieces * kPiece];
+    t.dl.device = {kDLCPU, 0};
+    t.dl.ndim = int(shape.size());
+    t.dl.dtype = {kDLFloat, std::uint8_t(bits_), 1};
+    t.dl.shape = t.shape.data();
+    if (shape.size() == 4 && chance_.one_in(3)) {  // (batch, len, heads, dim) memory
+      const auto& s = t.shape;
+      t.strides = {s[1] * s[2] * s[3], s[3], s[1] * s[3], 1};
+      t.dl.strides = t.strides.data();
+    }
+    return &t;
+  }
+  [[nodiscard]] const DLTensor* tensor(std::initializer_list<std::int64_t> shape) {
+    return &make(shape)->dl;
+  }
+  [[nodiscard]] unsigned char tail() { return chance_.one_in(6) ? 1 : 0; }
+  [[nodiscard]] std::size_t wild_count() {
+    return chance_.of<std::size_t>({0, 1, 7, ~std::size_t{0}, ~std::size_t{0} / 2 + 1});
+  }
+  [[nodiscard]] std::size_t wild_size(std::size_t size) {
+    if (!chance_.one_in(10)) return size;
+    if (chance_.one_in(5)) return wild_count();
+    return chance_.below(size + 65);
+  }
+  [[nodiscard]] const heed_start* start_or_null() {
+    if (chance_.one_in(3)) return nullptr;
+    start_ = std::make_unique<Exact<heed_start>>(start, tail());
+    return start_->get();
+  }
+
+  [[nodiscard]] const heed_call* exact_call() {
+    mask_ = std::make_unique<Exact<heed_mask>>(mask, tail());
+    heed_call copy = call;
+    if (copy.mask != nullptr) copy.mask = mask_->get();
+    call_ = std::make_unique<Exact<heed_call>>(copy, tail());
+    return call_->get();
+  }
+
+  // What the variant needs and some of what it may have.
+  void list_parameters() {
+    std::size_t count = 24;
+    std::vector<heed_parameter_info> infos(count, sized<heed_parameter_info>());
+    start.seed = 1, start.prototypes = 3;
+    REQUIRE(heed_describe(&call, &start, infos.data(), &count) == heed_ok);
+    REQUIRE(count < infos.size());
+    for (std::size_t n = 0; n < count; ++n) {
+      const heed_parameter_info& info = infos[n];
+      heed_parameter given{info.name, nullptr, nullptr, info.number};
+      const bool learnt = info.kind == heed_per_head || info.kind == heed_tensor;
+      if (learnt && info.ndim > 0) {
+        Tensor* t = make({});
+        std::copy_n(info.shape, info.ndim, t->shape.begin());
+        t->dl.ndim = info.ndim;
+        given.tensor = &t->dl;
+        REQUIRE(heed_initial(&call, &start, &given, 1) == heed_ok);
+        Tensor* gradient = make({});
+        gradient->shape = t->shape;
+        gradient->dl.ndim = info.ndim;
+        targets_.push_back({info.name, &gradient->dl, nullptr, 0});
+      }
+      names_.push_back(info.name);
+      if (info.required != 0 || (given.tensor != nullptr && chance_.one_in(2)))
+        parameters_.push_back(given);
+      else if (info.kind == heed_choice && chance_.one_in(4))
+        parameters_.push_back({info.name, nullptr, nullptr, double(chance_.below(2))});
+    }
+    call.parameters = parameters_.data();
+    call.parameter_count = parameters_.size();
+  }
+
+  void add_mask(std::int64_t batch, std::int64_t len_q, std::int64_t len_kv) {
+    if (chance_.one_in(3)) return;
+    call.mask = &mask;
+    mask.causal = int(chance_.below(2));
+    mask.causal_align = int(chance_.below(2));
+    windows_ = {{2, 1, 0, 0}, {-1, 0, 1, 1}};
+    ranges_ = {{0, 4}, {1, 9}};
+    lengths_.assign(std::size_t(batch), 2);
+    query_documents_.assign(std::size_t(batch * len_q), 1);
+    key_documents_.assign(std::size_t(batch * len_kv), 1);
+    slopes_ = {0.5, 0.25};
+    if (chance_.one_in(3)) mask.windows = windows_.data(), mask.window_count = 2;
+    if (chance_.one_in(3)) mask.key_ranges = ranges_.data(), mask.key_range_count = 2;
+    if (chance_.one_in(3))
+      mask.key_lengths = lengths_.data(), mask.key_length_count = lengths_.size();
+    if (chance_.one_in(3)) {
+      mask.query_documents = query_documents_.data();
+      mask.query_document_count = query_documents_.size();
+      mask.key_documents = key_documents_.data();
+      mask.key_document_count = key_documents_.size();
+    }
+    if (chance_.one_in(4)) mask.slopes = slopes_.data(), mask.slope_count = 2;
+    if (chance_.one_in(4)) mask.bias = tensor({1, 2, len_q, len_kv});
+    if (chance_.one_in(4)) {
+      Tensor* allowed = make({batch, 1, len_q, len_kv});
+      allowed->dl.dtype = {kDLUInt, 8, 1};
+      auto* bytes = static_cast<unsigned char*>(allowed->dl.data);
+      std::fill_n(bytes, kPiece, static_cast<unsigned char>(1));
+      mask.allowed = &allowed->dl;
+    }
+    if (chance_.one_in(4))
+      mask.visible = [](void*, std::int64_t, std::int64_t, std::int64_t i, std::int64_t j) {
+        return int((std::uint64_t(i) ^ std::uint64_t(j)) & 1U);
+      };
+  }
+
+  // Changes so many things.
+  void change(int count) {
+    for (; count > 0; --count) switch (chance_.below(8)) {
+        case 0: change_size(); break;
+        case 1: change_pointer(); break;
+        case 2: change_number(); break;
+        case 3: change_list(); break;
+        case 4: change_parameter(); break;
+        default: change_tensor(tensors_[chance_.below(tensors_.size())]); break;
+      }
+  }
+  void change_size() {
+    const auto wild = [&](auto& s) { s.size = wild_size(sizeof s); };
+    wild(call), wild(outputs), wild(from), wild(to), wild(start), wild(mask);
+  }
+  void change_pointer() {
+    const DLTensor** all[] = {&call.query,        &call.key,        &call.value,    &call.extra,
+                              &call.query_inputs, &call.key_inputs, &outputs.out,   &outputs.lse,
+                              &outputs.steps,     &from.out,        &from.lse,      &from.steps,
+                              &to.query,          &to.key,          &to.value,      &to.extra,
+                              &to.bias,           &to.query_inputs, &to.key_inputs, &mask.allowed,
+                              &mask.bias,         &report};
+    const DLTensor*& changed = *all[chance_.below(std::size(all))];
+    changed = chance_.one_in(3) ? nullptr : &tensors_[chance_.below(tensors_.size())].dl;
+    if (chance_.one_in(9)) call.variant = chance_.of<const char*>({nullptr, "", "sdpa ", "dar"});
+    if (chance_.one_in(9)) call.mask = chance_.one_in(2) ? nullptr : &mask;
+    if (chance_.one_in(9)) call.scale = chance_.one_in(2) ? nullptr : &scale_;
+  }
+  void change_number() {
+    std::int64_t* indices[] = {&mask.causal_offset, &call.first_query, &start.depth,
+                               &start.prototypes};
+    int* ints[] = {&mask.causal,        &mask.causal_align, &mask.slope_align,
+                   &mask.visible_align, &call.threads,      &call.precision};
+    double* numbers[] = {&mask.soft_cap, &call.dropout, &scale_};
+    switch (chance_.below(3)) {
+      case 0: *indices[chance_.below(std::size(indices))] = wild_index(chance_); break;
+      case 1: *ints[chance_.below(std::size(ints))] = wild_int(chance_); break;
+      default: *numbers[chance_.below(std::size(numbers))] = wild_number(chance_); break;
+    }
+    if (call.scale == nullptr && chance_.one_in(2)) call.scale = &scale_;
+    if (chance_.one_in(9)) call.threads = std::numeric_limits<int>::max();
+  }
+  // Lists lose entries or all of them, and their numbers change.
+  void change_list() {
+    const auto lose = [&](auto& list, std::size_t& count) {
+      if (!chance_.one_in(4)) return;
+      if (chance_.one_in(3)) list = nullptr;
+      count = list == nullptr ? wild_count() : chance_.below(count + 1);
+    };
+    switch (chance_.below(7)) {
+      case 0: lose(mask.windows, mask.window_count); break;
+      case 1: lose(mask.key_ranges, mask.key_range_count); break;
+      case 2: lose(mask.key_lengths, mask.key_length_count); break;
+      case 3: lose(mask.query_documents, mask.query_document_count); break;
+      case 4: lose(mask.key_documents, mask.key_document_count); break;
+      case 5: lose(mask.slopes, mask.slope_count); break;
+      default: lose(call.parameters, call.parameter_count); break;
+    }
+    for (heed_window& w : windows_) {
+      if (chance_.one_in(3)) w.left = wild_index(chance_);
+      if (chance_.one_in(3)) w.right = wild_index(chance_);
+      if (chance_.one_in(3)) w.offset = wild_index(chance_);
+      if (chance_.one_in(9)) w.align = wild_int(chance_);
+    }
+    for (heed_key_range& r : ranges_) {
+      if (chance_.one_in(3)) r.begin = wild_index(chance_);
+      if (chance_.one_in(3)) r.end = wild_index(chance_);
+    }
+    for (auto* list : {&lengths_, &query_documents_, &key_documents_})
+      for (std::int64_t& number : *list)
+        if (chance_.one_in(6)) number = wild_index(chance_);
+    for (double& slope : slopes_)
+      if (chance_.one_in(3)) slope = wild_number(chance_);
+  }
+  void change_parameter() {
+    auto& list = chance_.one_in(4) ? targets_ : parameters_;
+    if (list.empty()) return;
+    heed_parameter& changed = list[chance_.below(list.size())];
+    const char* name = names_[chance_.below(names_.size())];
+    switch (chance_.below(4)) {
+      case 0: changed.name = chance_.of<const char*>({nullptr, "", "strenght", name, name}); break;
+      case 1:
+        changed.tensor = chance_.one_in(2) ? nullptr : &tensors_[chance_.below(tensors_.size())].dl;
+        break;
+      case 2: changed.text = chance_.of<const char*>({nullptr, "", "tanh", "safe", "heads"}); break;
+      default: changed.number = wild_number(chance_), changed.tensor = nullptr; break;
+    }
+  }
+  void change_tensor(Tensor& t) {
+    const Tensor before = t;
+    DLTensor& dl = t.dl;
+    const std::size_t axis = chance_.below(4);
+    switch (chance_.below(10)) {
+      case 0:
+        dl.ndim = chance_.of({-1, 0, 1, 2, 3, 4, 5, 8, 9, std::numeric_limits<int>::max(),
+                              std::numeric_limits<int>::min()});
+        break;
+      case 1: t.shape[axis] = wild_index(chance_); break;
+      case 2: dl.shape = nullptr; break;
+      case 3: dl.data = nullptr; break;
+      case 4:
+        dl.dtype = {std::uint8_t(chance_.below(8)),
+                    chance_.of<std::uint8_t>({0, 1, 8, 16, 32, 64, 128, 255}),
+                    chance_.of<std::uint16_t>({0, 1, 1, 1, 2, 65535})};
+        break;
+      case 5: {
+        const int device = chance_.of({-1, 0, 2, 3, 4, 11, std::numeric_limits<int>::max()});
+        std::memcpy(&dl.device.device_type, &device, sizeof device);
+        break;
+      }
+      case 6:
+        dl.byte_offset = chance_.of<std::uint64_t>(
+            {1, 2, 4, 8, 16, ~std::uint64_t{0}, ~std::uint64_t{0} - 3, std::uint64_t{1} << 63});
+        break;
+      case 7:
+        dl.data =
+            &memory_[chance_.below(kPieces) * kPiece + chance_.of<std::size_t>({0, 0, 1, 8, 64})];
+        break;
+      default:
+        if (dl.strides == nullptr) {
+          std::int64_t stride = 1;
+          for (std::size_t a = 8; a-- > 0;
+               stride *=
+               std::int64_t(a) < dl.ndim && t.shape[a] > 0 && t.shape[a] < 9 ? t.shape[a] : 1)
+            t.strides[a] = stride;
+        }
+        t.strides[axis] =
+            chance_.one_in(2) ? wild_index(chance_) : std::int64_t(chance_.below(9)) - 2;
+        dl.strides = t.strides.data();
+    }
+    bool possible = false;
+    if (!each_number(dl, memory_.data(), possible, [](std::size_t, std::size_t) {}) && possible) {
+      t = before;
+      dl.shape = before.dl.shape, dl.strides = before.dl.strides;
+    }
+  }
+
+  // Bytes of tensors.
+  [[nodiscard]] std::vector<char> bytes_of(const std::vector<const DLTensor*>& tensors,
+                                           bool* overlap) const {
+    std::vector<char> marks(kBytes);
+    for (const DLTensor* t : tensors) {
+      bool possible = false;
+      if (t != nullptr)
+        each_number(*t, memory_.data(), possible, [&](std::size_t at, std::size_t bytes) {
+          for (std::size_t n = at; n < at + bytes; ++n) {
+            if (overlap != nullptr && marks[n] != 0) *overlap = true;
+            marks[n] = 1;
+          }
+        });
+    }
+    return marks;
+  }
+
+  // f() succeeds or says why not, and writes nothing but these tensors, which overlap no input and not each other where it succeeds.
+  template <class F>
+  void checked(const char* door, const std::vector<const DLTensor*>& written, F&& f) {
+    const std::vector<unsigned char> before = memory_;
+    const std::string name = door;
+    const bool reads = name == "heed_forward" || name == "heed_backward";
+    // Of the others no numbers are read where there is nothing to compute.
+    std::vector<const DLTensor*> inputs;
+    if (reads)
+      inputs = {call.query, call.key, call.value, call.extra, call.query_inputs, call.key_inputs};
+    if (reads && call.mask != nullptr) inputs.insert(inputs.end(), {mask.allowed, mask.bias});
+    for (std::size_t n = 0; n < call.parameter_count && call.parameters != nullptr; ++n)
+      inputs.push_back(call.parameters[n].tensor);
+    bool overlap = false;
+    const std::vector<char> may_change = bytes_of(written, &overlap),
+                            is_input = bytes_of(inputs, nullptr);
+    const int status = f();
+    const std::string text = status != heed_ok ? heed_last_error() : "";
+    INFO(name << " of " << (call.variant != nullptr ? call.variant : "none") << ", status "
+              << status << ": " << text);
+    std::size_t outside = 0, changed = 0;
+    for (std::size_t n = 0; n < kBytes; ++n)
+      if (memory_[n] != before[n])
+        ++(is_input[n] != 0 ? changed : may_change[n] != 0 ? overlap_free_ : outside);
+    CHECK(outside == 0);
+    CHECK(changed == 0);
+    memory_ = before;
+    if (status == heed_ok) {
+      ++successes;
+      CHECK(!overlap);
+      return;
+    }
+    CHECK((status == heed_invalid || status == heed_no_memory || status == heed_failed));
+    CHECK(text.substr(0, 4) == "heed");
+    CHECK(text.find(':') != std::string::npos);
+    CHECK(text.find('\n') == std::string::npos);
+  }
+
+  Chance chance_;
+  std::vector<unsigned char> memory_;
+  std::deque<Tensor> tensors_;
+  int bits_ = 32;
+  Tensor* query_ = nullptr;
+  std::vector<heed_parameter> parameters_, targets_;
+  std::vector<const char*> names_;
+  std::vector<heed_window> windows_;
+  std::vector<heed_key_range> ranges_;
+  std::vector<std::int64_t> lengths_, query_documents_, key_documents_;
+  std::vector<double> slopes_;
+  double scale_ = 0.5;
+  std::size_t overlap_free_ = 0;
+  std::unique_ptr<Exact<heed_start>> start_;
+  std::unique_ptr<Exact<heed_mask>> mask_;
+  std::unique_ptr<Exact<heed_call>> call_;
+
+ public:
+  heed_call call = sized<heed_call>();
+  heed_mask mask = sized<heed_mask>();
+  heed_outputs outputs = sized<heed_outputs>(), from = sized<heed_outputs>();
+  heed_gradients to = sized<heed_gradients>();
+  heed_start start = sized<heed_start>();
+  const DLTensor* report = nullptr;
+};
+
 }  // namespace
 
 TEST_CASE("structs of C end where a field ends", "[c]") {
@@ -151,4 +651,21 @@ TEST_CASE("an array of shorter structs is described", "[c]") {
     CHECK(std::string(older[n].name) == infos[n].name);
     CHECK(older[n].kind == infos[n].kind);
   }
+}
+
+TEST_CASE("wild calls of C succeed or say in one line what is wrong", "[c]") {
+  std::vector<std::string> variants;
+  while (const char* name = heed_variant_name(variants.size())) variants.emplace_back(name);
+  const char* asked = std::getenv("HEED_SEED");
+  const std::uint64_t first = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 0;
+  const std::uint64_t last = asked != nullptr ? first + 1 : 2000;
+  std::size_t successes = 0;
+  for (std::uint64_t seed = first; seed < last; ++seed) {
+    INFO("seed " << seed);
+    if (std::getenv("HEED_SHOW")) std::fprintf(stderr, "seed %d\n", int(seed));
+    Case one(seed, variants);
+    one.run();
+    successes += one.successes;
+  }
+  std::printf("successes %zu\n", successes);
 }

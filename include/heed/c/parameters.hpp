@@ -5,11 +5,13 @@
 // know the op, so that what is done with them is compiled once for all ops.
 
 #include <heed/c/tensors.hpp>
+#include <heed/engine/door_checks.hpp>
 #include <heed/plug/parameters.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -237,10 +239,23 @@ void set_entries(Entries<Real>& entries, const heed_parameter* given, std::size_
             "with");
 }
 
-// Throws unless write_entries() can write these parameters.
+// Throws where the tensor of one of these parameters, which have names, overlaps a view. `what` stands before the name.
+inline void require_apart(const heed_parameter* list, std::size_t count, const char* what,
+                          std::span<const detail::NamedMemory> views, const std::string& where) {
+  for (std::size_t n = 0; n < count; ++n) {
+    if (list[n].tensor == nullptr) continue;
+    const MemoryView memory = SmallTensor(*list[n].tensor, where).memory();
+    for (const detail::NamedMemory& view : views)
+      require(!may_overlap(memory, view.view), where, ": ", what, list[n].name, " overlaps ",
+              view.name);
+  }
+}
+
+// Throws unless write_entries() can write these parameters, which must not overlap each other or the `given` ones.
 template <class Real>
 void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t count,
-                   const char* what, const std::string& where) {
+                   const heed_parameter* given, std::size_t given_count, const char* what,
+                   const std::string& where) {
   require(to != nullptr || count == 0, where, ": there are ", count, " ", what,
           "s and a null pointer to them");
   for (std::size_t n = 0; n < count; ++n) {
@@ -250,7 +265,14 @@ void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t
             " of it");
     require(entry.param->given(), who, " was asked for, the call has no ", entry.name);
     require(to[n].tensor != nullptr, who, " has no tensor to be written to");
-    SmallTensor(*to[n].tensor, who).require_writable(entry.param->shape());
+    const SmallTensor written(*to[n].tensor, who);
+    written.require_writable(entry.param->shape());
+    for (std::size_t i = 0; i < given_count; ++i)
+      require(given[i].tensor == nullptr || !written.overlaps(SmallTensor(*given[i].tensor, where)),
+              who, " overlaps the tensor of ", given[i].name, " that the call gives");
+    for (std::size_t i = 0; i < n; ++i)
+      require(!written.overlaps(SmallTensor(*to[i].tensor, where)), who, " overlaps that of ",
+              to[i].name);
   }
 }
 // Writes entries to tensors that check_targets() has seen.
