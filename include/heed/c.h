@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed.
+// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. In CMake
+// find_package(heed COMPONENTS c) gives heed::c and heed::c_static, of which the latter is linked into a program; elsewhere
+// `pkg-config --cflags --libs libheed` tells what to compile with.
 //
 //   struct heed_parameter strength = {.name = "strength", .number = 0.3};
 //   struct heed_mask causal = {.size = sizeof causal, .causal = 1};
@@ -24,7 +26,8 @@
 // Numbers   query decides: a query of float64 computes with double, one of float32, float16 or bfloat16 with float. Each
 //           tensor of a call of floats may be float32, float16 or bfloat16 by itself; results are rounded once.
 // Errors    a function that can fail returns an enum heed_status. After any other than heed_ok, heed_last_error() says in one
-//           sentence what was wrong, and what the call has written means nothing. Inputs are never changed.
+//           sentence what was wrong, and what the call has written means nothing. Inputs are never changed: nothing that
+//           is written may overlap them, or anything else that is written.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
 //           not depend on their number, not in the last bit.
 #ifndef HEED_C_H

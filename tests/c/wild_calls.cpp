@@ -90,6 +90,9 @@ class Chance {
   std::uint64_t state_;
 };
 
+// How many wild calls; any number will do.
+constexpr std::uint64_t kCases = 1200;
+
 constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min(),
                        kHighest = std::numeric_limits<std::int64_t>::max();
 
@@ -106,42 +109,43 @@ constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min(),
                             std::nan(""), -0x1p31, 0x1p63});
 }
 
-// Memory of all tensors: pieces that each hold the numbers of any of them, some of which overlap.
-constexpr std::size_t kPiece = 4096, kPieces = 32, kBytes = kPiece * kPieces;
+// The memory of all tensors, in pieces that hold any of them.
+constexpr std::size_t kPiece = 2048, kPieces = 64, kBytes = kPiece * kPieces;
 
 struct Tensor {
   DLTensor dl{};
   std::array<std::int64_t, 10> shape{}, strides{};
 };
 
-// f(first byte, bytes) for each number of a tensor, from the first byte of the memory; false where some number lies outside of it.
-// `possible` becomes false where no memory could hold it.
+// Where the numbers of a tensor lie.
+enum class Place { in_memory, elsewhere, nowhere };  // nowhere: no memory could hold them
+
+// f(first byte, bytes) for each number of a tensor that lies in the memory, counted from its first byte.
 template <class F>
-bool each_number(const DLTensor& t, const unsigned char* memory, bool& possible, F&& f) {
+Place each_number(const DLTensor& t, const unsigned char* memory, F&& f) {
   __extension__ using Wide = __int128;
-  possible = true;
-  if (t.ndim < 0 || t.ndim > 8 || (t.ndim > 0 && t.shape == nullptr)) return possible = false;
+  if (t.ndim < 0 || t.ndim > 8 || (t.ndim > 0 && t.shape == nullptr)) return Place::nowhere;
   Wide low = 0, high = 0, count = 1;
   std::array<Wide, 8> strides{};
   Wide dense = 1;
   for (int axis = t.ndim; axis-- > 0;) {
-    if (t.shape[axis] < 0) return possible = false;
+    if (t.shape[axis] < 0) return Place::nowhere;
     strides[std::size_t(axis)] = t.strides != nullptr ? t.strides[axis] : dense;
     if (t.shape[axis] > 0 && dense < Wide{1} << 64) dense *= t.shape[axis];
   }
   const int bytes = std::max(1, t.dtype.bits / 8);
   for (int axis = 0; axis < t.ndim; ++axis) {
-    if (t.shape[axis] == 0) return true;  // nothing is read
+    if (t.shape[axis] == 0) return Place::in_memory;
     if (count < Wide{1} << 64) count *= t.shape[axis];
     const Wide span = strides[std::size_t(axis)] * (t.shape[axis] - 1);
     (span < 0 ? low : high) += span;
   }
-  if (t.data == nullptr) return possible = false;
+  if (t.data == nullptr) return Place::nowhere;
   const Wide base = Wide(std::uintptr_t(t.data)) + t.byte_offset;
   const Wide first = base + low * bytes, last = base + high * bytes + bytes;
-  possible = first >= 0 && last <= Wide{1} << 64;
+  if (first < 0 || last > Wide{1} << 64) return Place::nowhere;
   const auto begin = Wide(std::uintptr_t(memory));
-  if (first < begin || last > begin + Wide(kBytes) || count > 4096) return false;
+  if (first < begin || last > begin + Wide(kBytes) || count > Wide(kBytes)) return Place::elsewhere;
   for (std::int64_t n = 0; n < std::int64_t(count); ++n) {
     Wide at = base - begin;
     std::int64_t rest = n;
@@ -149,7 +153,7 @@ bool each_number(const DLTensor& t, const unsigned char* memory, bool& possible,
       at += rest % t.shape[axis] * strides[std::size_t(axis)] * bytes;
     f(std::size_t(at), std::size_t(bytes));
   }
-  return true;
+  return Place::in_memory;
 }
 
 // One case: a right call of a variant, the structs and tensors around it, and what may be changed in them.
@@ -167,8 +171,7 @@ class Case {
                        len_q = 1 + std::int64_t(chance_.below(4)),
                        len_kv = chance_.one_in(3) ? 1 + std::int64_t(chance_.below(5)) : len_q,
                        kv_heads = chance_.of<std::int64_t>({1, 2}), dim = 4;
-    query_ = make({batch, 2, len_q, dim});
-    call.query = &query_->dl;
+    call.query = tensor({batch, 2, len_q, dim});
     call.value = tensor({batch, kv_heads, len_kv, dim});
     auto shapes = sized<heed_shapes>();
     if (heed_shapes_of(&call, &shapes) == heed_ok && shapes.out[1] == 1)
@@ -202,37 +205,34 @@ class Case {
   // Runs all functions over it, of which each may see other structs than the one before.
   void run() {
     change(chance_.of({0, 0, 1, 1, 2, 5}));
-    auto shapes = sized<heed_shapes>(wild_size(sizeof(heed_shapes)));
-    checked("heed_shapes_of", {},
+    const auto shapes = sized<heed_shapes>(wild_size(sizeof(heed_shapes)));
+    checked("heed_shapes_of", {}, parameters_read(),
             [&] { return heed_shapes_of(exact_call(), Exact(shapes, tail()).get()); });
-    std::vector<heed_parameter_info> infos(
-        chance_.below(8), sized<heed_parameter_info>(wild_size(sizeof(heed_parameter_info))));
-    std::size_t count = chance_.one_in(9) && infos.empty() ? wild_count() : infos.size();
-    checked("heed_describe", {},
-            [&] { return heed_describe(exact_call(), start_or_null(), infos.data(), &count); });
+    describe();
     const std::size_t targets = chance_.below(targets_.size() + 1);
     std::vector<const DLTensor*> written;
     for (std::size_t n = 0; n < targets; ++n) written.push_back(targets_[n].tensor);
-    checked("heed_initial", written,
+    checked("heed_initial", written, parameters_read(),
             [&] { return heed_initial(exact_call(), start_or_null(), targets_.data(), targets); });
 
     heed_saved* saved = nullptr;
-    checked("heed_forward", {outputs.out, outputs.lse, outputs.steps}, [&] {
+    checked("heed_forward", {outputs.out, outputs.lse, outputs.steps}, all_read(), [&] {
       return heed_forward(exact_call(), chance_.one_in(50) ? nullptr : Exact(outputs, tail()).get(),
                           chance_.one_in(8) ? nullptr : &saved);
     });
     if (saved != nullptr) {
-      const char* name = heed_report_name(saved, chance_.below(2));
-      checked("heed_report", {report},
-              [&] { return heed_report(saved, chance_.one_in(9) ? "size" : name, report); });
+      const char* name = chance_.one_in(9) ? "size" : heed_report_name(saved, chance_.below(2));
+      checked("heed_report", {report}, {}, [&] { return heed_report(saved, name, report); });
     }
     change(chance_.of({0, 0, 0, 1, 1, 3}));
-    written = {to.query, to.key, to.value, to.extra, to.bias, to.query_inputs, to.key_inputs};
     to.parameters = chance_.one_in(20) ? nullptr : targets_.data();
     to.parameter_count = to.parameters == nullptr ? wild_count() : targets;
+    written = {to.query, to.key, to.value, to.extra, to.bias, to.query_inputs, to.key_inputs};
     for (std::size_t n = 0; n < targets && to.parameters != nullptr; ++n)
       written.push_back(targets_[n].tensor);
-    checked("heed_backward", written, [&] {
+    std::vector<const DLTensor*> read = all_read();
+    read.insert(read.end(), {outputs.out, from.out, from.lse, from.steps});
+    checked("heed_backward", written, read, [&] {
       return heed_backward(exact_call(), saved, outputs.out, Exact(from, tail()).get(),
                            Exact(to, tail()).get());
     });
@@ -275,6 +275,22 @@ class Case {
     return start_->get();
   }
 
+  // In an array of structs of some size.
+  void describe() {
+    std::size_t room = chance_.below(8), size = wild_size(sizeof(heed_parameter_info));
+    const std::size_t step =
+        (std::min(std::max(size, sizeof size), sizeof(heed_parameter_info) + 64) + 7) / 8 * 8;
+    std::vector<unsigned char> infos(room * step, tail());
+    for (std::size_t n = 0; n < room; ++n) {
+      if (chance_.one_in(50)) size = wild_size(size);
+      std::memcpy(&infos[n * step], &size, sizeof size);
+    }
+    std::size_t count = room == 0 && chance_.one_in(3) ? wild_count() : room;
+    checked("heed_describe", {}, parameters_read(), [&] {
+      return heed_describe(exact_call(), start_or_null(),
+                           reinterpret_cast<heed_parameter_info*>(infos.data()), &count);
+    });
+  }
   [[nodiscard]] const heed_call* exact_call() {
     mask_ = std::make_unique<Exact<heed_mask>>(mask, tail());
     heed_call copy = call;
@@ -481,73 +497,75 @@ class Case {
             chance_.one_in(2) ? wild_index(chance_) : std::int64_t(chance_.below(9)) - 2;
         dl.strides = t.strides.data();
     }
-    bool possible = false;
-    if (!each_number(dl, memory_.data(), possible, [](std::size_t, std::size_t) {}) && possible) {
+    if (each_number(dl, memory_.data(), [](std::size_t, std::size_t) {}) == Place::elsewhere)
       t = before;
-      dl.shape = before.dl.shape, dl.strides = before.dl.strides;
-    }
   }
 
-  // Bytes of tensors.
-  [[nodiscard]] std::vector<char> bytes_of(const std::vector<const DLTensor*>& tensors,
-                                           bool* overlap) const {
-    std::vector<char> marks(kBytes);
-    for (const DLTensor* t : tensors) {
-      bool possible = false;
-      if (t != nullptr)
-        each_number(*t, memory_.data(), possible, [&](std::size_t at, std::size_t bytes) {
-          for (std::size_t n = at; n < at + bytes; ++n) {
-            if (overlap != nullptr && marks[n] != 0) *overlap = true;
-            marks[n] = 1;
-          }
-        });
-    }
-    return marks;
-  }
-
-  // f() succeeds or says why not, and writes nothing but these tensors, which overlap no input and not each other where it succeeds.
-  template <class F>
-  void checked(const char* door, const std::vector<const DLTensor*>& written, F&& f) {
-    const std::vector<unsigned char> before = memory_;
-    const std::string name = door;
-    const bool reads = name == "heed_forward" || name == "heed_backward";
-    // Of the others no numbers are read where there is nothing to compute.
-    std::vector<const DLTensor*> inputs;
-    if (reads)
-      inputs = {call.query, call.key, call.value, call.extra, call.query_inputs, call.key_inputs};
-    if (reads && call.mask != nullptr) inputs.insert(inputs.end(), {mask.allowed, mask.bias});
+  // What the parameters of the call and its other tensors read.
+  [[nodiscard]] std::vector<const DLTensor*> parameters_read() const {
+    std::vector<const DLTensor*> read;
     for (std::size_t n = 0; n < call.parameter_count && call.parameters != nullptr; ++n)
-      inputs.push_back(call.parameters[n].tensor);
-    bool overlap = false;
-    const std::vector<char> may_change = bytes_of(written, &overlap),
-                            is_input = bytes_of(inputs, nullptr);
+      read.push_back(call.parameters[n].tensor);
+    return read;
+  }
+  [[nodiscard]] std::vector<const DLTensor*> all_read() const {
+    std::vector<const DLTensor*> read = parameters_read();
+    read.insert(read.end(),
+                {call.query, call.key, call.value, call.extra, call.query_inputs, call.key_inputs});
+    if (call.mask != nullptr) read.insert(read.end(), {mask.allowed, mask.bias});
+    return read;
+  }
+
+  // How many of these tensors' numbers each byte belongs to.
+  [[nodiscard]] std::vector<int> owners(const std::vector<const DLTensor*>& tensors) const {
+    std::vector<int> counts(kBytes);
+    for (const DLTensor* t : tensors)
+      if (t != nullptr)
+        each_number(*t, memory_.data(), [&](std::size_t at, std::size_t bytes) {
+          for (std::size_t n = at; n < at + bytes; ++n) ++counts[n];
+        });
+    return counts;
+  }
+
+  // f() succeeds or says why not. It changes none of the tensors that it reads and nothing but those that it writes, which
+  // overlap each other nowhere if it succeeds.
+  template <class F>
+  void checked(const char* door, const std::vector<const DLTensor*>& written,
+               const std::vector<const DLTensor*>& read, F&& f) {
+    const std::vector<unsigned char> before = memory_;
     const int status = f();
     const std::string text = status != heed_ok ? heed_last_error() : "";
-    INFO(name << " of " << (call.variant != nullptr ? call.variant : "none") << ", status "
+    INFO(door << " of " << (call.variant != nullptr ? call.variant : "none") << ", status "
               << status << ": " << text);
-    std::size_t outside = 0, changed = 0;
-    for (std::size_t n = 0; n < kBytes; ++n)
-      if (memory_[n] != before[n])
-        ++(is_input[n] != 0 ? changed : may_change[n] != 0 ? overlap_free_ : outside);
-    CHECK(outside == 0);
-    CHECK(changed == 0);
-    memory_ = before;
+    if (memory_ != before) {
+      const std::vector<int> writers = owners(written), readers = owners(read);
+      std::size_t outside = 0, inputs = 0;
+      int most = 0;
+      for (std::size_t n = 0; n < kBytes; ++n) {
+        if (memory_[n] == before[n]) continue;
+        outside += writers[n] == 0 ? 1 : 0;
+        inputs += readers[n] > 0 ? 1 : 0;
+        most = std::max(most, writers[n]);
+      }
+      CHECK(outside == 0);
+      CHECK(inputs == 0);
+      CHECK((status != heed_ok || most <= 1));
+      memory_ = before;
+    }
     if (status == heed_ok) {
       ++successes;
-      CHECK(!overlap);
       return;
     }
-    CHECK((status == heed_invalid || status == heed_no_memory || status == heed_failed));
-    CHECK(text.substr(0, 4) == "heed");
-    CHECK(text.find(':') != std::string::npos);
-    CHECK(text.find('\n') == std::string::npos);
+    const bool known = status == heed_invalid || status == heed_no_memory;
+    const bool one_line = text.find('\n') == std::string::npos;
+    const bool has_door = text.substr(0, 4) == "heed" && text.find(": ") != std::string::npos;
+    CHECK((known && one_line && has_door));
   }
 
   Chance chance_;
   std::vector<unsigned char> memory_;
   std::deque<Tensor> tensors_;
   int bits_ = 32;
-  Tensor* query_ = nullptr;
   std::vector<heed_parameter> parameters_, targets_;
   std::vector<const char*> names_;
   std::vector<heed_window> windows_;
@@ -555,7 +573,6 @@ class Case {
   std::vector<std::int64_t> lengths_, query_documents_, key_documents_;
   std::vector<double> slopes_;
   double scale_ = 0.5;
-  std::size_t overlap_free_ = 0;
   std::unique_ptr<Exact<heed_start>> start_;
   std::unique_ptr<Exact<heed_mask>> mask_;
   std::unique_ptr<Exact<heed_call>> call_;
@@ -656,16 +673,21 @@ TEST_CASE("an array of shorter structs is described", "[c]") {
 TEST_CASE("wild calls of C succeed or say in one line what is wrong", "[c]") {
   std::vector<std::string> variants;
   while (const char* name = heed_variant_name(variants.size())) variants.emplace_back(name);
-  const char* asked = std::getenv("HEED_SEED");
-  const std::uint64_t first = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 0;
-  const std::uint64_t last = asked != nullptr ? first + 1 : 2000;
   std::size_t successes = 0;
-  for (std::uint64_t seed = first; seed < last; ++seed) {
+  for (std::uint64_t seed = 0; seed < kCases; ++seed) {
     INFO("seed " << seed);
-    if (std::getenv("HEED_SHOW")) std::fprintf(stderr, "seed %d\n", int(seed));
     Case one(seed, variants);
     one.run();
     successes += one.successes;
   }
-  std::printf("successes %zu\n", successes);
+  // Of about six calls a case half are right.
+  CHECK(successes > 2 * kCases);
+}
+
+TEST_CASE("C knows no name behind the last one", "[c]") {
+  for (const std::size_t index : {std::size_t{1000}, ~std::size_t{0}}) {
+    CHECK(heed_variant_name(index) == nullptr);
+    CHECK(heed_instructions_name(index) == nullptr);
+    CHECK(heed_report_name(nullptr, index) == nullptr);
+  }
 }
