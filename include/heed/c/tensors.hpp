@@ -95,8 +95,8 @@ class SmallTensor {
   template <class Number>
   [[nodiscard]] std::vector<Number> numbers() const {
     std::vector<Number> values;
-    values.reserve(std::size_t(size_));
     with_dtype("float of 16, 32 or 64 bits, or bfloat16", [&]<class Stored>(Stored) {
+      values.reserve(std::size_t(size_));
       each([&](Index at) {
         Stored x;
         std::memcpy(&x, address(at, sizeof x), sizeof x);
