@@ -316,10 +316,16 @@ class Case {
         t->dl.ndim = info.ndim;
         given.tensor = &t->dl;
         REQUIRE(heed_initial(&call, &start, &given, 1) == heed_ok);
+        if (info.kind == heed_per_head && chance_.one_in(2)) {  // one number for each head
+          auto* numbers = static_cast<unsigned char*>(t->dl.data);
+          std::memcpy(numbers + bits_ / 8, numbers, std::size_t(bits_ / 8));
+          t->shape[0] = 2;
+        }
         Tensor* gradient = make({});
         gradient->shape = t->shape;
         gradient->dl.ndim = info.ndim;
         targets_.push_back({info.name, &gradient->dl, nullptr, 0});
+        of_parameters_.insert(of_parameters_.end(), {t, gradient});
       }
       names_.push_back(info.name);
       if (info.required != 0 || (given.tensor != nullptr && chance_.one_in(2)))
@@ -369,12 +375,16 @@ class Case {
 
   // Changes so many things.
   void change(int count) {
-    for (; count > 0; --count) switch (chance_.below(8)) {
+    for (; count > 0; --count) switch (chance_.below(9)) {
         case 0: change_size(); break;
         case 1: change_pointer(); break;
         case 2: change_number(); break;
         case 3: change_list(); break;
         case 4: change_parameter(); break;
+        case 5:
+          if (!of_parameters_.empty())
+            change_tensor(*of_parameters_[chance_.below(of_parameters_.size())]);
+          break;
         default: change_tensor(tensors_[chance_.below(tensors_.size())]); break;
       }
   }
@@ -458,8 +468,8 @@ class Case {
   void change_tensor(Tensor& t) {
     const Tensor before = t;
     DLTensor& dl = t.dl;
-    const std::size_t axis = chance_.below(4);
-    switch (chance_.below(10)) {
+    const std::size_t axis = chance_.below(std::size_t(std::clamp(dl.ndim, 1, 4)));
+    switch (chance_.below(14)) {
       case 0:
         dl.ndim = chance_.of({-1, 0, 1, 2, 3, 4, 5, 8, 9, std::numeric_limits<int>::max(),
                               std::numeric_limits<int>::min()});
@@ -481,20 +491,21 @@ class Case {
         dl.byte_offset = chance_.of<std::uint64_t>(
             {1, 2, 4, 8, 16, ~std::uint64_t{0}, ~std::uint64_t{0} - 3, std::uint64_t{1} << 63});
         break;
-      case 7:
-        dl.data =
-            &memory_[chance_.below(kPieces) * kPiece + chance_.of<std::size_t>({0, 0, 1, 8, 64})];
-        break;
+      case 7: dl.data = &memory_[chance_.below(kBytes - kPiece)]; break;
+      case 8:
+      case 9:
+      case 10: dl.data = tensors_[chance_.below(tensors_.size())].dl.data; break;
       default:
         if (dl.strides == nullptr) {
           std::int64_t stride = 1;
-          for (std::size_t a = 8; a-- > 0;
-               stride *=
-               std::int64_t(a) < dl.ndim && t.shape[a] > 0 && t.shape[a] < 9 ? t.shape[a] : 1)
+          for (std::size_t a = t.strides.size(); a-- > 0;) {
             t.strides[a] = stride;
+            if (int(a) < dl.ndim && t.shape[a] > 0 && t.shape[a] < 9) stride *= t.shape[a];
+          }
         }
         t.strides[axis] =
             chance_.one_in(2) ? wild_index(chance_) : std::int64_t(chance_.below(9)) - 2;
+        if (t.strides[axis] == 0) t.shape[axis] = wild_index(chance_);
         dl.strides = t.strides.data();
     }
     if (each_number(dl, memory_.data(), [](std::size_t, std::size_t) {}) == Place::elsewhere)
@@ -567,6 +578,7 @@ class Case {
   std::deque<Tensor> tensors_;
   int bits_ = 32;
   std::vector<heed_parameter> parameters_, targets_;
+  std::vector<Tensor*> of_parameters_;
   std::vector<const char*> names_;
   std::vector<heed_window> windows_;
   std::vector<heed_key_range> ranges_;
