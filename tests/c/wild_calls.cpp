@@ -459,7 +459,7 @@ class Case {
     switch (chance_.below(4)) {
       case 0: changed.name = chance_.of<const char*>({nullptr, "", "strenght", name, name}); break;
       case 1:
-        changed.tensor = chance_.one_in(2) ? nullptr : &tensors_[chance_.below(tensors_.size())].dl;
+        changed.tensor = chance_.one_in(4) ? nullptr : list[chance_.below(list.size())].tensor;
         break;
       case 2: changed.text = chance_.of<const char*>({nullptr, "", "tanh", "safe", "heads"}); break;
       default: changed.number = wild_number(chance_), changed.tensor = nullptr; break;
@@ -650,6 +650,89 @@ TEST_CASE("structs of C end where a field ends", "[c]") {
   check_sizes<heed_gradients>("gradients", steps_of_8(80, {}), [&](heed_gradients* to) {
     return heed_backward(&right, saved, &out, &nothing, to);
   });
+  heed_saved_free(saved);
+}
+
+TEST_CASE("tensors of parameters may interleave, and overlap nothing that is written", "[c]") {
+  float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8], dx[8], table[2][3] = {}, given[2] = {0.5F, 0.25F};
+  std::int64_t axes[] = {1, 2, 2, 2}, heads[] = {2}, column[] = {3}, none[] = {0},
+               endless[] = {std::int64_t{1} << 62};
+  const auto tensor = [](float* data, int ndim, std::int64_t* shape, std::int64_t* strides) {
+    DLTensor t{};
+    t.data = data;
+    t.device = {kDLCPU, 0};
+    t.ndim = ndim;
+    t.dtype = {kDLFloat, 32, 1};
+    t.shape = shape;
+    t.strides = strides;
+    return t;
+  };
+  DLTensor rows = tensor(x, 4, axes, nullptr), out = tensor(y, 4, axes, nullptr),
+           to_rows = tensor(dx, 4, axes, nullptr), learnt = tensor(given, 1, heads, nullptr),
+           strength = tensor(&table[0][0], 1, heads, column),
+           vigilance = tensor(&table[0][1], 1, heads, column);
+  const heed_parameter parameters[] = {{"strength", &learnt, nullptr, 0},
+                                       {"vigilance", &learnt, nullptr, 0}};
+  const heed_parameter gradients[] = {{"strength", &strength, nullptr, 0},
+                                      {"vigilance", &vigilance, nullptr, 0}};
+  auto call = sized<heed_call>();
+  call.variant = "dar";
+  call.query = call.key = call.value = &rows;
+  call.parameters = parameters;
+  call.parameter_count = 2;
+  auto outputs = sized<heed_outputs>(), from = sized<heed_outputs>();
+  outputs.out = &out;
+  from.out = &rows;
+  auto to = sized<heed_gradients>();
+  to.query = &to_rows;
+  to.parameters = gradients;
+  to.parameter_count = 2;
+  heed_saved* saved = nullptr;
+  REQUIRE(heed_forward(&call, &outputs, &saved) == heed_ok);
+  const auto backward = [&] { return heed_backward(&call, saved, &out, &from, &to); };
+  CHECK(backward() == heed_ok);
+  CHECK((table[0][0] != 0 && table[1][0] != 0 && table[0][1] != 0 && table[1][1] != 0));
+  CHECK((table[0][2] == 0 && table[1][2] == 0));
+
+  const auto refused = [](int status, const std::string& text) {
+    CHECK(status == heed_invalid);
+    CHECK(heed_last_error() == text);
+  };
+  vigilance.data = &table[1][0];
+  refused(backward(), "heed::backward(dar): the gradient of vigilance overlaps that of strength");
+  vigilance.data = given;
+  refused(backward(),
+          "heed::backward(dar): the gradient of vigilance overlaps the tensor of strength that the "
+          "call gives");
+  vigilance.data = dx;
+  refused(backward(), "heed::backward(dar): the gradient of vigilance overlaps grad_query");
+  vigilance.data = y;
+  refused(backward(), "heed::backward(dar): the gradient of vigilance overlaps out");
+  vigilance.data = x;
+  refused(backward(), "heed::backward(dar): the gradient of vigilance overlaps grad_out");
+  vigilance.data = &table[0][1];
+  vigilance.strides = none;
+  refused(
+      backward(),
+      "heed::backward(dar): the gradient of vigilance has stride 0 along axis 0 of extent 2, it "
+      "is written: its numbers must not overlap");
+  learnt.data = dx;
+  vigilance.strides = column;
+  refused(backward(), "heed::backward(dar): strength overlaps grad_query");
+  learnt.data = y;
+  refused(heed_forward(&call, &outputs, nullptr), "heed::forward(dar): strength overlaps out");
+  refused(heed_initial(&call, nullptr, parameters, 1),
+          "heed_initial(dar): the initial value of strength overlaps the tensor of strength that "
+          "the call gives");
+  learnt.data = given;
+  learnt.strides = &endless[0];
+  refused(heed_forward(&call, &outputs, nullptr),
+          "heed::forward(dar): strength has strides (4611686018427387904) and byte_offset 0, its "
+          "numbers lie beyond the address space");
+  learnt.shape = endless;
+  learnt.strides = none;
+  CHECK(heed_forward(&call, &outputs, nullptr) == heed_no_memory);
+  CHECK(std::string(heed_last_error()) == "heed::forward: memory ran out");
   heed_saved_free(saved);
 }
 
