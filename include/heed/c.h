@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. In CMake
-// find_package(heed COMPONENTS c) gives heed::c and heed::c_static, of which the latter is linked into a program; elsewhere
-// `pkg-config --cflags --libs libheed` tells what to compile with.
+// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. CMake projects of C or C++
+// link heed::c (shared) or heed::c_static after find_package(heed COMPONENTS c), others what `pkg-config libheed` says.
 //
 //   struct heed_parameter strength = {.name = "strength", .number = 0.3};
 //   struct heed_mask causal = {.size = sizeof causal, .causal = 1};
@@ -238,7 +237,8 @@ struct heed_start {
 
 // What the call's variant has for parameters: infos[0] to infos[*count - 1]. *count is the number of structs that `infos`
 // has room for; it becomes the number of the parameters. Where there are more of them than room, the first are written. The
-// caller has set the size of each struct, the same for all. Of query and value only shapes and types are read. `start` may be NULL.
+// caller has set the size of each struct, the same for all. Of query and value only shapes and types are read. `start` may
+// be NULL.
 int heed_describe(const struct heed_call* call, const struct heed_start* start,
                   struct heed_parameter_info* infos, size_t* count);
 

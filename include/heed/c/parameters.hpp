@@ -258,6 +258,11 @@ void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t
                    const std::string& where) {
   require(to != nullptr || count == 0, where, ": there are ", count, " ", what,
           "s and a null pointer to them");
+  std::vector<std::pair<SmallTensor, std::string>> others;
+  for (std::size_t n = 0; n < given_count; ++n)
+    if (given[n].tensor != nullptr)
+      others.emplace_back(SmallTensor(*given[n].tensor, where),
+                          std::string("the tensor of ") + given[n].name + " that the call gives");
   for (std::size_t n = 0; n < count; ++n) {
     const Entry<Real>& entry = find_entry(entries, to[n].name, where);
     const std::string who = where + ": the " + what + " of " + entry.name;
@@ -267,12 +272,9 @@ void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t
     require(to[n].tensor != nullptr, who, " has no tensor to be written to");
     const SmallTensor written(*to[n].tensor, who);
     written.require_writable(entry.param->shape());
-    for (std::size_t i = 0; i < given_count; ++i)
-      require(given[i].tensor == nullptr || !written.overlaps(SmallTensor(*given[i].tensor, where)),
-              who, " overlaps the tensor of ", given[i].name, " that the call gives");
-    for (std::size_t i = 0; i < n; ++i)
-      require(!written.overlaps(SmallTensor(*to[i].tensor, where)), who, " overlaps that of ",
-              to[i].name);
+    for (const auto& [other, name] : others)
+      require(!written.overlaps(other), who, " overlaps ", name);
+    others.emplace_back(written, std::string("that of ") + entry.name);
   }
 }
 // Writes entries to tensors that check_targets() has seen.
