@@ -282,7 +282,7 @@ class Case {
         (std::min(std::max(size, sizeof size), sizeof(heed_parameter_info) + 64) + 7) / 8 * 8;
     std::vector<unsigned char> infos(room * step, tail());
     for (std::size_t n = 0; n < room; ++n) {
-      if (chance_.one_in(50)) size = wild_size(size);
+      if (n > 0 && chance_.one_in(50)) size = wild_size(size);
       std::memcpy(&infos[n * step], &size, sizeof size);
     }
     std::size_t count = room == 0 && chance_.one_in(3) ? wild_count() : room;
