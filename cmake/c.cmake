@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# libheed: heed from C (include/heed/c.h), one shared library. On x86-64 it holds the code of three levels of the
-# instruction set and chooses among them when it is first called; on other processors it holds one.
-#   HEED_BUILD_C  in: AUTO (with the tests, where dlpack/dlpack.h is found), ON or OFF
-#   heed_c        out: the target, also named heed::c, or none
+# libheed: heed from C (include/heed/c.h), as a shared and a static library. On x86-64 it holds the code of three levels of
+# the instruction set and chooses among them when it is first called; on other processors it holds one.
+#   HEED_BUILD_C   in: AUTO (with the tests, where dlpack/dlpack.h is found), ON or OFF
+#   heed_c         out: the shared library, also named heed::c, or none
+#   heed_c_static  out: the static library, also named heed::c_static; none where binutils cannot make it
 if(HEED_BUILD_C STREQUAL "AUTO")
   set(build_c ${HEED_BUILD_TESTS})
 else()
@@ -31,7 +32,7 @@ endif()
 set(heed_c_folder "${CMAKE_CURRENT_BINARY_DIR}/heed_c")
 set(declarations "")
 set(instances "")
-set(objects "")
+set(objects $<TARGET_OBJECTS:heed_c_dispatch>)
 foreach(level IN LISTS heed_c_levels)
   string(MAKE_C_IDENTIFIER "${level}" name)
   set(runs "runs_${name}")
@@ -73,34 +74,90 @@ const Library& library() {
 }
 }
 ]])
-add_library(heed_c SHARED "${heed_c_folder}/dispatch.cpp" ${objects})
-add_library(heed::c ALIAS heed_c)
-target_link_libraries(heed_c PRIVATE heed)
-target_include_directories(heed_c SYSTEM PUBLIC "$<BUILD_INTERFACE:${HEED_DLPACK_INCLUDE}>")
-target_include_directories(heed_c INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
-                                            "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+add_library(heed_c_dispatch OBJECT "${heed_c_folder}/dispatch.cpp")
+target_link_libraries(heed_c_dispatch PRIVATE heed)
+target_include_directories(heed_c_dispatch SYSTEM PRIVATE "${HEED_DLPACK_INCLUDE}")
 if(NOT heed_c_levels STREQUAL "native")
-  target_compile_options(heed_c PRIVATE -march=x86-64)
+  target_compile_options(heed_c_dispatch PRIVATE -march=x86-64)
 endif()
+add_library(heed_c SHARED ${objects})
+target_link_libraries(heed_c PRIVATE heed)
 file(WRITE "${heed_c_folder}/exports.map" "{\n  global: heed_*;\n  local: *;\n};\n")
 target_link_options(heed_c PRIVATE "LINKER:--version-script=${heed_c_folder}/exports.map")
-set_target_properties(heed_c PROPERTIES OUTPUT_NAME heed VERSION ${PROJECT_VERSION}
-                                        SOVERSION ${PROJECT_VERSION_MAJOR})
-set(libraries heed_c)
+set_target_properties(heed_c PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+set(heed_c_libraries heed_c)
+
+# The archive holds one object, made of those above in the same order, in which all names but those of c.h are local: nothing
+# else in a program can then take a function of a level, or give it one. What C++ needs at run time is named, so that the
+# linker of a C compiler will do.
+set(heed_c_runtime ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
+list(FILTER heed_c_runtime INCLUDE REGEX "^(stdc\\+\\+|c\\+\\+|c\\+\\+abi|m)$")
+if(HEED_OPENMP AND TARGET OpenMP::OpenMP_CXX)
+  list(APPEND heed_c_runtime ${OpenMP_CXX_LIB_NAMES})
+endif()
+list(APPEND heed_c_runtime pthread)
+list(REMOVE_DUPLICATES heed_c_runtime)
+find_program(HEED_BINUTILS_LD NAMES ld.bfd ld)
+mark_as_advanced(HEED_BINUTILS_LD)
+set(heed_c_linker "")
+foreach(linker IN ITEMS "${CMAKE_LINKER}" "${HEED_BINUTILS_LD}")  # clang's own may not do
+  if(linker AND NOT heed_c_linker)
+    execute_process(COMMAND "${linker}" --help OUTPUT_VARIABLE help ERROR_QUIET)
+    if(help MATCHES "--force-group-allocation")
+      set(heed_c_linker "${linker}")
+    endif()
+  endif()
+endforeach()
+if(CMAKE_OBJCOPY AND heed_c_linker)
+  set(together "${heed_c_folder}/together.o")
+  set(object "${heed_c_folder}/heed.o")
+  add_custom_command(
+    OUTPUT "${object}" DEPENDS ${objects}
+    COMMAND "${heed_c_linker}" -r --force-group-allocation -o "${together}" ${objects}
+    COMMAND "${CMAKE_OBJCOPY}" --wildcard "--keep-global-symbol=heed_*" "${together}" "${object}"
+    COMMAND "${CMAKE_COMMAND}" -E rm "${together}"
+    VERBATIM COMMAND_EXPAND_LISTS COMMENT "Making libheed.a's object")
+  add_library(heed_c_static STATIC "${object}")
+  set_source_files_properties("${object}" PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  set_target_properties(heed_c_static PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(heed_c_static INTERFACE ${heed_c_runtime})
+  if(NOT HEED_INSTALL)
+    set_target_properties(heed_c_static PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
+  list(APPEND heed_c_libraries heed_c_static)
+else()
+  message(STATUS "heed: there is no objcopy, or ld has no --force-group-allocation: heed::c_static is left out")
+endif()
+foreach(library IN LISTS heed_c_libraries)
+  string(REPLACE heed_ "" name "${library}")
+  add_library(heed::${name} ALIAS ${library})
+  set_target_properties(${library} PROPERTIES OUTPUT_NAME heed EXPORT_NAME ${name})
+  target_include_directories(${library} SYSTEM INTERFACE "$<BUILD_INTERFACE:${HEED_DLPACK_INCLUDE}>")
+  target_include_directories(${library} INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+                                                  "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+endforeach()
+
+set(compiled heed_c heed_c_dispatch)
 foreach(level IN LISTS heed_c_levels)
   string(MAKE_C_IDENTIFIER "${level}" name)
-  list(APPEND libraries heed_c_${name})
+  list(APPEND compiled heed_c_${name})
 endforeach()
-set_target_properties(${libraries} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
-                                              VISIBILITY_INLINES_HIDDEN ON INTERPROCEDURAL_OPTIMIZATION OFF)
+set_target_properties(${compiled} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
+                                             VISIBILITY_INLINES_HIDDEN ON INTERPROCEDURAL_OPTIMIZATION OFF)
+# objcopy leaves g++'s unique symbols global.
+set_property(TARGET ${compiled} APPEND PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
 if(HEED_SANITIZE)
-  foreach(library IN LISTS libraries)
+  foreach(library IN LISTS compiled)
     target_compile_options(${library} PRIVATE -O1 -g1 -fsanitize=${HEED_SANITIZE} -fno-sanitize-recover=all)
   endforeach()
-  target_link_options(heed_c PUBLIC -fsanitize=${HEED_SANITIZE})
+  target_link_options(heed_c PRIVATE -fsanitize=${HEED_SANITIZE})
+  foreach(library IN LISTS heed_c_libraries)
+    target_link_options(${library} INTERFACE -fsanitize=${HEED_SANITIZE})
+  endforeach()
 endif()
 
-# The library, its links and a pkg-config file, libheed.pc, for compilers of C; with the headers a component of its own.
+# The libraries, their links, a package of CMake's (heed-config.cmake reads it) and libheed.pc of pkg-config; a component of
+# its own beside the headers.
 if(HEED_INSTALL)
   set(heed_c_pc_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
   file(RELATIVE_PATH HEED_C_PC_UP "/prefix/${heed_c_pc_dir}" /prefix)
@@ -109,7 +166,10 @@ if(HEED_INSTALL)
     set(HEED_C_PC_${kind} "\${prefix}")
     cmake_path(APPEND HEED_C_PC_${kind} "${CMAKE_INSTALL_${kind}}")
   endforeach()
+  list(TRANSFORM heed_c_runtime PREPEND "-l")
+  list(JOIN heed_c_runtime " " HEED_C_PC_RUNTIME)
   configure_file(cmake/libheed.pc.in libheed.pc @ONLY)
-  install(TARGETS heed_c LIBRARY COMPONENT heed_c NAMELINK_COMPONENT heed_c)
+  install(TARGETS ${heed_c_libraries} EXPORT heed-c-targets LIBRARY COMPONENT heed_c NAMELINK_COMPONENT heed_c
+                                                            ARCHIVE COMPONENT heed_c)
   install(FILES "${PROJECT_BINARY_DIR}/libheed.pc" DESTINATION "${heed_c_pc_dir}" COMPONENT heed_c)
 endif()

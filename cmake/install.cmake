@@ -46,6 +46,9 @@ if(HEED_INSTALL_COMPILED OR HEED_BUILD_TESTS)
   install(EXPORT heed-compiled-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}"
           COMPONENT ${heed_component})
 endif()
+if(TARGET heed_c)
+  install(EXPORT heed-c-targets NAMESPACE heed:: DESTINATION "${heed_package_dir}" COMPONENT heed_c)
+endif()
 install(FILES cmake/compiled.cmake RENAME heed-compiled.cmake DESTINATION "${heed_package_dir}"
         COMPONENT heed)
 install(FILES "${PROJECT_BINARY_DIR}/heed.pc" DESTINATION "${heed_pc_dir}" COMPONENT heed)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed.
+// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. CMake projects of C or C++
+// link heed::c (shared) or heed::c_static after find_package(heed COMPONENTS c), others what `pkg-config libheed` says.
 //
 //   struct heed_parameter strength = {.name = "strength", .number = 0.3};
 //   struct heed_mask causal = {.size = sizeof causal, .causal = 1};
@@ -15,7 +16,8 @@
 //   heed_saved_free(saved);
 //
 // Structs   begin with their size, which the caller sets; all that is 0 or NULL has its default. They grow at their ends:
-//           a program keeps working with later libraries, and an earlier library refuses what it does not know.
+//           a program keeps working with later libraries, and an earlier library refuses what it does not know. A size ends
+//           with a field; it may be up to 4096 more than the library's where all that is 0.
 //           Those without a size (parameters, windows, key ranges) stay as they are.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
@@ -23,7 +25,8 @@
 // Numbers   query decides: a query of float64 computes with double, one of float32, float16 or bfloat16 with float. Each
 //           tensor of a call of floats may be float32, float16 or bfloat16 by itself; results are rounded once.
 // Errors    a function that can fail returns an enum heed_status. After any other than heed_ok, heed_last_error() says in one
-//           sentence what was wrong, and what the call has written means nothing. Inputs are never changed.
+//           sentence what was wrong, and what the call has written means nothing. Inputs are never changed: nothing that
+//           is written may overlap them, or anything else that is written.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
 //           not depend on their number, not in the last bit.
 #ifndef HEED_C_H
@@ -237,7 +240,8 @@ struct heed_start {
 
 // What the call's variant has for parameters: infos[0] to infos[*count - 1]. *count is the number of structs that `infos`
 // has room for; it becomes the number of the parameters. Where there are more of them than room, the first are written. The
-// caller has set the size of each struct. Of query and value only shapes and types are read. `start` may be NULL.
+// caller has set the size of each struct, the same for all. Of query and value only shapes and types are read. `start` may
+// be NULL.
 int heed_describe(const struct heed_call* call, const struct heed_start* start,
                   struct heed_parameter_info* infos, size_t* count);
 

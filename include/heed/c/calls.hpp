@@ -12,6 +12,7 @@
 #include <heed/c/mask.hpp>
 #include <heed/c/parameters.hpp>
 #include <heed/compiled.hpp>
+#include <heed/engine/door_checks.hpp>
 
 #include <memory>
 #include <string>
@@ -43,6 +44,40 @@ struct BackwardRequest {
   const heed_parameter* parameters;
   std::size_t parameter_count;
 };
+
+// Throws where something that is written overlaps a tensor of a parameter, or the gradient of a parameter anything else. The
+// rest is checked by the calls of C++, which own their parameters.
+template <class Real>
+void check_apart(const Request<Real>& request, const Outputs<Real>& outputs) {
+  using detail::named_memory;
+  const detail::NamedMemory written[] = {named_memory("out", outputs.out),
+                                         named_memory("lse", outputs.lse),
+                                         named_memory("steps", outputs.steps)};
+  require_apart(request.parameters, request.parameter_count, "", written, request.where);
+}
+template <class Real>
+void check_apart(const Request<Real>& request, const BackwardRequest<Real>& from) {
+  using detail::named_memory;
+  const Gradients<Real>& to = from.gradients;
+  const detail::NamedMemory written[] = {named_memory("grad_query", to.query),
+                                         named_memory("grad_key", to.key),
+                                         named_memory("grad_value", to.value),
+                                         named_memory("grad_extra", to.extra),
+                                         named_memory("grad_query_inputs", to.query_inputs),
+                                         named_memory("grad_key_inputs", to.key_inputs),
+                                         named_memory("grad_bias", to.bias)};
+  const detail::NamedMemory of_output[] = {named_memory("out", from.out),
+                                           named_memory("grad_out", from.grad_outputs.out),
+                                           named_memory("grad_lse", from.grad_outputs.lse),
+                                           named_memory("grad_steps", from.grad_outputs.steps)};
+  const std::string& where = request.where;
+  require_apart(request.parameters, request.parameter_count, "", written, where);
+  const char* what = "the gradient of ";
+  require_apart(from.parameters, from.parameter_count, what, written, where);
+  require_apart(from.parameters, from.parameter_count, what, of_output, where);
+  require_apart(from.parameters, from.parameter_count, what,
+                detail::memory_of(request.in, request.mask), where);
+}
 
 // One variant of the list.
 template <class Real>
@@ -83,13 +118,16 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     Op op = variant_.op;
     Entries<Real> entries = entries_of(op);
     set_entries(entries, request.parameters, request.parameter_count, false, request.where);
+    check_apart(request, outputs);
     heed::forward(op, request.in, mask_of_call(request), outputs, saved, request.options);
   }
   void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const override {
     Op op = variant_.op, grad_op;
     Entries<Real> entries = entries_of(op);
     set_entries(entries, request.parameters, request.parameter_count, false, request.where);
-    check_targets(entries, from.parameters, from.parameter_count, "gradient", request.where);
+    check_targets(entries, from.parameters, from.parameter_count, request.parameters,
+                  request.parameter_count, "gradient", request.where);
+    check_apart(request, from);
     const bool learns = from.parameter_count > 0;
     heed::backward(op, request.in, mask_of_call(request), from.saved, from.out, from.grad_outputs,
                    from.gradients, learns ? &grad_op : nullptr, request.options);

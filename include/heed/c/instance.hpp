@@ -5,8 +5,10 @@
 // table. The code of heed's own variants is in heed::compiled (compiled.hpp), which must be linked for these.
 
 #include <heed/c/calls.hpp>
+#include <heed/c/structs.hpp>
 #include <heed/c/table.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
@@ -28,12 +30,13 @@ struct SavedCall : heed_saved {
   std::variant<Saved<float>, Saved<double>> numbers;
 };
 
-// f(), with what it throws as a status and its sentence.
+// f(), with what it throws as a status and its sentence, which begins with `door` where no function of heed stands there.
 template <class F>
-[[nodiscard]] int guarded(std::string& error, F&& f) noexcept {
-  const auto failed = [&error](int status, const char* text) {
+[[nodiscard]] int guarded(std::string& error, const char* door, F&& f) noexcept {
+  const auto failed = [&error, door](int status, const char* text) {
     try {
       error = text;
+      if (!error.starts_with("heed")) error = std::string(door) + ": " + text;
     } catch (...) {
       error.clear();  // no memory for the sentence either
     }
@@ -45,11 +48,13 @@ template <class F>
   } catch (const std::invalid_argument& wrong) {
     return failed(heed_invalid, wrong.what());
   } catch (const std::bad_alloc&) {
-    return failed(heed_no_memory, "heed: memory ran out");
+    return failed(heed_no_memory, "memory ran out");
+  } catch (const std::length_error&) {  // more numbers than a vector may ever hold
+    return failed(heed_no_memory, "memory ran out");
   } catch (const std::exception& other) {
     return failed(heed_failed, other.what());
   } catch (...) {
-    return failed(heed_failed, "heed: an exception of no known type was thrown");
+    return failed(heed_failed, "an exception of no known type was thrown");
   }
 }
 
@@ -83,8 +88,8 @@ template <class List>
 int forward(const heed_call* given, const heed_outputs* given_outputs, heed_saved** saved,
             int threads, std::string& error) {
   if (saved != nullptr) *saved = nullptr;
-  return guarded(error, [&] {
-    constexpr const char* door = "heed::forward";
+  constexpr const char* door = "heed::forward";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs to = adopt(given_outputs, "outputs", door);
     with_real(call.query, door, [&]<class Real>(Real) {
@@ -113,8 +118,8 @@ template <class List>
 int backward(const heed_call* given, const heed_saved* saved, const DLTensor* out,
              const heed_outputs* given_outputs, const heed_gradients* given_gradients, int threads,
              std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed::backward";
+  constexpr const char* door = "heed::backward";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs from = adopt(given_outputs, "grad_outputs", door);
     const heed_gradients to = adopt(given_gradients, "gradients", door);
@@ -148,14 +153,18 @@ inline void free_saved(heed_saved* saved) { delete static_cast<SavedCall*>(saved
 
 inline int report(const heed_saved* saved, const char* name, const DLTensor* to,
                   std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* where = "heed_report";
+  constexpr const char* where = "heed_report";
+  return guarded(error, where, [&] {
     require(name != nullptr, where, ": name is a null pointer");
     require(to != nullptr, where, ": to is a null pointer");
     std::visit(
         [&](const auto& numbers) {
           const SmallTensor tensor(*to, std::string(where) + ": to");
           const Geometry& g = numbers.stamp.geometry;
+          const auto& names = numbers.diagnostic_names;
+          require(std::find(names.begin(), names.end(), name) != names.end(), where,
+                  ": the call reports no ", name,
+                  names.empty() ? "" : ", it reports " + joined(names));
           const auto& rows = numbers.diagnostic(name);
           tensor.require_writable({g.batch, g.heads, g.len_q, 1});
           tensor.write(rows.data());
@@ -188,8 +197,8 @@ template <class Real>
 
 template <class List>
 int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed::forward";  // which would say the same
+  constexpr const char* door = "heed::forward";  // which would say the same
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     heed_shapes found = adopt(shapes, "shapes", door);
     with_real(call.query, door, [&]<class Real>(Real) {
@@ -206,8 +215,7 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
       write(found.steps, widths.steps);
       write(found.extra, widths.extra);
     });
-    found.size = shapes->size;
-    std::memcpy(shapes, &found, std::min(shapes->size, sizeof found));
+    write_back(found, shapes);
   });
 }
 
@@ -238,22 +246,24 @@ void with_initial(const heed_call& call, const heed_start* given, const char* do
 template <class List>
 int describe_variant(const heed_call* given, const heed_start* start, heed_parameter_info* infos,
                      size_t* count, std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed_describe";
+  constexpr const char* door = "heed_describe";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     require(count != nullptr, door, ": count is a null pointer");
     require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
     with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
       const std::size_t room = std::min(*count, entries.size());
+      // The caller's array, whose structs are as long as they say.
+      const std::size_t step = room > 0 ? padded<heed_parameter_info>(infos->size) : 0;
       for (std::size_t n = 0; n < room; ++n) {
-        require(infos[n].size == infos[0].size, where, ": infos[", n, "] has size ", infos[n].size,
-                ", infos[0] has ", infos[0].size);
-        heed_parameter_info info = adopt(&infos[n], "infos", door);
-        const std::size_t size = info.size;
-        info = {};
-        info.size = size;
+        auto* to =
+            reinterpret_cast<heed_parameter_info*>(reinterpret_cast<std::byte*>(infos) + n * step);
+        require(to->size == infos->size, where, ": infos[", n, "] has size ", to->size,
+                ", infos[0] has ", infos->size);
+        (void)adopt(to, "infos", door);
+        heed_parameter_info info{};
         describe(entries[n], info);
-        std::memcpy(&infos[n], &info, std::min(size, sizeof info));
+        write_back(info, to);
       }
       *count = entries.size();
     });
@@ -263,11 +273,12 @@ int describe_variant(const heed_call* given, const heed_start* start, heed_param
 template <class List>
 int initial(const heed_call* given, const heed_start* start, const heed_parameter* to, size_t count,
             std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed_initial";
+  constexpr const char* door = "heed_initial";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     with_initial<List>(call, start, door, [&](auto& entries, const std::string& where) {
-      check_targets(entries, to, count, "initial value", where);
+      check_targets(entries, to, count, call.parameters, call.parameter_count, "initial value",
+                    where);
       write_entries(entries, to, count, where);
     });
   });
@@ -278,7 +289,7 @@ template <class List>
 const char* variant_name(size_t index) {
   const char* name = nullptr;
   std::string error;
-  (void)guarded(error, [&] {
+  (void)guarded(error, "heed_variant_name", [&] {
     const auto& list = variants<List, float>();
     if (index < list.size()) name = list[index]->name();
   });

@@ -3,6 +3,7 @@
 
 // A struct heed_mask as a Mask.
 
+#include <heed/c/structs.hpp>
 #include <heed/c/tensors.hpp>
 #include <heed/mask/classify.hpp>
 #include <heed/mask/combine.hpp>

@@ -5,11 +5,13 @@
 // know the op, so that what is done with them is compiled once for all ops.
 
 #include <heed/c/tensors.hpp>
+#include <heed/engine/door_checks.hpp>
 #include <heed/plug/parameters.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -237,12 +239,30 @@ void set_entries(Entries<Real>& entries, const heed_parameter* given, std::size_
             "with");
 }
 
-// Throws unless write_entries() can write these parameters.
+// Throws where the tensor of one of these parameters, which have names, overlaps a view. `what` stands before the name.
+inline void require_apart(const heed_parameter* list, std::size_t count, const char* what,
+                          std::span<const detail::NamedMemory> views, const std::string& where) {
+  for (std::size_t n = 0; n < count; ++n) {
+    if (list[n].tensor == nullptr) continue;
+    const MemoryView memory = SmallTensor(*list[n].tensor, where).memory();
+    for (const detail::NamedMemory& view : views)
+      require(!may_overlap(memory, view.view), where, ": ", what, list[n].name, " overlaps ",
+              view.name);
+  }
+}
+
+// Throws unless write_entries() can write these parameters, which must not overlap each other or the `given` ones.
 template <class Real>
 void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t count,
-                   const char* what, const std::string& where) {
+                   const heed_parameter* given, std::size_t given_count, const char* what,
+                   const std::string& where) {
   require(to != nullptr || count == 0, where, ": there are ", count, " ", what,
           "s and a null pointer to them");
+  std::vector<std::pair<SmallTensor, std::string>> others;
+  for (std::size_t n = 0; n < given_count; ++n)
+    if (given[n].tensor != nullptr)
+      others.emplace_back(SmallTensor(*given[n].tensor, where),
+                          std::string("the tensor of ") + given[n].name + " that the call gives");
   for (std::size_t n = 0; n < count; ++n) {
     const Entry<Real>& entry = find_entry(entries, to[n].name, where);
     const std::string who = where + ": the " + what + " of " + entry.name;
@@ -250,7 +270,11 @@ void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t
             " of it");
     require(entry.param->given(), who, " was asked for, the call has no ", entry.name);
     require(to[n].tensor != nullptr, who, " has no tensor to be written to");
-    SmallTensor(*to[n].tensor, who).require_writable(entry.param->shape());
+    const SmallTensor written(*to[n].tensor, who);
+    written.require_writable(entry.param->shape());
+    for (const auto& [other, name] : others)
+      require(!written.overlaps(other), who, " overlaps ", name);
+    others.emplace_back(written, std::string("that of ") + entry.name);
   }
 }
 // Writes entries to tensors that check_targets() has seen.

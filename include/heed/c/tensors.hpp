@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Structs and tensors of c.h as those of C++. Errors are std::invalid_argument with one sentence.
+// Tensors of c.h as those of C++. Errors are std::invalid_argument with one sentence.
 
 #include <heed/c.h>
 #include <heed/io/dlpack.hpp>
@@ -9,31 +9,19 @@
 #include <heed/plug/parameters.hpp>
 #include <heed/simd/stored_view.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace c {
-
-// The caller's struct, which may be shorter than ours: what it lacks is 0. It may be longer where all behind ours is 0.
-template <class Struct>
-[[nodiscard]] Struct adopt(const Struct* given, const char* name, const char* where) {
-  require(given != nullptr, where, ": ", name, " is a null pointer");
-  const std::size_t size = given->size;
-  require(size > sizeof(std::size_t), where, ": the size of ", name, " is ", size,
-          ", it must be that of its struct, ", sizeof(Struct));
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (std::size_t n = sizeof(Struct); n < size; ++n)
-    require(bytes[n] == 0, where, ": ", name, " has something at byte ", n,
-            ", this library knows the first ", sizeof(Struct), " bytes");
-  Struct own{};
-  std::memcpy(&own, given, std::min(size, sizeof(Struct)));
-  return own;
-}
 
 [[nodiscard]] inline bool has_dtype(const DLTensor& tensor, std::uint8_t code, int bits) {
   return tensor.dtype.code == code && tensor.dtype.bits == bits && tensor.dtype.lanes == 1;
@@ -89,14 +77,15 @@ class SmallTensor {
       shape_.push_back(Index(tensor.shape[axis]));
       size_ = checked_product(size_, shape_.back(), who.c_str());
     }
-    require(size_ == 0 || tensor.data != nullptr, who, " has a null pointer and ", size_,
-            " numbers");
+    if (size_ == 0) return;  // nothing is read
+    require(tensor.data != nullptr, who, " has a null pointer and ", size_, " numbers");
     strides_.assign(shape_.size(), 1);
     if (tensor.strides != nullptr)
       strides_.assign(tensor.strides, tensor.strides + tensor.ndim);
     else
       for (std::size_t axis = shape_.size(); axis-- > 1;)
         strides_[axis - 1] = strides_[axis] * shape_[axis];
+    find_place();
   }
 
   [[nodiscard]] const std::vector<Index>& shape() const { return shape_; }
@@ -107,6 +96,7 @@ class SmallTensor {
   [[nodiscard]] std::vector<Number> numbers() const {
     std::vector<Number> values;
     with_dtype("float of 16, 32 or 64 bits, or bfloat16", [&]<class Stored>(Stored) {
+      values.reserve(std::size_t(size_));
       each([&](Index at) {
         Stored x;
         std::memcpy(&x, address(at, sizeof x), sizeof x);
@@ -120,6 +110,7 @@ class SmallTensor {
     require(has_dtype(tensor_, kDLInt, 64) || has_dtype(tensor_, kDLInt, 32), who_, " has dtype ",
             detail::dtype_text(tensor_.dtype), ", it must be int of 32 or 64 bits");
     std::vector<Index> values;
+    values.reserve(std::size_t(size_));
     each([&](Index at) {
       if (tensor_.dtype.bits == 64) {
         std::int64_t x;
@@ -140,9 +131,39 @@ class SmallTensor {
     require(has_dtype(tensor_, kDLFloat, 32) || has_dtype(tensor_, kDLFloat, 64), who_,
             " has dtype ", detail::dtype_text(tensor_.dtype),
             ", it must be float of 32 or 64 bits");
-    for (std::size_t axis = 0; axis < shape_.size(); ++axis)
-      require(strides_[axis] != 0 || shape_[axis] <= 1, who_, " has stride 0 along axis ", axis,
-              " of extent ", shape_[axis], ", it is written");
+    std::vector<std::pair<Index, std::size_t>> steps;  // from the shortest
+    for (std::size_t axis = 0; axis < strides_.size(); ++axis)
+      if (shape_[axis] > 1) steps.emplace_back(std::abs(strides_[axis]), axis);
+    std::sort(steps.begin(), steps.end());
+    Index taken = 1;
+    for (const auto& [stride, axis] : steps) {
+      require(stride >= taken, who_, " has stride ", strides_[axis], " along axis ", axis,
+              " of extent ", shape_[axis], ", it is written: its numbers must not overlap");
+      taken += stride * (shape_[axis] - 1);
+    }
+  }
+  // The bytes from its lowest number to the end of its highest.
+  [[nodiscard]] MemoryView memory() const {
+    return {{1, 1, 1, Index(end_ - first_)},
+            {},
+            0,
+            1,
+            1,
+            reinterpret_cast<const void*>(first_),
+            [](const void* first, Index) { return first; }};
+  }
+  [[nodiscard]] bool overlaps(const SmallTensor& other) const {
+    if (!may_overlap(memory(), other.memory())) return false;
+    std::vector<std::pair<std::uintptr_t, std::uintptr_t>> numbers;
+    for (const SmallTensor* tensor : {this, &other})
+      tensor->each([&](Index at) {
+        const auto first = reinterpret_cast<std::uintptr_t>(tensor->address(at, tensor->bytes()));
+        numbers.emplace_back(first, first + std::uintptr_t(tensor->bytes()));
+      });
+    std::sort(numbers.begin(), numbers.end());
+    return std::adjacent_find(numbers.begin(), numbers.end(), [](const auto& a, const auto& b) {
+             return a.second > b.first;
+           }) != numbers.end();
   }
   template <class Number>
   void write(const Number* values) const {
@@ -169,6 +190,29 @@ class SmallTensor {
             detail::dtype_text(tensor_.dtype), ", it must be ", wanted);
     f(bfloat16());
   }
+  [[nodiscard]] std::size_t bytes() const { return (tensor_.dtype.bits + 7U) / 8U; }
+  // Throws unless all numbers have addresses.
+  void find_place() {
+    Index below = 0, above = 1;
+    bool beyond = false;
+    for (std::size_t axis = 0; axis < strides_.size(); ++axis) {
+      Index far = 0;
+      beyond |= __builtin_mul_overflow(strides_[axis], shape_[axis] - 1, &far);
+      Index& side = far < 0 ? below : above;
+      beyond |= __builtin_add_overflow(side, far, &side);
+    }
+    for (Index* side : {&below, &above}) beyond |= __builtin_mul_overflow(*side, bytes(), side);
+    std::uintptr_t origin = 0;
+    beyond |= __builtin_add_overflow(reinterpret_cast<std::uintptr_t>(tensor_.data),
+                                     tensor_.byte_offset, &origin);
+    beyond |= __builtin_add_overflow(origin, below, &first_);
+    beyond |= __builtin_add_overflow(origin, above, &end_);
+    std::string strides;
+    for (const Index stride : strides_)
+      strides += (strides.empty() ? "" : ",") + std::to_string(stride);
+    require(!beyond, who_, " has strides (", strides, ") and byte_offset ", tensor_.byte_offset,
+            ", its numbers lie beyond the address space");
+  }
   // f(offset), in elements.
   template <class F>
   void each(F&& f) const {
@@ -187,6 +231,7 @@ class SmallTensor {
   std::string who_;
   std::vector<Index> shape_, strides_;
   Index size_ = 1;
+  std::uintptr_t first_ = 0, end_ = 0;
 };
 
 }  // namespace c

@@ -326,9 +326,12 @@ inline void require_output(const MemoryView& view, const Shape& wanted, const ch
   if (!view.has_elements()) return;
   const Shape& s = view.shape;
   const Strides& strides = view.strides;
-  std::array<std::pair<Index, Index>, 3> steps{{{std::abs(strides.batch), s.batch},
-                                                {std::abs(strides.head), s.heads},
-                                                {std::abs(strides.row), s.len}}};
+  // Strides that are not used may be anything.
+  const auto step = [](Index stride, Index count) {
+    return std::pair(count > 1 ? std::abs(stride) : 0, count);
+  };
+  std::array<std::pair<Index, Index>, 3> steps{
+      {step(strides.batch, s.batch), step(strides.head, s.heads), step(strides.row, s.len)}};
   for (const auto& [i, j] : {std::pair{0U, 1U}, {1U, 2U}, {0U, 1U}})
     if (steps[j] < steps[i]) std::swap(steps[i], steps[j]);
   Index taken = s.dim;
