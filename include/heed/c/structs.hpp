@@ -34,10 +34,11 @@ template <class F>
 template <class F>
 [[nodiscard]] auto with_fields(const heed_call& all, F&& f) {
   const auto& [size, variant, query, key, value, extra, parameters, parameter_count, mask, scale,
-               threads, precision, dropout, dropout_seed, first_query, query_inputs, key_inputs] =
-      all;
+               threads, precision, dropout, dropout_seed, first_query, query_inputs, key_inputs,
+               queries_at_end] = all;
   return f(size, variant, query, key, value, extra, parameters, parameter_count, mask, scale,
-           threads, precision, dropout, dropout_seed, first_query, query_inputs, key_inputs);
+           threads, precision, dropout, dropout_seed, first_query, query_inputs, key_inputs,
+           queries_at_end);
 }
 template <class F>
 [[nodiscard]] auto with_fields(const heed_outputs& all, F&& f) {

@@ -45,9 +45,14 @@ class FileStart {
  public:
   FileStart(const GroupPath& folder, const char* name) noexcept {
     char path[4352];
-    const int length = std::snprintf(path, sizeof path, "%s%s%.*s/%s", folder.root, folder.mount,
-                                     int(folder.group.size()), folder.group.data(), name);
-    if (length < 0 || std::size_t(length) >= sizeof path) return;
+    std::size_t length = 0;
+    for (const std::string_view part :
+         {std::string_view(folder.root), std::string_view(folder.mount), folder.group,
+          std::string_view("/"), std::string_view(name)}) {
+      if (part.size() >= sizeof path - length) return;
+      length += part.copy(path + length, part.size());
+    }
+    path[length] = 0;
     std::FILE* const file = std::fopen(path, "re");
     if (!file) return;
     size_ = std::fread(text_, 1, sizeof text_, file);
@@ -84,7 +89,7 @@ class FileStart {
 }
 // The least one of a group and of all above it.
 [[nodiscard]] inline int quota_of_groups(GroupPath at) noexcept {
-  if (at.group.find("/..") != at.group.npos) at.group = {};  // it stands outside of the mount
+  if (at.group.find("/..") != at.group.npos) at.group = "";  // it stands outside of the mount
   int least = quota_of_group(at);
   while (!at.group.empty()) {
     const std::size_t above = at.group.rfind('/');
@@ -99,8 +104,8 @@ class FileStart {
 // Processors, rounded up; kNoQuota without one. root: stands before the paths of all files, for tests.
 [[nodiscard]] inline int cpu_quota(const char* root = "") noexcept {
   using detail::take_until;
-  const detail::FileStart groups({root, "/proc/self", {}}, "cgroup");
-  std::string_view version_1, version_2, text = groups.text();
+  const detail::FileStart groups({root, "/proc/self", ""}, "cgroup");
+  std::string_view version_1 = "", version_2 = "", text = groups.text();
   while (!text.empty()) {  // "4:cpu,cpuacct:/GROUP" or "0::/GROUP"
     std::string_view line = take_until(text, '\n');
     (void)take_until(line, ':');

@@ -32,7 +32,9 @@ void append(std::string& text, const Part& part) {
   } else if constexpr (std::is_same_v<Part, char> || !std::is_arithmetic_v<Part>) {
     text += part;
   } else if constexpr (std::is_floating_point_v<Part>) {
-    char digits[40];  // the fewest digits that are read back as the same number
+    if (part > Part(-1e6) && part < Part(1e6) && part == Part(int(part)))
+      return append(text, int(part));  // 30, not 3e+01
+    char digits[40];                   // the fewest digits that are read back as the same number
     for (int count = 1; count <= std::numeric_limits<Part>::max_digits10; ++count) {
       std::snprintf(digits, sizeof digits, "%.*Lg", count, static_cast<long double>(part));
       if (static_cast<Part>(std::strtold(digits, nullptr)) == part) break;
