@@ -408,8 +408,8 @@ class Case {
   void change_number() {
     std::int64_t* indices[] = {&mask.causal_offset, &call.first_query, &start.depth,
                                &start.prototypes};
-    int* ints[] = {&mask.causal,        &mask.causal_align, &mask.slope_align,
-                   &mask.visible_align, &call.threads,      &call.precision};
+    int* ints[] = {&mask.causal,  &mask.causal_align, &mask.slope_align,   &mask.visible_align,
+                   &call.threads, &call.precision,    &call.queries_at_end};
     double* numbers[] = {&mask.soft_cap, &call.dropout, &scale_};
     switch (chance_.below(3)) {
       case 0: *indices[chance_.below(std::size(indices))] = wild_index(chance_); break;
@@ -614,7 +614,7 @@ TEST_CASE("structs of C end where a field ends", "[c]") {
   right.variant = "sdpa";
   right.query = right.key = right.value = &rows;
   auto nothing = sized<heed_outputs>();
-  check_sizes<heed_call>("the call", steps_of_8(128, {84}),
+  check_sizes<heed_call>("the call", steps_of_8(128, {84, 132, 136}),
                          [&](heed_call* call) { return heed_forward(call, &nothing, nullptr); });
   check_sizes<heed_mask>("the mask", steps_of_8(176, {12, 140, 172}), [&](heed_mask* mask) {
     heed_call call = right;
