@@ -7,11 +7,13 @@
 #include <heed/c/calls.hpp>
 #include <heed/c/table.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -28,12 +30,13 @@ struct SavedCall : heed_saved {
   std::variant<Saved<float>, Saved<double>> numbers;
 };
 
-// f(), with what it throws as a status and its sentence.
+// f(), with what it throws as a status and its sentence, which begins with the name of the function.
 template <class F>
-[[nodiscard]] int guarded(std::string& error, F&& f) noexcept {
-  const auto failed = [&error](int status, const char* text) {
+[[nodiscard]] int guarded(std::string& error, const std::string_view door, F&& f) noexcept {
+  const auto failed = [&](int status, const std::string_view text) {
     try {
-      error = text;
+      error = text.starts_with(door) ? "" : std::string(door) + ": ";
+      error += text;
     } catch (...) {
       error.clear();  // no memory for the sentence either
     }
@@ -45,11 +48,11 @@ template <class F>
   } catch (const std::invalid_argument& wrong) {
     return failed(heed_invalid, wrong.what());
   } catch (const std::bad_alloc&) {
-    return failed(heed_no_memory, "heed: memory ran out");
+    return failed(heed_no_memory, "memory ran out");
   } catch (const std::exception& other) {
     return failed(heed_failed, other.what());
   } catch (...) {
-    return failed(heed_failed, "heed: an exception of no known type was thrown");
+    return failed(heed_failed, "an exception of no known type was thrown");
   }
 }
 
@@ -57,10 +60,12 @@ template <class Real>
 [[nodiscard]] Request<Real> request_of(const heed_call& call, const char* variant,
                                        const std::string& where, int threads) {
   Request<Real> request{
-      {stored_view<const Real>(call.query, "query"), stored_view<const Real>(call.key, "key"),
-       stored_view<const Real>(call.value, "value"), stored_view<const Real>(call.extra, "extra"),
-       nullptr, stored_view<const Real>(call.query_inputs, "query_inputs"),
-       stored_view<const Real>(call.key_inputs, "key_inputs"), Index(call.first_query)},
+      {stored_view<const Real>(call.query, "query", where),
+       stored_view<const Real>(call.key, "key", where),
+       stored_view<const Real>(call.value, "value", where),
+       stored_view<const Real>(call.extra, "extra", where), nullptr,
+       stored_view<const Real>(call.query_inputs, "query_inputs", where),
+       stored_view<const Real>(call.key_inputs, "key_inputs", where), Index(call.first_query)},
       mask_of<Real>(call.mask, where.c_str()),
       {},
       call.parameters,
@@ -82,14 +87,14 @@ template <class List>
 int forward(const heed_call* given, const heed_outputs* given_outputs, heed_saved** saved,
             int threads, std::string& error) {
   if (saved != nullptr) *saved = nullptr;
-  return guarded(error, [&] {
-    constexpr const char* door = "heed::forward";
+  constexpr const char* door = "heed::forward";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs to = adopt(given_outputs, "outputs", door);
     with_real(call.query, door, [&]<class Real>(Real) {
       const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
-      const auto request =
-          request_of<Real>(call, variant.name(), detail::door_name(door, variant.name()), threads);
+      const std::string where = detail::door_name(door, variant.name());
+      const auto request = request_of<Real>(call, variant.name(), where, threads);
       std::unique_ptr<SavedCall> kept;
       Saved<Real>* numbers = nullptr;
       if (saved != nullptr) {
@@ -98,11 +103,11 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
         kept->variant = variant.name();
         numbers = &kept->numbers.template emplace<Saved<Real>>();
       }
-      variant.forward(
-          request,
-          Outputs<Real>(stored_view<Real>(to.out, "out"), stored_view<Real>(to.lse, "lse"),
-                        stored_view<Real>(to.steps, "steps")),
-          numbers);
+      variant.forward(request,
+                      Outputs<Real>(stored_view<Real>(to.out, "out", where),
+                                    stored_view<Real>(to.lse, "lse", where),
+                                    stored_view<Real>(to.steps, "steps", where)),
+                      numbers);
       if (saved != nullptr) *saved = kept.release();
     });
   });
@@ -112,8 +117,8 @@ template <class List>
 int backward(const heed_call* given, const heed_saved* saved, const DLTensor* out,
              const heed_outputs* given_outputs, const heed_gradients* given_gradients, int threads,
              std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed::backward";
+  constexpr const char* door = "heed::backward";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs from = adopt(given_outputs, "grad_outputs", door);
     const heed_gradients to = adopt(given_gradients, "gradients", door);
@@ -128,15 +133,17 @@ int backward(const heed_call* given, const heed_saved* saved, const DLTensor* ou
       variant.backward(
           request_of<Real>(call, variant.name(), where, threads),
           {*numbers,
-           stored_view<const Real>(out, "out"),
-           OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out"),
-                                 stored_view<const Real>(from.lse, "grad_lse"),
-                                 stored_view<const Real>(from.steps, "grad_steps")),
-           {stored_view<Real>(to.query, "grad_query"), stored_view<Real>(to.key, "grad_key"),
-            stored_view<Real>(to.value, "grad_value"), stored_view<Real>(to.extra, "grad_extra"),
-            stored_view<Real>(to.bias, "grad_bias"),
-            stored_view<Real>(to.query_inputs, "grad_query_inputs"),
-            stored_view<Real>(to.key_inputs, "grad_key_inputs")},
+           stored_view<const Real>(out, "out", where),
+           OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out", where),
+                                 stored_view<const Real>(from.lse, "grad_lse", where),
+                                 stored_view<const Real>(from.steps, "grad_steps", where)),
+           {stored_view<Real>(to.query, "grad_query", where),
+            stored_view<Real>(to.key, "grad_key", where),
+            stored_view<Real>(to.value, "grad_value", where),
+            stored_view<Real>(to.extra, "grad_extra", where),
+            stored_view<Real>(to.bias, "grad_bias", where),
+            stored_view<Real>(to.query_inputs, "grad_query_inputs", where),
+            stored_view<Real>(to.key_inputs, "grad_key_inputs", where)},
            to.parameters,
            to.parameter_count});
     });
@@ -147,14 +154,18 @@ inline void free_saved(heed_saved* saved) { delete static_cast<SavedCall*>(saved
 
 inline int report(const heed_saved* saved, const char* name, const DLTensor* to,
                   std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* where = "heed_report";
+  constexpr const char* where = "heed_report";
+  return guarded(error, where, [&] {
     require(name != nullptr, where, ": name is a null pointer");
     require(to != nullptr, where, ": to is a null pointer");
     std::visit(
         [&](const auto& numbers) {
           const SmallTensor tensor(*to, std::string(where) + ": to");
           const Geometry& g = numbers.stamp.geometry;
+          const auto& names = numbers.diagnostic_names;
+          require(std::find(names.begin(), names.end(), name) != names.end(), where,
+                  ": the call reports no ", name, ", it reports ",
+                  names.empty() ? "nothing" : joined(names));
           const auto& rows = numbers.diagnostic(name);
           tensor.require_writable({g.batch, g.heads, g.len_q, 1});
           tensor.write(rows.data());
@@ -177,8 +188,8 @@ template <class Real>
                                 const std::string& where) {
   require(call.query != nullptr && call.value != nullptr, where, ": ",
           call.query != nullptr ? "value" : "query", " was not given, its shape is asked for");
-  const Shape q = detail::dlpack_axes(*call.query, "heed::view_dlpack: query").shape(),
-              v = detail::dlpack_axes(*call.value, "heed::view_dlpack: value").shape();
+  const Shape q = detail::dlpack_axes(*call.query, where + ": query").shape(),
+              v = detail::dlpack_axes(*call.value, where + ": value").shape();
   require(q.dim > 0 && v.dim > 0, where, ": query has dim_qk ", q.dim, " and value dim_v ", v.dim,
           ", both must be at least 1");
   const Index heads = q.heads / variant.query_heads();
@@ -187,8 +198,8 @@ template <class Real>
 
 template <class List>
 int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed::forward";  // which would say the same
+  constexpr const char* door = "heed::forward";  // which would say the same
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     heed_shapes found = adopt(shapes, "shapes", door);
     with_real(call.query, door, [&]<class Real>(Real) {
@@ -237,8 +248,8 @@ void with_initial(const heed_call& call, const heed_start* given, const char* do
 template <class List>
 int describe_variant(const heed_call* given, const heed_start* start, heed_parameter_info* infos,
                      size_t* count, std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed_describe";
+  constexpr const char* door = "heed_describe";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     require(count != nullptr, door, ": count is a null pointer");
     require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
@@ -262,8 +273,8 @@ int describe_variant(const heed_call* given, const heed_start* start, heed_param
 template <class List>
 int initial(const heed_call* given, const heed_start* start, const heed_parameter* to, size_t count,
             std::string& error) {
-  return guarded(error, [&] {
-    constexpr const char* door = "heed_initial";
+  constexpr const char* door = "heed_initial";
+  return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     with_initial<List>(call, start, door, [&](auto& entries, const std::string& where) {
       check_targets(entries, to, count, "initial value", where);
@@ -277,7 +288,7 @@ template <class List>
 const char* variant_name(size_t index) {
   const char* name = nullptr;
   std::string error;
-  (void)guarded(error, [&] {
+  (void)guarded(error, "heed_variant_name", [&] {
     const auto& list = variants<List, float>();
     if (index < list.size()) name = list[index]->name();
   });

@@ -75,7 +75,7 @@ inline constexpr bool is_param<Param<Real>> = true;
 template <class Real>
 void require_per_head(const Param<Real>& p, Index heads, const char* op, const char* name) {
   require(p.size() == 1 || p.size() == heads, op, ": ", name, " has ", p.size(),
-          " values; it needs 1 or one per head (", heads, ")");
+          " values, the call has ", heads, " heads; it needs 1 value, or one per head");
 }
 
 }  // namespace HEED_ABI

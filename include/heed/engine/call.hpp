@@ -391,8 +391,10 @@ void require_options(const Options& options, const std::string& where) {
           ": Options: precision is mixed, it must be storage for an op of double; an op of float "
           "has both");
   constexpr double largest = std::numeric_limits<Real>::max();
-  require(!options.scale || std::abs(*options.scale) <= largest, where, ": Options: scale is ",
-          options.scale.value_or(0), ", its size must be at most ", largest);
+  const double scale = options.scale.value_or(0);
+  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
+  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
+          ", its size must be at most ", largest);
 }
 
 namespace detail {

@@ -311,9 +311,10 @@ class BoundMask {
   void check_broadcast(const TensorView<U>& view, const char* what, const char* where) const {
     if (!view.given()) return;
     const Shape& s = view.shape();
+    require(s.dim == g_.len_kv, where, ": the ", what, " has shape ", s,
+            ", its last extent must be len_kv, ", g_.len_kv, ": it does not broadcast over keys");
     const bool fits = (s.batch == 1 || s.batch == g_.batch) &&
-                      (s.heads == 1 || s.heads == g_.heads) && (s.len == 1 || s.len == g_.len_q) &&
-                      s.dim == g_.len_kv;
+                      (s.heads == 1 || s.heads == g_.heads) && (s.len == 1 || s.len == g_.len_q);
     require(fits, where, ": the ", what, " has shape ", s, ", it must broadcast to ",
             Shape{g_.batch, g_.heads, g_.len_q, g_.len_kv});
     require(!view.has_elements() || view.data() != nullptr, where, ": the ", what,

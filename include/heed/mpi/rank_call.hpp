@@ -9,6 +9,7 @@
 //   kPieces<Op>                   how much backward() keeps of each piece of the queries
 //   call(comm, op, in, mask, sharding, g, options)   what has forward() and backward()
 
+#include <heed/core/type_text.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/mpi/gather.hpp>
 
@@ -149,6 +150,7 @@ class RankSide {
                                                const Digest& parameters) const {
     RankStamp of;
     of.add("the call", where);
+    of.add("the instruction set", heed::detail::instruction_set());
     of.add("the op's type", type);
     const auto shape = [](const StoredView<const Real>& view) { return view.shape(); };
     of.add("batch", shape(in.query).batch);
@@ -276,7 +278,7 @@ struct RankCall {
     op.visit([&](const char*, const auto& param) {
       for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
     });
-    return side.stamp(std::string(CallStamp::type_name<Op>()),
+    return side.stamp(heed::detail::type_text<Op>(),
                       double(scale_of(op, side.geometry, side.options)), parameters);
   }
 };
