@@ -378,6 +378,10 @@ TEST_CASE("options that no call may have are refused in the name of the call", "
   args.options.key_tile = 0;
   args.options.scale = -1e300;
   said("scale is -1e+300, its size must be at most 3.4028234663852886e+38");
+  for (const auto& [scale, text] : {std::pair{std::nan(""), "nan"}, {-HUGE_VAL, "-inf"}}) {
+    args.options.scale = scale;
+    said("scale is " + std::string(text) + ", it must be finite");
+  }
 }
 
 TEST_CASE("forward refuses outputs that do not fit or overlap an input", "[doors]") {
