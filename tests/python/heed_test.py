@@ -357,7 +357,7 @@ class Errors(unittest.TestCase):
         self.refused(ValueError, "heed::forward(dar): strength has 3 values, the call has 4 heads; it needs 1 value, or one per head", q, k, v, variant="dar", strength=[1.0, 2.0, 3.0])
         self.refused(ValueError, "heed::forward(sdpa): key_lengths has 0 entries, the batch is 2", q, k, v, key_lengths=[])
         self.refused(ValueError, "heed::forward(sdpa): key_lengths has 3 entries, the batch is 2", q, k, v, key_lengths=[1, 2, 3])
-        self.refused(ValueError, "heed::forward(sdpa): a key length is 10, it must lie in [0, 9]", q, k, v, key_lengths=[1, 10])
+        self.refused(ValueError, "heed::forward(sdpa): key_lengths[1] is 10, it must lie in [0, 9]", q, k, v, key_lengths=[1, 10])
         self.refused(ValueError, "heed::forward(sdpa): the bias has shape (3,1,1,9), it must broadcast to (2,4,9,9)", q, k, v, bias=np.zeros((3, 1, 1, 9)))
         self.refused(ValueError, "heed::forward(sdpa): the bias has shape (1,1,9,1), its last extent must be len_kv, 9: it does not broadcast over keys", q, k, v, bias=np.zeros((1, 1, 9, 1)))
         self.refused(ValueError, "heed::forward(sdpa): the boolean mask has shape (1,1,9,1), its last extent must be len_kv, 9: it does not broadcast over keys", q, k, v, mask=np.ones((1, 1, 9, 1), bool))
