@@ -607,6 +607,14 @@ static void check_messages_of_masks(const struct heed_call* right, const struct 
          "bfloat16");
   bias.dl.device.device_type = kDLVulkan;
   refuse(&call, to, "heed::forward(dar): strength is on vulkan, it must be on cpu");
+  // What no check of a call foresees.
+  const struct heed_start start = {.size = sizeof start, .prototypes = INT64_MAX};
+  size_t count = 0;
+  call = *right, call.variant = "prototype";
+  check(heed_describe(&call, &start, NULL, &count) == heed_invalid &&
+            strstr(heed_last_error(), "heed_describe: ") == heed_last_error() &&
+            strstr(heed_last_error(), "9223372036854775807") != NULL,
+        "is refused", heed_last_error());
   drop(&bias);
 }
 
