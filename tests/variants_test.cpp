@@ -2,6 +2,7 @@
 // The list of variants: what it says of a variant's sizes is what the variant's op accepts.
 
 #include "catch.hpp"
+#include "misnamed_parameters.hpp"
 
 #include <heed/variants.hpp>
 
@@ -34,6 +35,14 @@ TEMPLATE_TEST_CASE("a variant accepts the sizes that the list says, and no other
         CHECK(accepts(variant) == ((!traits.even_dim_qk || dim_qk % 2 == 0) &&
                                    (!traits.equal_widths || dim_qk == dim_v)));
       });
+}
+
+TEST_CASE("a parameter with numbers for other heads is named by what refuses it") {
+  for_each_variant<double>({1, 4, 4, 2, 5, 5, 6, 6}, [](const auto& variant) {
+    INFO(variant.name);
+    CHECK(heed_test::misnamed_parameters(variant.op, variant.geometry) ==
+          std::vector<std::string>{});
+  });
 }
 
 TEST_CASE("every variant has a name of its own, and the baseline comes first") {

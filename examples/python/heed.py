@@ -347,7 +347,7 @@ class _Request:
             struct.slope_align = at
         if soft_cap is not None:
             if soft_cap == 0:  # which stands for none in the struct
-                raise ValueError("soft_cap: cap is 0, it must be positive and finite")
+                raise ValueError("heed: soft_cap is 0, it must be positive and finite")
             struct.soft_cap = soft_cap
         if visible is not None:
             def ask(_, batch, head, query, key):

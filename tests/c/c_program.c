@@ -537,6 +537,7 @@ static void check_strides(void) {
   check(positive, "has small residuals", "ode");
   check(heed_report(saved, "tension", &residual.dl) == heed_invalid, "is refused",
         "a report that is none");
+  check_text(heed_last_error(), "heed_report: the call reports no tension, it reports residual");
   heed_saved_free(saved);
   drop(&packed), drop(&dense), drop(&out), drop(&strided_out), drop(&residual);
 }
@@ -575,8 +576,8 @@ static void check_storage(void) {
   query.dtype.code = kDLInt;
   check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "integers");
   check_text(heed_last_error(),
-             "heed::forward: query has dtype (code 0, bits 32, lanes 1), it must be float of 16, "
-             "32 or 64 bits, or bfloat16");
+             "heed::forward: query has dtype int32, it must be float64, float32, float16 or "
+             "bfloat16");
 }
 
 static void refuse(const struct heed_call* call, const struct heed_outputs* outputs,
@@ -585,6 +586,56 @@ static void refuse(const struct heed_call* call, const struct heed_outputs* outp
   check(heed_forward(call, outputs, &saved) == heed_invalid, "is refused", text);
   check(saved == NULL, "saves nothing", text);
   check_text(heed_last_error(), text);
+}
+
+// Whatever refuses a mask or a tensor, the sentence begins with the call and says types in words.
+static void check_messages_of_masks(const struct heed_call* right, const struct heed_outputs* to) {
+  struct heed_mask mask = {.size = sizeof mask};
+  struct heed_call call = *right;
+  call.mask = &mask;
+  struct heed_window windows[] = {{.left = 1, .right = 0}, {.left = -2, .right = 5}};
+  mask.windows = windows, mask.window_count = 2;
+  refuse(&call, to,
+         "heed::forward(dar): a window's left is -2 and right is 5, each must be -1 (open) or at "
+         "least 0");
+  mask.window_count = 0;
+  struct tensor bias;
+  make4(&bias, 1, 1, 3, 1);
+  mask.bias = &bias.dl;
+  refuse(&call, to,
+         "heed::forward(dar): the bias has shape (1,1,3,1), its last extent must be len_kv, 3: it "
+         "does not broadcast over keys");
+  bias.dl.device.device_type = kDLCUDA;
+  refuse(&call, to,
+         "heed::forward(dar): the bias is on cuda, it must be on cpu, or pinned host memory: "
+         "cuda_host or rocm_host");
+  mask.bias = NULL, mask.allowed = &bias.dl;
+  refuse(&call, to,
+         "heed::forward(dar): the boolean mask has dtype float64, it must be bool or uint8");
+  bias.dl.device.device_type = kDLCPU, bias.dl.dtype.code = kDLUInt, bias.dl.dtype.bits = 8;
+  memset(bias.dl.data, 0, 3 * sizeof(double));
+  refuse(&call, to,
+         "heed::forward(dar): the boolean mask has shape (1,1,3,1), its last extent must be "
+         "len_kv, 3: it does not broadcast over keys");
+  const double no_number = NAN;
+  call.mask = NULL, call.scale = &no_number;
+  refuse(&call, to, "heed::forward(dar): Options: scale is nan, it must be finite");
+  struct heed_parameter one = {.name = "strength", .tensor = &bias.dl};
+  call = *right, call.parameters = &one, call.parameter_count = 1;
+  refuse(&call, to,
+         "heed::forward(dar): strength has dtype uint8, it must be float64, float32, float16 or "
+         "bfloat16");
+  bias.dl.device.device_type = kDLVulkan;
+  refuse(&call, to, "heed::forward(dar): strength is on vulkan, it must be on cpu");
+  // What no check of a call foresees.
+  const struct heed_start start = {.size = sizeof start, .prototypes = INT64_MAX};
+  size_t count = 0;
+  call = *right, call.variant = "prototype";
+  check(heed_describe(&call, &start, NULL, &count) == heed_invalid &&
+            strstr(heed_last_error(), "heed_describe: ") == heed_last_error() &&
+            strstr(heed_last_error(), "9223372036854775807") != NULL,
+        "is refused", heed_last_error());
+  drop(&bias);
 }
 
 static void check_errors(void) {
@@ -624,8 +675,8 @@ static void check_errors(void) {
   single.dtype.bits = 32;
   call = right, call.key = &single;
   refuse(&call, &to,
-         "heed::view_dlpack: key has dtype (code 2, bits 32, lanes 1), the view has (code 2, bits "
-         "64, lanes 1)");
+         "heed::forward(dar): key has dtype float32, beside this query it must be float64");
+  check_messages_of_masks(&right, &to);
 
   struct heed_parameter one = {.name = "strenght", .number = 1};
   call = right, call.parameters = &one, call.parameter_count = 1;
@@ -653,7 +704,9 @@ static void check_errors(void) {
   one.name = "strength", one.text = "big";
   refuse(&call, &to, "heed::forward(dar): strength is \"big\", it must be a tensor or a number");
   one.text = NULL, one.tensor = &narrow.dl;
-  refuse(&call, &to, "heed::forward(dar): strength has 12 values; it needs 1 or one per head (2)");
+  refuse(&call, &to,
+         "heed::forward(dar): strength has 12 values, the call has 2 heads; it needs 1 value, "
+         "or one per head");
   one.name = NULL;
   refuse(&call, &to, "heed::forward(dar): a parameter has a null pointer for a name");
   const struct heed_parameter twice[] = {{.name = "eps", .number = 1},

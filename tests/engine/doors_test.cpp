@@ -178,18 +178,31 @@ const Refusal kInputRefusals[] = {
      [](Args& a) {
        a.mask = heed::key_lengths<float>({7, 8});
      },
-     {"key length", "8", "7"}},
+     {"key_lengths[1]", "8", "7"}},
     {"a negative key length",
      [](Args& a) {
        a.mask = heed::key_lengths<float>({-1, 3});
      },
-     {"key length", "-1", "[0, 7]"}},
+     {"key_lengths[0]", "-1", "[0, 7]"}},
     {"a boolean mask of another shape",
      [](Args& a) {
        static const bool all[64] = {};
        a.mask = heed::boolean<float>({all, {1, 1, 5, 8}});
      },
-     {"boolean mask", "(1,1,5,8)", "(2,4,5,7)"}},
+     {"boolean mask", "(1,1,5,8)", "len_kv, 7"}},
+    {"a boolean mask of queries alone",
+     [](Args& a) {
+       static const bool all[5] = {};
+       a.mask = heed::boolean<float>({all, {1, 1, 5, 1}});
+     },
+     {"the boolean mask has shape (1,1,5,1), its last extent must be len_kv, 7: it does not "
+      "broadcast over keys"}},
+    {"a bias of queries alone",
+     [](Args& a) {
+       a.mask = heed::bias<float>({a.call.value.view().data(), {1, 1, 5, 1}});
+     },
+     {"the bias has shape (1,1,5,1), its last extent must be len_kv, 7: it does not broadcast over "
+      "keys"}},
     {"a bias of another shape",
      [](Args& a) {
        a.mask = heed::bias<float>({a.call.value.view().data(), {1, 2, 5, 7}});
@@ -378,6 +391,10 @@ TEST_CASE("options that no call may have are refused in the name of the call", "
   args.options.key_tile = 0;
   args.options.scale = -1e300;
   said("scale is -1e+300, its size must be at most 3.4028234663852886e+38");
+  for (const auto& [scale, text] : {std::pair{std::nan(""), "nan"}, {-HUGE_VAL, "-inf"}}) {
+    args.options.scale = scale;
+    said("scale is " + std::string(text) + ", it must be finite");
+  }
 }
 
 TEST_CASE("forward refuses outputs that do not fit or overlap an input", "[doors]") {
@@ -639,8 +656,8 @@ TEST_CASE("an output beside its inputs in one packed tensor does not overlap the
 TEST_CASE("view_packed refuses a part that is not there", "[doors]") {
   float x = 0;
   check_words(message_of([&] { (void)heed::view_packed(&x, 1, 1, 1, 1, 3, 3); }),
-              {"part 3", "3 parts"});
-  check_words(message_of([&] { (void)heed::view_packed(&x, 1, 1, 1, 1, 3, -1); }), {"part -1"});
+              {"part is 3", "[0, 3)"});
+  check_words(message_of([&] { (void)heed::view_packed(&x, 1, 1, 1, 1, 3, -1); }), {"part is -1"});
 }
 
 TEST_CASE("overlap is judged by the bytes that two views touch", "[doors]") {

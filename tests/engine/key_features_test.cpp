@@ -117,6 +117,16 @@ struct Scaled {
   }
 };
 
+// Rows that turn by a learnt angle, one value or one per head.
+template <class T>
+struct Turned {
+  using Transform = heed::Rotation<T>;
+  template <class S>
+  S score(const auto& pair, const auto&) const {
+    return pair.logit;
+  }
+};
+
 // Inherits the promise of a score, not its features.
 template <class T>
 struct LouderDar : heed::DarScore<T> {
@@ -228,11 +238,15 @@ TEST_CASE("features of another op, of other numbers, heads or keys are refused",
   const auto refused = [&](const auto& op, const heed::Inputs<float>& in) {
     return message_of([&] { decoder.decode(op, in); });
   };
-  const std::string begin = "heed::forward: key_features ",
+  const std::string op = "heed::forward: ", begin = op + "key_features ",
+                    kept = ", the key_features that are kept are of an op with ",
                     end = "; KvCache::forget_features() makes room for those of this call";
   CHECK(refused(heed::ResonantOde<float>{}, cache.inputs(decoder.query())) ==
         begin + "are those of another op" + end);
-  for (int n = 0; n < 4; ++n) {
+  const char* differences[] = {"feature_numbers()[0] is 0.001", "feature_numbers()[1] is 1",
+                               "feature_numbers()[2] is 1", "projection has 16 values"};
+  const char* of_kept[] = {"1e-08", "0", "0", "24"};
+  for (std::size_t n = 0; n < 4; ++n) {
     heed::Dar<float> other = dar;
     if (n == 0) other.score.eps = 1e-3;
     if (n == 1) other.score.zero_norm = heed::ZeroNorm::safe;
@@ -240,7 +254,7 @@ TEST_CASE("features of another op, of other numbers, heads or keys are refused",
     if (n == 3) other.score.basis = heed_test::detail::reflected_basis<float>(8, 2);
     INFO(n);
     CHECK(refused(other, cache.inputs(decoder.query())) ==
-          begin + "are of an op with other numbers that they depend on" + end);
+          op + differences[n] + kept + of_kept[n] + end);
   }
   heed::KvCache<float> twin(2, 2, 8, 8, kPage);
   append(twin, decoder.call, 40);
@@ -272,13 +286,26 @@ TEST_CASE("features of another op, of other numbers, heads or keys are refused",
   prototypes.score.W[1] += 1;
   CHECK(message_of([&] {
           categories.decode(prototypes, categories.cache.inputs(categories.query()));
-        }) == begin + "are of an op with other numbers that they depend on" + end);
+        }).find(op + "table[1] is ") == 0);
   heed::Prototype<float> two = heed::make_prototype<float>(geometry(2, 2, 2, 90, 90, 8, 8), 3);
   Tensor<float> out({2, 2, 1, 8});
   CHECK(message_of([&] {
           heed::forward(two, categories.cache.inputs(tokens_of(Tensor<float>({2, 2, 1, 8}), 0, 1)),
                         {}, out.view());
         }) == begin + "are of 4 heads, the call has 2" + end);
+
+  // What is learnt and changes rows of keys is named, whether keys then differ by head or not.
+  heed::OwnAttention<Turned, float> turned;
+  Decoder turns(turned);
+  turns.decode();
+  const auto with_bases = [&](heed::Param<float> log_base) {
+    turned.score.log_base = std::move(log_base);
+    return message_of([&] { turns.decode(turned, turns.cache.inputs(turns.query())); });
+  };
+  CHECK(with_bases({1, 2, 3, 4}) == op + "log_base has 4 values" + kept + "1" + end);
+  CHECK(with_bases(8.0F) == op + "log_base[0] is 8" + kept + "9.2103405" + end);
+  CHECK(with_bases({1, 2}) ==
+        op + "log_base has 2 values, the call has 4 heads; it needs 1 value, or one per head");
 }
 
 TEST_CASE("a call on views from before a cache was cut leaves no features of what was cut",

@@ -343,5 +343,6 @@ TEST_CASE("the doors check 16-bit tensors as they check floats", "[stored]") {
         "heed::forward: query has a null pointer and shape (1,2,3,4)");
   const auto* odd = reinterpret_cast<const heed::half*>(reinterpret_cast<const char*>(data) + 1);
   CHECK(message({heed::TensorView<const heed::half>(odd, {1, 2, 1, 4}), key.view(), value.view()},
-                out.view()) == "heed::forward: query is not aligned to 2 bytes");
+                out.view()) ==
+        "heed::forward: query lies 1 bytes past a multiple of 2, it must be aligned to 2 bytes");
 }

@@ -205,4 +205,21 @@ TEST_CASE("calls that differ between ranks are refused on all of them by one sen
   CHECK(refusals([&](int, auto&, auto&, auto&, auto& own) {
           own.queries = Shards::contiguous(150, 3, 1);
         }).find("the rank's shard has 50") != std::string::npos);
+
+  // Of types, users read what they write.
+  const auto of_other_ops = [&](const ThreadRank& comm) {
+    RankTensors<Op> tensors{whole, sharding, comm.rank()};
+    const auto call = [&](const auto& op) {
+      mpi::forward(comm, op, tensors.inputs(), {}, sharding,
+                   {tensors.out.data(), tensors.rows_of(6)});
+    };
+    const std::string said =
+        message_of([&] { comm.rank() == 2 ? call(Dar<double>{}) : call(Op{}); });
+    if (said.find("heed::mpi::forward: the op's type is heed::Attention<double, "
+                  "heed::DarScore<double>, heed::Softmax<double>, heed::Identity<double>") != 0 ||
+        said.find(" on rank 2, on rank 0 it is heed::Attention<double, ") == std::string::npos ||
+        said.find("heed::v") != std::string::npos)
+      throw std::runtime_error(said);
+  };
+  on_ranks(3, of_other_ops);
 }

@@ -535,7 +535,8 @@ TEST_CASE("differential attention refuses what cannot be meant") {
   CHECK_NOTHROW(op.validate(g, "test"));
   refuses(op, heads_of(3, 3, 5), "test: dim_qk is 5, it must be even: both maps read half a head");
   op.normaliser.lambda = {0.1, 0.2};
-  refuses(op, g, "test: lambda has 2 values; it needs 1 or one per head (3)");
+  refuses(op, g,
+          "test: lambda has 2 values, the call has 3 heads; it needs 1 value, or one per head");
   op.normaliser.lambda = {0.1, kNan, 0.2};
   refuses(op, g, "test: lambda is nan, it must be finite");
 

@@ -200,6 +200,6 @@ TEST_CASE("A cache keeps features of parameters, and refuses those of others", "
   CHECK(message_of([&] {
           forward(op, cache.inputs(q), {}, {out.data(), one});
         }) ==
-        "heed::forward: key_features are of an op with other numbers that they depend on; "
+        "heed::forward: weight[0] is 0.5, the key_features that are kept are of an op with 0.3; "
         "KvCache::forget_features() makes room for those of this call");
 }

@@ -260,7 +260,9 @@ TEST_CASE("Wrong sizes and ranges are told in one sentence", "[own]") {
   OwnAttention<Everything, float> op;
   const auto said = [&] { return message_of([&] { op.validate(kSizes, "heed::forward"); }); };
   op.score.slope = {1.0F, 2.0F, 3.0F};
-  CHECK(said() == "heed::forward: slope has 3 values; it needs 1 or one per head (4)");
+  CHECK(
+      said() ==
+      "heed::forward: slope has 3 values, the call has 4 heads; it needs 1 value, or one per head");
   op.score.slope = 1.0F;
   op.score.width = {1.0F, 1.0F, 0.0F, 1.0F};
   CHECK(said() == "heed::forward: width is 0, it must be positive");

@@ -247,7 +247,6 @@ TEST_CASE("Tables that do not fit are refused", "[plug]") {
     fill(op, 3);
     OpCall<OwnAttention<Buckets, float>> call(op, g);
     CHECK(message_of([&] { call.forward(); }) ==
-          "heed: the score's table of positions has shape (3,16), it must be (1 or 2,buckets): one "
-          "for all heads, or one per head");
+          "heed::forward: table has 3 rows, the call has 2 heads; it needs 1 row, or one per head");
   }
 }

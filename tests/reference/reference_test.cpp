@@ -265,7 +265,9 @@ TEST_CASE("sizes that disagree are refused with both numbers") {
   CHECK(refusal([](P& p) {
           p.bias = {1, 2};
           p.bias_shape = {1, 1, 1, 2};
-        }) == "reference::forward: the bias has shape (1,1,1,2), it must broadcast to (1,2,2,3)");
+        }) ==
+        "reference::forward: the bias has shape (1,1,1,2), its last extent must be len_kv, 3: it "
+        "does not broadcast over keys");
   CHECK_THROWS_WITH(
       reference::gradients(Sdpa<double>{}, random_problem({1, 1, 1, 1, 1, 1, 1, 1}), {1, 2}),
       "reference::gradients: grad_out has 2 numbers, out has 1");

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "message_of.hpp"
+#include "misnamed_parameters.hpp"
 #include "nn_case.hpp"
 
 #include <heed/check/op_check.hpp>
@@ -216,6 +217,14 @@ TEST_CASE("every variant of the zoo passes check_op") {
     INFO(variant.name << "\n" << report.text());
     CHECK(report.passed());
     CHECK(report.cases.size() > 6);
+  });
+}
+
+TEST_CASE("a parameter of the zoo with numbers for other heads is named by what refuses it") {
+  zoo::for_each_zoo_variant<double>(kSizes, [](const auto& variant) {
+    INFO(variant.name);
+    CHECK(heed_test::misnamed_parameters(variant.op, variant.geometry) ==
+          std::vector<std::string>{});
   });
 }
 

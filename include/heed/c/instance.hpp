@@ -14,6 +14,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -30,13 +31,13 @@ struct SavedCall : heed_saved {
   std::variant<Saved<float>, Saved<double>> numbers;
 };
 
-// f(), with what it throws as a status and its sentence, which begins with `door` where no function of heed stands there.
+// f(), with what it throws as a status and its sentence, which begins with the name of the function.
 template <class F>
-[[nodiscard]] int guarded(std::string& error, const char* door, F&& f) noexcept {
-  const auto failed = [&error, door](int status, const char* text) {
+[[nodiscard]] int guarded(std::string& error, const std::string_view door, F&& f) noexcept {
+  const auto failed = [&](int status, const std::string_view text) {
     try {
-      error = text;
-      if (!error.starts_with("heed")) error = std::string(door) + ": " + text;
+      error = text.starts_with(door) ? "" : std::string(door) + ": ";
+      error += text;
     } catch (...) {
       error.clear();  // no memory for the sentence either
     }
@@ -62,10 +63,12 @@ template <class Real>
 [[nodiscard]] Request<Real> request_of(const heed_call& call, const char* variant,
                                        const std::string& where, int threads) {
   Request<Real> request{
-      {stored_view<const Real>(call.query, "query"), stored_view<const Real>(call.key, "key"),
-       stored_view<const Real>(call.value, "value"), stored_view<const Real>(call.extra, "extra"),
-       nullptr, stored_view<const Real>(call.query_inputs, "query_inputs"),
-       stored_view<const Real>(call.key_inputs, "key_inputs"), Index(call.first_query)},
+      {stored_view<const Real>(call.query, "query", where),
+       stored_view<const Real>(call.key, "key", where),
+       stored_view<const Real>(call.value, "value", where),
+       stored_view<const Real>(call.extra, "extra", where), nullptr,
+       stored_view<const Real>(call.query_inputs, "query_inputs", where),
+       stored_view<const Real>(call.key_inputs, "key_inputs", where), Index(call.first_query)},
       mask_of<Real>(call.mask, where.c_str()),
       {},
       call.parameters,
@@ -94,8 +97,8 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
     const heed_outputs to = adopt(given_outputs, "outputs", door);
     with_real(call.query, door, [&]<class Real>(Real) {
       const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
-      const auto request =
-          request_of<Real>(call, variant.name(), detail::door_name(door, variant.name()), threads);
+      const std::string where = detail::door_name(door, variant.name());
+      const auto request = request_of<Real>(call, variant.name(), where, threads);
       std::unique_ptr<SavedCall> kept;
       Saved<Real>* numbers = nullptr;
       if (saved != nullptr) {
@@ -104,11 +107,11 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
         kept->variant = variant.name();
         numbers = &kept->numbers.template emplace<Saved<Real>>();
       }
-      variant.forward(
-          request,
-          Outputs<Real>(stored_view<Real>(to.out, "out"), stored_view<Real>(to.lse, "lse"),
-                        stored_view<Real>(to.steps, "steps")),
-          numbers);
+      variant.forward(request,
+                      Outputs<Real>(stored_view<Real>(to.out, "out", where),
+                                    stored_view<Real>(to.lse, "lse", where),
+                                    stored_view<Real>(to.steps, "steps", where)),
+                      numbers);
       if (saved != nullptr) *saved = kept.release();
     });
   });
@@ -134,15 +137,17 @@ int backward(const heed_call* given, const heed_saved* saved, const DLTensor* ou
       variant.backward(
           request_of<Real>(call, variant.name(), where, threads),
           {*numbers,
-           stored_view<const Real>(out, "out"),
-           OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out"),
-                                 stored_view<const Real>(from.lse, "grad_lse"),
-                                 stored_view<const Real>(from.steps, "grad_steps")),
-           {stored_view<Real>(to.query, "grad_query"), stored_view<Real>(to.key, "grad_key"),
-            stored_view<Real>(to.value, "grad_value"), stored_view<Real>(to.extra, "grad_extra"),
-            stored_view<Real>(to.bias, "grad_bias"),
-            stored_view<Real>(to.query_inputs, "grad_query_inputs"),
-            stored_view<Real>(to.key_inputs, "grad_key_inputs")},
+           stored_view<const Real>(out, "out", where),
+           OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out", where),
+                                 stored_view<const Real>(from.lse, "grad_lse", where),
+                                 stored_view<const Real>(from.steps, "grad_steps", where)),
+           {stored_view<Real>(to.query, "grad_query", where),
+            stored_view<Real>(to.key, "grad_key", where),
+            stored_view<Real>(to.value, "grad_value", where),
+            stored_view<Real>(to.extra, "grad_extra", where),
+            stored_view<Real>(to.bias, "grad_bias", where),
+            stored_view<Real>(to.query_inputs, "grad_query_inputs", where),
+            stored_view<Real>(to.key_inputs, "grad_key_inputs", where)},
            to.parameters,
            to.parameter_count});
     });
@@ -163,8 +168,8 @@ inline int report(const heed_saved* saved, const char* name, const DLTensor* to,
           const Geometry& g = numbers.stamp.geometry;
           const auto& names = numbers.diagnostic_names;
           require(std::find(names.begin(), names.end(), name) != names.end(), where,
-                  ": the call reports no ", name,
-                  names.empty() ? "" : ", it reports " + joined(names));
+                  ": the call reports no ", name, ", it reports ",
+                  names.empty() ? "nothing" : joined(names));
           const auto& rows = numbers.diagnostic(name);
           tensor.require_writable({g.batch, g.heads, g.len_q, 1});
           tensor.write(rows.data());
@@ -187,8 +192,8 @@ template <class Real>
                                 const std::string& where) {
   require(call.query != nullptr && call.value != nullptr, where, ": ",
           call.query != nullptr ? "value" : "query", " was not given, its shape is asked for");
-  const Shape q = detail::dlpack_axes(*call.query, "heed::view_dlpack: query").shape(),
-              v = detail::dlpack_axes(*call.value, "heed::view_dlpack: value").shape();
+  const Shape q = detail::dlpack_axes(*call.query, where + ": query").shape(),
+              v = detail::dlpack_axes(*call.value, where + ": value").shape();
   require(q.dim > 0 && v.dim > 0, where, ": query has dim_qk ", q.dim, " and value dim_v ", v.dim,
           ", both must be at least 1");
   const Index heads = q.heads / variant.query_heads();

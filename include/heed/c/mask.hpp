@@ -72,7 +72,10 @@ class AskedFunction final : public detail::AskedRule {
                                                          const char* where) {
   DLTensor as_bool = tensor;
   if (has_dtype(tensor, kDLUInt, 8)) as_bool.dtype.code = detail::kDlpackBool;
-  const auto view = view_dlpack<const bool>(as_bool, "the boolean mask");
+  const std::string who = std::string(where) + ": the boolean mask";
+  require(has_dtype(as_bool, detail::kDlpackBool, 8), who, " has dtype ",
+          detail::dtype_text(tensor.dtype), ", it must be bool or uint8");
+  const auto view = detail::view_dlpack_as<const bool>(as_bool, who);
   if (as_bool.dtype.code == tensor.dtype.code || !view.has_elements()) return view;
   const auto* bytes = reinterpret_cast<const unsigned char*>(view.data());
   const Shape& s = view.shape();
@@ -85,8 +88,8 @@ class AskedFunction final : public detail::AskedRule {
       for (Index i = 0; i < rows; ++i)
         for (Index j = 0; j < s.dim; ++j) {
           const int byte = bytes[b * by.batch + h * by.head + i * by.row + j];
-          require(byte <= 1, where, ": the boolean mask holds ", byte, " at (", b, ",", h, ",", i,
-                  ",", j, "), it must hold 0 and 1");
+          require(byte <= 1, who, " holds ", byte, " at (", b, ",", h, ",", i, ",", j,
+                  "), it must hold 0 and 1");
         }
   return view;
 }
@@ -112,8 +115,9 @@ template <class Real>
   require_list(from.windows, from.window_count, "windows", where);
   for (std::size_t n = 0; n < from.window_count; ++n) {
     const heed_window& w = from.windows[n];
-    mask = mask & window<Real>(Index(w.left), Index(w.right),
-                               align_of(w.align, "the align of a window", where), Index(w.offset));
+    mask.bands.push_back(detail::band_of_window(
+        Index(w.left), Index(w.right), align_of(w.align, "the align of a window", where),
+        Index(w.offset), std::string(where) + ": a window's"));
   }
   require_list(from.key_ranges, from.key_range_count, "key ranges", where);
   for (std::size_t n = 0; n < from.key_range_count; ++n)
@@ -122,7 +126,8 @@ template <class Real>
   if (from.key_lengths != nullptr)
     mask.key_lengths = indices(from.key_lengths, from.key_length_count);
   if (from.allowed != nullptr) mask.allowed = allowed_view(*from.allowed, where);
-  if (from.bias != nullptr) mask.bias = view_dlpack<const Real>(*from.bias, "bias");
+  if (from.bias != nullptr)
+    mask.bias = detail::view_dlpack_as<const Real>(*from.bias, std::string(where) + ": the bias");
   require_list(from.query_documents, from.query_document_count, "documents of queries", where);
   if (from.query_documents != nullptr)
     mask.query_documents = indices(from.query_documents, from.query_document_count);

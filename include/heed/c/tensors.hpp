@@ -27,18 +27,23 @@ namespace c {
   return tensor.dtype.code == code && tensor.dtype.bits == bits && tensor.dtype.lanes == 1;
 }
 
-// A tensor of a call that computes with the Real of Element; null: one that is not given.
+// A tensor of a call that computes with the Real of Element; null: one that is not given. Errors begin with `where`.
 template <class Element>
-[[nodiscard]] StoredView<Element> stored_view(const DLTensor* tensor, const char* name) {
+[[nodiscard]] StoredView<Element> stored_view(const DLTensor* tensor, const char* name,
+                                              const std::string& where) {
   using Real = std::remove_const_t<Element>;
   if (tensor == nullptr) return {};
+  const std::string who = where + ": " + name;
   if constexpr (std::is_same_v<Real, float>) {
     using Bfloat16 = std::conditional_t<std::is_const_v<Element>, const bfloat16, bfloat16>;
     using Half = std::conditional_t<std::is_const_v<Element>, const half, half>;
-    if (has_dtype(*tensor, kDLBfloat, 16)) return view_dlpack<Bfloat16>(*tensor, name);
-    if (has_dtype(*tensor, kDLFloat, 16)) return view_dlpack<Half>(*tensor, name);
+    if (has_dtype(*tensor, kDLBfloat, 16)) return detail::view_dlpack_as<Bfloat16>(*tensor, who);
+    if (has_dtype(*tensor, kDLFloat, 16)) return detail::view_dlpack_as<Half>(*tensor, who);
   }
-  return view_dlpack<Element>(*tensor, name);
+  require(has_dtype(*tensor, kDLFloat, 8 * sizeof(Real)), who, " has dtype ",
+          detail::dtype_text(tensor->dtype), ", beside this query it must be ",
+          sizeof(Real) == 4 ? "float32, float16 or bfloat16" : "float64");
+  return detail::view_dlpack_as<Element>(*tensor, who);
 }
 
 // f(Real()) for what a call with this query computes with.
@@ -48,7 +53,7 @@ decltype(auto) with_real(const DLTensor* query, const std::string& where, F&& f)
       has_dtype(*query, kDLBfloat, 16))
     return f(float());
   require(has_dtype(*query, kDLFloat, 64), where, ": query has dtype ",
-          detail::dtype_text(query->dtype), ", it must be float of 16, 32 or 64 bits, or bfloat16");
+          detail::dtype_text(query->dtype), ", it must be float64, float32, float16 or bfloat16");
   return f(double());
 }
 
@@ -63,10 +68,8 @@ decltype(auto) with_real(const DLTensor* query, const std::string& where, F&& f)
 class SmallTensor {
  public:
   SmallTensor(const DLTensor& tensor, const std::string& who) : tensor_(tensor), who_(who) {
-    std::int32_t device = 0;  // copied: the number may be none of the enumeration's
-    std::memcpy(&device, &tensor.device.device_type, sizeof device);
-    require(device == kDLCPU, who, " is on device type ", device, ", it must be ", int(kDLCPU),
-            " (CPU)");
+    const std::int32_t device = detail::device_of(tensor);
+    require(device == kDLCPU, who, " is on ", detail::device_text(device), ", it must be on cpu");
     require(tensor.ndim >= 0 && tensor.ndim <= kMostAxes, who, " has ndim ", tensor.ndim,
             ", it must lie in [0, ", kMostAxes, "]");
     require(tensor.ndim == 0 || tensor.shape != nullptr, who, " has ndim ", tensor.ndim,
@@ -95,7 +98,7 @@ class SmallTensor {
   template <class Number>
   [[nodiscard]] std::vector<Number> numbers() const {
     std::vector<Number> values;
-    with_dtype("float of 16, 32 or 64 bits, or bfloat16", [&]<class Stored>(Stored) {
+    with_dtype([&]<class Stored>(Stored) {
       values.reserve(std::size_t(size_));
       each([&](Index at) {
         Stored x;
@@ -108,7 +111,7 @@ class SmallTensor {
   // The same of a tensor of integers.
   [[nodiscard]] std::vector<Index> whole_numbers() const {
     require(has_dtype(tensor_, kDLInt, 64) || has_dtype(tensor_, kDLInt, 32), who_, " has dtype ",
-            detail::dtype_text(tensor_.dtype), ", it must be int of 32 or 64 bits");
+            detail::dtype_text(tensor_.dtype), ", it must be int64 or int32");
     std::vector<Index> values;
     values.reserve(std::size_t(size_));
     each([&](Index at) {
@@ -129,8 +132,7 @@ class SmallTensor {
     require(shape_ == shape, who_, " has shape ", detail::extents_text(shape_), ", it must be ",
             detail::extents_text(shape));
     require(has_dtype(tensor_, kDLFloat, 32) || has_dtype(tensor_, kDLFloat, 64), who_,
-            " has dtype ", detail::dtype_text(tensor_.dtype),
-            ", it must be float of 32 or 64 bits");
+            " has dtype ", detail::dtype_text(tensor_.dtype), ", it must be float64 or float32");
     std::vector<std::pair<Index, std::size_t>> steps;  // from the shortest
     for (std::size_t axis = 0; axis < strides_.size(); ++axis)
       if (shape_[axis] > 1) steps.emplace_back(std::abs(strides_[axis]), axis);
@@ -182,12 +184,13 @@ class SmallTensor {
   static constexpr int kMostAxes = 8;
 
   template <class F>
-  void with_dtype(const char* wanted, F&& f) const {
+  void with_dtype(F&& f) const {
     if (has_dtype(tensor_, kDLFloat, 64)) return f(double());
     if (has_dtype(tensor_, kDLFloat, 32)) return f(float());
     if (has_dtype(tensor_, kDLFloat, 16)) return f(half());
     require(has_dtype(tensor_, kDLBfloat, 16), who_, " has dtype ",
-            detail::dtype_text(tensor_.dtype), ", it must be ", wanted);
+            detail::dtype_text(tensor_.dtype),
+            ", it must be float64, float32, float16 or bfloat16");
     f(bfloat16());
   }
   [[nodiscard]] std::size_t bytes() const { return (tensor_.dtype.bits + 7U) / 8U; }

@@ -35,6 +35,8 @@
 
 #define HEED_JOIN_NOW(a, b) a##_##b
 #define HEED_JOIN(a, b) HEED_JOIN_NOW(a, b)
+#define HEED_TEXT_NOW(a) #a
+#define HEED_TEXT(a) HEED_TEXT_NOW(a)
 #if defined(_OPENMP)
 #define HEED_ABI HEED_JOIN(HEED_ISA, openmp)
 #else
@@ -46,6 +48,27 @@ inline namespace HEED_ABI {
 
 // Every extent, stride and index. Signed, so that a difference of positions is a number.
 using Index = std::ptrdiff_t;
+
+namespace detail {
+
+// What the headers are compiled for, in words.
+[[nodiscard]] constexpr const char* instruction_set() {
+#if defined(__AVX512BF16__)
+  return "AVX-512 with BF16";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__) && defined(__FMA__)
+  return "AVX2 with FMA";
+#elif defined(__AVX__)
+  return "AVX";
+#elif defined(__aarch64__)
+  return "NEON";
+#else
+  return "128-bit registers";
+#endif
+}
+
+}  // namespace detail
 
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -75,7 +75,14 @@ inline constexpr bool is_param<Param<Real>> = true;
 template <class Real>
 void require_per_head(const Param<Real>& p, Index heads, const char* op, const char* name) {
   require(p.size() == 1 || p.size() == heads, op, ": ", name, " has ", p.size(),
-          " values; it needs 1 or one per head (", heads, ")");
+          " values, the call has ", heads, " heads; it needs 1 value, or one per head");
+}
+
+// Throws unless p, of shape (1 or heads, ...), has a row for all heads or one for each.
+template <class Real>
+void require_rows_per_head(const Param<Real>& p, Index heads, const char* op, const char* name) {
+  require(p.extent(0) == 1 || p.extent(0) == heads, op, ": ", name, " has ", p.extent(0),
+          " rows, the call has ", heads, " heads; it needs 1 row, or one per head");
 }
 
 }  // namespace HEED_ABI

@@ -325,7 +325,8 @@ template <class Element>
 template <class Element>
 [[nodiscard]] TensorView<Element> view_packed(Element* data, Index batch, Index len, Index heads,
                                               Index dim, Index parts, Index part) {
-  require(part >= 0 && part < parts, "view_packed: part ", part, " of ", parts, " parts");
+  require(part >= 0 && part < parts, "view_packed: part is ", part, ", it must lie in [0, ", parts,
+          "), the parts");
   const Index width = checked_product(heads, dim, "view_packed: heads x dim");
   const Index row = checked_product(parts, width, "view_packed: parts x heads x dim");
   return {data ? data + part * width : data,

@@ -235,7 +235,10 @@ struct Saved {
   [[nodiscard]] const std::vector<Real>& diagnostic(const std::string& name) const {
     for (std::size_t i = 0; i < diagnostic_names.size(); ++i)
       if (diagnostic_names[i] == name) return diagnostics[i];
-    fail("Saved::diagnostic: the op reports no ", name);
+    std::string known;
+    for (const std::string& of : diagnostic_names) known += (known.empty() ? "" : ", ") + of;
+    fail("Saved::diagnostic: the op reports no ", name, ", it reports ",
+         known.empty() ? "nothing" : known);
   }
 };
 
@@ -293,8 +296,9 @@ inline void require_view(const MemoryView& view, const char* name, const std::st
     (void)view.span(p);  // throws where an offset does not fit
     const std::uintptr_t address = view.address(p);
     require(address != 0, where, ": ", name, " has a null pointer and shape ", s);
-    require(address % std::uintptr_t(view.alignment) == 0, where, ": ", name, " is not aligned to ",
-            view.alignment, " bytes");
+    const std::uintptr_t past = address % std::uintptr_t(view.alignment);
+    require(past == 0, where, ": ", name, " lies ", past, " bytes past a multiple of ",
+            view.alignment, ", it must be aligned to ", view.alignment, " bytes");
   }
 }
 
@@ -387,8 +391,10 @@ void require_options(const Options& options, const std::string& where) {
           ": Options: precision is mixed, it must be storage for an op of double; an op of float "
           "has both");
   constexpr double largest = std::numeric_limits<Real>::max();
-  require(!options.scale || std::abs(*options.scale) <= largest, where, ": Options: scale is ",
-          options.scale.value_or(0), ", its size must be at most ", largest);
+  const double scale = options.scale.value_or(0);
+  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
+  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
+          ", its size must be at most ", largest);
 }
 
 namespace detail {

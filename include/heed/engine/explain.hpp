@@ -50,22 +50,6 @@ struct Explanation {
 
 namespace detail {
 
-[[nodiscard]] inline std::string instruction_set() {
-#if defined(__AVX512BF16__)
-  return "AVX-512 with BF16";
-#elif defined(__AVX512F__)
-  return "AVX-512";
-#elif defined(__AVX2__) && defined(__FMA__)
-  return "AVX2 with FMA";
-#elif defined(__AVX__)
-  return "AVX";
-#elif defined(__aarch64__)
-  return "NEON";
-#else
-  return "128-bit registers";
-#endif
-}
-
 // Tiles of all panels by kind, and the products' flops in them.
 template <class Op, class Real>
 void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {

@@ -31,6 +31,24 @@ class KeySide;
 
 namespace detail {
 
+// Numbers of an op that key features depend on, and the name that its author gives them.
+template <class Number>
+struct NamedNumbers {
+  const char* name;
+  std::vector<Number> numbers = {};
+
+  // A sentence about those of a call that differ; empty if none do.
+  [[nodiscard]] std::string difference(const std::vector<Number>& call) const {
+    constexpr const char* kept = ", the key_features that are kept are of an op with ";
+    if (numbers == call) return {};
+    if (numbers.size() != call.size())
+      return joined({name, " has ", call.size(), " values", kept, numbers.size()});
+    std::size_t n = 0;
+    while (numbers[n] == call[n]) ++n;
+    return joined({name, "[", n, "] is ", call[n], kept, numbers[n]});
+  }
+};
+
 // What key features depend on beside the numbers of the keys.
 template <class Real>
 struct KeyFeaturesStamp {
@@ -39,24 +57,35 @@ struct KeyFeaturesStamp {
   std::uintptr_t address = 0;  // of the first key
   Index heads = 0;             // with features of their own
   std::vector<Index> sources;  // of each map of each such head: kv_head, key_column, width
-  std::vector<Real> tables, projection;
-  std::vector<double> numbers;  // that the score names
+  std::vector<NamedNumbers<Real>> parameters;
+  NamedNumbers<Real> tables{"table"}, projection{"projection"};
+  NamedNumbers<double> numbers{"feature_numbers()"};
 
-  // In what `call` differs, as the end of a sentence about key features; empty if in nothing.
+  // In what `call` differs, as a sentence; empty if in nothing.
   [[nodiscard]] std::string difference(const KeyFeaturesStamp& call) const {
     std::string text;
     const auto unless_same = [&text](bool same, const auto&... parts) {
       if (!same && text.empty()) text = joined({Part(parts)...});
     };
-    unless_same(op == call.op, "are those of another op");
-    unless_same(keys == call.keys, "are of keys (batch, kv_heads, len, dim_qk) with batch ",
-                keys.batch, ", kv_heads ", keys.heads, " and dim_qk ", keys.dim, ", these have ",
+    const auto unless_equal = [&](const auto& own, const auto& others) {
+      if (text.empty()) text = own.difference(others.numbers);
+    };
+    unless_same(op == call.op, "key_features are those of another op");
+    unless_same(keys == call.keys,
+                "key_features are of keys (batch, kv_heads, len, dim_qk) with batch ", keys.batch,
+                ", kv_heads ", keys.heads, " and dim_qk ", keys.dim, ", these have ",
                 call.keys.batch, ", ", call.keys.heads, " and ", call.keys.dim);
-    unless_same(address == call.address, "are of keys at another address");
-    unless_same(heads == call.heads, "are of ", heads, " heads, the call has ", call.heads);
-    unless_same(sources == call.sources, "are of heads that read other columns of the keys");
-    unless_same(projection == call.projection && tables == call.tables && numbers == call.numbers,
-                "are of an op with other numbers that they depend on");
+    unless_same(address == call.address, "key_features are of keys at another address");
+    if (text.empty())
+      for (std::size_t n = 0; n < parameters.size(); ++n)
+        unless_equal(parameters[n], call.parameters[n]);
+    unless_same(heads == call.heads, "key_features are of ", heads, " heads, the call has ",
+                call.heads);
+    unless_same(sources == call.sources,
+                "key_features are of heads that read other columns of the keys");
+    unless_equal(projection, call.projection);
+    unless_equal(tables, call.tables);
+    unless_equal(numbers, call.numbers);
     return text;
   }
 };

@@ -368,7 +368,7 @@ class KeySide {
     detail::KeyFeaturesStamp<Real> call = stamp();
     if (kept.len_ > 0) {
       const std::string difference = kept.stamp_.difference(call);
-      require(difference.empty(), where, ": key_features ", difference,
+      require(difference.empty(), where, ": ", difference,
               "; KvCache::forget_features() makes room for those of this call");
     } else {
       kept.forget();
@@ -392,21 +392,21 @@ class KeySide {
         for (const Index number : {source.kv_head, source.key_column, source.width})
           stamp.sources.push_back(number);
       }
-    if constexpr (Needs::has_categories) stamp.tables = tables_;
+    if constexpr (Needs::has_categories) stamp.tables.numbers = tables_;
     if constexpr (Score::has_projection) {
       const auto& basis = op_.score.projection();
-      stamp.projection.assign(basis.data(), basis.data() + basis.size());
+      stamp.projection.numbers.assign(basis.data(), basis.data() + basis.size());
     }
     if constexpr (requires { op_.score.feature_numbers(); })
-      stamp.numbers = op_.score.feature_numbers();
-    const auto add_numbers = [&stamp](const auto& param) {
-      stamp.numbers.insert(stamp.numbers.end(), param.data(), param.data() + param.size());
+      stamp.numbers.numbers = op_.score.feature_numbers();
+    const auto add = [&stamp](const char* name, const auto& param) {
+      stamp.parameters.push_back({name, {param.data(), param.data() + param.size()}});
     };
     if constexpr (Score::has_transform)
-      visit_parameters(op_.score, [&](const char*, const auto& param) { add_numbers(param); });
+      visit_parameters(op_.score, add);
     else if constexpr (Needs::key_parameters)
       detail::for_each_scalar<Score>(
-          [&](const auto& entry, int) { add_numbers(op_.score.*entry.member); });
+          [&](const auto& entry, int) { add(entry.name, op_.score.*entry.member); });
     return stamp;
   }
 

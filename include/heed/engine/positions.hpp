@@ -31,9 +31,7 @@ class PositionTable {
   // Throws std::invalid_argument where the table does not fit the heads, or bucket() leaves it.
   PositionTable(const Score& score, const Geometry& g) : score_(score), g_(g) {
     const Param<Real>& table = score.*Score::positions;
-    require(table.shape().size() == 2 && (table.extent(0) == 1 || table.extent(0) == g.heads),
-            "heed: the score's table of positions has shape ", detail::extents_text(table.shape()),
-            ", it must be (1 or ", g.heads, ",buckets): one for all heads, or one per head");
+    require_positions(score, g, "heed");
     if constexpr (kByDistance) {
       for (Index n = 0; n < line(); ++n) {
         const Index i_minus_j = distance(n), i = std::max<Index>(i_minus_j, 0);

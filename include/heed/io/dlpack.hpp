@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -65,10 +66,48 @@ template <DlpackElement Real>
   return {code, std::uint8_t(8 * sizeof(Real)), 1};
 }
 
-// (code 2, bits 32, lanes 1)
-[[nodiscard]] inline std::string dtype_text(const DLDataType& d) {
-  return "(code " + std::to_string(d.code) + ", bits " + std::to_string(d.bits) + ", lanes " +
-         std::to_string(d.lanes) + ")";
+// "float32", "bool", "4 lanes of int8"
+[[nodiscard, gnu::cold]] inline std::string dtype_text(const DLDataType& d) {
+  constexpr const char* names[] = {"int",
+                                   "uint",
+                                   "float",
+                                   "handle",
+                                   "bfloat",
+                                   "complex",
+                                   "bool",
+                                   "float8_e3m4",
+                                   "float8_e4m3",
+                                   "float8_e4m3b11fnuz",
+                                   "float8_e4m3fn",
+                                   "float8_e4m3fnuz",
+                                   "float8_e5m2",
+                                   "float8_e5m2fnuz",
+                                   "float8_e8m0fnu",
+                                   "float6_e2m3fn",
+                                   "float6_e3m2fn",
+                                   "float4_e2m1fn"};
+  const std::string bits = std::to_string(d.bits);
+  std::string text = "an unknown type of " + bits + " bits";
+  if (d.code < std::size(names)) text = names[d.code];
+  // The names behind bool's have their bits in them.
+  if (d.code < kDlpackBool || (d.code == kDlpackBool && d.bits != 8)) text += bits;
+  return d.lanes == 1 ? text : std::to_string(d.lanes) + " lanes of " + text;
+}
+
+// The number of a tensor's kind of device: as an enum, that of a newer producer may be none of its values.
+[[nodiscard]] inline std::int32_t device_of(const DLTensor& tensor) {
+  std::int32_t device = 0;
+  static_assert(sizeof device == sizeof tensor.device.device_type);
+  std::memcpy(&device, &tensor.device.device_type, sizeof device);
+  return device;
+}
+[[nodiscard, gnu::cold]] inline std::string device_text(std::int32_t device) {
+  constexpr const char* names[] = {"",       "cpu",       "cuda",    "cuda_host",    "opencl",
+                                   "",       "",          "vulkan",  "metal",        "vpi",
+                                   "rocm",   "rocm_host", "ext_dev", "cuda_managed", "oneapi",
+                                   "webgpu", "hexagon",   "maia",    "trn"};
+  const bool known = device >= 0 && std::size_t(device) < std::size(names);
+  return known && *names[device] ? names[device] : "an unknown device";
 }
 
 // A DLTensor's extents and strides as those of (batch, heads, len, dim).
@@ -174,30 +213,31 @@ void set_dlpack_flags(DLManagedTensorVersioned& tensor) {
 }
 #endif
 
-}  // namespace detail
-
-// A view of a tensor's memory as float, double, bfloat16, half or bool; with const Real it is for reading only. `name` stands
-// for the tensor in error texts.
-template <detail::DlpackElement Real>
-[[nodiscard]] TensorView<Real> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
-  using namespace detail;
-  const std::string who = std::string("heed::view_dlpack: ") + name;
+// What view_dlpack() gives; `who` begins its errors.
+template <DlpackElement Real>
+[[nodiscard]] TensorView<Real> view_dlpack_as(const DLTensor& tensor, const std::string& who) {
   const DLDataType dtype = tensor.dtype, wanted = dlpack_dtype<Real>();
   require(dtype.code == wanted.code && dtype.bits == wanted.bits && dtype.lanes == wanted.lanes,
-          who, " has dtype ", dtype_text(dtype), ", the view has ", dtype_text(wanted));
-  std::int32_t device =
-      0;  // copied: as an enum, the number of a newer producer may be none of its values
-  static_assert(sizeof device == sizeof tensor.device.device_type);
-  std::memcpy(&device, &tensor.device.device_type, sizeof device);
-  require(device == kDLCPU || device == kDLCUDAHost || device == kDLROCMHost, who,
-          " is on device type ", device, ", it must be ", int(kDLCPU),
-          " (CPU) or pinned host memory, ", int(kDLCUDAHost), " or ", int(kDLROCMHost));
+          who, " has dtype ", dtype_text(dtype), ", it must be ", dtype_text(wanted));
+  const std::int32_t device = device_of(tensor);
+  require(device == kDLCPU || device == kDLCUDAHost || device == kDLROCMHost, who, " is on ",
+          device_text(device),
+          ", it must be on cpu, or pinned host memory: cuda_host or rocm_host");
   const DlpackAxes axes = dlpack_axes(tensor, who);
   const Index bytes =
       require_dlpack_strides(axes, Index(sizeof(Real)), !std::is_const_v<Real>, who);
   return {dlpack_data<Real>(tensor, axes.shape(), bytes, who),
           axes.shape(),
           {axes.strides[0], axes.strides[1], axes.strides[2]}};
+}
+
+}  // namespace detail
+
+// A view of a tensor's memory as float, double, bfloat16, half or bool; with const Real it is for reading only. `name` stands
+// for the tensor in error texts.
+template <detail::DlpackElement Real>
+[[nodiscard]] TensorView<Real> view_dlpack(const DLTensor& tensor, const char* name = "tensor") {
+  return detail::view_dlpack_as<Real>(tensor, std::string("heed::view_dlpack: ") + name);
 }
 
 #ifdef DLPACK_MAJOR_VERSION

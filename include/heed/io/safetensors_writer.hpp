@@ -57,7 +57,8 @@ class SafetensorsWriter {
     require(shape.size() <= safetensors_limits::extents, tensor, " has ", shape.size(),
             " extents, more than ", safetensors_limits::extents);
     const std::optional<std::size_t> bytes = tensor_bytes(shape, width);
-    require(bytes.has_value(), tensor, " has a negative extent or a size that overflows an index");
+    require(bytes.has_value(), tensor, " has shape [", extents_of(shape),
+            "], with a negative extent or a size that overflows an index");
     require(*bytes == data.size(), tensor, " has ", data.size() / width, " values (", data.size(),
             " bytes), its shape holds ", *bytes / width);
     require(name.size() <= safetensors_limits::name_bytes, tensor, " has a name of ", name.size(),
@@ -136,12 +137,14 @@ class SafetensorsWriter {
     return text;
   }
 
+  [[nodiscard]] static std::string extents_of(const std::vector<Index>& shape) {
+    std::string text;
+    for (const Index extent : shape) text += (text.empty() ? "" : ",") + std::to_string(extent);
+    return text;
+  }
   [[nodiscard]] static std::string entry(const Tensor& tensor, std::size_t begin) {
-    std::string shape;
-    for (const Index extent : tensor.shape)
-      shape += (shape.empty() ? "" : ",") + std::to_string(extent);
-    return tensor.json_name + ":{\"dtype\":\"" + tensor.dtype + "\",\"shape\":[" + shape +
-           "],\"data_offsets\":[" + std::to_string(begin) + "," +
+    return tensor.json_name + ":{\"dtype\":\"" + tensor.dtype + "\",\"shape\":[" +
+           extents_of(tensor.shape) + "],\"data_offsets\":[" + std::to_string(begin) + "," +
            std::to_string(begin + tensor.data.size()) + "]}";
   }
 

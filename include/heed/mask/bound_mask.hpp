@@ -16,6 +16,17 @@
 namespace heed {
 inline namespace HEED_ABI {
 
+// Throws, its sentence starting with `where`, unless a boolean mask or bias (`what`) of that shape fits the call.
+inline void require_mask_shape(const Shape& s, const Geometry& g, const char* what,
+                               const char* where) {
+  require(s.dim == g.len_kv, where, ": the ", what, " has shape ", s,
+          ", its last extent must be len_kv, ", g.len_kv, ": it does not broadcast over keys");
+  const bool fits = (s.batch == 1 || s.batch == g.batch) && (s.heads == 1 || s.heads == g.heads) &&
+                    (s.len == 1 || s.len == g.len_q);
+  require(fits, where, ": the ", what, " has shape ", s, ", it must broadcast to ",
+          Shape{g.batch, g.heads, g.len_q, g.len_kv});
+}
+
 template <class Real>
 class BoundMask {
  public:
@@ -317,20 +328,18 @@ class BoundMask {
     if (!mask_.key_lengths) return;
     require(Index(mask_.key_lengths->size()) == g_.batch, where, ": key_lengths has ",
             mask_.key_lengths->size(), " entries, the batch is ", g_.batch);
-    for (const Index length : *mask_.key_lengths)
-      require(length >= 0 && length <= g_.len_kv, where, ": a key length is ", length,
+    for (Index b = 0; b < g_.batch; ++b) {
+      const Index length = (*mask_.key_lengths)[std::size_t(b)];
+      require(length >= 0 && length <= g_.len_kv, where, ": key_lengths[", b, "] is ", length,
               ", it must lie in [0, ", g_.len_kv, "]");
+    }
   }
 
   template <class U>
   void check_broadcast(const TensorView<U>& view, const char* what, const char* where) const {
     if (!view.given()) return;
     const Shape& s = view.shape();
-    const bool fits = (s.batch == 1 || s.batch == g_.batch) &&
-                      (s.heads == 1 || s.heads == g_.heads) && (s.len == 1 || s.len == g_.len_q) &&
-                      s.dim == g_.len_kv;
-    require(fits, where, ": the ", what, " has shape ", s, ", it must broadcast to ",
-            Shape{g_.batch, g_.heads, g_.len_q, g_.len_kv});
+    require_mask_shape(s, g_, what, where);
     require(!view.has_elements() || view.data() != nullptr, where, ": the ", what,
             " has a null pointer and shape ", s);
   }

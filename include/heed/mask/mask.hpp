@@ -115,15 +115,25 @@ template <class Real>
   return mask;
 }
 
+namespace detail {
+
+// The band of a window; `who` begins the sentence that refuses one.
+[[nodiscard]] inline Band band_of_window(Index left, Index right, Align align, Index offset,
+                                         const std::string& who) {
+  require(left >= -1 && right >= -1, who, " left is ", left, " and right is ", right,
+          ", each must be -1 (open) or at least 0");
+  return {left, right, align, offset};
+}
+
+}  // namespace detail
+
 // Query at p sees keys in [p - left, p + right]; -1 leaves a side open. A causal window of w keys that
 // includes the own one is window(w - 1, 0).
 template <class Real>
 [[nodiscard]] Mask<Real> window(Index left, Index right, Align align = Align::top_left,
                                 Index offset = 0) {
-  require(left >= -1 && right >= -1, "window: left ", left, ", right ", right,
-          "; each must be -1 (open) or at least 0");
   Mask<Real> mask;
-  mask.bands.push_back({left, right, align, offset});
+  mask.bands.push_back(detail::band_of_window(left, right, align, offset, "window:"));
   return mask;
 }
 

@@ -10,6 +10,7 @@
 //   call(comm, op, in, mask, sharding, g, options)   what has forward() and backward()
 
 #include <heed/core/digest.hpp>
+#include <heed/core/type_text.hpp>
 #include <heed/mask/block_mask.hpp>
 #include <heed/mask/mask_stamp.hpp>
 #include <heed/mpi/gather.hpp>
@@ -128,6 +129,7 @@ class RankSide {
                                                const Digest& parameters) const {
     RankStamp of;
     of.add("the call", where);
+    of.add("the instruction set", heed::detail::instruction_set());
     of.add("the op's type", type);
     const auto shape = [](const StoredView<const Real>& view) { return view.shape(); };
     of.add("batch", shape(in.query).batch);
@@ -239,7 +241,7 @@ struct RankCall {
     op.visit([&](const char*, const auto& param) {
       for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
     });
-    return side.stamp(std::string(CallStamp::type_name<Op>()),
+    return side.stamp(heed::detail::type_text<Op>(),
                       double(scale_of(op, side.geometry, side.options)), parameters);
   }
 };

@@ -55,6 +55,7 @@ struct Attention {
   // range or a parameter does not fit the sizes.
   void validate(const Geometry& g, const char* where) const {
     heed::validate(score, g, where);
+    if constexpr (Score::has_positions) require_positions(score, g, where);
     heed::validate(normaliser, g, where);
     if constexpr (Readout::uses_score)
       heed::validate(readout, g, where, score);

@@ -92,6 +92,19 @@ template <class Real>
 [[nodiscard]] Index position_row(const Param<Real>& table, Index h) {
   return table.extent(0) == 1 ? 0 : h * table.extent(1);
 }
+// Throws std::invalid_argument, its sentence starting with `where`, unless the table has rows for these heads.
+template <class Score>
+void require_positions(const Score& score, const Geometry& g, const char* where) {
+  const auto& table = score.*Score::positions;
+  const char* name = "the table of positions";
+  for_each_entry<Score>([&]<class Entry>(const Entry& entry) {
+    if constexpr (requires { entry.member == Score::positions; })
+      if (entry.member == Score::positions) name = entry.name;
+  });
+  require(table.shape().size() == 2, where, ": ", name, " has shape ",
+          detail::extents_text(table.shape()), ", a table of positions has 2 extents");
+  require_rows_per_head(table, g.heads, where, name);
+}
 // Is the table's row that a pair reads said by its distance, in place of a category of its key?
 template <class Score>
 inline constexpr bool table_by_distance = requires(const Score& score) {

@@ -93,9 +93,7 @@ template <class Real>
 }
 template <class Real>
 void check_gains(const Param<Real>& gains, const Geometry& g, const char* where, const char* name) {
-  require(!gains.given() || gains.extent(0) == 1 || gains.extent(0) == g.heads, where, ": ", name,
-          " has gains of ", gains.given() ? gains.extent(0) : 0,
-          " heads, it must have those of 1 or ", g.heads);
+  if (gains.given()) require_rows_per_head(gains, g.heads, where, name);
 }
 
 // What transformed keys depend on beside rows, positions and parameters.

@@ -140,12 +140,7 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   require(!sums_inputs<typename Op::ScoreType> || g.query_position(g.len_q) <= g.len_kv, where,
           ": sums over tokens are read at those of the queries; first_query is ", g.first_query,
           ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
-  const auto broadcasts = [](Index extent, Index to) { return extent == 1 || extent == to; };
-  const Shape& s = problem.bias_shape;
-  const bool fits = broadcasts(s.batch, g.batch) && broadcasts(s.heads, g.heads) &&
-                    broadcasts(s.len, g.len_q) && s.dim == g.len_kv;
-  require(problem.bias.empty() || fits, where, ": the bias has shape ", s,
-          ", it must broadcast to ", Shape{g.batch, g.heads, g.len_q, g.len_kv});
+  if (!problem.bias.empty()) require_mask_shape(problem.bias_shape, g, "bias", where);
 }
 
 // The op over another scalar, as cast_op() makes it. Throws where a fixed projection of the score was lost on the way.

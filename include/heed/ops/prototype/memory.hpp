@@ -101,7 +101,8 @@ struct PrototypeMemory : PrototypeOptions {
     require(rows() <= kMostRows, where, ": W has ", rows(), " prototypes per head, at most ",
             kMostRows, " can be told apart");
     require(counts.empty() || Index(counts.size()) == g.heads, where, ": counts has ",
-            counts.size(), " values; it needs one per head (", g.heads, ") or none");
+            counts.size(), " values, the call has ", g.heads,
+            " heads; it needs one value per head, or none");
     for (const Index n : counts)
       require(n >= 0 && n <= rows(), where, ": counts holds ", n, ", it must lie in [0, ", rows(),
               "], the prototypes that W has per head");
