@@ -3,6 +3,7 @@
 
 // Everything that a caller needs: forward(), backward(), parts of rows and their merging, masks, the cache of decoding, and every variant.
 
+#include <heed/engine/door.hpp>
 #include <heed/engine/doors.hpp>
 #include <heed/engine/explain.hpp>
 #include <heed/engine/packed_doors.hpp>

@@ -39,8 +39,8 @@ template <class S, int Count>
 struct LaneDual {
   S value{};
   // One element more than directions, since Count may be 0.
-  S grad[Count + 1];
-  bool moves[Count + 1] = {};
+  S grad[std::size_t(Count + 1)];
+  bool moves[std::size_t(Count + 1)] = {};
 
   LaneDual() = default;
   [[gnu::always_inline]] LaneDual(const S& constant) : value(constant) {}

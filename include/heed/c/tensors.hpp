@@ -77,7 +77,7 @@ class SmallTensor {
     for (int axis = 0; axis < tensor.ndim; ++axis) {
       require(tensor.shape[axis] >= 0, who, " has an extent of ", tensor.shape[axis],
               ", it must not be negative");
-      shape_.push_back(Index(tensor.shape[axis]));
+      shape_.push_back(tensor.shape[axis]);
       size_ = checked_product(size_, shape_.back(), who.c_str());
     }
     if (size_ == 0) return;  // nothing is read
@@ -118,7 +118,7 @@ class SmallTensor {
       if (tensor_.dtype.bits == 64) {
         std::int64_t x;
         std::memcpy(&x, address(at, sizeof x), sizeof x);
-        values.push_back(Index(x));
+        values.push_back(x);
       } else {
         std::int32_t x;
         std::memcpy(&x, address(at, sizeof x), sizeof x);

@@ -59,8 +59,8 @@ void check_pair(const Score& score, std::uint64_t stream, GradientReport& report
   differentiate_by_duals<Score>(score, pair, p, g, by_duals, dp_duals);
   Directions<Score>::for_each_field(
       [&](auto n, const double& a, const double& b) {
-        const char* names[] = {"d.dot", "d.logit"};
-        const std::string name = n < 2 ? names[n]
+        const std::string name = n == 0   ? "d.dot"
+                                 : n == 1 ? "d.logit"
                                  : n < Directions<Score>::query
                                      ? "d.projected, d.table or d.position"
                                  : n < Directions<Score>::key ? "d.query"

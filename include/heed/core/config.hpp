@@ -5,6 +5,20 @@
 // on, so that both are part of every symbol. Files that were compiled for different classes then share no inline
 // function: of two with equal names the linker would keep either one, which may be code that the other file's
 // processor does not have.
+
+// What heed cannot be compiled with: a sentence, and an include of what is not there, which ends the compilation before the
+// errors that would follow.
+#if __cplusplus < 202002L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 202002L)
+#error "heed is written in C++20: build with -std=c++20 or later"
+#include "heed stops here"
+#elif !defined(__cpp_exceptions)
+#error "heed throws exceptions: build without -fno-exceptions"
+#include "heed stops here"
+#elif defined(_MSC_VER) && !defined(__clang__)
+#error "heed needs g++ or clang: MSVC's own compiler is not supported"
+#include "heed stops here"
+#endif
+
 #include <cstddef>
 
 // Hidden pairs are marked by -infinity, and results have the same bits for any number of threads only while the

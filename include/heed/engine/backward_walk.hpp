@@ -443,7 +443,7 @@ class BackwardWorker {
   Op own_;  // parameter gradients of the group
   FixedList<My> panels_;
   Index active_ = 0;
-  std::array<LaneTile<Real>, kMaps> dots_;
+  std::array<LaneTile<Real>, std::size_t(kMaps)> dots_;
   LaneTile<Real> saved_tile_, projected_;
   LaneTile<Real> dweights_;  // of row normalisers
   Real *top_, *dtable_;

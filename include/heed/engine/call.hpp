@@ -390,7 +390,7 @@ void require_options(const Options& options, const std::string& where) {
   require(!options.precision.mixes() || std::is_same_v<Real, float>, where,
           ": Options: precision is mixed, it must be storage for an op of double; an op of float "
           "has both");
-  constexpr double largest = std::numeric_limits<Real>::max();
+  constexpr auto largest = double(std::numeric_limits<Real>::max());
   const double scale = options.scale.value_or(0);
   require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
   require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,

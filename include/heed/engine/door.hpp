@@ -4,7 +4,7 @@
 // The two calls, declared. doors.hpp defines them for any op; compiled.hpp promises
 // them for heed's own.
 
-#include <heed/engine/call.hpp>
+#include <heed/engine/mistakes.hpp>
 
 #include <concepts>
 #include <type_traits>
@@ -53,10 +53,10 @@ struct Door {
 //   so are the gradients of its query, of the keys and values that it sees, and of the parameters that it used;
 //   a value that is NaN or infinite shows in out, also at weight 0: 0 times infinity is NaN.
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc; inputs are never changed.
-template <AttentionOp Op>
-void forward(const Op& op, const Inputs<typename Op::Scalar>& in,
-             const Mask<typename Op::Scalar>& mask, const Outputs<typename Op::Scalar>& out,
-             Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void forward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& mask,
+             const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
+             const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::forward(op, in, mask, out, saved, options);
 }
@@ -69,6 +69,19 @@ void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::forward_packed(op, in, mask, out, saved, options);
 }
+// For calls that do not fit (engine/mistakes.hpp).
+template <class Op>
+void forward(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+             const detail::Given<Op, detail::MaskArgument>& mask,
+             const detail::Given<Op, detail::OutArgument>& out,
+             const detail::Given<Op, detail::SavedPointerArgument>& saved = nullptr,
+             const Options& options = {});
+template <class Op>
+void forward(const Op&, const detail::GivenAny&, const detail::GivenAny& = {},
+             Saved<typename detail::NumbersOf<Op>::Scalar>* = nullptr, const Options& = {}) {
+  static_assert(detail::is_complete_call<Op>,
+                "heed: an argument of forward(op, inputs, mask, out) is missing; a mask may be {}");
+}
 
 // Gradients of sum(out o grad_out) for inputs, bias and parameters; of sum(out o grad_out) + sum(lse o grad_lse)
 // + sum(steps o grad_steps) where `grad_out` is {grad_out, grad_lse, grad_steps}. `saved` and `out` are those of
@@ -76,9 +89,9 @@ void forward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
 // same (mask/mask_stamp.hpp). Views in `grads` are overwritten; empty
 // ones are skipped. `grad_op`, if given, becomes an object of the op's type that holds parameter gradients.
 // Throws as forward() does.
-template <AttentionOp Op>
-void backward(const Op& op, const Inputs<typename Op::Scalar>& in,
-              const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void backward(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& mask,
+              const Saved<typename Op::Scalar>& saved,
               const StoredView<const typename Op::Scalar>& out,
               const OutputGradients<typename Op::Scalar>& grad_out,
               const Gradients<typename Op::Scalar>& grads,
@@ -95,6 +108,22 @@ void backward(const Op& op, const In& in, const Mask<typename Op::Scalar>& mask,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
   detail::Door<Op>::backward_packed(op, in, mask, saved, out, grad_out, grads, grad_op, options);
+}
+template <class Op>
+void backward(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+              const detail::Given<Op, detail::MaskArgument>& mask,
+              const detail::Given<Op, detail::SavedArgument>& saved,
+              const detail::Given<Op, detail::KnownOutArgument>& out,
+              const detail::Given<Op, detail::GradOutArgument>& grad_out,
+              const detail::Given<Op, detail::GradientsArgument>& grads,
+              std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {});
+template <class Op>
+void backward(const Op&, const detail::GivenAny&, const detail::GivenAny& = {},
+              const detail::GivenAny& = {}, const detail::GivenAny& = {},
+              const detail::GivenAny& = {}) {
+  static_assert(detail::is_complete_call<Op>,
+                "heed: an argument of backward(op, inputs, mask, saved, out, grad_out, gradients) "
+                "is missing");
 }
 
 }  // namespace HEED_ABI

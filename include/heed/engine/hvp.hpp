@@ -54,6 +54,13 @@ consteval bool check_twice_moving_op() {
   return true;
 }
 
+template <class Real, bool fits>
+struct GradOutTangentArgument : ArgumentOf<StoredView<const Real>> {
+  static_assert(fits,
+                "heed: grad_out_tangent, behind the tangents, must be a view {pointer, shape} of "
+                "numbers of the op's type, or {} for none (core/view.hpp)");
+};
+
 }  // namespace detail
 
 // `to` and `to_op` receive the derivatives, along the direction, of what backward() with the same arguments writes to
@@ -63,8 +70,8 @@ consteval bool check_twice_moving_op() {
 //
 // Masks, rows that see nothing and NaNs as in jvp() and backward(); the same bits for any number of threads.
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc.
-template <AttentionOp Op>
-void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& mask,
          const Saved<typename Op::Scalar>& saved, const StoredView<const typename Op::Scalar>& out,
          const StoredView<const typename Op::Scalar>& grad_out,
          const Tangents<typename Op::Scalar>& tangents,
@@ -72,7 +79,6 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
          const Gradients<typename Op::Scalar>& to, std::type_identity_t<Op>* to_op = nullptr,
          const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
   using namespace detail;
-  using Real = typename Op::Scalar;
   static_assert(check_attention_op<Op>());
   using Score = typename Op::ScoreType;
   static_assert(check_moving_op<Op>() && check_twice_moving_op<Op>());
@@ -131,6 +137,27 @@ void hvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
     run({});
   }
   copies.round();
+}
+
+// For calls that do not fit (engine/mistakes.hpp).
+template <class Op>
+void hvp(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+         const detail::Given<Op, detail::MaskArgument>& mask,
+         const detail::Given<Op, detail::SavedArgument>& saved,
+         const detail::Given<Op, detail::KnownOutArgument>& out,
+         const detail::Given<Op, detail::GradOutArgument>& grad_out,
+         const detail::Given<Op, detail::TangentsArgument>& tangents,
+         const detail::Given<Op, detail::GradOutTangentArgument>& grad_out_tangent,
+         const detail::Given<Op, detail::GradientsArgument>& to,
+         std::type_identity_t<Op>* to_op = nullptr,
+         const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {});
+template <class Op>
+void hvp(const Op&, const detail::GivenAny&, const detail::GivenAny& = {},
+         const detail::GivenAny& = {}, const detail::GivenAny& = {}, const detail::GivenAny& = {},
+         const detail::GivenAny& = {}, const detail::GivenAny& = {}) {
+  static_assert(detail::is_complete_call<Op>,
+                "heed: an argument of hvp(op, inputs, mask, saved, out, grad_out, tangents, "
+                "grad_out_tangent, gradients) is missing");
 }
 
 }  // namespace HEED_ABI

@@ -122,7 +122,7 @@ class MovingKeyChain {
                       ParameterSums& sums) const {
     if constexpr (kFeatures > 0) {
       const Index first = v * kLanes<Real>;
-      P df[kFeatures], tangents[kFeatures];
+      P df[std::size_t(kFeatures)], tangents[std::size_t(kFeatures)];
       const auto load = [&](const std::vector<Real>& from, int i) {
         Real lanes[kLanes<Real>] = {};
         for (Index n = first; n < std::min<Index>(count, first + kLanes<Real>); ++n)

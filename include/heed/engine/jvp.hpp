@@ -233,6 +233,19 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   }
 }
 
+template <class Real, bool fits>
+struct TangentsArgument : ArgumentOf<Tangents<Real>, StoredView<const Real>> {
+  static_assert(fits,
+                "heed: tangents must be views {pointer, shape} of numbers of the op's type, one "
+                "for each input that moves (core/view.hpp)");
+};
+template <class Real, bool fits>
+struct OutTangentArgument : ArgumentOf<Outputs<Real>, StoredView<Real>> {
+  static_assert(fits,
+                "heed: out_tangent must be a view {pointer, shape} of numbers of the op's type "
+                "that are not const (core/view.hpp)");
+};
+
 }  // namespace detail
 
 // out_tangent = the derivative of forward()'s out along `tangents` and, if given, along `op_tangent`, an object of the
@@ -245,26 +258,24 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
 // is NaN has tangent NaN. A bias of -infinity does not move. Choices that a formula makes (the branch of a select, the
 // category of a key, the step at which a recursion stops) are kept.
 // Throws std::invalid_argument on arguments that do not fit, std::bad_alloc.
-template <AttentionOp Op>
-void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void jvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& mask,
          const Saved<typename Op::Scalar>& saved, const StoredView<const typename Op::Scalar>& out,
          const Tangents<typename Op::Scalar>& tangents,
          const Outputs<typename Op::Scalar>& out_tangent,
          const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  using Real = typename Op::Scalar;
   detail::open_jvp<Op, Real>(op, in, mask, &saved, out, nullptr, tangents, out_tangent, op_tangent,
                              options);
 }
 
 // The same without an earlier forward(): `out`, or {out, lse, steps}, is written as forward() does, up to rounding.
-template <AttentionOp Op>
-void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typename Op::Scalar>& mask,
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void jvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& mask,
          const Tangents<typename Op::Scalar>& tangents, const Outputs<typename Op::Scalar>& out,
          const Outputs<typename Op::Scalar>& out_tangent,
          const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
   static_assert(check_attention_op<Op>());
-  using Real = typename Op::Scalar;
   using Normaliser = typename Op::NormaliserType;
   if constexpr (Normaliser::streams && !mergeable<Normaliser>) {
     // Its state is known behind the last key alone.
@@ -276,6 +287,30 @@ void jvp(const Op& op, const Inputs<typename Op::Scalar>& in, const Mask<typenam
     detail::open_jvp<Op, Real>(op, in, mask, nullptr, {}, &out, tangents, out_tangent, op_tangent,
                                options);
   }
+}
+
+// For calls that do not fit (engine/mistakes.hpp).
+template <class Op>
+void jvp(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+         const detail::Given<Op, detail::MaskArgument>& mask,
+         const detail::Given<Op, detail::SavedArgument>& saved,
+         const detail::Given<Op, detail::KnownOutArgument>& out,
+         const detail::Given<Op, detail::TangentsArgument>& tangents,
+         const detail::Given<Op, detail::OutTangentArgument>& out_tangent,
+         const detail::GivenAny& op_tangent = {}, const Options& options = {});
+template <class Op>
+void jvp(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+         const detail::Given<Op, detail::MaskArgument>& mask,
+         const detail::Given<Op, detail::TangentsArgument>& tangents,
+         const detail::Given<Op, detail::OutArgument>& out,
+         const detail::Given<Op, detail::OutTangentArgument>& out_tangent,
+         const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {});
+template <class Op>
+void jvp(const Op&, const detail::GivenAny&, const detail::GivenAny& = {},
+         const detail::GivenAny& = {}, const detail::GivenAny& = {}) {
+  static_assert(detail::is_complete_call<Op>,
+                "heed: an argument of jvp(op, inputs, mask, saved, out, tangents, out_tangent), of "
+                "which saved alone may be absent, is missing");
 }
 
 }  // namespace HEED_ABI

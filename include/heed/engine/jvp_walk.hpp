@@ -63,7 +63,8 @@ struct JvpPanel {
   LaneTile<Real> mixed, mixed_tangent;           // [dim_v][lanes]
   StreamStates<typename Op::NormaliserType, Real> states;
   LaneTile<Real> lse_tangent;  // [map][lanes]; of streaming normalisers U until the last key
-  std::array<LaneTile<Real>, kMaps> row_tangents;  // of row normalisers, [len_kv][lanes]
+  std::array<LaneTile<Real>, std::size_t(kMaps)>
+      row_tangents;  // of row normalisers, [len_kv][lanes]
 
   JvpPanel(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
            const KeyTangents<Op, Real>& keys, const Op& direction, Scratch<Real>& scratch)

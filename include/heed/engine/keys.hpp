@@ -457,7 +457,7 @@ class KeySide {
     load(tiles, keys, b, h, source, j, count);
     const auto p = scalars_of_head(h);
     for (int v = 0; v < kVectors && v * kLanes<Real> < count; ++v) {
-      Pack<Real> f[kFeatures + 1];
+      Pack<Real> f[std::size_t(kFeatures + 1)];
       detail::features_of<detail::OfKeys>(op_.score, tiles.row(v, j), p, f);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
@@ -532,7 +532,7 @@ class KeySide {
                       const Real* dfeatures, Index key, Index count,
                       const ScalarsOf<Score, Pack<Real>>& p, double* dscalars) const {
     if constexpr (kFeatures > 0) {
-      Pack<Real> f[kFeatures], df[kFeatures];
+      Pack<Real> f[std::size_t(kFeatures)], df[std::size_t(kFeatures)];
       const Index first = v * kLanes<Real>;
       for (int i = 0; i < kFeatures; ++i) {
         Real lanes[kLanes<Real>] = {};

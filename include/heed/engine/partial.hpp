@@ -28,6 +28,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -149,28 +150,48 @@ inline constexpr bool parts_merge =
     mergeable<typename Op::NormaliserType>&& Op::ReadoutType::identity &&
     !Op::ScoreType::counts_visible;
 
-}  // namespace detail
-
-// forward() as one part of a row's keys: those that the mask leaves of the ones given; of Inputs or PackedInputs.
-template <AttentionOp Op,
-          std::derived_from<Inputs<typename Op::Scalar>> In = Inputs<typename Op::Scalar>>
-[[nodiscard]] Partial<typename Op::Scalar> forward_partial(
-    const Op& op, const In& in, const Mask<typename Op::Scalar>& mask = {},
-    Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
+// Of Inputs or PackedInputs.
+template <class Op, class In, class Real>
+[[nodiscard]] Partial<Real> open_partial(const Op& op, const In& in, const Mask<Real>& mask,
+                                         Saved<Real>* saved, const Options& options) {
   static_assert(check_attention_op<Op>());
   static_assert(
       !Op::ScoreType::counts_visible,
       "heed: a score that counts the keys which a query sees (counts_visible, LogVisible) counts "
       "those of a part alone, so that parts do not merge (engine/partial.hpp)");
   static_assert(
-      detail::parts_merge<Op>,
+      parts_merge<Op>,
       "heed: parts of keys merge where an op's weights are one softmax and its rows are "
       "not read out further (Mergeable in plug/promises.hpp); this op is of another kind");
   const Shape &q = in.query.shape(), &v = in.value.shape();
-  Partial<typename Op::Scalar> part({q.batch, q.heads, q.len, v.dim});
-  forward(op, in, mask, part.outputs(), saved, options);
+  Partial<Real> part({q.batch, q.heads, q.len, v.dim});
+  heed::forward(op, in, mask, part.outputs(), saved, options);
   return part;
 }
+
+}  // namespace detail
+
+// forward() as one part of a row's keys: those that the mask leaves of the ones given; of Inputs or PackedInputs.
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+[[nodiscard]] Partial<Real> forward_partial(const Op& op, const Inputs<Real>& in,
+                                            const Mask<typename Op::Scalar>& mask = {},
+                                            Saved<typename Op::Scalar>* saved = nullptr,
+                                            const Options& options = {}) {
+  return detail::open_partial(op, in, mask, saved, options);
+}
+template <AttentionOp Op, std::same_as<PackedInputs<typename Op::Scalar>> In>
+[[nodiscard]] Partial<typename Op::Scalar> forward_partial(
+    const Op& op, const In& in, const Mask<typename Op::Scalar>& mask = {},
+    Saved<typename Op::Scalar>* saved = nullptr, const Options& options = {}) {
+  return detail::open_partial(op, in, mask, saved, options);
+}
+// For calls that do not fit (engine/mistakes.hpp).
+template <class Op>
+Partial<typename detail::NumbersOf<Op>::Scalar> forward_partial(
+    const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+    const detail::Given<Op, detail::MaskArgument>& mask = {},
+    const detail::Given<Op, detail::SavedPointerArgument>& saved = nullptr,
+    const Options& options = {});
 
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -169,7 +169,7 @@ class Panel {
   static constexpr int kMaps = Normaliser::maps;
   static constexpr Index kInputs = query_inputs_of<Normaliser>;
 
-  std::array<QuerySide<Op, Real>, kMaps> query;
+  std::array<QuerySide<Op, Real>, std::size_t(kMaps)> query;
   PanelReadout<Op, Real> readout;
   RowScratch<Op, Real> rows;
   PanelDropout<Real> dropout;
@@ -312,7 +312,7 @@ class Panel {
 
  private:
   template <int... map>
-  [[nodiscard]] static std::array<QuerySide<Op, Real>, kMaps> sides(
+  [[nodiscard]] static std::array<QuerySide<Op, Real>, std::size_t(kMaps)> sides(
       const Context& c, Scratch<Real>& scratch, std::integer_sequence<int, map...>) {
     return {QuerySide<Op, Real>(c, scratch, map)...};
   }

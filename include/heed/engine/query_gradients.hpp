@@ -69,7 +69,7 @@ class PanelGradients {
   // A tile after the normaliser's vjp, [keys][lanes] each.
   struct WeighedTile {
     LaneTile<Real> weights;
-    std::array<LaneTile<Real>, kMaps> dots, dscores;
+    std::array<LaneTile<Real>, std::size_t(kMaps)> dots, dscores;
   };
 
   // index: of the panel in its group.
@@ -530,7 +530,7 @@ class PanelGradients {
   const Panel<Op, Real>& panel_;
   TileScratch<Op, Real>& work_;
   Index index_;
-  std::array<Map, kMaps> maps_;
+  std::array<Map, std::size_t(kMaps)> maps_;
   LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
   LaneTile<Real> dreadout_inputs_, dnormaliser_inputs_;
   TokenRows<Real> dkey_inputs_;  // of the keys that the panel sees

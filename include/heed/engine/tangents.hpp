@@ -223,7 +223,7 @@ void feature_tangents(const Score& score, const LaneRow<Real>& row, const SideTi
                       const Pack<Real>* f, Pack<Real>* tangents) {
   constexpr int count = Side::template count<Score>;
   for (int i = 0; i < count; ++i) {
-    Pack<Real> seed[count + 1];
+    Pack<Real> seed[std::size_t(count + 1)];
     for (int n = 0; n < count; ++n) seed[n] = Real(n == i ? 1 : 0);
     tangents[i] = Real(0);
     ScalarsOf<Score, Pack<Real>> slopes{};
@@ -343,7 +343,7 @@ class KeyTangents {
     derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
       const LaneRow<Real> row = rows.row(v, j);
-      Pack<Real> f[kFeatures + 1], tangents[kFeatures + 1];
+      Pack<Real> f[std::size_t(kFeatures + 1)], tangents[std::size_t(kFeatures + 1)];
       features_of<OfKeys>(c_.op.score, row, p, f);
       feature_tangents<OfKeys>(c_.op.score, row, d, p, dp, f, tangents);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);

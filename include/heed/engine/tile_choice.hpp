@@ -73,9 +73,12 @@ template <class Real>
                                 first, std::min(lanes, g.len_q - first)));
   }
   const auto share = [&](Index tile) {
-    double keys = 0;
-    for (const auto& seen : looks) keys += computed_keys(seen, block, tile);
-    return keys / double(Index(looks.size()) * Index(looks[0].size()) * block);
+    double keys = 0, whole = 0;
+    for (const auto& seen : looks) {
+      keys += computed_keys(seen, block, tile);
+      whole += double(Index(seen.size()) * block);
+    }
+    return keys / whole;
   };
   const auto cost = [&](Index tile, double computed) {
     return computed * (1 + kTileCost / double(tile));

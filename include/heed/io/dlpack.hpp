@@ -141,8 +141,8 @@ struct DlpackAxes {
   DlpackAxes axes;
   const auto first = std::size_t(4 - tensor.ndim);
   for (std::size_t a = first; a < 4; ++a) {
-    axes.extents[a] = Index(tensor.shape[a - first]);
-    if (tensor.strides != nullptr) axes.strides[a] = Index(tensor.strides[a - first]);
+    axes.extents[a] = tensor.shape[a - first];
+    if (tensor.strides != nullptr) axes.strides[a] = tensor.strides[a - first];
   }
   axes.require_extents(who);
   if (tensor.strides == nullptr) axes.set_dense_strides();

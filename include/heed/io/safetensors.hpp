@@ -99,7 +99,7 @@ class SafetensorsIndex {
     if (length > file_bytes - 8)
       refuse(source_, "the header length ", length, " is more than the ", file_bytes - 8,
              " bytes that follow it");
-    return 8 + static_cast<std::size_t>(length);
+    return 8 + length;
   }
 };
 

@@ -102,7 +102,7 @@ template <Element Real>
 [[nodiscard]] constexpr std::string_view dtype_of() {
   constexpr std::array<std::string_view, 4> of_signed{"I8", "I16", "I32", "I64"};
   constexpr std::array<std::string_view, 4> of_unsigned{"U8", "U16", "U32", "U64"};
-  constexpr auto log2_size = static_cast<std::size_t>(std::bit_width(sizeof(Real)) - 1);
+  constexpr std::size_t log2_size = std::bit_width(sizeof(Real)) - 1;
   if constexpr (std::same_as<Real, bool>)
     return "BOOL";
   else if constexpr (std::floating_point<Real>)

@@ -110,8 +110,8 @@ template <class Op, class Real>
 
 // The measures of the rows of a call; `saved` is that of forward() with the same op, inputs, mask, scale, dropout and
 // precision.
-template <AttentionOp Op>
-[[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<typename Op::Scalar>& in,
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+[[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<Real>& in,
                                              const Mask<typename Op::Scalar>& mask,
                                              const Saved<typename Op::Scalar>& saved,
                                              const WeightRequest& request = {},
@@ -121,12 +121,11 @@ template <AttentionOp Op>
 
 // The same without an earlier forward(). Normalisers that stream need one for the states of their rows: it is run here, and
 // what it writes to `out` is forgotten.
-template <AttentionOp Op>
-[[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<typename Op::Scalar>& in,
+template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+[[nodiscard]] WeightMeasures measure_weights(const Op& op, const Inputs<Real>& in,
                                              const Mask<typename Op::Scalar>& mask = {},
                                              const WeightRequest& request = {},
                                              const Options& options = {}) {
-  using Real = typename Op::Scalar;
   if constexpr (Op::NormaliserType::streams) {
     const std::string where = detail::door_name("heed::measure_weights", options.name);
     detail::refuse_share(in, where);
@@ -139,6 +138,17 @@ template <AttentionOp Op>
     return detail::open_weights<Op, Real>(op, in, mask, nullptr, request, options);
   }
 }
+
+// For calls that do not fit (engine/mistakes.hpp).
+template <class Op>
+WeightMeasures measure_weights(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+                               const detail::Given<Op, detail::MaskArgument>& mask,
+                               const detail::Given<Op, detail::SavedArgument>& saved,
+                               const WeightRequest& request = {}, const Options& options = {});
+template <class Op>
+WeightMeasures measure_weights(const Op& op, const detail::Given<Op, detail::InputsArgument>& in,
+                               const detail::Given<Op, detail::MaskArgument>& mask = {},
+                               const WeightRequest& request = {}, const Options& options = {});
 
 }  // namespace HEED_ABI
 }  // namespace heed

@@ -62,7 +62,7 @@ class Shards {
     require(len >= 0 && ranks > 0 && step > 0, "heed::mpi::Shards: len is ", len, ", ranks are ",
             ranks, ", step is ", step, "; len must not be negative, the others must be positive");
     const Index steps = (len + step - 1) / step, count = per_rank * ranks;
-    const auto cut = [&](Index n) { return std::min(len, Index(n * steps / count) * step); };
+    const auto cut = [&](Index n) { return std::min(len, n * steps / count * step); };
     for (Index n = 0; n < count; ++n) {
       const Tokens piece{cut(n), cut(n + 1)};
       const Index rank = n < ranks ? n : count - 1 - n;

@@ -244,7 +244,7 @@ class AdamW {
     constexpr Index W = kLanes<Real>;
     const Index rest = piece.count % W, done = piece.count - rest;
     if (rest == 0) return;
-    Real lanes[4][W] = {};
+    Real lanes[4][std::size_t(W)] = {};
     std::copy_n(piece.p + done, rest, lanes[0]);
     std::copy_n(piece.g + done, rest, lanes[1]);
     std::copy_n(piece.m + done, rest, lanes[2]);

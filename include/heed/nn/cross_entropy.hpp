@@ -61,7 +61,7 @@ template <class Real>
     sums += terms;
   }
   if (j < count) {
-    Real lanes[W];
+    Real lanes[std::size_t(W)];
     std::fill(std::copy(row + j, row + count, lanes), lanes + W, -kInfinity<Real>);
     const Pack<Real> terms = math::exp(Pack<Real>::load(lanes) - top);
     terms.store(lanes);

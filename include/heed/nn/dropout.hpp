@@ -36,7 +36,7 @@ void drop_row(std::uint64_t key, double rate, const Real* x, Index count, Real* 
   Index j = 0;
   for (; j + W <= count; j += W) drop(x + j, y + j);
   if (j == count) return;
-  Real lanes[W] = {};
+  Real lanes[std::size_t(W)] = {};
   std::copy(x + j, x + count, lanes);
   drop(lanes, lanes);
   std::copy(lanes, lanes + (count - j), y + j);

@@ -260,7 +260,7 @@ class Product {
     const Index chunk = 8 * L, chunks = (out_.columns + chunk - 1) / chunk;
     parallel_for(chunks, threads, [&](Index n) {
       const Index first = n * chunk, count = std::min(chunk, out_.columns - first);
-      Real sums[chunk + W];
+      Real sums[std::size_t(chunk + W)];
       for (Index r = 0; r < out_.rows; ++r) {
         const Real* row = a_.data + r * a_.row;
         if (b_.row == 1) {

@@ -102,7 +102,7 @@ void features_by_duals(const Score& score, const Row& row, const ScalarsOf<Score
   using D = LaneDual<S, scalars_of<Score>>;
   ScalarsOf<Score, D> lifted;
   for_directions<scalars_of<Score>>([&](auto i) { lifted[i] = D::template variable<i>(p[i]); });
-  D f[features];
+  D f[std::size_t(features)];
   Rows::of(score, RowPlace<D>{D(row.index()), D(row.visible())}, lifted, f);
   for (int n = 0; n < features; ++n)
     for_directions<scalars_of<Score>>([&](auto i) {

@@ -262,7 +262,7 @@ class TapedRow {
                                                          const RowTable<Real>& table, E e,
                                                          const ColumnNode<Real>& to) {
     RowTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
-      Real place[W], y[W];
+      Real place[std::size_t(W)], y[std::size_t(W)];
       e.value(j).store(place);
       for (Index i = 0; i < W; ++i) {
         const TablePlace<Real> at(place[i], table.rows);
@@ -278,7 +278,7 @@ class TapedRow {
                                                             const RowTable<Real>& table, E e,
                                                             const ColumnNode<Real>& of) {
     RowTape<Real>::for_runs(e, tape.keys(), [&](Index j) {
-      Real place[W], g[W];
+      Real place[std::size_t(W)], g[std::size_t(W)];
       e.value(j).store(place);
       P::load(of.adjoints + j * W).store(g);
       for (Index i = 0; i < W; ++i) {

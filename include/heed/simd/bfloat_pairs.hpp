@@ -109,8 +109,8 @@ template <int Odd, int... L>
   // VCVTNE2PS2BF16 leaves the two vectors one behind the other.
   typedef std::uint16_t Halves __attribute__((vector_size(kRegisterBytes)));
   const auto side_by_side = [&]<int... L>(std::integer_sequence<int, L...>) {
-    const Halves halves = (Halves)_mm512_cvtne2ps_pbh((__m512)second.v, (__m512)first.v);
-    return (PairBits)__builtin_shufflevector(halves, halves, (L / 2 + L % 2 * kLanes<float>)...);
+    const Halves halves = Halves(_mm512_cvtne2ps_pbh(second.v, first.v));
+    return PairBits(__builtin_shufflevector(halves, halves, (L / 2 + L % 2 * kLanes<float>)...));
   };
   return side_by_side(std::make_integer_sequence<int, 2 * kLanes<float>>{});
 #else
@@ -122,7 +122,7 @@ template <int Odd, int... L>
 // Lane i: numbers 2 i and 2 i + 1 of `low` and `high`, one behind the other, rounded.
 [[nodiscard]] inline PairBits paired_in_order(Pack<float> low, Pack<float> high) {
 #if defined(__AVX512BF16__)
-  return (PairBits)_mm512_cvtne2ps_pbh((__m512)high.v, (__m512)low.v);
+  return PairBits(_mm512_cvtne2ps_pbh(high.v, low.v));
 #else
   constexpr auto lanes = std::make_integer_sequence<int, kLanes<float>>{};
   return paired(every_second<0>(low, high, lanes), every_second<1>(low, high, lanes));
@@ -138,7 +138,7 @@ struct Elements<BfloatPair> {
   [[nodiscard, gnu::always_inline]] static VectorOf<float> add_product(Vector a, Vector b,
                                                                        VectorOf<float> sum) {
 #if defined(__AVX512BF16__)
-    return (VectorOf<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    return _mm512_dpbf16_ps(sum, __m512bh(a), __m512bh(b));
 #else
     constexpr std::uint32_t second = 0xFFFF0000U;
     return add_half(a << 16, b << 16, add_half(a & second, b & second, sum));

@@ -109,8 +109,9 @@ inline constexpr double kHalfPi[] = {1.5707963267923333, 2.5633441515839558e-12,
 inline constexpr double kReduced = 100000;  // sin and cos of larger numbers are left to <cmath>
 
 // c[0] + c[1] x + c[2] x^2 + ...: a sum of even and one of odd powers, which do not wait for each other.
-template <class Real, int Count>
-[[nodiscard]] inline Pack<Real> polynomial(Pack<Real> x, const Real (&c)[Count]) {
+template <class Real, std::size_t Size>
+[[nodiscard]] inline Pack<Real> polynomial(Pack<Real> x, const Real (&c)[Size]) {
+  constexpr int Count = Size;
   const Pack<Real> square = x * x;
   Pack<Real> sums[2] = {Pack<Real>(c[Count - 1]), Pack<Real>(c[Count - 2])};
 #pragma GCC unroll 32

@@ -31,14 +31,14 @@ template <class Real>
   using V = typename Pack<Real>::Vector;
 #if defined(__AVX512F__)
   if constexpr (sizeof(Real) == 4)
-    return (V)_mm512_maskz_max_ps(detail::kAllLanes16, (__m512)a.v, (__m512)b.v);
+    return V(_mm512_maskz_max_ps(detail::kAllLanes16, __m512(a.v), __m512(b.v)));
   else
-    return (V)_mm512_maskz_max_pd(detail::kAllLanes8, (__m512d)a.v, (__m512d)b.v);
+    return V(_mm512_maskz_max_pd(detail::kAllLanes8, __m512d(a.v), __m512d(b.v)));
 #elif defined(__FMA__)
   if constexpr (sizeof(Real) == 4)
-    return (V)_mm256_max_ps((__m256)a.v, (__m256)b.v);
+    return V(_mm256_max_ps(__m256(a.v), __m256(b.v)));
   else
-    return (V)_mm256_max_pd((__m256d)a.v, (__m256d)b.v);
+    return V(_mm256_max_pd(__m256d(a.v), __m256d(b.v)));
 #else
   return V(a.v > b.v ? a.v : b.v);
 #endif
@@ -48,14 +48,14 @@ template <class Real>
   using V = typename Pack<Real>::Vector;
 #if defined(__AVX512F__)
   if constexpr (sizeof(Real) == 4)
-    return (V)_mm512_maskz_min_ps(detail::kAllLanes16, (__m512)a.v, (__m512)b.v);
+    return V(_mm512_maskz_min_ps(detail::kAllLanes16, __m512(a.v), __m512(b.v)));
   else
-    return (V)_mm512_maskz_min_pd(detail::kAllLanes8, (__m512d)a.v, (__m512d)b.v);
+    return V(_mm512_maskz_min_pd(detail::kAllLanes8, __m512d(a.v), __m512d(b.v)));
 #elif defined(__FMA__)
   if constexpr (sizeof(Real) == 4)
-    return (V)_mm256_min_ps((__m256)a.v, (__m256)b.v);
+    return V(_mm256_min_ps(__m256(a.v), __m256(b.v)));
   else
-    return (V)_mm256_min_pd((__m256d)a.v, (__m256d)b.v);
+    return V(_mm256_min_pd(__m256d(a.v), __m256d(b.v)));
 #else
   return V(a.v < b.v ? a.v : b.v);
 #endif
@@ -65,14 +65,14 @@ template <class Vector>
 [[nodiscard]] inline Vector fused_multiply_add(Vector a, Vector b, Vector c) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(a[0]) == 4)
-    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    return Vector(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
   else
-    return (Vector)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+    return Vector(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
 #elif defined(__FMA__)
   if constexpr (sizeof(a[0]) == 4)
-    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+    return Vector(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
   else
-    return (Vector)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+    return Vector(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
 #else
   return a * b + c;
 #endif
@@ -83,14 +83,14 @@ template <class Real>
   using V = typename Pack<Real>::Vector;
 #if defined(__AVX512F__)
   if constexpr (sizeof(Real) == 4)
-    return (V)_mm512_maskz_sqrt_ps(detail::kAllLanes16, (__m512)a.v);
+    return V(_mm512_maskz_sqrt_ps(detail::kAllLanes16, __m512(a.v)));
   else
-    return (V)_mm512_maskz_sqrt_pd(detail::kAllLanes8, (__m512d)a.v);
+    return V(_mm512_maskz_sqrt_pd(detail::kAllLanes8, __m512d(a.v)));
 #elif defined(__FMA__)
   if constexpr (sizeof(Real) == 4)
-    return (V)_mm256_sqrt_ps((__m256)a.v);
+    return V(_mm256_sqrt_ps(__m256(a.v)));
   else
-    return (V)_mm256_sqrt_pd((__m256d)a.v);
+    return V(_mm256_sqrt_pd(__m256d(a.v)));
 #else
   V root{};
   for (int i = 0; i < kLanes<Real>; ++i) root[i] = std::sqrt(a.v[i]);
@@ -101,9 +101,9 @@ template <class Real>
 template <class Mask>
 [[nodiscard]] inline bool any_lane(Mask mask) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+  return _mm512_test_epi32_mask(__m512i(mask), __m512i(mask)) != 0;
 #elif defined(__FMA__)
-  return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
+  return _mm256_testz_si256(__m256i(mask), __m256i(mask)) == 0;
 #else
   bool any = false;
   for (unsigned i = 0; i < sizeof(mask) / sizeof(mask[0]); ++i) any |= mask[i] != 0;

@@ -108,15 +108,15 @@ template <class Real, class Rows>
 // sums[q][k] = dot product of row k * step with query q, a pack of terms to be added. Rows of less than a vector are taken one
 // by one.
 template <int Queries, int Keys, class Real, class Rows>
-[[gnu::always_inline]] inline void dot_packs(const Rows& rows, Index step, Index columns,
-                                             const DotQuery<Real>* queries,
-                                             Pack<Real> (&sums)[Queries][Keys]) {
+[[gnu::always_inline]] inline void dot_packs(
+    const Rows& rows, Index step, Index columns, const DotQuery<Real>* queries,
+    Pack<Real> (&sums)[std::size_t(Queries)][std::size_t(Keys)]) {
   constexpr Index W = kLanes<Real>;
 #pragma GCC unroll 16
   for (int q = 0; q < Queries; ++q)
 #pragma GCC unroll 16
     for (int k = 0; k < Keys; ++k) sums[q][k] = Real(0);
-  const Real* query[Queries];
+  const Real* query[std::size_t(Queries)];
 #pragma GCC unroll 16
   for (int q = 0; q < Queries; ++q) query[q] = queries[q].query;
   const auto add = [&](const auto& row_pack, const auto& query_pack)
@@ -126,7 +126,7 @@ template <int Queries, int Keys, class Real, class Rows>
 #pragma GCC unroll 16
       for (int k = 0; k < Keys; ++k) sums[0][k] = mul_add(row_pack(k), x, sums[0][k]);
     } else {
-      Pack<Real> row[Keys];
+      Pack<Real> row[std::size_t(Keys)];
 #pragma GCC unroll 16
       for (int k = 0; k < Keys; ++k) row[k] = row_pack(k);
 #pragma GCC unroll 16
@@ -170,7 +170,7 @@ template <class Real, class Rows>
   std::fill_n(sums, kLanes<Real>, Pack<Real>(Real(0)));
   for (Index k = 0; k < keys; ++k) {
     Pack<Real> one[1][1];
-    dot_packs(rows.from(k, 0), 0, columns, &query, one);
+    dot_packs<1, 1>(rows.from(k, 0), 0, columns, &query, one);
     sums[k] = one[0][0];
   }
   sums_of_lanes(sums).store(query.dots + first);
@@ -186,11 +186,11 @@ template <int Queries, class Real, class Rows>
     return;
   }
   // Rows k, k + Steps, ... at once: the first additions of their lanes are done in registers.
-  Pack<Real> parts[Queries][Steps];
+  Pack<Real> parts[std::size_t(Queries)][std::size_t(Steps)];
 #pragma GCC unroll 1
   for (Index k = 0; k < Steps; ++k) {
-    Pack<Real> sums[Queries][Keys];
-    dot_packs(rows.from(k, 0), Steps, columns, queries, sums);
+    Pack<Real> sums[std::size_t(Queries)][std::size_t(Keys)];
+    dot_packs<Queries, Keys>(rows.from(k, 0), Steps, columns, queries, sums);
 #pragma GCC unroll 16
     for (int q = 0; q < Queries; ++q) {
       add_halves<Real, W / 2, Keys>(sums[q]);
@@ -206,11 +206,11 @@ template <int Queries, class Real, class Rows>
 
 // sums[q][v] = sum over keys of weight j of query q times columns v * W ... of row j.
 template <int Queries, int Vectors, class Real, class Rows>
-[[gnu::always_inline]] inline void mix_vectors(const Rows& rows, Index keys,
-                                               const MixQuery<Real>* queries, Index weight_step,
-                                               Real (&sums)[Queries][Vectors * kLanes<Real>]) {
+[[gnu::always_inline]] inline void mix_vectors(
+    const Rows& rows, Index keys, const MixQuery<Real>* queries, Index weight_step,
+    Real (&sums)[std::size_t(Queries)][std::size_t(Vectors * kLanes<Real>)]) {
   constexpr int W = kLanes<Real>;
-  Pack<Real> acc[Queries][Vectors];
+  Pack<Real> acc[std::size_t(Queries)][std::size_t(Vectors)];
 #pragma GCC unroll 16
   for (int q = 0; q < Queries; ++q)
 #pragma GCC unroll 16
@@ -220,7 +220,7 @@ template <int Queries, int Vectors, class Real, class Rows>
 #pragma GCC unroll 8
     for (Index c = 0; c < Vectors * W; c += kLine<Real, typename Rows::Number>)
       prefetch_behind(rows.data + j * rows.stride + c);
-    Pack<Real> row[Vectors];
+    Pack<Real> row[std::size_t(Vectors)];
     if constexpr (Queries > 1)
 #pragma GCC unroll 16
       for (int v = 0; v < Vectors; ++v) row[v] = load_row<Real>(rows, j, v * W);
@@ -246,7 +246,7 @@ void block_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>
   constexpr int W = kLanes<Real>, kBlock = kBlockVectors<Queries>;
   Index c = 0;
   const auto block = [&]<int Vectors>() {
-    Real sums[Queries][Vectors * W];
+    Real sums[std::size_t(Queries)][std::size_t(Vectors * W)];
     mix_vectors<Queries, Vectors>(rows.from(0, c), keys, queries, weight_step, sums);
     for (int q = 0; q < Queries; ++q)
       for (Index n = 0; n < Vectors * W; ++n) queries[q].out[(c + n) * out_step] += sums[q][n];
@@ -258,7 +258,7 @@ void block_mix(const Rows& rows, Index keys, Index columns, const MixQuery<Real>
   while (c + W <= columns) block.template operator()<1>();
   if (c == columns) return;
   if (columns >= W) {  // the last W columns, of which some have their sums
-    Real sums[Queries][W];
+    Real sums[std::size_t(Queries)][std::size_t(W)];
     mix_vectors<Queries, 1>(rows.from(0, columns - W), keys, queries, weight_step, sums);
     for (int q = 0; q < Queries; ++q)
       for (Index n = c; n < columns; ++n)

@@ -82,7 +82,7 @@ template <int Rows, int Vectors, class Element>
   using E = Elements<Element>;
   using P = Pack<SumOf<Element>>;
   constexpr int W = P::width;
-  typename P::Vector acc[Rows][Vectors];
+  typename P::Vector acc[std::size_t(Rows)][std::size_t(Vectors)];
 #pragma GCC unroll 32
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
@@ -105,7 +105,7 @@ template <int Rows, int Vectors, class Element>
     const Index count = std::min(a.period, depth - first);
 #pragma GCC unroll 1
     for (Index k = 0; k < count; ++k, b += b_row) {
-      typename E::Vector row[Vectors];
+      typename E::Vector row[std::size_t(Vectors)];
 #pragma GCC unroll 8
       for (int v = 0; v < Vectors; ++v) row[v] = E::load(b + v * W);
 #pragma GCC unroll 32
@@ -236,7 +236,7 @@ void add_product(Index rows, Index depth, Index columns, const SegmentedBroadcas
   }
   if (done == columns) return;
   constexpr Index block = 12;
-  Sum edge[block * W] = {};
+  Sum edge[std::size_t(block * W)] = {};
   for (Index r = 0; r < rows; r += block) {
     const Index n = std::min(block, rows - r);
     for (Index i = 0; i < n; ++i)

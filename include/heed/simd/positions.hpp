@@ -53,9 +53,9 @@ struct Seen {
   // Lane k as bit k.
   [[nodiscard]] std::uint32_t bits() const {
 #if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+    return _mm512_test_epi32_mask(__m512i(v), __m512i(v));
 #elif defined(__FMA__)
-    return std::uint32_t(_mm256_movemask_ps((__m256)v));
+    return std::uint32_t(_mm256_movemask_ps(__m256(v)));
 #else
     std::uint32_t all = 0;
     for (int k = 0; k < kRegisterBytes / 4; ++k) all |= std::uint32_t(v[k] & 1) << k;
@@ -95,13 +95,13 @@ struct Positions {
 };
 
 [[nodiscard]] inline Positions operator+(Positions a, Positions b) {
-  return Positions((Positions::Vector)((Positions::Bits)a.v + (Positions::Bits)b.v));
+  return Positions(Positions::Vector(Positions::Bits(a.v) + Positions::Bits(b.v)));
 }
 [[nodiscard]] inline Positions operator-(Positions a, Positions b) {
-  return Positions((Positions::Vector)((Positions::Bits)a.v - (Positions::Bits)b.v));
+  return Positions(Positions::Vector(Positions::Bits(a.v) - Positions::Bits(b.v)));
 }
 [[nodiscard]] inline Positions operator*(Positions a, Positions b) {
-  return Positions((Positions::Vector)((Positions::Bits)a.v * (Positions::Bits)b.v));
+  return Positions(Positions::Vector(Positions::Bits(a.v) * Positions::Bits(b.v)));
 }
 [[nodiscard]] inline Positions operator-(Positions a) { return Positions(0) - a; }
 // By double, in which the quotient of two numbers of 32 bits lies on the right side of every whole number: it is at
@@ -137,9 +137,9 @@ struct Positions {
 // numbers[at], lane by lane; every lane of `at` must be the place of a number.
 [[nodiscard]] inline Positions gather(const std::int32_t* numbers, Positions at) {
 #if defined(__AVX512F__)
-  return Positions((Positions::Vector)_mm512_i32gather_epi32((__m512i)at.v, numbers, 4));
+  return Positions(Positions::Vector(_mm512_i32gather_epi32(__m512i(at.v), numbers, 4)));
 #elif defined(__AVX2__) && defined(__FMA__)
-  return Positions((Positions::Vector)_mm256_i32gather_epi32(numbers, (__m256i)at.v, 4));
+  return Positions(Positions::Vector(_mm256_i32gather_epi32(numbers, __m256i(at.v), 4)));
 #else
   Positions::Vector gathered;
   for (int k = 0; k < Positions::width; ++k) gathered[k] = numbers[at.v[k]];

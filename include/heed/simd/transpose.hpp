@@ -64,7 +64,7 @@ template <class Real>
 [[gnu::noinline]] void transpose_block(const Real* source, Index source_row, Real* destination,
                                        Index destination_row, Real factor) {
   constexpr int W = kLanes<Real>;
-  Pack<Real> rows[W];
+  Pack<Real> rows[std::size_t(W)];
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i)
     rows[i] = Pack<Real>::load(source + i * source_row) * Pack<Real>(factor);
@@ -118,7 +118,7 @@ template <class Real>
 void add_unpacked_lanes(const Real* tile, Index lanes, Index rows, Index columns, Real* destination,
                         Index destination_row) {
   constexpr Index W = kLanes<Real>;
-  Real turned[W * W];
+  Real turned[std::size_t(W * W)];
   for (Index r = 0; r < rows; r += W)
     for (Index c = 0; c < columns; c += W) {
       const Index width = std::min(W, columns - c), height = std::min(W, rows - r);

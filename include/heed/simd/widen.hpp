@@ -48,7 +48,7 @@ struct Conversion {
 // GCC makes four instructions of a plain conversion to 32 bits.
 #if defined(__AVX512F__)
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
-  return Pack<float>::Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)narrow));
+  return Pack<float>::Bits(_mm512_maskz_cvtepu16_epi32(0xFFFF, __m256i(narrow)));
 }
 [[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -57,15 +57,15 @@ struct Conversion {
 template <>
 struct Conversion<half> {
   [[nodiscard]] static Pack<float> widened(NarrowBits narrow) {
-    return Pack<float>::Vector(_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)narrow));
+    return _mm512_maskz_cvtph_ps(0xFFFF, __m256i(narrow));
   }
   [[nodiscard]] static NarrowBits narrowed(Pack<float> x) {
-    return NarrowBits(_mm512_maskz_cvtps_ph(0xFFFF, (__m512)x.v, _MM_FROUND_TO_NEAREST_INT));
+    return NarrowBits(_mm512_maskz_cvtps_ph(0xFFFF, x.v, _MM_FROUND_TO_NEAREST_INT));
   }
 };
 #elif defined(__AVX2__) && defined(__FMA__)
 [[nodiscard]] inline Pack<float>::Bits unpacked(NarrowBits narrow) {
-  return Pack<float>::Bits(_mm256_cvtepu16_epi32((__m128i)narrow));
+  return Pack<float>::Bits(_mm256_cvtepu16_epi32(__m128i(narrow)));
 }
 [[nodiscard]] inline Pack<float>::Mask unpacked(const std::int8_t* from) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
@@ -75,10 +75,10 @@ struct Conversion<half> {
 template <>
 struct Conversion<half> {
   [[nodiscard]] static Pack<float> widened(NarrowBits narrow) {
-    return Pack<float>::Vector(_mm256_cvtph_ps((__m128i)narrow));
+    return _mm256_cvtph_ps(__m128i(narrow));
   }
   [[nodiscard]] static NarrowBits narrowed(Pack<float> x) {
-    return NarrowBits(_mm256_cvtps_ph((__m256)x.v, _MM_FROUND_TO_NEAREST_INT));
+    return NarrowBits(_mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
   }
 };
 #endif

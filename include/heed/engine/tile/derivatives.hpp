@@ -89,7 +89,7 @@ struct ScoreChain {
     for (int i = 0; i < key_gradients; ++i)
       for (Index j = 0; j < keys; j += W) {
         const Index count = std::min(W, keys - j);
-        P lanes[W];
+        P lanes[std::size_t(W)];
         for (Index k = 0; k < W; ++k)
           lanes[k] = k < count ? P::load(tile.key_lanes + (i * keys + j + k) * W) : P(Real(0));
         const P sums = detail::sums_of_lanes(lanes);

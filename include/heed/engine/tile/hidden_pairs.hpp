@@ -36,7 +36,7 @@ class TileMask {
     const auto add = [&](Index j, int v, Pack<Real> x) {
       scores.store(j, v, select(is_hidden(x), x, scores.load(j, v) + x));
     };
-    alignas(64) Real turned[W * W];
+    alignas(64) Real turned[std::size_t(W * W)];
     for_computed([&](int v, const KeyRange& keys) {
       if (shared) {
         for (Index j = keys.begin; j < keys.end; ++j) add(j, v, Pack<Real>(source[j]));
@@ -96,7 +96,7 @@ class TileMask {
   void hide_band(const LaneTile<Real>& scores) const {
     constexpr Index W = kLanes<Real>;
     for_computed([&](int v, const KeyRange& keys) {
-      alignas(64) Real begin[W], end[W];
+      alignas(64) Real begin[std::size_t(W)], end[std::size_t(W)];
       KeyRange all = keys;  // that every lane sees
       for (Index i = 0; i < W; ++i) {
         const Index row = v * W + i;
@@ -157,7 +157,7 @@ class TileMask {
               word_of<std::remove_cvref_t<decltype(words[0])>>(allowed + place_.key + j, keys);
         }
         for (Index k = 0; k < keys; ++k, words <<= 1) {
-          const Mask visible = (Mask)words < Mask{};
+          const Mask visible = Mask(words) < Mask{};
           scores.store(j + k, v,
                        select(visible, scores.load(j + k, v), Pack<Real>(-kInfinity<Real>)));
         }
@@ -184,7 +184,7 @@ class TileMask {
             words[r] = std::remove_cvref_t<decltype(words[0])>(
                 seen[(first + r) * kRuleWords + j / 64] >> (j % 64));
           for (Index k = from + j; k < from + std::min(j + block, at.keys); ++k, words >>= 1) {
-            const Mask visible = (Mask)(Bits{} - (words & 1));
+            const Mask visible = Mask(Bits{} - (words & 1));
             const int v = int(first / W);
             scores.store(k, v, select(visible, scores.load(k, v), Pack<Real>(-kInfinity<Real>)));
           }

@@ -115,7 +115,7 @@ template <class Side, class Score, class Real>
   const int v = row.row.vector;
   const auto idle =
       to.value.idle_lanes(df, count, v) & to.tangent.idle_lanes(df_tangents, count, v);
-  MovingPack<Real> f[count + 1], moving_df[count + 1];
+  MovingPack<Real> f[std::size_t(count + 1)], moving_df[std::size_t(count + 1)];
   for (int i = 0; i < count; ++i) moving_df[i] = moving_pack(df[i], df_tangents[i]);
   features_of<Side>(score, row, p, f);
   ScalarsOf<Score, MovingPack<Real>> dp{};

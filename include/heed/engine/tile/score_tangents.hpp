@@ -116,7 +116,7 @@ class ScoreTangents {
       if constexpr (table_by_distance<Score>)
         lay_out_by_lane(side_tangents_.table, c_.plan.vectors, by_lane_);
       for (int v = 0; v < c_.plan.vectors; ++v) {
-        P f[kQueryFeatures + 1], tangents[kQueryFeatures + 1];
+        P f[std::size_t(kQueryFeatures + 1)], tangents[std::size_t(kQueryFeatures + 1)];
         for (int i = 0; i < kQueryFeatures; ++i) f[i] = side_.features().load(i, v);
         feature_tangents<OfQueries>(c_.op.score, side_.lane_row(v), side_tangents_, side_.scalars(),
                                     scalars_, f, tangents);

@@ -88,7 +88,7 @@ class QuerySide {
         unpack_lanes(projected_.data, lanes, rows, projected_.rows, narrow_projected_,
                      projected_.rows);
       for (int v = 0; v < c_.plan.vectors; ++v) {
-        Pack<Real> f[kQueryFeatures + 1];
+        Pack<Real> f[std::size_t(kQueryFeatures + 1)];
         detail::features_of<detail::OfQueries>(c_.op.score, lane_row(v), scalars(), f);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, f[i]);
       }

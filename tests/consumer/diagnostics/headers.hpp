@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// What main.cpp and calls.cpp include.
+#include <heed/attention.hpp>
+#include <heed/check/op_check.hpp>
+#include <heed/engine/explain.hpp>
+#include <heed/engine/hvp.hpp>
+#include <heed/engine/partial.hpp>
+#include <heed/mask/visible.hpp>
+#include <heed/measure/weights.hpp>
+#include <heed/plug/own_score.hpp>
+#include <heed/reference/reference.hpp>

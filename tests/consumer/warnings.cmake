@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+# Warnings of strict projects, which g++ and clang both have.
+set(warnings -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast -Wdouble-promotion -Wcast-align
+             -Wnull-dereference -Wundef)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# A project with many warnings has none of heed's headers: of all of them, which HEADERS includes, and of main.cpp behind it. Folders
+# of other libraries are SYSTEM. Optimised, since g++ has intrinsics as macros otherwise; ../plain has the warnings that take code.
+include("${CMAKE_CURRENT_LIST_DIR}/../warnings.cmake")
+list(TRANSFORM SYSTEM PREPEND -isystem)
+foreach(compiler IN LISTS COMPILERS)
+  execute_process(COMMAND "${compiler}" --version OUTPUT_VARIABLE version)
+  if(version MATCHES "clang")
+    set(instruction_sets "-mavx2 -mfma -mf16c")
+  else()
+    set(instruction_sets "-msse2" "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -fopenmp")
+    list(APPEND warnings -Wuseless-cast)
+  endif()
+  if(NOT X86)
+    set(instruction_sets "-O1")
+  endif()
+  foreach(flags IN LISTS instruction_sets)
+    separate_arguments(flags UNIX_COMMAND "${flags}")
+    execute_process(COMMAND "${compiler}" -std=c++20 -O1 -fsyntax-only ${flags} ${warnings} -Werror ${SYSTEM} "-I${INCLUDE}"
+                            -include "${HEADERS}" "${CMAKE_CURRENT_LIST_DIR}/main.cpp" RESULT_VARIABLE failed)
+    if(failed)
+      message(SEND_ERROR "${compiler} ${flags}: warnings")
+    endif()
+  endforeach()
+  list(REMOVE_ITEM warnings -Wuseless-cast)
+endforeach()
