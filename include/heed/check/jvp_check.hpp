@@ -48,7 +48,9 @@ struct CheckDirection {
     }
   }
   [[nodiscard]] const std::vector<double>& of(const std::string& name) const {
-    return find_tensor(tensors, name)->values;
+    const NamedTensor* tensor = find_tensor(tensors, name);
+    require(tensor != nullptr, "check_jvp: the call has no tensor ", name);
+    return tensor->values;
   }
   // Of the inputs, those that `only` names; all for an empty name.
   [[nodiscard]] Tangents<double> tangents(const OpCall<Op>& call, const std::string& only) const {
