@@ -33,6 +33,13 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
+[[nodiscard]] inline const std::vector<double>& values_named(
+    const std::string& name, const std::vector<NamedTensor>& tensors) {
+  const NamedTensor* tensor = find_tensor(tensors, name);
+  require(tensor != nullptr, "check_jvp: the call has no tensor ", name);
+  return tensor->values;
+}
+
 // A direction in all that a call reads, by the names of OpCall::tensors().
 template <class Op>
 struct CheckDirection {
@@ -48,7 +55,7 @@ struct CheckDirection {
     }
   }
   [[nodiscard]] const std::vector<double>& of(const std::string& name) const {
-    return find_tensor(tensors, name)->values;
+    return values_named(name, tensors);
   }
   // Of the inputs, those that `only` names; all for an empty name.
   [[nodiscard]] Tangents<double> tangents(const OpCall<Op>& call, const std::string& only) const {
@@ -136,7 +143,7 @@ GradientReport check_tangents_of(OpCall<Op>& call, const CheckDirection<Op>& dir
       sum[i] += moved.numbers[i];
       forwards += moved.numbers[i] * u[i];
     }
-    const std::vector<double>& gradient = find_tensor(gradients, tensor.name)->values;
+    const std::vector<double>& gradient = values_named(tensor.name, gradients);
     for (std::size_t i = 0; i < gradient.size(); ++i) backwards += gradient[i] * tensor.values[i];
     note(report, {"<u, J x> along " + tensor.name, 0, forwards, backwards}, 1e-10, failures);
     each(tensor.name, moved.numbers);

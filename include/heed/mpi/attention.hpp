@@ -86,9 +86,28 @@ template <class Element>
   return rows;
 }
 
+namespace detail {
+
+template <class Real, bool fits>
+struct SavedPointerArgument : heed::detail::ArgumentOf<Saved<Real>*> {
+  static_assert(
+      fits,
+      "heed: saved, behind out, must be &saved, of a heed::mpi::Saved for numbers of the op's "
+      "type, or nullptr (mpi/attention.hpp)");
+};
+template <class Real, bool fits>
+struct SavedArgument : heed::detail::ArgumentOf<Saved<Real>> {
+  static_assert(
+      fits,
+      "heed: saved, behind the sharding, must be the heed::mpi::Saved for numbers of the op's "
+      "type that forward() filled (mpi/attention.hpp)");
+};
+
+}  // namespace detail
+
 // heed::forward() of the whole call, of which `out` receives the rank's rows.
-template <class Comm, AttentionOp Op>
-void forward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
+template <class Comm, AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
              const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
              const Outputs<typename Op::Scalar>& out, Saved<typename Op::Scalar>* saved = nullptr,
              const Options& options = {}) {
@@ -100,8 +119,8 @@ void forward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& 
 
 // heed::backward() of the whole call. Gradients of queries, keys, values and what belongs to their tokens are written of the
 // rank's rows; those of the bias and of the parameters are those of the whole call, on each rank.
-template <class Comm, AttentionOp Op>
-void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
+template <class Comm, AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
+void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
               const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
               const Saved<typename Op::Scalar>& saved,
               const StoredView<const typename Op::Scalar>& out,
@@ -115,6 +134,25 @@ void backward(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>&
     detail::backward_by<detail::Gathering>(comm, op, in, mask, sharding, saved, out, grad_out,
                                            grads, grad_op, options);
 }
+
+// For calls that do not fit (engine/mistakes.hpp).
+template <class Comm, class Op>
+void forward(const Comm& comm, const Op& op,
+             const heed::detail::Given<Op, heed::detail::InputsArgument>& in,
+             const heed::detail::Given<Op, heed::detail::MaskArgument>& mask,
+             const Sharding& sharding,
+             const heed::detail::Given<Op, heed::detail::OutArgument>& out,
+             const heed::detail::Given<Op, detail::SavedPointerArgument>& saved = nullptr,
+             const Options& options = {});
+template <class Comm, class Op>
+void backward(const Comm& comm, const Op& op,
+              const heed::detail::Given<Op, heed::detail::InputsArgument>& in,
+              const heed::detail::Given<Op, heed::detail::MaskArgument>& mask,
+              const Sharding& sharding, const heed::detail::Given<Op, detail::SavedArgument>& saved,
+              const heed::detail::Given<Op, heed::detail::KnownOutArgument>& out,
+              const heed::detail::Given<Op, heed::detail::GradOutArgument>& grad_out,
+              const heed::detail::Given<Op, heed::detail::GradientsArgument>& grads,
+              std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {});
 
 // The same for gathered calls, with the bits of one process in all gradients: the ranks add to those of keys, values, bias and
 // parameters one after the other, which takes the time of one process (mpi/gather.hpp).

@@ -4,6 +4,8 @@
 #include <heed/attention.hpp>
 #include <heed/engine/hvp.hpp>
 #include <heed/measure/weights.hpp>
+#include <heed/mpi/any_communicator.hpp>
+#include <heed/mpi/attention.hpp>
 
 #include <vector>
 
@@ -20,6 +22,22 @@ int main() {
   const heed::Inputs<float> in{view, view, view};
   const auto mask = heed::causal<float>();
   heed::Saved<float> saved;
+#if MISTAKE == 0 || MISTAKE >= 70
+  const auto on_ranks = [&](const heed::mpi::AnyCommunicator& comm) {
+    const heed::mpi::Sharding sharding{heed::mpi::Shards::contiguous(2, 1)};
+    heed::mpi::Saved<float> pieces;
+#if MISTAKE == 70
+    heed::mpi::forward(comm, op, in, mask, sharding, out, &saved);
+#elif MISTAKE == 71
+    heed::mpi::backward(comm, op, {{wide, shape}, view, view}, {}, sharding, pieces, out, view, {});
+#else
+    heed::mpi::forward(comm, op, {view, view, view}, {}, sharding, {to, shape}, &pieces);
+    heed::mpi::backward(comm, op, {view, view, view}, {}, sharding, pieces, {to, shape}, {x, shape},
+                        {{grad, shape}});
+#endif
+  };
+  (void)on_ranks;
+#endif
 #if MISTAKE == 0
   const auto same = op;
   const heed::Packed<float> packed{.queries = {0, 2}};

@@ -7,5 +7,7 @@
 #include <heed/engine/partial.hpp>
 #include <heed/mask/visible.hpp>
 #include <heed/measure/weights.hpp>
+#include <heed/mpi/any_communicator.hpp>
+#include <heed/mpi/attention.hpp>
 #include <heed/plug/own_score.hpp>
 #include <heed/reference/reference.hpp>
