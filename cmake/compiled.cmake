@@ -3,9 +3,9 @@
 # if something links it, with the flags of the project that asks for it, which must be those of the files that
 # include heed: another instruction set is an undefined reference. For this machine's:
 #   target_link_libraries(heed_compiled PUBLIC heed::native)
-# One source file for two places of the list of ops (heed/compiled.hpp), so that they compile beside each other: one place
-# from each half, since the last ones are empty. Another file holds what heed/compiled_engine.hpp promises: it is that header
-# without the word "extern".
+# One source file for every fourth place of the list of ops (heed/compiled.hpp), so that they compile beside each other and
+# read heed's headers four times. Another file holds what heed/compiled_engine.hpp promises: it is that header without the
+# word "extern".
 #   HEED_CORE_TARGET  in: the target that carries the include path
 #   HEED_INCLUDE      in: that path
 #
@@ -13,29 +13,30 @@
 # beside the engine's promises, or nothing if it is empty.
 function(heed_write_compiled folder out include)
   set(places 16)
-  math(EXPR half "${places} / 2")
-  math(EXPR last "${half} - 1")
+  set(files 4)
+  math(EXPR last "${places} - 1")
   set(more "")
   if(include)
     set(more "#include <${include}>\n")
   endif()
   set(sources "")
-  foreach(place RANGE ${last})
-    math(EXPR other "${place} + ${half}")
-    set(source "${folder}/place_${place}.cpp")
+  math(EXPR last_file "${files} - 1")
+  foreach(file RANGE ${last_file})
+    set(doors "")
+    foreach(place RANGE ${file} ${last} ${files})
+      foreach(real IN ITEMS float double)
+        string(APPEND doors "template struct detail::Door<detail::BuiltInAt<${place}, ${real}>>;\n")
+      endforeach()
+    endforeach()
+    set(source "${folder}/ops_${file}.cpp")
     file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>
 @more@
-
 namespace heed {
 inline namespace HEED_ABI {
 static_assert(detail::kCompiledPlaces == @places@);
-template struct detail::Door<detail::BuiltInAt<@place@, float>>;
-template struct detail::Door<detail::BuiltInAt<@place@, double>>;
-template struct detail::Door<detail::BuiltInAt<@other@, float>>;
-template struct detail::Door<detail::BuiltInAt<@other@, double>>;
-}
+@doors@}
 }
 ]])
     list(APPEND sources "${source}")
