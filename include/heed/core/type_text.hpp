@@ -12,15 +12,15 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-template <class T>
+template <class Type>
 [[nodiscard]] constexpr const char* compilers_type_text() {
-  return __PRETTY_FUNCTION__;  // "... [with T = heed::v0_1_avx2_openmp::Softmax<float>]"
+  return __PRETTY_FUNCTION__;  // "... [with Type = heed::v0_1_avx2_openmp::Softmax<float>]"
 }
 
-template <class T>
+template <class Type>
 [[nodiscard]] std::string type_text() {
-  std::string text = compilers_type_text<T>();
-  text.erase(0, text.find("T = ") + 4);
+  std::string text = compilers_type_text<Type>();
+  text.erase(0, text.find("Type = ") + 7);
   text.pop_back();
   constexpr std::string_view inside = HEED_TEXT(HEED_ABI) "::";
   for (std::size_t at; (at = text.find(inside)) != std::string::npos;)
