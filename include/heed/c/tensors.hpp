@@ -160,7 +160,7 @@ class SmallTensor {
     for (const SmallTensor* tensor : {this, &other})
       tensor->each([&](Index at) {
         const auto first = reinterpret_cast<std::uintptr_t>(tensor->address(at, tensor->bytes()));
-        numbers.emplace_back(first, first + std::uintptr_t(tensor->bytes()));
+        numbers.emplace_back(first, first + tensor->bytes());
       });
     std::sort(numbers.begin(), numbers.end());
     return std::adjacent_find(numbers.begin(), numbers.end(), [](const auto& a, const auto& b) {
