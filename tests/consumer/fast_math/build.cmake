@@ -7,7 +7,7 @@ set(liberties "-ffast-math" "-Ofast" "-ffast-math -fno-finite-math-only" "-ffini
 foreach(compiler IN LISTS COMPILERS)
   foreach(flags IN LISTS liberties)
     separate_arguments(arguments UNIX_COMMAND "${flags}")
-    execute_process(COMMAND "${compiler}" -std=c++20 -O2 ${arguments} "-I${INCLUDE}"
+    execute_process(COMMAND "${compiler}" -std=c++20 -O2 -Wfatal-errors ${arguments} "-I${INCLUDE}"
                             "${CMAKE_CURRENT_LIST_DIR}/main.cpp" -o "${PROGRAM}"
                     RESULT_VARIABLE failed ERROR_VARIABLE said)
     if(failed AND said MATCHES "heed relies on")
