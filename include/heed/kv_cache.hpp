@@ -109,10 +109,11 @@ class KvCache {
   [[nodiscard]] View values() const { return pages_.values(); }
 
   // What forward() reads in decoding: keys, values and the key features of the calls before, to which it adds those of new
-  // tokens (engine/key_features.hpp); and where the queries stand, which are the last tokens of the cache
-  // (Inputs::first_query, and queries_at_end, by which a mask that has them at the first keys is refused). Such calls change the cache, so that only one may run at a time, and all must be of one op, with the
-  // same numbers of heads: another op, or another number that key features depend on, is refused until forget_features().
-  // Throws std::invalid_argument where there are more queries than tokens. Valid until the next append(), reserve() or move.
+  // tokens (engine/key_features.hpp); and where the queries stand, which are the last tokens of the cache: Inputs::first_query, and
+  // queries_at_end, by which a mask that has them at the first keys is refused. Such calls change the cache, so that only one may
+  // run at a time, and all must be of one op, with the same numbers of heads: another op, or another number that key features
+  // depend on, is refused until forget_features(). Throws std::invalid_argument where there are more queries than tokens. Valid
+  // until the next append(), reserve() or move.
   [[nodiscard]] Inputs<Arithmetic> inputs(const StoredView<const Arithmetic>& query,
                                           const StoredView<const Arithmetic>& extra = {}) {
     const Index queries = query.shape().len;

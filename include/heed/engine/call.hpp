@@ -160,7 +160,8 @@ struct Gradients {
 struct Options {
   // Factor on q.k; 1 / sqrt(width of one score map) when not given.
   std::optional<double> scale = {};
-  // 0: OpenMP's default, of a container no more than its CPU quota (core/parallel.hpp); fewer for small calls. Results do not depend on it, not in their last bit.
+  // 0: OpenMP's default, of a container no more than its CPU quota (core/parallel.hpp); fewer for small calls. Results do not
+  // depend on it, not in their last bit.
   int threads = 0;
   // Keys per tile; 0 lets the plan choose. Rounded to whole panels, at least one. Small values make tests cross
   // tile borders at short lengths.
