@@ -150,7 +150,7 @@ inline constexpr bool parts_merge =
     mergeable<typename Op::NormaliserType>&& Op::ReadoutType::identity &&
     !Op::ScoreType::counts_visible;
 
-// Of Inputs or PackedInputs.
+// Checks and computes a part, for Inputs and for PackedInputs.
 template <class Op, class In, class Real>
 [[nodiscard]] Partial<Real> open_partial(const Op& op, const In& in, const Mask<Real>& mask,
                                          Saved<Real>* saved, const Options& options) {
