@@ -341,7 +341,9 @@ TEST_CASE("a mask that has the last queries at the first keys is refused", "[kv_
          "functions of positions"},
         {heed::causal<float>(at) | heed::key_range<float>(0, 1), "bands"}};
   };
-  for (const auto& [mask, parts] : masks(Align::top_left)) {
+  for (const auto& at_first_keys : masks(Align::top_left)) {
+    const auto& mask = at_first_keys.first;
+    const auto& parts = at_first_keys.second;
     CHECK(decode(mask) == refusal(parts));
     // As many queries as keys stand where either says, and so do those of tensors that are no cache.
     heed::Inputs<float> in = cache.inputs(tokens.view());
