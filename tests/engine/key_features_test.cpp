@@ -3,6 +3,7 @@
 
 #include "conformance/compare.hpp"
 #include "message_of.hpp"
+#include "turned_scores.hpp"
 
 #include <heed/kv_cache.hpp>
 #include <heed/models/attention_by_name.hpp>
@@ -114,16 +115,6 @@ struct Scaled {
   template <class S>
   S score(const auto& pair, const auto&) const {
     return pair.logit - pair.key[0];
-  }
-};
-
-// Rows that turn by a learnt angle, one value or one per head.
-template <class T>
-struct Turned {
-  using Transform = heed::Rotation<T>;
-  template <class S>
-  S score(const auto& pair, const auto&) const {
-    return pair.logit;
   }
 };
 

@@ -210,11 +210,12 @@ class SmallTensor {
                                      tensor_.byte_offset, &origin);
     beyond |= __builtin_add_overflow(origin, below, &first_);
     beyond |= __builtin_add_overflow(origin, above, &end_);
+    if (!beyond) return;
     std::string strides;
     for (const Index stride : strides_)
       strides += (strides.empty() ? "" : ",") + std::to_string(stride);
-    require(!beyond, who_, " has strides (", strides, ") and byte_offset ", tensor_.byte_offset,
-            ", its numbers lie beyond the address space");
+    fail(who_, " has strides (", strides, ") and byte_offset ", tensor_.byte_offset,
+         ", its numbers lie beyond the address space");
   }
   // f(offset), in elements.
   template <class F>
