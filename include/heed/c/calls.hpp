@@ -57,24 +57,13 @@ void check_apart(const Request<Real>& request, const Outputs<Real>& outputs) {
 }
 template <class Real>
 void check_apart(const Request<Real>& request, const BackwardRequest<Real>& from) {
-  using detail::named_memory;
-  const Gradients<Real>& to = from.gradients;
-  const detail::NamedMemory written[] = {named_memory("grad_query", to.query),
-                                         named_memory("grad_key", to.key),
-                                         named_memory("grad_value", to.value),
-                                         named_memory("grad_extra", to.extra),
-                                         named_memory("grad_query_inputs", to.query_inputs),
-                                         named_memory("grad_key_inputs", to.key_inputs),
-                                         named_memory("grad_bias", to.bias)};
-  const detail::NamedMemory of_output[] = {named_memory("out", from.out),
-                                           named_memory("grad_out", from.grad_outputs.out),
-                                           named_memory("grad_lse", from.grad_outputs.lse),
-                                           named_memory("grad_steps", from.grad_outputs.steps)};
+  const auto written = detail::memory_of(from.gradients);
   const std::string& where = request.where;
   require_apart(request.parameters, request.parameter_count, "", written, where);
   const char* what = "the gradient of ";
   require_apart(from.parameters, from.parameter_count, what, written, where);
-  require_apart(from.parameters, from.parameter_count, what, of_output, where);
+  require_apart(from.parameters, from.parameter_count, what,
+                detail::memory_of(from.out, from.grad_outputs), where);
   require_apart(from.parameters, from.parameter_count, what,
                 detail::memory_of(request.in, request.mask), where);
 }

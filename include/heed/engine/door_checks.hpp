@@ -72,6 +72,23 @@ template <class Real>
           named_memory("bias", mask.bias),
           named_memory("the boolean mask", mask.allowed)};
 }
+// All gradients that backward() writes, in the order of the operands; and what it reads of the outputs.
+template <class Real>
+[[nodiscard]] std::array<NamedMemory, kOperands> memory_of(const Gradients<Real>& grads) {
+  return {named_memory("grad_query", grads.query),
+          named_memory("grad_key", grads.key),
+          named_memory("grad_value", grads.value),
+          named_memory("grad_extra", grads.extra),
+          named_memory("grad_query_inputs", grads.query_inputs),
+          named_memory("grad_key_inputs", grads.key_inputs),
+          named_memory("grad_bias", grads.bias)};
+}
+template <class Real>
+[[nodiscard]] std::array<NamedMemory, 4> memory_of(const StoredView<const Real>& out,
+                                                   const OutputGradients<Real>& output) {
+  return {named_memory("out", out), named_memory("grad_out", output.out),
+          named_memory("grad_lse", output.lse), named_memory("grad_steps", output.steps)};
+}
 inline void require_apart(const MemoryView& out, const char* name,
                           std::span<const NamedMemory> read, const std::string& where) {
   for (const NamedMemory& input : read) {
@@ -104,17 +121,8 @@ void check_gradients(const Gradients<Real>& grads, const Inputs<Real>& in, const
                      const StoredView<const Real>& out, const OutputGradients<Real>& output,
                      const std::string& where) {
   const auto read = memory_of(in, mask);
-  const NamedMemory of_output[] = {named_memory("out", out), named_memory("grad_out", output.out),
-                                   named_memory("grad_lse", output.lse),
-                                   named_memory("grad_steps", output.steps)};
-  const NamedMemory written[] = {named_memory("grad_query", grads.query),
-                                 named_memory("grad_key", grads.key),
-                                 named_memory("grad_value", grads.value),
-                                 named_memory("grad_extra", grads.extra),
-                                 named_memory("grad_query_inputs", grads.query_inputs),
-                                 named_memory("grad_key_inputs", grads.key_inputs),
-                                 named_memory("grad_bias", grads.bias)};
-  static_assert(std::size(written) == kOperands);
+  const auto of_output = memory_of(out, output);
+  const auto written = memory_of(grads);
   for (std::size_t i = 0; i < kOperands; ++i) {
     const NamedMemory& a = written[i];
     if (!a.given) continue;
