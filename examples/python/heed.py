@@ -74,7 +74,7 @@ class _Mask(_Sized):
                 ("allowed", _TensorPointer), ("bias", _TensorPointer),
                 ("query_documents", POINTER(c_int64)), ("query_document_count", c_size_t),
                 ("key_documents", POINTER(c_int64)), ("key_document_count", c_size_t),
-                ("slopes", POINTER(c_double)), ("slope_count", c_size_t), ("slope_align", c_int), ("soft_cap", c_double),
+                ("alibi", POINTER(c_double)), ("alibi_count", c_size_t), ("alibi_align", c_int), ("soft_cap", c_double),
                 ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int)]
 
 
@@ -343,8 +343,8 @@ class _Request:
             struct.query_documents, struct.query_document_count = _list_of(c_int64, of_queries, "documents")
             struct.key_documents, struct.key_document_count = _list_of(c_int64, of_keys, "documents")
         if alibi is not None:
-            struct.slopes, struct.slope_count = _list_of(c_double, alibi, "alibi")
-            struct.slope_align = at
+            struct.alibi, struct.alibi_count = _list_of(c_double, alibi, "alibi")
+            struct.alibi_align = at
         if soft_cap is not None:
             if soft_cap == 0:  # which stands for none in the struct
                 raise ValueError("heed: soft_cap is 0, it must be positive and finite")

@@ -199,7 +199,7 @@ class Call {
     call_.parameters = parameters_.data();
     call_.parameter_count = parameters_.size();
     mask_.window_count = window_.left >= 0 || window_.right >= 0 ? 1 : 0;
-    window_.align = mask_.causal_align = mask_.slope_align = align_;
+    window_.align = mask_.causal_align = mask_.alibi_align = align_;
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -263,8 +263,8 @@ class Call {
       whole_numbers(name, value, mask_.key_documents, mask_.key_document_count);
     if (name == "slopes") {
       const Tensor slopes = copies_.emplace_back(value.toTensor().to(at::kDouble).contiguous());
-      mask_.slopes = slopes.data_ptr<double>();
-      mask_.slope_count = static_cast<std::size_t>(slopes.numel());
+      mask_.alibi = slopes.data_ptr<double>();
+      mask_.alibi_count = static_cast<std::size_t>(slopes.numel());
     }
     if (name == "soft_cap") mask_.soft_cap = value.toDouble();
     if (name == "scale") {

@@ -109,10 +109,10 @@ struct heed_mask {
   size_t query_document_count;
   const int64_t* key_documents;
   size_t key_document_count;
-  // ALiBi: -slopes[head] |p - key| is added to scores; one per head.
-  const double* slopes;
-  size_t slope_count;
-  int slope_align;  // enum heed_align
+  // ALiBi: -alibi[head] |p - key| is added to scores; one per head.
+  const double* alibi;
+  size_t alibi_count;
+  int alibi_align;  // enum heed_align
   // scale q.k becomes soft_cap tanh(scale q.k / soft_cap); 0 for none.
   double soft_cap;
   // A function of positions, and what it is called with. Positions of queries are moved by `visible_align`.

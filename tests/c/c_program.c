@@ -424,7 +424,7 @@ static void check_masks(void) {
   mask = none, mask.bias = &bias.dl;
   check_mask(&mask, (struct who){.adds = bias_adds}, "bias");
   const double slopes[] = {0.5, 0.25};
-  mask = none, mask.slopes = slopes, mask.slope_count = 2, mask.slope_align = heed_bottom_right;
+  mask = none, mask.alibi = slopes, mask.alibi_count = 2, mask.alibi_align = heed_bottom_right;
   check_mask(&mask, (struct who){.adds = slope_adds}, "ALiBi");
   mask = none, mask.soft_cap = 0.5;
   check_mask(&mask, (struct who){.cap = 0.5}, "soft cap");

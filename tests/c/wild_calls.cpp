@@ -358,7 +358,7 @@ class Case {
       mask.key_documents = key_documents_.data();
       mask.key_document_count = key_documents_.size();
     }
-    if (chance_.one_in(4)) mask.slopes = slopes_.data(), mask.slope_count = 2;
+    if (chance_.one_in(4)) mask.alibi = slopes_.data(), mask.alibi_count = 2;
     if (chance_.one_in(4)) mask.bias = tensor({1, 2, len_q, len_kv});
     if (chance_.one_in(4)) {
       Tensor* allowed = make({batch, 1, len_q, len_kv});
@@ -408,7 +408,7 @@ class Case {
   void change_number() {
     std::int64_t* indices[] = {&mask.causal_offset, &call.first_query, &start.depth,
                                &start.prototypes};
-    int* ints[] = {&mask.causal,  &mask.causal_align, &mask.slope_align,   &mask.visible_align,
+    int* ints[] = {&mask.causal,  &mask.causal_align, &mask.alibi_align,   &mask.visible_align,
                    &call.threads, &call.precision,    &call.queries_at_end};
     double* numbers[] = {&mask.soft_cap, &call.dropout, &scale_};
     switch (chance_.below(3)) {
@@ -432,7 +432,7 @@ class Case {
       case 2: lose(mask.key_lengths, mask.key_length_count); break;
       case 3: lose(mask.query_documents, mask.query_document_count); break;
       case 4: lose(mask.key_documents, mask.key_document_count); break;
-      case 5: lose(mask.slopes, mask.slope_count); break;
+      case 5: lose(mask.alibi, mask.alibi_count); break;
       default: lose(call.parameters, call.parameter_count); break;
     }
     for (heed_window& w : windows_) {

@@ -134,10 +134,10 @@ template <class Real>
   require_list(from.key_documents, from.key_document_count, "documents of keys", where);
   if (from.key_documents != nullptr)
     mask.key_documents = indices(from.key_documents, from.key_document_count);
-  require_list(from.slopes, from.slope_count, "slopes", where);
-  mask.slope_align = align_of(from.slope_align, "the mask's slope_align", where);
-  if (from.slopes != nullptr)
-    mask.slopes = std::vector<Real>(from.slopes, from.slopes + from.slope_count);
+  require_list(from.alibi, from.alibi_count, "alibi slopes", where);
+  mask.slope_align = align_of(from.alibi_align, "the mask's alibi_align", where);
+  if (from.alibi != nullptr)
+    mask.slopes = std::vector<Real>(from.alibi, from.alibi + from.alibi_count);
   mask.soft_cap = Real(from.soft_cap);
   const Align visible = align_of(from.visible_align, "the mask's visible_align", where);
   if (from.visible != nullptr)
