@@ -19,6 +19,8 @@
 //           a program keeps working with later libraries, and an earlier library refuses what it does not know. A size ends
 //           with a field; it may be up to 4096 more than the library's where all that is 0.
 //           Those without a size (parameters, windows, key ranges) stay as they are.
+// Lists     a pointer and a count. Nothing of a list is read whose count no call of these sizes can have, or, of windows, key
+//           ranges, parameters and what heed_describe() has room for, whose count is above 4096.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
 //           copy. NULL is a tensor that is not given.

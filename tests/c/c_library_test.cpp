@@ -426,3 +426,69 @@ TEST_CASE("C refuses in the sentences of C++", "[c]") {
   compare(fits, fits, fits, {1, 2, 4, 4}, bias);
   compare(fits, fits, fits, fits, {1, 3, 1, 3});
 }
+
+// Each list has one entry, which lies at the end of what it may read: sanitizers see who reads on.
+TEST_CASE("a list of C that is longer than its call can have is not read", "[c]") {
+  Tensors tensors;
+  const std::vector<float> x(24, 0.5F);
+  std::vector<float> y(24);
+  const heed_window window{-1, 0, 0, heed_top_left};
+  const heed_key_range range{0, 3};
+  const std::int64_t number = 0;
+  const double slope = 0.5;
+  const heed_parameter strength{"strength", nullptr, nullptr, 0.5},
+      to_y{"strength", tensors.of_axes(y.data(), {1}), nullptr, 0};
+  auto mask = sized<heed_mask>();
+  auto call = sized<heed_call>();
+  call.variant = "dar";
+  call.query = call.key = call.value = tensors.dense(x.data(), {1, 2, 3, 4});
+  call.mask = &mask;
+  auto outputs = sized<heed_outputs>(), from = sized<heed_outputs>();
+  outputs.out = tensors.dense(y.data(), {1, 2, 3, 4});
+  from.out = call.query;
+  heed_saved* saved = nullptr;
+  REQUIRE(heed_forward(&call, &outputs, &saved) == heed_ok);
+  auto to = sized<heed_gradients>();
+  to.parameters = &to_y;
+  heed_parameter_info info = sized<heed_parameter_info>();
+
+  const auto check = [](int status, const std::string& text) {
+    CHECK(status == heed_invalid);
+    CHECK(heed_last_error() == text);
+  };
+  for (const std::size_t count : {std::size_t{4097}, std::size_t{1} << 60, ~std::size_t{0}}) {
+    const std::string has = " has " + std::to_string(count) + " entries, ",
+                      few = "it must have at most 4096";
+    const auto refused = [&](auto heed_mask::*list, const auto* entries,
+                             std::size_t heed_mask::*length, const std::string& name,
+                             const std::string& limit) {
+      mask = sized<heed_mask>();
+      mask.*list = entries;
+      mask.*length = count;
+      check(heed_forward(&call, &outputs, nullptr), "heed::forward(dar): " + name + has + limit);
+    };
+    using M = heed_mask;
+    const std::string tokens = "there are 3 (batch x length)";
+    refused(&M::windows, &window, &M::window_count, "windows", few);
+    refused(&M::key_ranges, &range, &M::key_range_count, "key_ranges", few);
+    refused(&M::key_lengths, &number, &M::key_length_count, "key_lengths", "the batch is 1");
+    refused(&M::query_documents, &number, &M::query_document_count, "query_documents", tokens);
+    refused(&M::key_documents, &number, &M::key_document_count, "key_documents", tokens);
+    refused(&M::alibi, &slope, &M::alibi_count, "alibi", "there are 2 heads");
+    mask = sized<heed_mask>();
+
+    to.parameter_count = count;
+    check(heed_backward(&call, saved, outputs.out, &from, &to),
+          "heed::backward(dar): the list of gradients" + has + few);
+    check(heed_initial(&call, nullptr, &to_y, count),
+          "heed_initial(dar): the list of initial values" + has + few);
+    std::size_t room = count;
+    check(heed_describe(&call, nullptr, &info, &room), "heed_describe: infos" + has + few);
+    call.parameters = &strength;
+    call.parameter_count = count;
+    check(heed_forward(&call, &outputs, nullptr), "heed::forward(dar): parameters" + has + few);
+    call.parameters = nullptr;
+    call.parameter_count = 0;
+  }
+  heed_saved_free(saved);
+}

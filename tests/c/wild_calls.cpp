@@ -425,6 +425,10 @@ class Case {
       if (!chance_.one_in(4)) return;
       if (chance_.one_in(3)) list = nullptr;
       count = list == nullptr ? wild_count() : chance_.below(count + 1);
+      // More than any call takes: nothing of such a list may be read.
+      if (chance_.one_in(6))
+        count = chance_.of<std::size_t>(
+            {4097, std::size_t{1} << 40, ~std::size_t{0} / 2 + 1, ~std::size_t{0}});
     };
     switch (chance_.below(7)) {
       case 0: lose(mask.windows, mask.window_count); break;

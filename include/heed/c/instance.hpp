@@ -59,8 +59,19 @@ template <class F>
   }
 }
 
+// Of the mask of a call with these inputs, of which as many query heads are one head.
 template <class Real>
-[[nodiscard]] Request<Real> request_of(const heed_call& call, const char* variant,
+[[nodiscard]] MaskLimits mask_limits(const Inputs<Real>& in, Index query_heads) {
+  const Shape &q = in.query.shape(), &v = in.value.shape();
+  const char *there_are = "there are ", *tokens = " (batch x length)";
+  return {{"the batch is ", q.batch},
+          {there_are, q.batch * q.len, tokens},
+          {there_are, v.batch * v.len, tokens},
+          {there_are, q.heads / query_heads, " heads"}};
+}
+
+template <class Real>
+[[nodiscard]] Request<Real> request_of(const heed_call& call, const VariantCalls<Real>& variant,
                                        const std::string& where, int threads) {
   Request<Real> request{
       {stored_view<const Real>(call.query, "query", where),
@@ -69,16 +80,19 @@ template <class Real>
        stored_view<const Real>(call.extra, "extra", where), nullptr,
        stored_view<const Real>(call.query_inputs, "query_inputs", where),
        stored_view<const Real>(call.key_inputs, "key_inputs", where), Index(call.first_query)},
-      mask_of<Real>(call.mask, where.c_str()),
+      {},
       {},
       call.parameters,
       call.parameter_count,
       where};
   request.in.queries_at_end = call.queries_at_end != 0;
+  if (request.in.query.given() && request.in.value.given())  // or the call is refused
+    request.mask =
+        mask_of<Real>(call.mask, mask_limits(request.in, variant.query_heads()), where.c_str());
   Options& options = request.options;
   if (call.scale != nullptr) options.scale = *call.scale;
   options.threads = call.threads != 0 ? call.threads : threads;
-  options.name = variant;
+  options.name = variant.name();
   options.dropout = {call.dropout, call.dropout_seed};
   require(call.precision == heed_storage || call.precision == heed_mixed, where, ": precision is ",
           call.precision, ", it must be ", int(heed_storage), " (heed_storage) or ",
@@ -98,7 +112,7 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
     with_real(call.query, door, [&]<class Real>(Real) {
       const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const std::string where = detail::door_name(door, variant.name());
-      const auto request = request_of<Real>(call, variant.name(), where, threads);
+      const auto request = request_of<Real>(call, variant, where, threads);
       std::unique_ptr<SavedCall> kept;
       Saved<Real>* numbers = nullptr;
       if (saved != nullptr) {
@@ -135,7 +149,7 @@ int backward(const heed_call* given, const heed_saved* saved, const DLTensor* ou
       require(numbers != nullptr, where, ": saved is of a call of ",
               sizeof(Real) == 4 ? "doubles, query has floats" : "floats, query has doubles");
       variant.backward(
-          request_of<Real>(call, variant.name(), where, threads),
+          request_of<Real>(call, variant, where, threads),
           {*numbers,
            stored_view<const Real>(out, "out", where),
            OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out", where),
@@ -255,7 +269,7 @@ int describe_variant(const heed_call* given, const heed_start* start, heed_param
   return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     require(count != nullptr, door, ": count is a null pointer");
-    require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
+    require_list(infos, *count, "infos", kAnyList, door);
     with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
       const std::size_t room = std::min(*count, entries.size());
       // The caller's array, whose structs are as long as they say.
