@@ -21,15 +21,17 @@ Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in build
           the system finds it. It is built by: cmake -S . -B build && cmake --build build -t heed_c
 """
 
+import contextlib
 import ctypes
 import operator
 import os
 import pathlib
+import threading
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
 
 import numpy as np
 
-__all__ = ["attention", "forward", "backward", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
+__all__ = ["attention", "forward", "backward", "Cache", "Call", "Gradients", "Bfloat16", "Parameter", "parameters", "variants", "describe",
            "threads", "set_threads", "version", "instructions", "use_instructions"]
 
 
@@ -78,13 +80,21 @@ class _Mask(_Sized):
                 ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int)]
 
 
+class _Packed(_Sized):
+    _fields_ = [("size", c_size_t), ("queries", POINTER(c_int64)), ("query_count", c_size_t),
+                ("keys", POINTER(c_int64)), ("key_count", c_size_t),
+                ("first_query", POINTER(c_int64)), ("first_query_count", c_size_t),
+                ("caches", POINTER(c_void_p)), ("cache_count", c_size_t)]
+
+
 class _Call(_Sized):
     _fields_ = [("size", c_size_t), ("variant", c_char_p),
                 ("query", _TensorPointer), ("key", _TensorPointer), ("value", _TensorPointer), ("extra", _TensorPointer),
                 ("parameters", POINTER(_Parameter)), ("parameter_count", c_size_t), ("mask", POINTER(_Mask)),
                 ("scale", POINTER(c_double)), ("threads", c_int), ("precision", c_int), ("dropout", c_double),
                 ("dropout_seed", c_uint64), ("first_query", c_int64),
-                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer), ("queries_at_end", c_int)]
+                ("query_inputs", _TensorPointer), ("key_inputs", _TensorPointer), ("queries_at_end", c_int),
+                ("packed", POINTER(_Packed)), ("cache", c_void_p)]
 
 
 class _Outputs(_Sized):
@@ -109,6 +119,11 @@ class _Shapes(_Sized):
 
 class _Start(_Sized):
     _fields_ = [("size", c_size_t), ("seed", c_uint64), ("depth", c_int64), ("prototypes", c_int64)]
+
+
+class _CacheSizes(_Sized):
+    _fields_ = [("size", c_size_t), ("batch", c_int64), ("kv_heads", c_int64), ("dim_qk", c_int64), ("dim_v", c_int64),
+                ("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16), ("page_rows", c_int64)]
 
 
 _INVALID, _NO_MEMORY = 1, 2
@@ -143,6 +158,14 @@ def _load():
             ("shapes_of", c_int, (call, POINTER(_Shapes))),
             ("describe", c_int, (call, POINTER(_Start), POINTER(_Info), POINTER(c_size_t))),
             ("initial", c_int, (call, POINTER(_Start), POINTER(_Parameter), c_size_t)),
+            ("cache_new", c_int, (POINTER(_CacheSizes), POINTER(c_void_p))),
+            ("cache_append", c_int, (c_void_p, _TensorPointer, _TensorPointer)),
+            ("cache_length", c_int64, (c_void_p,)),
+            ("cache_capacity", c_int64, (c_void_p,)),
+            ("cache_reserve", c_int, (c_void_p, c_int64)),
+            ("cache_truncate", c_int, (c_void_p, c_int64)),
+            ("cache_forget", None, (c_void_p,)),
+            ("cache_free", None, (c_void_p,)),
             ("last_error", c_char_p, ()),
             ("version", c_char_p, ()),
             ("threads", c_int, ()),
@@ -300,7 +323,7 @@ class _Request:
 
     def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias,
                  documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
-                 queries_at_end, query_inputs, key_inputs, parameters):
+                 queries_at_end, query_inputs, key_inputs, packed, cache, parameters):
         self.variant = variant
         self.arrays = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
                                                ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
@@ -314,12 +337,41 @@ class _Request:
         self.struct = _Call(variant=_text(variant, "variant"), mask=ctypes.pointer(self.mask),
                             parameters=self.parameter_array, parameter_count=len(self.parameter_views),
                             threads=threads, precision=1 if precision == "mixed" else 0, dropout=dropout,
-                            dropout_seed=dropout_seed, first_query=first_query, queries_at_end=1 if queries_at_end else 0)
+                            dropout_seed=dropout_seed, queries_at_end=1 if queries_at_end else 0)
+        self.packed, self.caches = self._sequences(packed, cache, first_query)
         if scale is not None:
             self.struct.scale = ctypes.pointer(c_double(scale))
         for name in ("query", "key", "value", "extra", "query_inputs", "key_inputs"):
             if name in self.views:
                 setattr(self.struct, name, self.views[name].pointer)
+
+    def _sequences(self, packed, cache, first_query):
+        """A struct heed_packed or None, and the caches of the call; sets its own cache and first query."""
+        if packed is None:
+            self.struct.first_query = first_query
+            if cache is not None and not isinstance(cache, Cache):
+                raise TypeError("heed: cache is of " + _kind(cache) + ", it must be a heed.Cache" +
+                                (", or packed says where its sequences begin" if isinstance(cache, (list, tuple)) else ""))
+            self.struct.cache = cache._handle if cache is not None else None
+            return None, [cache] if cache is not None else []
+        struct = _Packed()
+        of_queries, of_keys = packed if isinstance(packed, tuple) else (packed, None)
+        struct.queries, struct.query_count = _list_of(c_int64, of_queries, "packed")
+        if of_keys is not None:
+            struct.keys, struct.key_count = _list_of(c_int64, of_keys, "packed")
+        if np.ndim(first_query) == 0:
+            self.struct.first_query = first_query
+        else:
+            struct.first_query, struct.first_query_count = _list_of(c_int64, first_query, "first_query")
+        caches = [] if cache is None else list(cache) if isinstance(cache, (list, tuple)) else [cache]
+        for one in caches:
+            if not isinstance(one, Cache):
+                raise TypeError("heed: cache holds one of " + _kind(one) + ", it must be a list of heed.Cache")
+        if cache is not None:
+            struct.caches = (c_void_p * (len(caches) + 1))(*(one._handle for one in caches))
+            struct.cache_count = len(caches)
+        self.struct.packed = ctypes.pointer(struct)
+        return struct, caches
 
     def _mask(self, causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible):
         struct = _Mask()
@@ -485,6 +537,91 @@ def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
 
 # --- calls ----------------------------------------------------------------------------------------------------------
 
+class Cache:
+    """Keys and values of a growing sequence, or of `batch` sequences that grow together, for decoding:
+
+        cache = heed.Cache(1, kv_heads, dim_qk, dim_v)
+        cache.append(k, v)                                      # (1, kv_heads, n, dim): the prompt, then token by token
+        out = heed.attention(q, variant="dar", cache=cache)     # q are the last tokens of the cache
+
+    dtype      what numbers are stored as, rounded: "float32", "float16", "bfloat16" or "int8" (a byte, with a scale per row)
+               for calls of floats, "float64" for those of doubles
+    page_rows  memory is taken in pages of so many tokens, a multiple of 64; nothing is copied as it grows
+
+    len(cache) is the number of its tokens. It keeps from call to call what a score computes of each key alone; so calls must
+    be of one variant with the same parameters, until forget(). One call at a time may use it. It has no backward().
+    """
+
+    _dtypes = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int8": (0, 8)}
+    _handle = None
+
+    def __init__(self, batch, kv_heads, dim_qk, dim_v, dtype="float32", page_rows=256):
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        if name not in self._dtypes:
+            raise ValueError("heed: dtype is " + repr(dtype) + ", it must be one of " + ", ".join(self._dtypes))
+        self._free, self._in_use = _heed.heed_cache_free, threading.Lock()
+        code, bits = self._dtypes[name]
+        sizes = _CacheSizes(batch=batch, kv_heads=kv_heads, dim_qk=dim_qk, dim_v=dim_v, code=code, bits=bits, lanes=1, page_rows=page_rows)
+        handle = c_void_p()
+        _check(_heed.heed_cache_new(byref(sizes), byref(handle)))
+        self._handle = handle.value
+
+    def __del__(self):
+        if self._handle:
+            self._free(self._handle)
+            self._handle = None
+
+    def __reduce__(self):
+        raise TypeError("heed: a Cache is neither copied nor pickled; append the same keys and values to another one")
+
+    def __len__(self):
+        return _heed.heed_cache_length(self._handle)
+
+    def __bool__(self):
+        return True
+
+    @property
+    def capacity(self):
+        """Tokens for which it has memory."""
+        return _heed.heed_cache_capacity(self._handle)
+
+    def append(self, k, v):
+        """Adds tokens: k (batch, kv_heads, n, dim_qk), v (batch, kv_heads, n, dim_v)."""
+        views = _View(k, "k"), _View(v, "v")
+        with _use([self]):
+            _check(_heed.heed_cache_append(self._handle, views[0].pointer, views[1].pointer))
+
+    def reserve(self, length):
+        """Takes memory for `length` tokens now."""
+        with _use([self]):
+            _check(_heed.heed_cache_reserve(self._handle, length))
+
+    def truncate(self, length):
+        """Forgets the tokens from `length` on."""
+        with _use([self]):
+            _check(_heed.heed_cache_truncate(self._handle, length))
+
+    def forget(self):
+        """Forgets what calls have kept of its keys, so that the next may be of another variant."""
+        with _use([self]):
+            _heed.heed_cache_forget(self._handle)
+
+
+@contextlib.contextmanager
+def _use(caches):
+    """Keeps caches for one call."""
+    taken = []
+    try:
+        for cache in caches:
+            if not cache._in_use.acquire(blocking=False):
+                raise RuntimeError("heed: the cache is in use by another call, one at a time may use it")
+            taken.append(cache)
+        yield
+    finally:
+        for cache in taken:
+            cache._in_use.release()
+
+
 class Call:
     """What forward() computed, and what backward() needs.
 
@@ -551,10 +688,11 @@ class _Results:
         self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})
 
 
-def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
+def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
             causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, mask=None, bias=None,
             documents=None, alibi=None, soft_cap=None, visible=None, scale=None, threads=0, precision="storage",
-            dropout=0.0, dropout_seed=0, first_query=0, queries_at_end=False, query_inputs=None, key_inputs=None, **parameters):
+            dropout=0.0, dropout_seed=0, first_query=0, queries_at_end=False, query_inputs=None, key_inputs=None,
+            packed=None, cache=None, **parameters):
     """Attention, and what backward() needs of it: returns a Call.
 
     variant       a name of variants()
@@ -584,21 +722,28 @@ def forward(q, k, v, variant="sdpa", *, save=True, out=None, with_lse=False, wit
     first_query   where query 0 stands among the keys, for variants that read positions
     queries_at_end  True: the queries are the last tokens of the keys, as in decoding; a mask that would place fewer queries
                   than keys at the first of them, "top_left" without an offset, is refused
+    packed        sequences of lengths of their own lie one behind the other, without padding, in arrays (1, heads, total, dim):
+                  numbers 0, ..., total, where each begins and the last one ends; (queries, keys) where keys have others. Each
+                  has the bits of a call of its own: positions and masks begin anew in each, key_lengths has a number per
+                  sequence, mask and bias are those of a padded batch (sequences or 1, heads or 1, longest, longest).
+                  first_query may be a list, one per sequence
+    cache         a Cache in place of k and v: q are its last tokens. With packed, a list of one per sequence, of batch 1
     parameters    by name, see describe(): a number, a str for a choice, or an array. A dot may be written as an
                   underscore, and lambda as lambda_
     """
     request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias, documents,
                        alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
-                       queries_at_end, query_inputs, key_inputs, _full_names(variant, parameters))
+                       queries_at_end, query_inputs, key_inputs, packed, cache, _full_names(variant, parameters))
     results = _Results(request, q, v, out, with_lse, with_steps)
     saved = c_void_p()
-    status = _heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None)
+    with _use(request.caches):
+        status = _heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None)
     call = Call(request, results, results.out, results.lse, results.steps, saved)  # frees what is saved
     request.run(status)
     return call
 
 
-def attention(q, k, v, variant="sdpa", **options):
+def attention(q, k=None, v=None, variant="sdpa", **options):
     """Attention: returns out, an array. Options and parameters are those of forward(); nothing is kept for backward()."""
     return forward(q, k, v, variant, save=False, **options).out
 

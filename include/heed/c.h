@@ -19,6 +19,8 @@
 //           a program keeps working with later libraries, and an earlier library refuses what it does not know. A size ends
 //           with a field; it may be up to 4096 more than the library's where all that is 0.
 //           Those without a size (parameters, windows, key ranges) stay as they are.
+// Lists     a pointer and a count. Nothing of a list is read whose count no call of these sizes can have, or, of windows, key
+//           ranges, parameters and what heed_describe() has room for, whose count is above 4096.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
 //           copy. NULL is a tensor that is not given.
@@ -126,6 +128,32 @@ enum heed_precision {
   heed_mixed = 1     // products of bfloat16, sums of float; for calls of floats
 };
 
+// Keys and values of a growing sequence, or of some that grow together, for decoding (heed_cache_new()).
+struct heed_cache;
+
+// Sequences of lengths of their own, without padding. Tensors are (1, heads, total, dim); sequence n has the queries
+// [queries[n], queries[n + 1]) and the keys [keys[n], keys[n + 1]) of them. Nothing is computed across sequences: each has the
+// bits of a call of its own, and the gradient of a parameter is the sum over all.
+//
+//   positions   count from the beginning of each sequence, in scores and in masks
+//   masks       causal, windows, key ranges, slopes and functions hold in each sequence, which is batch n to a function;
+//               key_lengths has a number per sequence; documents an id per token, packed as they are; `allowed` and bias are
+//               those of a padded batch (sequences or 1, heads or 1, longest len_q or 1, longest len_kv), of which a sequence
+//               reads its own corner
+//   dropout     of sequence n is that of batch n
+struct heed_packed {
+  size_t size;
+  const int64_t* queries;  // 0, ..., total: one per sequence, and the end of the last one
+  size_t query_count;
+  const int64_t* keys;  // likewise; NULL: those of queries
+  size_t key_count;
+  const int64_t* first_query;  // one per sequence, in place of that of the call; NULL: that for all
+  size_t first_query_count;
+  // One per sequence, each of batch 1 and given once, in place of key and value; NULL: none. heed_forward() alone takes them.
+  struct heed_cache* const* caches;
+  size_t cache_count;
+};
+
 struct heed_call {
   size_t size;
   const char* variant;  // a name of heed_variant_name()
@@ -151,6 +179,10 @@ struct heed_call {
   // Not 0: the queries are the last tokens of the keys, as in decoding. A mask that would place fewer queries than keys at the first
   // of them, by heed_top_left without an offset, is then refused.
   int queries_at_end;
+  const struct heed_packed* packed;  // NULL: a batch of sequences of one length
+  // In place of key and value: the queries are the last tokens of the cache, whose keys and values were appended before.
+  // heed_forward() alone takes one. It keeps there what a score computes of each key alone, for the calls to come.
+  struct heed_cache* cache;
 };
 
 // What forward writes: out (batch, heads, len_q, dim_v); where they are given, lse (batch, heads, len_q, maps), the log sum
@@ -194,6 +226,31 @@ void heed_saved_free(struct heed_saved* saved);  // NULL is fine
 int heed_report(const struct heed_saved* saved, const char* name, const DLTensor* to);
 // Name of report number `index`; NULL behind the last one. Valid as long as `saved`.
 const char* heed_report_name(const struct heed_saved* saved, size_t index);
+
+// A cache takes memory page by page as it grows, and copies nothing that it has. Calls with a cache compute with the
+// instruction set that was in use when it was made. One call or change at a time may use a cache, and all calls must be of one
+// variant, with the same parameters and numbers of heads, until heed_cache_forget(). heed/kv_cache.hpp says how
+// exact one of int8 is. Pools of pages (heed/kv_pool.hpp) and partial states (heed/engine/partial.hpp) are C++'s alone.
+struct heed_cache_sizes {
+  size_t size;
+  int64_t batch, kv_heads, dim_qk, dim_v;
+  // What numbers are stored as, rounded: float64 for calls of doubles; float32, float16, bfloat16 or int8 (with a scale per
+  // row) for those of floats. All 0: float32.
+  DLDataType dtype;
+  int64_t page_rows;  // a multiple of 64; 0: 256
+};
+int heed_cache_new(const struct heed_cache_sizes* sizes, struct heed_cache** cache);
+// Adds tokens: key (batch, kv_heads, n, dim_qk), value (batch, kv_heads, n, dim_v). The cache is as it was where this fails.
+int heed_cache_append(struct heed_cache* cache, const DLTensor* key, const DLTensor* value);
+// Tokens that it holds, and for which it has room.
+int64_t heed_cache_length(const struct heed_cache* cache);
+int64_t heed_cache_capacity(const struct heed_cache* cache);
+int heed_cache_reserve(struct heed_cache* cache, int64_t length);
+// Forgets the tokens from `length` on; their memory is kept.
+int heed_cache_truncate(struct heed_cache* cache, int64_t length);
+// Forgets what calls have kept there, so that the next may be of another variant.
+void heed_cache_forget(struct heed_cache* cache);
+void heed_cache_free(struct heed_cache* cache);  // NULL is fine
 
 // The shapes that outputs of a call and its extra input must have. Four zeros for steps: the variant gives none with these
 // options. Four zeros for extra: it reads no extra input.

@@ -9,6 +9,7 @@
 // starts with `extern template`.
 
 #include <heed/engine/doors.hpp>
+#include <heed/engine/packed.hpp>
 #include <heed/mpi/any_communicator.hpp>
 #include <heed/mpi/rank_call.hpp>
 
@@ -28,6 +29,7 @@ extern template void detail::check_gradients(const Gradients<float>&, const Inpu
                                              const Mask<float>&, const StoredView<const float>&,
                                              const OutputGradients<float>&, const std::string&);
 extern template void detail::set_zero(std::initializer_list<TensorView<float>>, int);
+extern template class detail::PackedCalls<float>;
 extern template class mpi::detail::RankSide<float>;
 extern template class mpi::detail::GatherSide<float, mpi::AnyCommunicator>;
 
@@ -82,6 +84,7 @@ extern template void detail::check_gradients(const Gradients<double>&, const Inp
                                              const Mask<double>&, const StoredView<const double>&,
                                              const OutputGradients<double>&, const std::string&);
 extern template void detail::set_zero(std::initializer_list<TensorView<double>>, int);
+extern template class detail::PackedCalls<double>;
 extern template class mpi::detail::RankSide<double>;
 extern template class mpi::detail::GatherSide<double, mpi::AnyCommunicator>;
 

@@ -426,3 +426,456 @@ TEST_CASE("C refuses in the sentences of C++", "[c]") {
   compare(fits, fits, fits, {1, 2, 4, 4}, bias);
   compare(fits, fits, fits, fits, {1, 3, 1, 3});
 }
+
+// Each list has one entry, which lies at the end of what it may read: sanitizers see who reads on.
+TEST_CASE("a list of C that is longer than its call can have is not read", "[c]") {
+  Tensors tensors;
+  const std::vector<float> x(24, 0.5F);
+  std::vector<float> y(24);
+  const heed_window window{-1, 0, 0, heed_top_left};
+  const heed_key_range range{0, 3};
+  const std::int64_t number = 0;
+  const double slope = 0.5;
+  const heed_parameter strength{"strength", nullptr, nullptr, 0.5},
+      to_y{"strength", tensors.of_axes(y.data(), {1}), nullptr, 0};
+  auto mask = sized<heed_mask>();
+  auto call = sized<heed_call>();
+  call.variant = "dar";
+  call.query = call.key = call.value = tensors.dense(x.data(), {1, 2, 3, 4});
+  call.mask = &mask;
+  auto outputs = sized<heed_outputs>(), from = sized<heed_outputs>();
+  outputs.out = tensors.dense(y.data(), {1, 2, 3, 4});
+  from.out = call.query;
+  heed_saved* saved = nullptr;
+  REQUIRE(heed_forward(&call, &outputs, &saved) == heed_ok);
+  auto to = sized<heed_gradients>();
+  to.parameters = &to_y;
+  heed_parameter_info info = sized<heed_parameter_info>();
+
+  const auto check = [](int status, const std::string& text) {
+    CHECK(status == heed_invalid);
+    CHECK(heed_last_error() == text);
+  };
+  for (const std::size_t count : {std::size_t{4097}, std::size_t{1} << 60, ~std::size_t{0}}) {
+    const std::string has = " has " + std::to_string(count) + " entries, ",
+                      few = "it must have at most 4096";
+    const auto refused = [&](auto heed_mask::*list, const auto* entries,
+                             std::size_t heed_mask::*length, const std::string& name,
+                             const std::string& limit) {
+      mask = sized<heed_mask>();
+      mask.*list = entries;
+      mask.*length = count;
+      check(heed_forward(&call, &outputs, nullptr), "heed::forward(dar): " + name + has + limit);
+    };
+    using M = heed_mask;
+    const std::string tokens = "there are 3 (batch x length)";
+    refused(&M::windows, &window, &M::window_count, "windows", few);
+    refused(&M::key_ranges, &range, &M::key_range_count, "key_ranges", few);
+    refused(&M::key_lengths, &number, &M::key_length_count, "key_lengths", "the batch is 1");
+    refused(&M::query_documents, &number, &M::query_document_count, "query_documents", tokens);
+    refused(&M::key_documents, &number, &M::key_document_count, "key_documents", tokens);
+    refused(&M::alibi, &slope, &M::alibi_count, "alibi", "there are 2 heads");
+    mask = sized<heed_mask>();
+
+    to.parameter_count = count;
+    check(heed_backward(&call, saved, outputs.out, &from, &to),
+          "heed::backward(dar): the list of gradients" + has + few);
+    check(heed_initial(&call, nullptr, &to_y, count),
+          "heed_initial(dar): the list of initial values" + has + few);
+    std::size_t room = count;
+    check(heed_describe(&call, nullptr, &info, &room), "heed_describe: infos" + has + few);
+    call.parameters = &strength;
+    call.parameter_count = count;
+    check(heed_forward(&call, &outputs, nullptr), "heed::forward(dar): parameters" + has + few);
+    call.parameters = nullptr;
+    call.parameter_count = 0;
+  }
+  heed_saved_free(saved);
+}
+
+namespace {
+
+// Rows [first, first + count) of (1, heads, total, dim) memory.
+template <class Real>
+[[nodiscard]] std::vector<Real> rows_of(const std::vector<Real>& all, Index heads, Index first,
+                                        Index count) {
+  const Index row = Index(all.size()) / heads;
+  std::vector<Real> rows;
+  for (Index h = 0; h < heads; ++h)
+    rows.insert(rows.end(), all.begin() + h * row + first, all.begin() + h * row + first + count);
+  return rows;
+}
+[[nodiscard]] std::vector<double> waves(Index count, double step) {
+  std::vector<double> numbers(std::size_t(count), 0.0);
+  for (std::size_t n = 0; n < numbers.size(); ++n) numbers[n] = std::sin(step * double(n + 1));
+  return numbers;
+}
+
+}  // namespace
+
+TEST_CASE("each packed sequence of C has the bits of a call of its own", "[c]") {
+  constexpr Index heads = 4, kv_heads = 2, dim = 6, sequences = 3;
+  const std::int64_t query_starts[] = {0, 5, 5, 12}, key_starts[] = {0, 7, 10, 19};
+  const std::int64_t lengths[] = {6, 3, 9}, firsts[] = {0, 3, 1};
+  const double slopes[] = {0.5, 0.25, 0.125, 1};
+  const std::vector<double> query = waves(heads * 12 * dim, 0.7),
+                            key = waves(kv_heads * 19 * dim, 0.3),
+                            value = waves(kv_heads * 19 * dim, 1.1),
+                            loss = waves(heads * 12 * dim, 0.9), strength = {0.2};
+  struct Results {
+    std::vector<double> out, lse, query, key, value, strength = {0};
+  };
+  // The sequences [first, first + 1), or all of them.
+  const auto run = [&](Index first, bool all) {
+    Tensors tensors;
+    const auto last = std::size_t(all ? sequences : first + 1), from = std::size_t(first);
+    const Index q = query_starts[from], rows = query_starts[last] - q, k = key_starts[from],
+                keys = key_starts[last] - k;
+    const auto of = [&](const std::vector<double>& whole, Index of_heads, Index at, Index count) {
+      return rows_of(whole, of_heads, at * dim, count * dim);
+    };
+    const std::vector<double> own_query = of(query, heads, q, rows),
+                              own_loss = of(loss, heads, q, rows),
+                              own_key = of(key, kv_heads, k, keys),
+                              own_value = of(value, kv_heads, k, keys);
+    Results to{std::vector<double>(own_query.size()),
+               std::vector<double>(std::size_t(heads * rows)), own_query, own_key, own_value};
+    const Shape of_query{1, heads, rows, dim}, of_key{1, kv_heads, keys, dim};
+    auto packed = sized<heed_packed>();
+    packed.queries = query_starts;
+    packed.query_count = packed.key_count = sequences + 1;
+    packed.keys = key_starts;
+    packed.first_query = firsts;
+    packed.first_query_count = sequences;
+    auto mask = sized<heed_mask>();
+    mask.causal = 1;
+    mask.causal_align = heed_bottom_right;
+    mask.key_lengths = lengths + from;
+    mask.key_length_count = last - from;
+    mask.alibi = slopes;
+    mask.alibi_count = heads;
+    auto call = sized<heed_call>();
+    call.variant = "dar";
+    call.query = tensors.dense(own_query.data(), of_query);
+    call.key = tensors.dense(own_key.data(), of_key);
+    call.value = tensors.dense(own_value.data(), of_key);
+    call.mask = &mask;
+    const heed_parameter given{"strength", tensors.of_axes(strength.data(), {1}), nullptr, 0},
+        gradient{"strength", tensors.of_axes(to.strength.data(), {1}), nullptr, 0};
+    call.parameters = &given;
+    call.parameter_count = 1;
+    call.first_query = firsts[from];
+    if (all) call.packed = &packed;
+    auto outputs = sized<heed_outputs>(), grads = sized<heed_outputs>();
+    outputs.out = tensors.dense(to.out.data(), of_query);
+    outputs.lse = tensors.dense(to.lse.data(), {1, heads, rows, 1});
+    grads.out = tensors.dense(own_loss.data(), of_query);
+    auto gradients = sized<heed_gradients>();
+    gradients.query = tensors.dense(to.query.data(), of_query);
+    gradients.key = tensors.dense(to.key.data(), of_key);
+    gradients.value = tensors.dense(to.value.data(), of_key);
+    gradients.parameters = &gradient;
+    gradients.parameter_count = 1;
+    heed_saved* saved = nullptr;
+    const int forward = heed_forward(&call, &outputs, &saved);
+    INFO(heed_last_error());
+    REQUIRE(forward == heed_ok);
+    const int backward = heed_backward(&call, saved, outputs.out, &grads, &gradients);
+    heed_saved_free(saved);
+    INFO(heed_last_error());
+    REQUIRE(backward == heed_ok);
+    return to;
+  };
+  on_each_set([&] {
+    const Results whole = run(0, true);
+    double strengths = 0;
+    for (Index n = 0; n < sequences; ++n) {
+      INFO("sequence " << n);
+      const Results own = run(n, false);
+      const auto s = std::size_t(n);
+      const Index q = query_starts[s], rows = query_starts[s + 1] - q, k = key_starts[s] * dim,
+                  keys = key_starts[s + 1] * dim - k;
+      CHECK(own.out == rows_of(whole.out, heads, q * dim, rows * dim));
+      CHECK(own.lse == rows_of(whole.lse, heads, q, rows));
+      CHECK(own.query == rows_of(whole.query, heads, q * dim, rows * dim));
+      CHECK(own.key == rows_of(whole.key, kv_heads, k, keys));
+      CHECK(own.value == rows_of(whole.value, kv_heads, k, keys));
+      strengths += own.strength[0];
+    }
+    CHECK(std::abs(whole.strength[0] - strengths) < 1e-14);
+    CHECK(strengths != 0);
+  });
+}
+
+namespace {
+
+// A cache of C, and tokens [first, last) of keys and values (1, 2, 9, 6) for it.
+class CacheOfC {
+ public:
+  explicit CacheOfC(DLDataType dtype) {
+    auto sizes = sized<heed_cache_sizes>();
+    sizes.batch = 1, sizes.kv_heads = 2, sizes.dim_qk = sizes.dim_v = 6;
+    sizes.dtype = dtype;
+    REQUIRE(heed_cache_new(&sizes, &cache_) == heed_ok);
+  }
+  CacheOfC(const CacheOfC&) = delete;
+  ~CacheOfC() { heed_cache_free(cache_); }
+  [[nodiscard]] heed_cache* get() const { return cache_; }
+  template <class Real>
+  void append(const std::vector<Real>& key, const std::vector<Real>& value, Index first,
+              Index last) {
+    Tensors tensors;
+    const auto keys = rows_of(key, 2, first * 6, (last - first) * 6),
+               values = rows_of(value, 2, first * 6, (last - first) * 6);
+    const Shape shape{1, 2, last - first, 6};
+    REQUIRE(heed_cache_append(cache_, tensors.dense(keys.data(), shape),
+                              tensors.dense(values.data(), shape)) == heed_ok);
+  }
+
+ private:
+  heed_cache* cache_ = nullptr;
+};
+
+template <class Real>
+void check_cache(DLDataType dtype, double tolerance) {
+  Tensors tensors;
+  const auto numbers = [](Index count, double step) {
+    const std::vector<double> wide = waves(count, step);
+    return std::vector<Real>(wide.begin(), wide.end());
+  };
+  const std::vector<Real> query = numbers(4 * 9 * 6, 0.7), key = numbers(2 * 9 * 6, 0.3),
+                          value = numbers(2 * 9 * 6, 1.1);
+  std::vector<Real> whole(query.size()), last(4 * 2 * 6);
+  auto mask = sized<heed_mask>();
+  mask.causal = 1;
+  mask.causal_align = heed_bottom_right;
+  auto call = sized<heed_call>(), decoding = call;
+  call.variant = decoding.variant = "dar";
+  call.mask = decoding.mask = &mask;
+  call.query = tensors.dense(query.data(), {1, 4, 9, 6});
+  call.key = tensors.dense(key.data(), {1, 2, 9, 6});
+  call.value = tensors.dense(value.data(), {1, 2, 9, 6});
+  auto outputs = sized<heed_outputs>();
+  outputs.out = tensors.dense(whole.data(), {1, 4, 9, 6});
+  on_each_set([&] {
+    REQUIRE(heed_forward(&call, &outputs, nullptr) == heed_ok);
+    CacheOfC cache(dtype);
+    decoding.cache = cache.get();
+    Index first = 0;
+    for (const Index end : {5, 7, 9}) {  // the last two tokens of each
+      cache.append(key, value, first, end);
+      CHECK(heed_cache_length(cache.get()) == end);
+      first = end;
+      const std::vector<Real> rows = rows_of(query, 4, (end - 2) * 6, 2 * 6);
+      decoding.query = tensors.dense(rows.data(), {1, 4, 2, 6});
+      auto shapes = sized<heed_shapes>();
+      REQUIRE(heed_shapes_of(&decoding, &shapes) == heed_ok);
+      CHECK((shapes.out[2] == 2 && shapes.out[3] == 6));
+      auto to = sized<heed_outputs>();
+      to.out = tensors.dense(last.data(), {1, 4, 2, 6});
+      const int status = heed_forward(&decoding, &to, nullptr);
+      INFO(heed_last_error());
+      REQUIRE(status == heed_ok);
+      // Calls compute with the instruction set of their cache.
+      const std::string set = heed_instructions();
+      const std::vector<Real> by_set = last;
+      REQUIRE(heed_use_instructions(nullptr) == heed_ok);
+      REQUIRE(heed_forward(&decoding, &to, nullptr) == heed_ok);
+      REQUIRE(heed_use_instructions(set.c_str()) == heed_ok);
+      CHECK(last == by_set);
+      const std::vector<Real> wanted = rows_of(whole, 4, (end - 2) * 6, 2 * 6);
+      double worst = 0;
+      for (std::size_t n = 0; n < wanted.size(); ++n)
+        worst = std::max(worst, std::abs(double(last[n]) - double(wanted[n])));
+      INFO("off by " << worst);
+      CHECK(worst <= tolerance);
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a cache of C decodes as the whole call computes, in each type", "[c]") {
+  check_cache<double>({kDLFloat, 64, 1}, 1e-13);
+  check_cache<float>({0, 0, 0}, 1e-5);
+  check_cache<float>({kDLFloat, 32, 1}, 1e-5);
+  check_cache<float>({kDLFloat, 16, 1}, 1e-3);
+  check_cache<float>({kDLBfloat, 16, 1}, 1e-2);
+  check_cache<float>({kDLInt, 8, 1}, 2e-2);
+}
+
+TEST_CASE("packed sequences of C with caches have the bits of calls with one cache each", "[c]") {
+  Tensors tensors;
+  const std::vector<double> query = waves(4 * 3 * 6, 0.7), key = waves(2 * 9 * 6, 0.3),
+                            value = waves(2 * 9 * 6, 1.1);
+  CacheOfC one({kDLFloat, 64, 1}), two({kDLFloat, 64, 1});
+  one.append(key, value, 0, 4);
+  two.append(key, value, 3, 9);
+  heed_cache* const both[] = {one.get(), two.get()};
+  const std::int64_t starts[] = {0, 1, 3};
+  auto packed = sized<heed_packed>();
+  packed.queries = starts;
+  packed.query_count = 3;
+  packed.caches = both;
+  packed.cache_count = 2;
+  auto mask = sized<heed_mask>();
+  mask.causal = 1;
+  mask.causal_align = heed_bottom_right;
+  auto call = sized<heed_call>();
+  call.variant = "dar";
+  call.mask = &mask;
+  call.query = tensors.dense(query.data(), {1, 4, 3, 6});
+  call.packed = &packed;
+  std::vector<double> out(query.size());
+  auto outputs = sized<heed_outputs>();
+  outputs.out = tensors.dense(out.data(), {1, 4, 3, 6});
+  const int status = heed_forward(&call, &outputs, nullptr);
+  INFO(heed_last_error());
+  REQUIRE(status == heed_ok);
+  call.packed = nullptr;
+  for (std::size_t n = 0; n < 2; ++n) {
+    const Index count = starts[n + 1] - starts[n];
+    const std::vector<double> rows = rows_of(query, 4, starts[n] * 6, count * 6);
+    std::vector<double> own(rows.size());
+    call.query = tensors.dense(rows.data(), {1, 4, count, 6});
+    call.cache = both[n];
+    outputs.out = tensors.dense(own.data(), {1, 4, count, 6});
+    REQUIRE(heed_forward(&call, &outputs, nullptr) == heed_ok);
+    CHECK(own == rows_of(out, 4, starts[n] * 6, count * 6));
+  }
+}
+
+TEST_CASE("caches and packed sequences of C that do not fit are refused in a sentence", "[c]") {
+  Tensors tensors;
+  const std::vector<double> x = waves(4 * 9 * 6, 0.3);
+  const std::vector<float> narrow(2 * 2 * 6);
+  std::vector<double> y(x.size());
+  const CacheOfC cache({kDLFloat, 64, 1});
+  const auto check = [](int status, const std::string& text) {
+    CHECK(status == heed_invalid);
+    CHECK(heed_last_error() == text);
+  };
+  const DLTensor* const two = tensors.dense(x.data(), {1, 2, 2, 6});
+  check(heed_cache_append(nullptr, two, two),
+        "heed_cache_append: cache is a null pointer, it must come from heed_cache_new()");
+  check(heed_cache_append(cache.get(), two, nullptr), "heed_cache_append: value is a null pointer");
+  check(heed_cache_append(cache.get(), tensors.dense(narrow.data(), {1, 2, 2, 6}), two),
+        "heed_cache_append: key has dtype float32, for this cache it must be float64");
+  check(heed_cache_append(cache.get(), two, tensors.dense(x.data(), {1, 2, 1, 6})),
+        "heed_cache_append: value has len 1, key has 2");
+  REQUIRE(heed_cache_append(cache.get(), two, two) == heed_ok);
+  check(heed_cache_truncate(cache.get(), 3),
+        "heed_cache_truncate: len is 3, the cache holds 2 tokens");
+  check(heed_cache_reserve(cache.get(), -1),
+        "heed_cache_reserve: len is -1, it must not be negative");
+  CHECK(heed_cache_reserve(cache.get(), 300) == heed_ok);
+  CHECK((heed_cache_capacity(cache.get()) == 512 && heed_cache_length(cache.get()) == 2));
+  heed_cache* none = cache.get();
+  auto sizes = sized<heed_cache_sizes>();
+  sizes.dtype = {kDLComplex, 64, 1};
+  check(heed_cache_new(&sizes, &none),
+        "heed_cache_new: dtype is complex64, it must be float64, float32, float16, bfloat16 or "
+        "int8");
+  CHECK(none == nullptr);
+  sizes.dtype = {};
+  sizes.page_rows = 7;
+  CHECK(heed_cache_new(&sizes, &none) == heed_invalid);
+  CHECK(std::string(heed_last_error()).find("heed_cache_new: page_rows is 7, it must be a ") == 0);
+
+  auto call = sized<heed_call>();
+  call.variant = "dar";
+  call.query = tensors.dense(x.data(), {1, 2, 3, 6});
+  call.cache = cache.get();
+  auto outputs = sized<heed_outputs>();
+  outputs.out = tensors.dense(y.data(), {1, 2, 3, 6});
+  const auto refused = [&](const std::string& text) {
+    check(heed_forward(&call, &outputs, nullptr), text);
+  };
+  refused(
+      "heed::forward(dar): query has len 3, the cache holds 2 tokens; queries are its last "
+      "tokens, whose keys are appended first");
+  call.query = two;
+  outputs.out = tensors.dense(y.data(), {1, 2, 2, 6});
+  call.key = two;
+  refused("heed::forward(dar): key was given beside a cache, which holds it");
+  call.key = nullptr;
+  call.first_query = 1;
+  refused("heed::forward(dar): first_query is 1 beside a cache, whose last tokens the queries are");
+  call.first_query = 0;
+  call.query = tensors.dense(narrow.data(), {1, 2, 2, 6});
+  refused("heed::forward(dar): query has floats, the cache is one of doubles");
+  call.query = tensors.dense(x.data(), {1, 2, 1, 6});
+  outputs.out = tensors.dense(y.data(), {1, 2, 1, 6});
+  auto mask = sized<heed_mask>();
+  mask.causal = 1;
+  call.mask = &mask;
+  refused(
+      "heed::forward(dar): the queries are the last tokens of the keys, len_q is 1 and len_kv is "
+      "2; the mask's bands place them at the first keys, Align::bottom_right at the last ones");
+  call.mask = nullptr;
+  call.query = two;
+  outputs.out = tensors.dense(y.data(), {1, 2, 2, 6});
+  heed_saved* saved = nullptr;
+  REQUIRE(heed_forward(&call, &outputs, &saved) == heed_ok);
+  auto to = sized<heed_gradients>();
+  auto grads = sized<heed_outputs>();
+  grads.out = two;
+  check(heed_backward(&call, saved, outputs.out, &grads, &to),
+        "heed::backward: the call has a cache, heed_forward() alone takes one; give keys and "
+        "values as tensors");
+  heed_saved_free(saved);
+  // What dar kept is of no use to others.
+  const std::vector<double> columns = {1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0};
+  const heed_parameter projected{"projection", tensors.of_axes(columns.data(), {6, 2}), nullptr, 0};
+  call.parameters = &projected;
+  call.parameter_count = 1;
+  CHECK(heed_forward(&call, &outputs, nullptr) == heed_invalid);
+  heed_cache_forget(cache.get());
+  const int status = heed_forward(&call, &outputs, nullptr);
+  INFO(heed_last_error());
+  CHECK(status == heed_ok);
+  call.parameters = nullptr;
+  call.parameter_count = 0;
+
+  const std::int64_t starts[] = {0, 1, 2}, falling[] = {0, 2, 1};
+  auto packed = sized<heed_packed>();
+  packed.queries = starts;
+  packed.query_count = 3;
+  call.packed = &packed;
+  refused(
+      "heed::forward(dar): a cache and packed sequences were given; give one cache per "
+      "sequence (packed.caches)");
+  call.cache = nullptr;
+  call.key = call.value = two;
+  packed.queries = falling;
+  refused(
+      "heed::forward(dar): packed.queries falls from 2 to 1 at sequence 1, no sequence has a "
+      "negative length");
+  packed.queries = nullptr;
+  refused("heed::forward(dar): packed.queries is a null pointer");
+  packed.queries = starts;
+  packed.query_count = ~std::size_t{0};
+  refused(
+      "heed::forward(dar): packed.queries has 18446744073709551615 entries, it must have at most "
+      "4098");
+  packed.query_count = 3;
+  const std::int64_t firsts[] = {0, -1};
+  packed.first_query = firsts;
+  packed.first_query_count = 2;
+  refused(
+      "heed::forward(dar) (sequence 1): first_query is -1, it must lie in [0, 9007199254740992]");
+  packed.first_query = nullptr;
+  packed.first_query_count = 0;
+  packed.keys = starts;
+  packed.key_count = 4;
+  refused("heed::forward(dar): packed.keys has 4 entries, packed.queries has 3");
+  packed.key_count = 3;
+  heed_cache* const twice[] = {cache.get(), cache.get()};
+  packed.caches = twice;
+  packed.cache_count = 2;
+  call.key = call.value = nullptr;
+  packed.keys = nullptr;
+  packed.key_count = 0;
+  refused(
+      "heed::forward(dar): packed.caches has one cache twice, each sequence needs one of its own");
+}

@@ -466,7 +466,7 @@ static void check_masks(void) {
   mask = none, mask.window_count = 1;
   check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "no windows");
   check_text(heed_last_error(),
-             "heed::forward(sdpa): the mask has 1 windows and a null pointer to them");
+             "heed::forward(sdpa): windows has 1 entries and a null pointer to them");
 
   // Queries at the end of their keys.
   struct tensor key;
@@ -714,7 +714,7 @@ static void check_errors(void) {
   call.parameters = twice, call.parameter_count = 2;
   refuse(&call, &to, "heed::forward(dar): eps is given twice");
   call.parameters = NULL;
-  refuse(&call, &to, "heed::forward(dar): there are 2 parameters and a null pointer to them");
+  refuse(&call, &to, "heed::forward(dar): parameters has 2 entries and a null pointer to them");
   call = right, call.variant = "intent-from-q";
   refuse(&call, &to,
          "heed::forward(intent-from-q): the tensor gate.weight was not given; heed_describe() "

@@ -198,9 +198,13 @@ class Case {
     to.query = like(call.query), to.key = like(call.key), to.value = like(call.value);
     to.extra = like(call.extra);
     add_mask(batch, len_q, len_kv);
+    add_sequences(batch, len_q, len_kv);
     to.bias = mask.bias != nullptr ? like(mask.bias) : nullptr;
     report = tensor({shapes.out[0], shapes.out[1], shapes.out[2], 1});
   }
+
+  Case(const Case&) = delete;
+  ~Case() { heed_cache_free(cache_); }
 
   // Runs all functions over it, of which each may see other structs than the one before.
   void run() {
@@ -293,8 +297,10 @@ class Case {
   }
   [[nodiscard]] const heed_call* exact_call() {
     mask_ = std::make_unique<Exact<heed_mask>>(mask, tail());
+    packed_ = std::make_unique<Exact<heed_packed>>(packed, tail());
     heed_call copy = call;
     if (copy.mask != nullptr) copy.mask = mask_->get();
+    if (copy.packed != nullptr) copy.packed = packed_->get();
     call_ = std::make_unique<Exact<heed_call>>(copy, tail());
     return call_->get();
   }
@@ -373,6 +379,32 @@ class Case {
       };
   }
 
+  // Some are of two packed sequences, some of a cache, which has its own keys and values.
+  void add_sequences(std::int64_t batch, std::int64_t len_q, std::int64_t len_kv) {
+    if (batch == 1 && chance_.one_in(3)) {
+      call.packed = &packed;
+      packed_queries_ = {0, std::int64_t(chance_.below(std::size_t(len_q) + 1)), len_q};
+      packed_keys_ = {0, std::int64_t(chance_.below(std::size_t(len_kv) + 1)), len_kv};
+      packed.queries = packed_queries_.data(), packed.query_count = packed_queries_.size();
+      packed.keys = packed_keys_.data(), packed.key_count = packed_keys_.size();
+      mask.key_lengths = nullptr, mask.key_length_count = 0;
+    }
+    if (!chance_.one_in(5)) return;
+    const std::int64_t* key = call.key->shape;
+    auto sizes = sized<heed_cache_sizes>();
+    sizes.batch = key[0], sizes.kv_heads = key[1], sizes.dim_qk = sizes.dim_v = key[3];
+    sizes.dtype = {kDLFloat, std::uint8_t(bits_), 1};
+    REQUIRE(heed_cache_new(&sizes, &cache_) == heed_ok);
+    REQUIRE(heed_cache_append(cache_, call.key, call.value) == heed_ok);
+    if (call.packed == nullptr) {
+      call.key = call.value = nullptr;
+      call.cache = cache_;
+    } else {
+      caches_ = {cache_, cache_};  // which do not fit
+      packed.caches = caches_.data(), packed.cache_count = chance_.below(3);
+    }
+  }
+
   // Changes so many things.
   void change(int count) {
     for (; count > 0; --count) switch (chance_.below(9)) {
@@ -390,7 +422,7 @@ class Case {
   }
   void change_size() {
     const auto wild = [&](auto& s) { s.size = wild_size(sizeof s); };
-    wild(call), wild(outputs), wild(from), wild(to), wild(start), wild(mask);
+    wild(call), wild(outputs), wild(from), wild(to), wild(start), wild(mask), wild(packed);
   }
   void change_pointer() {
     const DLTensor** all[] = {&call.query,        &call.key,        &call.value,    &call.extra,
@@ -425,8 +457,15 @@ class Case {
       if (!chance_.one_in(4)) return;
       if (chance_.one_in(3)) list = nullptr;
       count = list == nullptr ? wild_count() : chance_.below(count + 1);
+      // More than any call takes: nothing of such a list may be read.
+      if (chance_.one_in(6))
+        count = chance_.of<std::size_t>(
+            {4097, std::size_t{1} << 40, ~std::size_t{0} / 2 + 1, ~std::size_t{0}});
     };
-    switch (chance_.below(7)) {
+    switch (chance_.below(10)) {
+      case 7: lose(packed.queries, packed.query_count); break;
+      case 8: lose(packed.keys, packed.key_count); break;
+      case 9: lose(packed.caches, packed.cache_count); break;
       case 0: lose(mask.windows, mask.window_count); break;
       case 1: lose(mask.key_ranges, mask.key_range_count); break;
       case 2: lose(mask.key_lengths, mask.key_length_count); break;
@@ -445,7 +484,8 @@ class Case {
       if (chance_.one_in(3)) r.begin = wild_index(chance_);
       if (chance_.one_in(3)) r.end = wild_index(chance_);
     }
-    for (auto* list : {&lengths_, &query_documents_, &key_documents_})
+    for (auto* list :
+         {&lengths_, &query_documents_, &key_documents_, &packed_queries_, &packed_keys_})
       for (std::int64_t& number : *list)
         if (chance_.one_in(6)) number = wild_index(chance_);
     for (double& slope : slopes_)
@@ -582,16 +622,21 @@ class Case {
   std::vector<const char*> names_;
   std::vector<heed_window> windows_;
   std::vector<heed_key_range> ranges_;
-  std::vector<std::int64_t> lengths_, query_documents_, key_documents_;
+  std::vector<std::int64_t> lengths_, query_documents_, key_documents_, packed_queries_,
+      packed_keys_;
+  heed_cache* cache_ = nullptr;
+  std::vector<heed_cache*> caches_;
   std::vector<double> slopes_;
   double scale_ = 0.5;
   std::unique_ptr<Exact<heed_start>> start_;
   std::unique_ptr<Exact<heed_mask>> mask_;
+  std::unique_ptr<Exact<heed_packed>> packed_;
   std::unique_ptr<Exact<heed_call>> call_;
 
  public:
   heed_call call = sized<heed_call>();
   heed_mask mask = sized<heed_mask>();
+  heed_packed packed = sized<heed_packed>();
   heed_outputs outputs = sized<heed_outputs>(), from = sized<heed_outputs>();
   heed_gradients to = sized<heed_gradients>();
   heed_start start = sized<heed_start>();
@@ -614,12 +659,23 @@ TEST_CASE("structs of C end where a field ends", "[c]") {
   right.variant = "sdpa";
   right.query = right.key = right.value = &rows;
   auto nothing = sized<heed_outputs>();
-  check_sizes<heed_call>("the call", steps_of_8(128, {84, 132, 136}),
+  check_sizes<heed_call>("the call", steps_of_8(152, {84, 132}),
                          [&](heed_call* call) { return heed_forward(call, &nothing, nullptr); });
   check_sizes<heed_mask>("the mask", steps_of_8(176, {12, 140, 172}), [&](heed_mask* mask) {
     heed_call call = right;
     call.mask = mask;
     return heed_forward(&call, &nothing, nullptr);
+  });
+  check_sizes<heed_packed>("packed", steps_of_8(72, {}), [&](heed_packed* packed) {
+    heed_call call = right;
+    call.packed = packed;
+    return heed_forward(&call, &nothing, nullptr);
+  });
+  check_sizes<heed_cache_sizes>("sizes", steps_of_8(56, {44}), [&](heed_cache_sizes* sizes) {
+    heed_cache* cache = nullptr;
+    const int status = heed_cache_new(sizes, &cache);
+    heed_cache_free(cache);
+    return status;
   });
   check_sizes<heed_outputs>("outputs", {16, 24, 32}, [&](heed_outputs* outputs) {
     return heed_forward(&right, outputs, nullptr);

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/python/heed.py against plain NumPy (plain.py): all variants, masks, types and gradients; and what is refused."""
 
+import copy
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import threading
@@ -340,6 +342,126 @@ class Backward(unittest.TestCase):
         one = np.zeros_like(call.out)
         one[0, 0, 0, 0] = 1
         self.assertEqual(heed.backward(call, one).value[0, 0, 0, 0], call.out[0, 0, 0, 0])
+
+
+class Sequences(unittest.TestCase):
+    QUERIES, KEYS = [0, 4, 4, 9], [0, 6, 7, 15]
+
+    def packed(self, variant, rng):
+        """q, k, v, extra of packed sequences, whose keys are as many as their queries where the variant reads own rows."""
+        query_heads = 2 * HEADS if variant == "differential-v2" else HEADS
+        keys = self.QUERIES if variant == "intent-calculated" else self.KEYS
+        q, k, v = (rng.normal(size=(1, heads, total, DIM)) for heads, total in ((query_heads, 9), (KV_HEADS, keys[-1]), (KV_HEADS, keys[-1])))
+        extra = None
+        if variant in ("intent", "differential-v2"):
+            extra = rng.normal(size=(1, HEADS, 9, DIM if variant == "intent" else 1))
+        return q, k, v, extra, keys
+
+    def test_packed_sequences_are_calls_of_their_own(self):
+        for variant in heed.variants():
+            with self.subTest(variant):
+                rng = np.random.default_rng(4)
+                q, k, v, extra, keys = self.packed(variant, rng)
+                p = heed.parameters(variant, q, v, seed=2, prototypes=3)
+                lengths = np.minimum(np.diff(keys), 5)
+                options = dict(causal="bottom_right", alibi=[0.5, 0.25, 0.125, 1.0], **p)
+                call = heed.forward(q, k, v, variant, extra=extra, packed=(self.QUERIES, keys), key_lengths=lengths, **options)
+                w = rng.normal(size=call.out.shape)
+                grads, sums = heed.backward(call, w), {}
+                for n in range(3):
+                    rows, of_keys = slice(*self.QUERIES[n:n + 2]), slice(*keys[n:n + 2])
+                    own = heed.forward(q[:, :, rows], k[:, :, of_keys], v[:, :, of_keys], variant, key_lengths=lengths[n:n + 1],
+                                       extra=None if extra is None else extra[:, :, rows], **options)
+                    self.assertTrue((own.out == call.out[:, :, rows]).all())
+                    mine = heed.backward(own, w[:, :, rows])
+                    self.assertTrue((mine.query == grads.query[:, :, rows]).all())
+                    self.assertTrue((mine.key == grads.key[:, :, of_keys]).all() and (mine.value == grads.value[:, :, of_keys]).all())
+                    if extra is not None:
+                        self.assertTrue((mine.extra == grads.extra[:, :, rows]).all())
+                    for name, x in mine.parameters.items():
+                        sums[name] = sums.get(name, 0) + x
+                    for name, x in own.reports.items():
+                        self.assertTrue((x == call.reports[name][:, :, rows]).all())
+                for name, x in sums.items():
+                    self.assertTrue(near(grads.parameters[name], x, 1e-12), name)
+
+    def test_one_list_is_of_queries_and_keys(self):
+        q, k, v, _, _ = problem("sdpa")
+        q, k, v = q[:1], k[:1], v[:1]
+        out = heed.attention(q, k, v, packed=[0, 5, LEN], causal=True)
+        self.assertTrue((out[:, :, 5:] == heed.attention(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], causal=True)).all())
+
+    def test_a_cache_decodes_as_the_whole_call(self):
+        for variant in heed.variants():
+            if variant == "intent-calculated":  # reads the key of its own row
+                continue
+            with self.subTest(variant):
+                q, k, v, extra, p = problem(variant)
+                whole = heed.attention(q, k, v, variant, extra=extra, causal=True, **p)
+                cache, first = heed.Cache(BATCH, KV_HEADS, DIM, DIM, np.float64), 0
+                for end, rows in ((5, 5), (7, 2), (8, 1), (LEN, 1)):
+                    cache.append(k[:, :, first:end], v[:, :, first:end])
+                    first, last = end, slice(end - rows, end)
+                    self.assertEqual(len(cache), end)
+                    out = heed.attention(q[:, :, last], variant=variant, cache=cache, causal="bottom_right",
+                                         extra=None if extra is None else extra[:, :, last], **p)
+                    self.assertTrue(near(out, whole[:, :, last], 1e-12), np.abs(out - whole[:, :, last]).max())
+
+    def test_a_cache_of_each_type(self):
+        q, k, v, _, _ = problem("sdpa", np.float32)
+        whole = heed.attention(q, k, v, "dar")
+        for dtype, tolerance in (("float32", 1e-6), (np.float16, 2e-3), ("bfloat16", 2e-2), (np.int8, 2e-2)):
+            with self.subTest(str(dtype)):
+                cache = heed.Cache(BATCH, KV_HEADS, DIM, DIM, dtype, page_rows=64)
+                cache.append(k, v)
+                self.assertTrue(near(heed.attention(q, variant="dar", cache=cache), whole, tolerance))
+                self.assertEqual(cache.capacity, 64)
+        cache.reserve(65)
+        self.assertEqual(cache.capacity, 128)
+        cache.truncate(3)
+        out = heed.attention(q[:, :, :3], variant="dar", cache=cache)
+        self.assertTrue(near(out, heed.attention(q[:, :, :3], k[:, :, :3], v[:, :, :3], "dar"), 2e-2))
+
+    def test_packed_sequences_with_caches(self):
+        rng = np.random.default_rng(8)
+        q = rng.normal(size=(1, HEADS, 3, DIM))
+        caches = [heed.Cache(1, KV_HEADS, DIM, DIM, "float64") for _ in range(2)]
+        for cache, total in zip(caches, (4, 6)):
+            cache.append(*(rng.normal(size=(1, KV_HEADS, total, DIM)) for _ in range(2)))
+        out = heed.attention(q, variant="dar", packed=[0, 1, 3], cache=caches, causal="bottom_right")
+        for cache, rows in zip(caches, (slice(0, 1), slice(1, 3))):
+            own = heed.attention(q[:, :, rows], variant="dar", cache=cache, causal="bottom_right")
+            self.assertTrue((own == out[:, :, rows]).all())
+
+    def test_what_does_not_fit(self):
+        q, k, v, _, _ = problem("sdpa")
+        cache = heed.Cache(BATCH, KV_HEADS, DIM, DIM, "float64")
+
+        def refused(error, text, f, *arguments, **options):
+            with self.assertRaises(error) as caught:
+                f(*arguments, **options)
+            self.assertEqual(str(caught.exception), text)
+        refused(ValueError, "heed::forward(sdpa): query has len 9, the cache holds 0 tokens; queries are its last tokens, whose keys are appended first", heed.attention, q, cache=cache)
+        cache.append(k, v)
+        refused(ValueError, "heed::forward(sdpa): key was given beside a cache, which holds it", heed.attention, q, k, v, cache=cache)
+        refused(ValueError, "heed::forward(sdpa): query has floats, the cache is one of doubles", heed.attention, q.astype(np.float32), cache=cache)
+        refused(ValueError, "heed_cache_append: value has len 8, key has 9", cache.append, k, v[:, :, :8])
+        refused(ValueError, "heed_cache_truncate: len is 10, the cache holds 9 tokens", cache.truncate, 10)
+        refused(ValueError, "heed: dtype is 'int4', it must be one of float64, float32, float16, bfloat16, int8", heed.Cache, 1, 1, 4, 4, "int4")
+        refused(TypeError, "heed: cache is of type list, it must be a heed.Cache, or packed says where its sequences begin", heed.attention, q, cache=[cache])
+        refused(TypeError, "heed: cache holds one of type NoneType, it must be a list of heed.Cache", heed.attention, q[:1], packed=[0, 9], cache=[None])
+        refused(ValueError, "heed::forward(sdpa): packed.queries ends with 8, query has len 9", heed.attention, q[:1], k[:1], v[:1], packed=[0, 8])
+        refused(ValueError, "heed::forward(sdpa): key has batch 2, packed sequences lie in a batch of 1", heed.attention, q[:1], k, v[:1], packed=[0, 9])
+        call = heed.forward(q, cache=cache)
+        refused(ValueError, "heed::backward: the call has a cache, heed_forward() alone takes one; give keys and values as tensors", heed.backward, call, call.out)
+        for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+            refused(TypeError, "heed: a Cache is neither copied nor pickled; append the same keys and values to another one", copies, cache)
+
+        def append(*_):
+            cache.append(k, v)
+            return True
+        refused(RuntimeError, "heed: the cache is in use by another call, one at a time may use it", heed.attention, q, cache=cache, visible=append, align="bottom_right")
+        self.assertEqual(len(cache), LEN)
 
 
 class Errors(unittest.TestCase):

@@ -31,7 +31,8 @@ struct Request {
   Options options;
   const heed_parameter* parameters;
   std::size_t parameter_count;
-  std::string where;  // begins error texts
+  std::string where;                                     // begins error texts
+  std::unique_ptr<const Packed<Real>> packed = nullptr;  // what `in` points to
 };
 
 // What backward has beside it.
@@ -108,7 +109,8 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     Entries<Real> entries = entries_of(op);
     set_entries(entries, request.parameters, request.parameter_count, false, request.where);
     check_apart(request, outputs);
-    heed::forward(op, request.in, mask_of_call(request), outputs, saved, request.options);
+    heed::forward(op, PackedInputs<Real>(request.in), mask_of_call(request), outputs, saved,
+                  request.options);
   }
   void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const override {
     Op op = variant_.op, grad_op;
@@ -118,8 +120,8 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
                   request.parameter_count, "gradient", request.where);
     check_apart(request, from);
     const bool learns = from.parameter_count > 0;
-    heed::backward(op, request.in, mask_of_call(request), from.saved, from.out, from.grad_outputs,
-                   from.gradients, learns ? &grad_op : nullptr, request.options);
+    heed::backward(op, PackedInputs<Real>(request.in), mask_of_call(request), from.saved, from.out,
+                   from.grad_outputs, from.gradients, learns ? &grad_op : nullptr, request.options);
     if (!learns) return;
     Entries<Real> gradients = entries_of(grad_op);
     write_entries(gradients, from.parameters, from.parameter_count, request.where);
@@ -141,6 +143,8 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   // The caller's mask, and the variant's own where it has one.
   [[nodiscard]] Mask<Real> mask_of_call(const Request<Real>& request) const {
     if (variant_.mask == nullptr) return request.mask;
+    require(request.packed == nullptr || !variant_.traits.reads_later_keys, request.where,
+            ": packed sequences were given, the variant's own mask is one of a whole call");
     const Shape &q = request.in.query.shape(), &k = request.in.key.shape(),
                 &v = request.in.value.shape();
     return variant_.mask_with(request.mask, {q.batch, q.heads / query_heads(), q.heads, k.heads,

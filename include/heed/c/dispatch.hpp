@@ -116,6 +116,11 @@ int with_table(F&& f) {
   return f(instance->table());
 }
 
+inline int no_cache(const char* door) {
+  return failed(heed_invalid, door,
+                ": cache is a null pointer, it must come from heed_cache_new()");
+}
+
 }  // namespace heed_c
 
 int heed_forward(const heed_call* call, const heed_outputs* outputs, heed_saved** saved) {
@@ -165,6 +170,35 @@ int heed_initial(const heed_call* call, const heed_start* start, const heed_para
   return heed_c::with_table([&](const heed_table& table) {
     return table.initial(call, start, to, count, heed_c::last_error());
   });
+}
+
+int heed_cache_new(const heed_cache_sizes* sizes, heed_cache** cache) {
+  return heed_c::with_table(
+      [&](const heed_table& table) { return table.cache_new(sizes, cache, heed_c::last_error()); });
+}
+int heed_cache_append(heed_cache* cache, const DLTensor* key, const DLTensor* value) {
+  if (cache == nullptr) return heed_c::no_cache("heed_cache_append");
+  return cache->table->cache_append(cache, key, value, heed_c::last_error());
+}
+int heed_cache_reserve(heed_cache* cache, int64_t length) {
+  if (cache == nullptr) return heed_c::no_cache("heed_cache_reserve");
+  return cache->table->cache_reserve(cache, length, heed_c::last_error());
+}
+int heed_cache_truncate(heed_cache* cache, int64_t length) {
+  if (cache == nullptr) return heed_c::no_cache("heed_cache_truncate");
+  return cache->table->cache_truncate(cache, length, heed_c::last_error());
+}
+void heed_cache_forget(heed_cache* cache) {
+  if (cache != nullptr) cache->table->cache_forget(cache);
+}
+int64_t heed_cache_length(const heed_cache* cache) {
+  return cache != nullptr ? cache->table->cache_length(cache) : 0;
+}
+int64_t heed_cache_capacity(const heed_cache* cache) {
+  return cache != nullptr ? cache->table->cache_capacity(cache) : 0;
+}
+void heed_cache_free(heed_cache* cache) {
+  if (cache != nullptr) cache->table->cache_free(cache);
 }
 
 const char* heed_last_error(void) { return heed_c::last_error().c_str(); }

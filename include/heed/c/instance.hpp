@@ -4,15 +4,15 @@
 // The functions of c.h for the instruction set that this file is compiled for and for the variants of a List (c/calls.hpp), as a
 // table. The code of heed's own variants is in heed::compiled (compiled.hpp), which must be linked for these.
 
+#include <heed/c/caches.hpp>
 #include <heed/c/calls.hpp>
+#include <heed/c/guarded.hpp>
+#include <heed/c/requests.hpp>
 #include <heed/c/structs.hpp>
 #include <heed/c/table.hpp>
 
 #include <algorithm>
-#include <exception>
 #include <memory>
-#include <new>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,74 +31,24 @@ struct SavedCall : heed_saved {
   std::variant<Saved<float>, Saved<double>> numbers;
 };
 
-// f(), with what it throws as a status and its sentence, which begins with the name of the function.
-template <class F>
-[[nodiscard]] int guarded(std::string& error, const std::string_view door, F&& f) noexcept {
-  const auto failed = [&](int status, const std::string_view text) {
-    try {
-      error = text.starts_with(door) ? "" : std::string(door) + ": ";
-      error += text;
-    } catch (...) {
-      error.clear();  // no memory for the sentence either
-    }
-    return status;
-  };
-  try {
-    f();
-    return heed_ok;
-  } catch (const std::invalid_argument& wrong) {
-    return failed(heed_invalid, wrong.what());
-  } catch (const std::bad_alloc&) {
-    return failed(heed_no_memory, "memory ran out");
-  } catch (const std::length_error&) {  // more numbers than a vector may ever hold
-    return failed(heed_no_memory, "memory ran out");
-  } catch (const std::exception& other) {
-    return failed(heed_failed, other.what());
-  } catch (...) {
-    return failed(heed_failed, "an exception of no known type was thrown");
-  }
-}
-
-template <class Real>
-[[nodiscard]] Request<Real> request_of(const heed_call& call, const char* variant,
-                                       const std::string& where, int threads) {
-  Request<Real> request{
-      {stored_view<const Real>(call.query, "query", where),
-       stored_view<const Real>(call.key, "key", where),
-       stored_view<const Real>(call.value, "value", where),
-       stored_view<const Real>(call.extra, "extra", where), nullptr,
-       stored_view<const Real>(call.query_inputs, "query_inputs", where),
-       stored_view<const Real>(call.key_inputs, "key_inputs", where), Index(call.first_query)},
-      mask_of<Real>(call.mask, where.c_str()),
-      {},
-      call.parameters,
-      call.parameter_count,
-      where};
-  request.in.queries_at_end = call.queries_at_end != 0;
-  Options& options = request.options;
-  if (call.scale != nullptr) options.scale = *call.scale;
-  options.threads = call.threads != 0 ? call.threads : threads;
-  options.name = variant;
-  options.dropout = {call.dropout, call.dropout_seed};
-  require(call.precision == heed_storage || call.precision == heed_mixed, where, ": precision is ",
-          call.precision, ", it must be ", int(heed_storage), " (heed_storage) or ",
-          int(heed_mixed), " (heed_mixed)");
-  if (call.precision == heed_mixed) options.precision = Precision::mixed;
-  return request;
-}
-
 template <class List>
 int forward(const heed_call* given, const heed_outputs* given_outputs, heed_saved** saved,
             int threads, std::string& error) {
   if (saved != nullptr) *saved = nullptr;
   constexpr const char* door = "heed::forward";
-  return guarded(error, door, [&] {
+  const heed_table* other = nullptr;
+  const int status = guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs to = adopt(given_outputs, "outputs", door);
+    const heed_cache* const cache = first_cache(call, door);
+    if (cache != nullptr && cache->table != &table<List>()) {
+      other = cache->table;
+      return;
+    }
     with_real(call.query, door, [&]<class Real>(Real) {
       const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const std::string where = detail::door_name(door, variant.name());
-      const auto request = request_of<Real>(call, variant.name(), where, threads);
+      const auto request = request_of<Real>(call, variant, &table<List>(), where, threads);
       std::unique_ptr<SavedCall> kept;
       Saved<Real>* numbers = nullptr;
       if (saved != nullptr) {
@@ -115,6 +65,7 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
       if (saved != nullptr) *saved = kept.release();
     });
   });
+  return other != nullptr ? other->forward(given, given_outputs, saved, threads, error) : status;
 }
 
 template <class List>
@@ -127,6 +78,9 @@ int backward(const heed_call* given, const heed_saved* saved, const DLTensor* ou
     const heed_outputs from = adopt(given_outputs, "grad_outputs", door);
     const heed_gradients to = adopt(given_gradients, "gradients", door);
     const auto& kept = *static_cast<const SavedCall*>(saved);
+    require(call.cache == nullptr, door,
+            ": the call has a cache, heed_forward() alone takes one; give keys and values as "
+            "tensors");
     with_real(call.query, door, [&]<class Real>(Real) {
       const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const std::string where = detail::door_name(door, variant.name());
@@ -135,7 +89,7 @@ int backward(const heed_call* given, const heed_saved* saved, const DLTensor* ou
       require(numbers != nullptr, where, ": saved is of a call of ",
               sizeof(Real) == 4 ? "doubles, query has floats" : "floats, query has doubles");
       variant.backward(
-          request_of<Real>(call, variant.name(), where, threads),
+          request_of<Real>(call, variant, &table<List>(), where, threads),
           {*numbers,
            stored_view<const Real>(out, "out", where),
            OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out", where),
@@ -190,10 +144,13 @@ inline const char* report_name(const heed_saved* saved, std::size_t index) {
 template <class Real>
 [[nodiscard]] Geometry sizes_of(const heed_call& call, const VariantCalls<Real>& variant,
                                 const std::string& where) {
-  require(call.query != nullptr && call.value != nullptr, where, ": ",
+  const heed_cache* const cache = first_cache(call, where.c_str());
+  require(call.query != nullptr && (call.value != nullptr || cache != nullptr), where, ": ",
           call.query != nullptr ? "value" : "query", " was not given, its shape is asked for");
   const Shape q = detail::dlpack_axes(*call.query, where + ": query").shape(),
-              v = detail::dlpack_axes(*call.value, where + ": value").shape();
+              v = cache != nullptr ? Shape{cache->batch, cache->kv_heads,
+                                           cache->table->cache_length(cache), cache->dim_v}
+                                   : detail::dlpack_axes(*call.value, where + ": value").shape();
   require(q.dim > 0 && v.dim > 0, where, ": query has dim_qk ", q.dim, " and value dim_v ", v.dim,
           ", both must be at least 1");
   const Index heads = q.heads / variant.query_heads();
@@ -255,7 +212,7 @@ int describe_variant(const heed_call* given, const heed_start* start, heed_param
   return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     require(count != nullptr, door, ": count is a null pointer");
-    require(infos != nullptr || *count == 0, door, ": infos is a null pointer, count is ", *count);
+    require_list(infos, *count, "infos", kAnyList, door);
     with_initial<List>(call, start, door, [&](const auto& entries, const std::string& where) {
       const std::size_t room = std::min(*count, entries.size());
       // The caller's array, whose structs are as long as they say.
@@ -304,6 +261,16 @@ const char* variant_name(size_t index) {
 inline int default_threads() { return resolve_threads(0); }
 
 template <class List>
+int cache_new(const heed_cache_sizes* sizes, heed_cache** cache, std::string& error) {
+  if (cache != nullptr) *cache = nullptr;
+  constexpr const char* door = "heed_cache_new";
+  return guarded(error, door, [&] {
+    require(cache != nullptr, door, ": cache is a null pointer");
+    *cache = make_cache(adopt(sizes, "sizes", door), &table<List>(), door).release();
+  });
+}
+
+template <class List>
 const heed_table& table() {
   static constexpr heed_table all{&forward<List>,
                                   &backward<List>,
@@ -314,7 +281,15 @@ const heed_table& table() {
                                   &describe_variant<List>,
                                   &initial<List>,
                                   &variant_name<List>,
-                                  &default_threads};
+                                  &default_threads,
+                                  &cache_new<List>,
+                                  &cache_free,
+                                  &cache_append,
+                                  &cache_reserve,
+                                  &cache_truncate,
+                                  &cache_forget,
+                                  &cache_length,
+                                  &cache_capacity};
   return all;
 }
 

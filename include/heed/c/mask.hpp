@@ -3,6 +3,7 @@
 
 // A struct heed_mask as a Mask.
 
+#include <heed/c/lists.hpp>
 #include <heed/c/structs.hpp>
 #include <heed/c/tensors.hpp>
 #include <heed/mask/classify.hpp>
@@ -94,50 +95,41 @@ class AskedFunction final : public detail::AskedRule {
   return view;
 }
 
-[[nodiscard]] inline std::vector<Index> indices(const std::int64_t* numbers, std::size_t count) {
-  return {numbers, numbers + count};
-}
-
-// Throws where a list has entries and no memory.
-inline void require_list(const void* list, std::size_t count, const char* name, const char* where) {
-  require(list != nullptr || count == 0, where, ": the mask has ", count, " ", name,
-          " and a null pointer to them");
-}
+// How long lists of a mask may be that sizes of its call tell.
+struct MaskLimits {
+  ListLimit key_lengths, query_documents, key_documents, alibi;
+};
 
 template <class Real>
-[[nodiscard]] Mask<Real> mask_of(const heed_mask* given, const char* where) {
+[[nodiscard]] Mask<Real> mask_of(const heed_mask* given, const MaskLimits& limits,
+                                 const char* where) {
   Mask<Real> mask;
   if (given == nullptr) return mask;
   const heed_mask from = adopt(given, "the mask", where);
   if (from.causal != 0)
     mask = mask & causal<Real>(align_of(from.causal_align, "the mask's causal_align", where),
                                Index(from.causal_offset));
-  require_list(from.windows, from.window_count, "windows", where);
+  require_list(from.windows, from.window_count, "windows", kAnyList, where);
   for (std::size_t n = 0; n < from.window_count; ++n) {
     const heed_window& w = from.windows[n];
     mask.bands.push_back(detail::band_of_window(
         Index(w.left), Index(w.right), align_of(w.align, "the align of a window", where),
         Index(w.offset), std::string(where) + ": a window's"));
   }
-  require_list(from.key_ranges, from.key_range_count, "key ranges", where);
+  require_list(from.key_ranges, from.key_range_count, "key_ranges", kAnyList, where);
   for (std::size_t n = 0; n < from.key_range_count; ++n)
     mask = mask & key_range<Real>(Index(from.key_ranges[n].begin), Index(from.key_ranges[n].end));
-  require_list(from.key_lengths, from.key_length_count, "key lengths", where);
-  if (from.key_lengths != nullptr)
-    mask.key_lengths = indices(from.key_lengths, from.key_length_count);
+  mask.key_lengths = copy_of_list<Index>(from.key_lengths, from.key_length_count, "key_lengths",
+                                         limits.key_lengths, where);
   if (from.allowed != nullptr) mask.allowed = allowed_view(*from.allowed, where);
   if (from.bias != nullptr)
     mask.bias = detail::view_dlpack_as<const Real>(*from.bias, std::string(where) + ": the bias");
-  require_list(from.query_documents, from.query_document_count, "documents of queries", where);
-  if (from.query_documents != nullptr)
-    mask.query_documents = indices(from.query_documents, from.query_document_count);
-  require_list(from.key_documents, from.key_document_count, "documents of keys", where);
-  if (from.key_documents != nullptr)
-    mask.key_documents = indices(from.key_documents, from.key_document_count);
-  require_list(from.alibi, from.alibi_count, "alibi slopes", where);
+  mask.query_documents = copy_of_list<Index>(from.query_documents, from.query_document_count,
+                                             "query_documents", limits.query_documents, where);
+  mask.key_documents = copy_of_list<Index>(from.key_documents, from.key_document_count,
+                                           "key_documents", limits.key_documents, where);
   mask.slope_align = align_of(from.alibi_align, "the mask's alibi_align", where);
-  if (from.alibi != nullptr)
-    mask.slopes = std::vector<Real>(from.alibi, from.alibi + from.alibi_count);
+  mask.slopes = copy_of_list<Real>(from.alibi, from.alibi_count, "alibi", limits.alibi, where);
   mask.soft_cap = Real(from.soft_cap);
   const Align visible = align_of(from.visible_align, "the mask's visible_align", where);
   if (from.visible != nullptr)

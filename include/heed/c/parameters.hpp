@@ -4,6 +4,7 @@
 // Parameters and options of any op by name. An op's lists (plug/parameters.hpp) become a list of entries that no longer
 // know the op, so that what is done with them is compiled once for all ops.
 
+#include <heed/c/lists.hpp>
 #include <heed/c/tensors.hpp>
 #include <heed/engine/door_checks.hpp>
 #include <heed/plug/parameters.hpp>
@@ -222,8 +223,7 @@ void set_entry(Entry<Real>& entry, const heed_parameter& from, const std::string
 template <class Real>
 void set_entries(Entries<Real>& entries, const heed_parameter* given, std::size_t count, bool all,
                  const std::string& where) {
-  require(given != nullptr || count == 0, where, ": there are ", count,
-          " parameters and a null pointer to them");
+  require_list(given, count, "parameters", kAnyList, where.c_str());
   std::vector<const char*> seen;
   for (std::size_t n = 0; n < count; ++n) {
     Entry<Real>& entry = find_entry(entries, given[n].name, where);
@@ -256,8 +256,8 @@ template <class Real>
 void check_targets(Entries<Real>& entries, const heed_parameter* to, std::size_t count,
                    const heed_parameter* given, std::size_t given_count, const char* what,
                    const std::string& where) {
-  require(to != nullptr || count == 0, where, ": there are ", count, " ", what,
-          "s and a null pointer to them");
+  require_list(to, count, (std::string("the list of ") + what + "s").c_str(), kAnyList,
+               where.c_str());
   std::vector<std::pair<SmallTensor, std::string>> others;
   for (std::size_t n = 0; n < given_count; ++n)
     if (given[n].tensor != nullptr)

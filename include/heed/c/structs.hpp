@@ -35,10 +35,10 @@ template <class F>
 [[nodiscard]] auto with_fields(const heed_call& all, F&& f) {
   const auto& [size, variant, query, key, value, extra, parameters, parameter_count, mask, scale,
                threads, precision, dropout, dropout_seed, first_query, query_inputs, key_inputs,
-               queries_at_end] = all;
+               queries_at_end, packed, cache] = all;
   return f(size, variant, query, key, value, extra, parameters, parameter_count, mask, scale,
            threads, precision, dropout, dropout_seed, first_query, query_inputs, key_inputs,
-           queries_at_end);
+           queries_at_end, packed, cache);
 }
 template <class F>
 [[nodiscard]] auto with_fields(const heed_outputs& all, F&& f) {
@@ -66,6 +66,18 @@ template <class F>
 [[nodiscard]] auto with_fields(const heed_start& all, F&& f) {
   const auto& [size, seed, depth, prototypes] = all;
   return f(size, seed, depth, prototypes);
+}
+template <class F>
+[[nodiscard]] auto with_fields(const heed_packed& all, F&& f) {
+  const auto& [size, queries, query_count, keys, key_count, first_query, first_query_count, caches,
+               cache_count] = all;
+  return f(size, queries, query_count, keys, key_count, first_query, first_query_count, caches,
+           cache_count);
+}
+template <class F>
+[[nodiscard]] auto with_fields(const heed_cache_sizes& all, F&& f) {
+  const auto& [size, batch, kv_heads, dim_qk, dim_v, dtype, page_rows] = all;
+  return f(size, batch, kv_heads, dim_qk, dim_v, dtype, page_rows);
 }
 
 // What a struct of this size takes in an array.

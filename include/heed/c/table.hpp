@@ -27,9 +27,24 @@ struct heed_table {
                  size_t count, std::string& error);
   const char* (*variant_name)(size_t index);
   int (*threads)();  // of OpenMP
+  int (*cache_new)(const heed_cache_sizes* sizes, heed_cache** cache, std::string& error);
+  void (*cache_free)(heed_cache* cache);
+  int (*cache_append)(heed_cache* cache, const DLTensor* key, const DLTensor* value,
+                      std::string& error);
+  int (*cache_reserve)(heed_cache* cache, int64_t length, std::string& error);
+  int (*cache_truncate)(heed_cache* cache, int64_t length, std::string& error);
+  void (*cache_forget)(heed_cache* cache);
+  int64_t (*cache_length)(const heed_cache* cache);
+  int64_t (*cache_capacity)(const heed_cache* cache);
 };
 
 // The beginning of what heed_forward() saves: whose it is.
 struct heed_saved {
   const heed_table* table;
+};
+
+// The beginning of a cache: whose it is, and its sizes.
+struct heed_cache {
+  const heed_table* table;
+  int64_t batch, kv_heads, dim_qk, dim_v;
 };

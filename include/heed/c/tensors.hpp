@@ -30,7 +30,8 @@ namespace c {
 // A tensor of a call that computes with the Real of Element; null: one that is not given. Errors begin with `where`.
 template <class Element>
 [[nodiscard]] StoredView<Element> stored_view(const DLTensor* tensor, const char* name,
-                                              const std::string& where) {
+                                              const std::string& where,
+                                              const char* of = "beside this query") {
   using Real = std::remove_const_t<Element>;
   if (tensor == nullptr) return {};
   const std::string who = where + ": " + name;
@@ -41,7 +42,7 @@ template <class Element>
     if (has_dtype(*tensor, kDLFloat, 16)) return detail::view_dlpack_as<Half>(*tensor, who);
   }
   require(has_dtype(*tensor, kDLFloat, 8 * sizeof(Real)), who, " has dtype ",
-          detail::dtype_text(tensor->dtype), ", beside this query it must be ",
+          detail::dtype_text(tensor->dtype), ", ", of, " it must be ",
           sizeof(Real) == 4 ? "float32, float16 or bfloat16" : "float64");
   return detail::view_dlpack_as<Element>(*tensor, who);
 }

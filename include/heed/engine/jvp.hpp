@@ -207,16 +207,12 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   const PackedCalls<Real> packed(in, mask, joins_sequences<Op>, where);
   require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
           " sequences, forward() alone reads keys and values of caches; give them as tensors");
-  const std::vector<PackedCall<Op>> calls = calls_of(op, packed, options);
-  const Geometry whole = packed_geometry(calls[0].geometry, packed, in.first_query);
+  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(op));
+  const Geometry whole = packed.whole(calls[0].geometry);
   check_jvp_call(op, whole, in, mask, known_out, written, d, tangent, where);
   if (saved) require_packed_saved(op, *saved, whole, mask, options, packed, where);
-  const auto outputs_of = [&](const Outputs<Real>& of, Index n) {
-    return Outputs<Real>{packed.of_queries(of.out, n), packed.of_queries(of.lse, n),
-                         packed.of_queries(of.steps, n)};
-  };
   for (Index n = 0; n < packed.size(); ++n) {
-    const PackedCall<Op>& call = calls[std::size_t(n)];
+    const PackedCall<Real>& call = calls[std::size_t(n)];
     Tangents<Real> own;
     own.query = packed.of_queries(d.query, n);
     own.key = packed.of_keys(d.key, n);
@@ -226,9 +222,9 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
     own.query_inputs = packed.of_queries(d.query_inputs, n);
     own.key_inputs = packed.of_keys(d.key_inputs, n);
     std::optional<Outputs<Real>> to;
-    if (written) to = outputs_of(*written, n);
+    if (written) to = packed.outputs(*written, n);
     open_jvp(op, call.in, call.mask, saved ? &saved->sequences[std::size_t(n)] : nullptr,
-             packed.of_queries(known_out, n), to ? &*to : nullptr, own, outputs_of(tangent, n),
+             packed.of_queries(known_out, n), to ? &*to : nullptr, own, packed.outputs(tangent, n),
              op_tangent, call.options);
   }
 }

@@ -5,11 +5,13 @@
 // sequence. Neighbours of one length are one call, of which each is a batch, where mask and op allow this without a change
 // of bits. No sequences are one call of no batch.
 
+#include <heed/core/function_ref.hpp>
 #include <heed/engine/call.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/mask/sequence_rule.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -74,6 +76,31 @@ template <class Element>
   });
 }
 
+// One of the calls that packed sequences are, with all that it refers to.
+template <class Real>
+struct PackedCall {
+  Index number;
+  std::string where;
+  Inputs<Real> in;
+  Mask<Real> mask;
+  Options options;
+  Geometry geometry = {};
+};
+// Sets the geometry of a call, which the op knows.
+template <class Real>
+using SetGeometry = FunctionRef<PackedCall<Real>&>;
+
+// How calls are run. One that is so small a part of all is one item of work: it is prepared, computed and forgotten by one
+// worker, in whose cache it stays. Larger ones are prepared ahead, and their panels spread over all workers.
+inline constexpr double kSmallPart = 1.0 / 16;  // of a worker's share
+template <class Real>
+struct PackedPlan {
+  Geometry whole;  // of the packed tensors
+  int threads = 1;
+  std::vector<PackedCall<Real>> large;
+  std::vector<Index> small;
+};
+
 template <class Real>
 class PackedCalls {
  public:
@@ -121,14 +148,97 @@ class PackedCalls {
   }
 
   // What belongs to queries, or to keys, of call n: rows of (1, heads, total, dim).
-  template <class Element>
-  [[nodiscard]] StoredView<Element> of_queries(const StoredView<Element>& view, Index n) const {
+  using Read = StoredView<const Real>;
+  using Written = StoredView<Real>;
+  [[nodiscard]] Read of_queries(const Read& view, Index n) const {
     return rows_of_run(view, run(n).query, run(n).count, run(n).len_q);
   }
-  template <class Element>
-  [[nodiscard]] StoredView<Element> of_keys(const StoredView<Element>& view, Index n) const {
+  [[nodiscard]] Written of_queries(const Written& view, Index n) const {
+    return rows_of_run(view, run(n).query, run(n).count, run(n).len_q);
+  }
+  [[nodiscard]] Read of_keys(const Read& view, Index n) const {
     return rows_of_run(view, run(n).key, run(n).count, run(n).len_kv);
   }
+  [[nodiscard]] Written of_keys(const Written& view, Index n) const {
+    return rows_of_run(view, run(n).key, run(n).count, run(n).len_kv);
+  }
+  [[nodiscard]] PackedCall<Real> call(Index n, const Options& options,
+                                      const SetGeometry<Real>& set_geometry) const {
+    PackedCall<Real> call{n, where(n), inputs(n), mask(n), options};
+    call.options.dropout.first_batch += run(n).first;
+    set_geometry(call);
+    return call;
+  }
+  [[nodiscard]] std::vector<PackedCall<Real>> calls(const Options& options,
+                                                    const SetGeometry<Real>& set_geometry) const {
+    std::vector<PackedCall<Real>> calls;
+    calls.reserve(std::size_t(size()));
+    for (Index n = 0; n < size(); ++n) calls.push_back(call(n, options, set_geometry));
+    return calls;
+  }
+  // Of forward; throws where a sequence does not fit, before any is computed.
+  [[nodiscard]] PackedPlan<Real> plan(const Outputs<Real>& outputs, const Options& options,
+                                      const SetGeometry<Real>& set_geometry) const {
+    PackedPlan<Real> plan;
+    std::vector<double> flops;
+    double all_flops = 0;
+    for (Index n = 0; n < size(); ++n) {
+      const PackedCall<Real> one = call(n, options, set_geometry);
+      check(one, outputs);
+      plan.whole = whole(one.geometry);
+      flops.push_back(product_flops(one.geometry));
+      all_flops += flops.back();
+    }
+    plan.threads = worker_count(options, all_flops, std::numeric_limits<Index>::max(), 1);
+    for (Index n = 0; n < size(); ++n)
+      if (mask_.rules.empty() && !with_caches() &&
+          flops[std::size_t(n)] * plan.threads <= all_flops * kSmallPart)
+        plan.small.push_back(n);
+      else
+        plan.large.push_back(call(n, options, set_geometry));
+    return plan;
+  }
+
+  // The sizes of the packed tensors, of a call's.
+  [[nodiscard]] Geometry whole(Geometry g) const {
+    g.batch = 1;
+    g.len_q = total_queries();
+    g.len_kv = total_keys();
+    g.first_query = in_.first_query;
+    return g;
+  }
+  // Where queries of call n are written to.
+  [[nodiscard]] Outputs<Real> outputs(const Outputs<Real>& all, Index n) const {
+    return {of_queries(all.out, n), of_queries(all.lse, n), of_queries(all.steps, n)};
+  }
+  [[nodiscard]] OutputGradients<Real> output_gradients(const OutputGradients<Real>& all,
+                                                       Index n) const {
+    return {of_queries(all.out, n), of_queries(all.lse, n), of_queries(all.steps, n)};
+  }
+  // Where backward writes those of call n; `bias` is one for all calls.
+  [[nodiscard]] Gradients<Real> gradients(const Gradients<Real>& all, const TensorView<Real>& bias,
+                                          Index n) const {
+    return {of_queries(all.query, n),  of_keys(all.key, n),     of_keys(all.value, n),
+            of_queries(all.extra, n),  corner_of(bias, run(n)), of_queries(all.query_inputs, n),
+            of_keys(all.key_inputs, n)};
+  }
+
+  // Rows as the caller packs them, beside what backward() reads.
+  void gather(Saved<Real>& saved, Index maps, const Geometry& whole) const {
+    const std::size_t rows = std::size_t(whole.query_rows());
+    saved.lse.assign(std::size_t(maps) * rows, Real(0));
+    saved.state.clear();
+    saved.mixed.clear();
+    saved.diagnostic_names = saved.sequences[0].diagnostic_names;
+    saved.diagnostics.assign(saved.diagnostic_names.size(), std::vector<Real>(rows));
+    for (Index n = 0; n < size(); ++n) {
+      const Saved<Real>& own = saved.sequences[std::size_t(n)];
+      gather(own.lse, maps, whole.heads, n, saved.lse);
+      for (std::size_t d = 0; d < saved.diagnostics.size(); ++d)
+        gather(own.diagnostics[d], 1, whole.heads, n, saved.diagnostics[d]);
+    }
+  }
+
   [[nodiscard]] Inputs<Real> inputs(Index n) const {
     Inputs<Real> in;
     in.query = of_queries(in_.query, n);
@@ -165,11 +275,6 @@ class PackedCalls {
       own.rules.push_back(std::make_shared<SequenceRule>(rule, at.first, sequences()));
     return own;
   }
-  [[nodiscard]] Options options(Index n, Options options) const {
-    options.dropout.first_batch += run(n).first;
-    return options;
-  }
-
   // to[maps][heads][total] = from[maps][count][heads][len], numbers of the rows of call n.
   void gather(const std::vector<Real>& from, Index maps, Index heads, Index n,
               std::vector<Real>& to) const {
@@ -182,6 +287,16 @@ class PackedCalls {
   }
 
  private:
+  // Throws where mask or outputs do not fit a call.
+  void check(const PackedCall<Real>& call, const Outputs<Real>& outputs) const {
+    if (mask_.rules.empty()) (void)BoundMask<Real>(call.mask, call.geometry, call.where.c_str());
+    if (!with_caches()) return;
+    for (const auto& [out, name] :
+         {std::pair{&outputs.out, "out"}, {&outputs.lse, "lse"}, {&outputs.steps, "steps"}}) {
+      require_apart(*out, call.in.key, name, "key", call.where);
+      require_apart(*out, call.in.value, name, "value", call.where);
+    }
+  }
   void check_lengths(const std::vector<Index>& at, Index count, const char* of) const {
     require(Index(at.size()) == count + 1, where_, ": packed.", of, " has ", at.size(),
             " numbers, packed.queries has ", packed_.queries.size(),
