@@ -45,6 +45,7 @@ foreach(level IN LISTS heed_c_levels)
   heed_write_compiled("${heed_c_folder}" sources "heed/engine/packed_doors.hpp")
   file(CONFIGURE OUTPUT "${heed_c_folder}/${name}.cpp" @ONLY CONTENT [[
 #include <heed/c/instance.hpp>
+#include <heed/compiled_engine.hpp>
 
 namespace heed_c {
 const heed_table& table_@name@();

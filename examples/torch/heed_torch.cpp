@@ -6,447 +6,525 @@
 //   torch.ops.load_library("build/libheed_torch.so")
 //   out = torch.ops.heed.dar(query, key, value, strength=strength, causal=True)
 //
-// Operators  names, arguments and defaults follow from what libheed says of a variant (heed_describe), so that nothing
-//            here knows one. print(torch.ops.heed.dar.default._schema) shows them.
+// Operators  names, arguments and defaults: arguments.hpp. print(torch.ops.heed.dar.default._schema) shows them. Behind each
+//            stand four that autograd calls, whose tensors torch's transforms may wrap as they like:
+//              _NAME_forward   out, and a tensor of one byte that holds what forward saves (heed_saved)
+//              _NAME_backward  the gradients of sum(out o g)
+//              _NAME_jvp       the tangent of out along a direction d
+//              _NAME_hvp       the tangents of what _NAME_backward gives
 // Tensors    of the CPU, (batch, heads, len, dim), with any strides whose last is 1: x.transpose(1, 2) of a tensor (batch, len,
-//            heads, dim) is read where it lies, and the output then lies in memory like the query.
-// Gradients  of query, key, value, extra, bias and of all learnt parameters. They have no gradients of their own.
+//            heads, dim) is read where it lies, and the output then lies in memory like the query. Others are copied.
+// Gradients  of query, key, value, extra, bias and of all learnt parameters, in reverse and in forward mode:
+//              backward(x, g)        by x: hvp(x, g; d, 0) of its cotangents d    by g: jvp(x; d)
+//              jvp(x; d)             by x: hvp(x, u; d, 0) of its cotangent u     by d: backward(x, u)
+//            There are no third derivatives, and no tangents of tangents.
 // Errors     the sentences of heed, as RuntimeError.
 
-#include <heed/c.h>
+#include "call.hpp"
 
-#include <torch/library.h>
-#include <torch/torch.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <deque>
-#include <iterator>
 #include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace {
 
-using at::Tensor;
-using c10::IValue;
+using namespace heed_torch;
 using Stack = torch::jit::Stack;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
-void require(int status) { TORCH_CHECK(status == heed_ok, heed_last_error()); }
-
-// ---------------------------------------------------------------- tensors
-
-DLDataType type_of(const Tensor& x, const char* name) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return {kDLFloat, 32, 1};
-    case at::kDouble: return {kDLFloat, 64, 1};
-    case at::kHalf: return {kDLFloat, 16, 1};
-    case at::kBFloat16: return {kDLBfloat, 16, 1};
-    case at::kBool: return {kDLUInt, 8, 1};
-    case at::kByte: return {kDLUInt, 8, 1};
-    case at::kLong: return {kDLInt, 64, 1};
-    case at::kInt: return {kDLInt, 32, 1};
-    default: TORCH_CHECK(false, "heed: ", name, " holds ", x.scalar_type(), ", which is not read");
-  }
-}
-
-// The tensor's memory as DLPack describes it, valid as long as `x`. Of a Meta tensor shape and type count.
-DLTensor described(const Tensor& x, const char* name) {
-  TORCH_CHECK(x.is_cpu() || x.is_meta(), "heed: ", name, " is on ", x.device(),
-              ", it must be on the CPU");
-  DLTensor to{};
-  to.data = x.is_meta() ? nullptr : x.data_ptr();
-  to.device = {kDLCPU, 0};
-  to.ndim = static_cast<std::int32_t>(x.dim());
-  to.dtype = type_of(x, name);
-  to.shape = const_cast<std::int64_t*>(x.sizes().data());
-  to.strides = const_cast<std::int64_t*>(x.strides().data());
-  return to;
-}
-
-// ---------------------------------------------------------------- operators
-
-enum class Kind { query, key, value, extra, learnt, constant, number, word, setting };
-
-// One argument of an operator.
-struct Argument {
-  std::string name;  // in Python
-  std::string type;  // and default, as torch's schemas spell them
-  Kind kind;
-  std::string parameter = {};  // of the parameter that it sets: its name in heed
-  // Has the operator a gradient for it?
-  [[nodiscard]] bool differentiable() const { return kind <= Kind::learnt || name == "bias"; }
-};
-
-// Settings that every operator has. c.h says what they are; `left` and `right` are a window's, which -1 leaves open.
-const Argument kSettings[] = {
-    {"causal", "bool causal=False", Kind::setting},
-    {"bottom_right", "bool bottom_right=False", Kind::setting},
-    {"left", "int left=-1", Kind::setting},
-    {"right", "int right=-1", Kind::setting},
-    {"key_lengths", "Tensor? key_lengths=None", Kind::setting},
-    {"allowed", "Tensor? allowed=None", Kind::setting},
-    {"bias", "Tensor? bias=None", Kind::setting},
-    {"query_documents", "Tensor? query_documents=None", Kind::setting},
-    {"key_documents", "Tensor? key_documents=None", Kind::setting},
-    {"slopes", "Tensor? slopes=None", Kind::setting},
-    {"soft_cap", "float soft_cap=0.0", Kind::setting},
-    {"scale", "float? scale=None", Kind::setting},
-    {"dropout", "float dropout=0.0", Kind::setting},
-    {"dropout_seed", "int dropout_seed=0", Kind::setting},
-    {"mixed", "bool mixed=False", Kind::setting},
-    {"queries_at_end", "bool queries_at_end=False", Kind::setting},
-};
-
-// A name that Python takes for an argument: "lambda" is one of its words.
-std::string python_name(std::string name) {
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return c == '.' || c == '-'; }, '_');
-  return name == "lambda" ? "lambda_" : name;
-}
-
-struct Operator {
-  std::string variant;
-  std::vector<Argument> arguments;
-
-  [[nodiscard]] std::string name() const { return python_name(variant); }
-  [[nodiscard]] std::string schema() const {
-    std::string text = name() + "(";
-    bool options = false;
-    for (const Argument& argument : arguments) {
-      const bool input = argument.kind <= Kind::extra;
-      if (!input && !options) text += ", *";
-      options = !input;
-      text += (text.back() == '(' ? "" : ", ") + argument.type;
-    }
-    return text + ") -> Tensor";
-  }
-};
-
-// What libheed says of a variant, asked with sizes that every variant takes.
-Operator operator_of(const char* variant) {
-  std::int64_t query_shape[] = {1, 2, 1, 4}, key_shape[] = {1, 1, 1, 4};
-  DLTensor query{}, key{};
-  query.device = key.device = {kDLCPU, 0};
-  query.ndim = key.ndim = 4;
-  query.dtype = key.dtype = {kDLFloat, 32, 1};
-  query.shape = query_shape;
-  key.shape = key_shape;
-  heed_call call{};
-  call.size = sizeof call;
-  call.variant = variant;
-  call.query = &query;
-  call.key = call.value = &key;
-
-  Operator op{variant,
-              {{"query", "Tensor query", Kind::query},
-               {"key", "Tensor key", Kind::key},
-               {"value", "Tensor value", Kind::value}}};
-  heed_shapes shapes{};
-  shapes.size = sizeof shapes;
-  require(heed_shapes_of(&call, &shapes));
-  if (shapes.extra[3] > 0) op.arguments.push_back({"extra", "Tensor extra", Kind::extra});
-
-  std::size_t count = 0;
-  require(heed_describe(&call, nullptr, nullptr, &count));
-  std::vector<heed_parameter_info> infos(count);
-  for (heed_parameter_info& info : infos) info.size = sizeof info;
-  require(heed_describe(&call, nullptr, infos.data(), &count));
-  for (const heed_parameter_info& info : infos) {
-    const std::string name = python_name(info.name);
-    if (info.kind == heed_per_head || info.kind == heed_tensor)
-      op.arguments.push_back({name, "Tensor? " + name + "=None", Kind::learnt, info.name});
-    else if (info.kind == heed_fixed || info.kind == heed_list)
-      op.arguments.push_back({name, "Tensor? " + name + "=None", Kind::constant, info.name});
-    else if (info.kind == heed_choice)
-      op.arguments.push_back({name, "str? " + name + "=None", Kind::word, info.name});
-    else
-      op.arguments.push_back({name, "float? " + name + "=None", Kind::number, info.name});
-  }
-  op.arguments.insert(op.arguments.end(), std::begin(kSettings), std::end(kSettings));
-  return op;
-}
-
-// By their names in torch, with the namespace. Filled when the library is loaded, before any call.
+// By their names in torch, with the namespace; an operator and those behind it. Filled when the library is loaded, before any
+// call.
 std::map<std::string, Operator>& operators() {
   static std::map<std::string, Operator> all;
   return all;
 }
-
 const Operator& operator_of(const c10::OperatorHandle& handle) {
   return operators().at(handle.schema().name());
 }
 
-// ---------------------------------------------------------------- calls
+// ---------------------------------------------------------------- what forward saves
 
-// A call of heed, put together of an operator's arguments. It points into itself and into their tensors.
-class Call {
- public:
-  Call(const Operator& op, const std::vector<IValue>& arguments) : op_(op), arguments_(arguments) {
-    call_.size = sizeof call_;
-    mask_.size = sizeof mask_;
-    call_.variant = op.variant.c_str();
-    call_.mask = &mask_;
-    mask_.windows = &window_;
-    window_ = {-1, -1, 0, heed_top_left};
-    // Of a Meta call the shapes of its inputs are all that is asked for.
-    for (std::size_t n = 0; n < op.arguments.size(); ++n)
-      if (!arguments[n].isNone() && (!meta() || op.arguments[n].kind <= Kind::extra))
-        take(op.arguments[n], arguments[n]);
-    call_.parameters = parameters_.data();
-    call_.parameter_count = parameters_.size();
-    mask_.window_count = window_.left >= 0 || window_.right >= 0 ? 1 : 0;
-    window_.align = mask_.causal_align = mask_.alibi_align = align_;
-  }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+void free_saved(void* saved) { heed_saved_free(static_cast<heed_saved*>(saved)); }
 
-  [[nodiscard]] const heed_call& call() const { return call_; }
-  [[nodiscard]] bool meta() const { return arguments_[0].toTensor().is_meta(); }
+Tensor hold(heed_saved* saved) {
+  return at::for_blob(saved, {1}).context(saved, &free_saved).options(at::kByte).make_tensor();
+}
+// Null where the tensor was copied, as vmap does.
+const heed_saved* saved_of(const Tensor& held) {
+  return held.storage().data_ptr().cast_context<heed_saved>(&free_saved);
+}
 
-  // An uninitialised tensor for the output. It lies in memory as the query does: (batch, heads, len, dim), or (batch, len, heads,
-  // dim) read with its axes swapped.
-  [[nodiscard]] Tensor make_output() const {
-    heed_shapes shapes{};
-    shapes.size = sizeof shapes;
-    require(heed_shapes_of(&call_, &shapes));
-    const Tensor& query = arguments_[0].toTensor();
-    const auto* out = shapes.out;
-    const bool by_token = query.dim() == 4 && query.stride(2) > query.stride(1);
-    if (!by_token) return at::empty({out[0], out[1], out[2], out[3]}, query.options());
-    return at::empty({out[0], out[2], out[1], out[3]}, query.options()).transpose(1, 2);
-  }
-
-  // The DLPack description of a tensor of the call's caller, kept as long as the call.
-  const DLTensor* keep(const Tensor& x, const std::string& name) {
-    return &tensors_.emplace_back(described(x, name.c_str()));
-  }
-
- private:
-  void take(const Argument& argument, const IValue& value) {
-    const auto tensor = [&] { return keep(value.toTensor(), argument.name); };
-    switch (argument.kind) {
-      case Kind::query: call_.query = tensor(); return;
-      case Kind::key: call_.key = tensor(); return;
-      case Kind::value: call_.value = tensor(); return;
-      case Kind::extra: call_.extra = tensor(); return;
-      case Kind::learnt:
-      case Kind::constant:
-        parameters_.push_back({argument.parameter.c_str(), tensor(), nullptr, 0});
-        return;
-      case Kind::number:
-        parameters_.push_back({argument.parameter.c_str(), nullptr, nullptr, value.toDouble()});
-        return;
-      case Kind::word:
-        parameters_.push_back(
-            {argument.parameter.c_str(), nullptr, value.toStringRef().c_str(), 0});
-        return;
-      case Kind::setting: set(argument.name, value); return;
-    }
-  }
-
-  void set(const std::string& name, const IValue& value) {
-    if (name == "causal") mask_.causal = value.toBool();
-    if (name == "bottom_right") align_ = value.toBool() ? heed_bottom_right : heed_top_left;
-    if (name == "left") window_.left = value.toInt();
-    if (name == "right") window_.right = value.toInt();
-    if (name == "key_lengths")
-      whole_numbers(name, value, mask_.key_lengths, mask_.key_length_count);
-    if (name == "allowed") mask_.allowed = keep(value.toTensor(), name);
-    if (name == "bias") mask_.bias = keep(value.toTensor(), name);
-    if (name == "query_documents")
-      whole_numbers(name, value, mask_.query_documents, mask_.query_document_count);
-    if (name == "key_documents")
-      whole_numbers(name, value, mask_.key_documents, mask_.key_document_count);
-    if (name == "slopes") {
-      const Tensor slopes = copies_.emplace_back(value.toTensor().to(at::kDouble).contiguous());
-      mask_.alibi = slopes.data_ptr<double>();
-      mask_.alibi_count = static_cast<std::size_t>(slopes.numel());
-    }
-    if (name == "soft_cap") mask_.soft_cap = value.toDouble();
-    if (name == "scale") {
-      scale_ = value.toDouble();
-      call_.scale = &scale_;
-    }
-    if (name == "dropout") call_.dropout = value.toDouble();
-    if (name == "dropout_seed") call_.dropout_seed = static_cast<std::uint64_t>(value.toInt());
-    if (name == "mixed") call_.precision = value.toBool() ? heed_mixed : heed_storage;
-    if (name == "queries_at_end") call_.queries_at_end = value.toBool();
-  }
-
-  void whole_numbers(const std::string& name, const IValue& value, const std::int64_t*& numbers,
-                     std::size_t& count) {
-    const Tensor& given = value.toTensor();
-    TORCH_CHECK(at::isIntegralType(given.scalar_type(), false), "heed: ", name, " holds ",
-                given.scalar_type(), ", it must hold whole numbers");
-    const Tensor copy = copies_.emplace_back(given.to(at::kLong).contiguous());
-    numbers = copy.data_ptr<std::int64_t>();
-    count = static_cast<std::size_t>(copy.numel());
-  }
-
-  const Operator& op_;
-  const std::vector<IValue>& arguments_;
-  std::deque<DLTensor> tensors_;  // whose addresses last
-  std::vector<Tensor> copies_;
-  std::vector<heed_parameter> parameters_;
-  heed_call call_{};
-  heed_mask mask_{};
-  heed_window window_{};
-  int align_ = heed_top_left;
-  double scale_ = 0;
-};
-
-// What forward leaves for backward.
-struct Kept : torch::CustomClassHolder {
-  heed_saved* saved = nullptr;
-  std::vector<IValue> arguments;            // None where autograd keeps the tensor
-  std::vector<std::size_t> differentiable;  // places of the tensors that it keeps, in order
-  Kept() = default;
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  ~Kept() override { heed_saved_free(saved); }
-};
-
-Tensor forward(const Operator& op, const std::vector<IValue>& arguments, heed_saved** saved) {
+// out, and what forward saves where that is wanted.
+std::pair<Tensor, Tensor> run_forward(const Operator& op, const std::vector<IValue>& arguments,
+                                      bool saves) {
   Call call(op, arguments);
+  if (call.meta()) require(heed_check(&call.call()));
   const Tensor out = call.make_output();
-  if (call.meta()) return out;
+  if (call.meta()) return {out, at::empty({1}, out.options().dtype(at::kByte))};
   heed_outputs outputs{};
   outputs.size = sizeof outputs;
   outputs.out = call.keep(out, "out");
-  require(heed_forward(&call.call(), &outputs, saved));
-  return out;
+  heed_saved* saved = nullptr;
+  require(heed_forward(&call.call(), &outputs, saves ? &saved : nullptr));
+  return {out, saves ? hold(saved) : Tensor()};
 }
 
-// Memory for the gradient of x that heed may write: of the same layout where the rows of x do not overlap.
-Tensor gradient_like(const Tensor& x) {
-  return at::empty_like(x, x.is_non_overlapping_and_dense() ? at::MemoryFormat::Preserve
-                                                            : at::MemoryFormat::Contiguous);
+// ---------------------------------------------------------------- derivatives
+
+enum class Order { backward, jvp, hvp };
+constexpr const char* kOrders[] = {"backward", "jvp", "hvp"};
+std::string name_of(const Operator& op, const char* part) { return "_" + op.name() + "_" + part; }
+
+// Tensors at some of these places, in a list for all of them.
+Tensors spread(const Tensors& tensors, const Places& some, const Places& all) {
+  Tensors list;
+  std::size_t next = 0;
+  for (const std::int64_t place : all)
+    list.push_back(next < some.size() && some[next] == place ? tensors[next++] : Tensor());
+  return list;
 }
 
-// The gradients of what kept.differentiable names, undefined where `wanted` is false.
-std::vector<Tensor> backward(const Operator& op, const Kept& kept,
-                             const std::vector<IValue>& arguments, const Tensor& out,
-                             const Tensor& grad_out, const std::vector<bool>& wanted) {
-  Call call(op, arguments);
-  heed_gradients to{};
-  to.size = sizeof to;
-  std::vector<heed_parameter> parameters;
-  std::vector<Tensor> grads(kept.differentiable.size());
-  for (std::size_t n = 0; n < grads.size(); ++n) {
-    if (!wanted[n]) continue;
-    const Argument& argument = op.arguments[kept.differentiable[n]];
-    grads[n] = gradient_like(arguments[kept.differentiable[n]].toTensor());
-    const DLTensor* tensor = call.keep(grads[n], "the gradient of " + argument.name);
-    if (argument.kind == Kind::query) to.query = tensor;
-    if (argument.kind == Kind::key) to.key = tensor;
-    if (argument.kind == Kind::value) to.value = tensor;
-    if (argument.kind == Kind::extra) to.extra = tensor;
-    if (argument.name == "bias") to.bias = tensor;
-    if (argument.kind == Kind::learnt)
-      parameters.push_back({argument.parameter.c_str(), tensor, nullptr, 0});
+// Stands for a tensor that is not there.
+const Tensor& nothing() {
+  static const Tensor none = at::detail::empty_cpu({0}, at::TensorOptions());
+  return none;
+}
+
+// What an operator behind NAME is asked for. `moving` are the places of the tangents, `wanted` those of the results.
+struct Question : torch::CustomClassHolder {
+  const Operator* op = nullptr;
+  Tensor grad_out, grad_out_tangent;
+  Tensors tangents;
+  Places moving, wanted;
+  Tensor out, saved;
+  std::vector<IValue> arguments;
+  bool graded = at::GradMode::is_enabled();  // where it was asked
+
+  static std::string schema(const Operator& op, Order order) {
+    std::string text =
+        "(Tensor? grad_out, Tensor? grad_out_tangent, int[] moving, int[] wanted, "
+        "Tensor out, Tensor saved, ";
+    std::string results;
+    for (const std::int64_t place : op.differentiable()) {
+      text += "Tensor? " + op.arguments[std::size_t(place)].name + "_tangent, ";
+      results += results.empty() ? "Tensor" : ", Tensor";
+    }
+    if (order == Order::jvp) results = "Tensor";
+    return text + op.listed() + ") -> (" + results + ")";
   }
-  if (call.meta()) return grads;
-  to.parameters = parameters.data();
-  to.parameter_count = parameters.size();
-  const Tensor rows = grad_out.stride(-1) == 1 ? grad_out : grad_out.contiguous();
-  heed_outputs from{};
-  from.size = sizeof from;
-  from.out = call.keep(rows, "the gradient of the output");
-  require(heed_backward(&call.call(), kept.saved, call.keep(out, "out"), &from, &to));
-  return grads;
+  [[nodiscard]] static Question pop(const Operator& op, Stack* stack) {
+    Question q;
+    q.op = &op;
+    q.arguments = torch::jit::pop(*stack, op.arguments.size());
+    const std::vector<IValue> given = torch::jit::pop(*stack, op.differentiable().size());
+    const std::vector<IValue> own = torch::jit::pop(*stack, 6);
+    for (const IValue& x : given)
+      if (!x.isNone()) q.tangents.push_back(x.toTensor());
+    if (!own[0].isNone()) q.grad_out = own[0].toTensor();
+    if (!own[1].isNone()) q.grad_out_tangent = own[1].toTensor();
+    q.moving = own[2].toIntVector();
+    q.wanted = own[3].toIntVector();
+    q.out = own[4].toTensor();
+    q.saved = own[5].toTensor();
+    return q;
+  }
+  [[nodiscard]] Stack stack() const {
+    const auto optional = [](const Tensor& x) { return x.defined() ? IValue(x) : IValue(); };
+    Stack all{optional(grad_out), optional(grad_out_tangent), moving, wanted, out, saved};
+    const Tensors spread_tangents = spread(tangents, moving, op->differentiable());
+    for (const Tensor& x : spread_tangents) all.push_back(optional(x));
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return all;
+  }
+
+  // Of its inputs that have derivatives, those that are given.
+  [[nodiscard]] Places inputs() const {
+    Places places;
+    for (std::size_t n = 0; n < arguments.size(); ++n)
+      if (op->arguments[n].differentiable && !arguments[n].isNone())
+        places.push_back(static_cast<std::int64_t>(n));
+    return places;
+  }
+  [[nodiscard]] const Tensor& input(std::int64_t place) const {
+    return arguments[std::size_t(place)].toTensor();
+  }
+  // All tensors that autograd follows: grad_out and its tangent where they are given, tangents, inputs.
+  [[nodiscard]] Tensors variables() const {
+    Tensors all;
+    for (const Tensor& x : {grad_out, grad_out_tangent})
+      if (x.defined()) all.push_back(x);
+    all.insert(all.end(), tangents.begin(), tangents.end());
+    for (const std::int64_t place : inputs()) all.push_back(input(place));
+    return all;
+  }
+  // The same question along other tangents: those of a list that are defined, which stand at `places`.
+  void move(const Tensors& list, const Places& places) {
+    tangents.clear();
+    moving.clear();
+    grad_out_tangent = Tensor();
+    for (std::size_t n = 0; n < list.size(); ++n)
+      if (list[n].defined()) {
+        tangents.push_back(list[n]);
+        moving.push_back(places[n]);
+      }
+  }
+  [[nodiscard]] Question held_still() const {
+    Question q = *this;
+    q.move({}, {});
+    return q;
+  }
+  // The same as others, in the same order.
+  void set_variables(const Tensors& all) {
+    auto next = all.begin();
+    for (Tensor* x : {&grad_out, &grad_out_tangent})
+      if (x->defined()) *x = *next++;
+    for (Tensor& x : tangents) x = *next++;
+    for (const std::int64_t place : inputs()) arguments[std::size_t(place)] = *next++;
+  }
+};
+
+// The operators give a tensor for each argument that may have a gradient; of no elements, but for what is wanted.
+void push_results(const Question& q, Order order, const Tensors& results, Stack* stack) {
+  if (order == Order::jvp) return torch::jit::push(*stack, results[0]);
+  for (const Tensor& x : spread(results, q.wanted, q.op->differentiable()))
+    torch::jit::push(*stack, x.defined() ? x : nothing());
+}
+Tensors ask(const Question& q, Order order) {
+  const std::string name = "heed::" + name_of(*q.op, kOrders[int(order)]);
+  Stack stack = q.stack();
+  c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").callBoxed(&stack);
+  if (order == Order::jvp) return {stack[0].toTensor()};
+  Tensors results;
+  const Places places = q.op->differentiable();
+  for (std::size_t n = 0; n < places.size(); ++n)
+    if (std::find(q.wanted.begin(), q.wanted.end(), places[n]) != q.wanted.end())
+      results.push_back(stack[n].toTensor());
+  return results;
+}
+
+// Memory for the gradient of x that heed may write: of the same layout where the rows of x lie apart from each other.
+Tensor gradient_like(const Tensor& x) {
+  const bool rows = x.is_non_overlapping_and_dense() && (x.dim() == 0 || x.stride(-1) == 1);
+  return at::empty_like(x, rows ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous);
+}
+
+Tensors answer(const Question& q, Order order) {
+  Call call(*q.op, q.arguments);
+  Tensors results;
+  heed_gradients to{};
+  heed_tangents along{};
+  heed_outputs outputs{};
+  to.size = sizeof to;
+  along.size = sizeof along;
+  outputs.size = sizeof outputs;
+  std::vector<heed_parameter> gradients, directions;
+  for (const std::int64_t place : q.wanted) {
+    results.push_back(gradient_like(q.input(place)));
+    call.put(to, gradients, place, results.back(), "the gradient of ");
+  }
+  if (order == Order::jvp) results.push_back(call.make_output());
+  if (call.meta()) return results;
+  for (std::size_t n = 0; n < q.tangents.size(); ++n) {
+    const bool learnt = q.op->arguments[std::size_t(q.moving[n])].kind == Kind::learnt;
+    const Tensor& x = q.tangents[n];
+    const bool any_strides = learnt || x.dim() == 0 || x.stride(-1) == 1;
+    call.put(along, directions, q.moving[n], any_strides ? x : x.contiguous(), "the tangent of ");
+  }
+
+  Tensor again;
+  const heed_saved* saved = saved_of(q.saved);
+  if (saved == nullptr) {
+    again = run_forward(*q.op, q.arguments, true).second;
+    saved = saved_of(again);
+  }
+  const DLTensor* out = call.read(q.out, "out");
+  const auto given = [&](const Tensor& x, const char* name) {
+    return x.defined() ? call.read(x, name) : nullptr;
+  };
+  const DLTensor* grad_out = given(q.grad_out, "the gradient of out");
+  if (order == Order::backward) {
+    outputs.out = grad_out;
+    require(heed_backward(&call.call(), saved, out, &outputs, &to));
+  } else if (order == Order::jvp) {
+    outputs.out = call.keep(results[0], "the tangent of out");
+    require(heed_jvp(&call.call(), saved, out, &along, &outputs));
+  } else {
+    require(heed_hvp(&call.call(), saved, out, grad_out, &along,
+                     given(q.grad_out_tangent, "the tangent of the gradient of out"), &to));
+  }
+  return results;
 }
 
 // ---------------------------------------------------------------- autograd
 
-struct Attention : torch::autograd::Function<Attention> {
-  using Context = torch::autograd::AutogradContext;
+using Kept = c10::intrusive_ptr<Question>;
 
-  // `inputs`: the tensors at the places kept->differentiable.
-  static Tensor forward(Context* context, const Operator* op, c10::intrusive_ptr<Kept> kept,
-                        at::TensorList inputs) {
-    std::vector<IValue> arguments = kept->arguments;
-    for (std::size_t n = 0; n < inputs.size(); ++n) arguments[kept->differentiable[n]] = inputs[n];
-    const Tensor out = ::forward(*op, arguments, &kept->saved);
-    std::vector<Tensor> remembered(inputs.begin(), inputs.end());
-    remembered.push_back(out);
-    context->save_for_backward(remembered);
-    context->saved_data["kept"] = IValue::make_capsule(kept);
-    context->saved_data["op"] = "heed::" + op->name();
-    return out;
+// Keeps a question in a node of autograd without its tensors, which autograd keeps as it does, and takes it back.
+void remember(AutogradContext* context, const Kept& kept, Tensors variables, Tensor out) {
+  kept->set_variables(Tensors(variables.size(), nothing()));
+  kept->out = Tensor();
+  variables.push_back(std::move(out));
+  context->save_for_backward(variables);
+  context->saved_data["question"] = IValue::make_capsule(kept);
+  context->set_materialize_grads(false);
+}
+Question recall(AutogradContext* context) {
+  const Tensors variables = context->get_saved_variables();
+  const auto capsule = context->saved_data["question"].toCapsule();
+  Question q = static_cast<const Question&>(*capsule);
+  q.set_variables(variables);
+  q.out = variables.back();
+  return q;
+}
+
+// Which of the places of variables n, n + 1, ... need gradients.
+Places needed(const AutogradContext* context, std::size_t n, const Places& places) {
+  Places needed;
+  for (const std::int64_t place : places)
+    if (context->needs_input_grad(n++)) needed.push_back(place);
+  return needed;
+}
+// Adds the answers for those of `places` that need gradients, which variables n, n + 1, ... stand for.
+void answer_needed(AutogradContext* context, Question q, Order order, std::size_t n,
+                   const Places& places, variable_list& to) {
+  q.wanted = needed(context, n, places);
+  const Tensors results = q.wanted.empty() ? Tensors() : ask(q, order);
+  for (const Tensor& x : spread(results, q.wanted, places)) to.push_back(x);
+}
+
+// Kernels below autograd. Transforms within transforms have autograd of their own there, which the node at hand, being made
+// without, does not turn off.
+struct Below {
+  explicit Below(const Question& q) : mode(q.graded) {}
+  at::AutoDispatchBelowADInplaceOrView keys;
+  at::AutoGradMode mode;
+};
+
+// Gradients and tangents as functions of what they are asked with; `out` is no variable of its own.
+struct Derivative : torch::autograd::Function<Derivative> {
+  static variable_list forward(AutogradContext* context, Order order, const Kept& kept,
+                               at::TensorList /*primal variables*/) {
+    const Below below(*kept);
+    Tensors results = ask(*kept, order);
+    remember(context, kept, kept->variables(), kept->out);
+    context->saved_data["order"] = int(order);
+    return results;
   }
 
-  static torch::autograd::variable_list backward(Context* context,
-                                                 torch::autograd::variable_list grads) {
-    std::vector<Tensor> remembered = context->get_saved_variables();
-    const Tensor out = remembered.back();
-    const auto capsule = context->saved_data["kept"].toCapsule();
-    const auto& kept = static_cast<const Kept&>(*capsule);
-    const Operator& op = operators().at(context->saved_data["op"].toStringRef());
-    std::vector<IValue> arguments = kept.arguments;
-    std::vector<bool> wanted;
-    for (std::size_t n = 0; n < kept.differentiable.size(); ++n) {
-      arguments[kept.differentiable[n]] = remembered[n];
-      wanted.push_back(remembered[n].requires_grad());
+  static variable_list backward(AutogradContext* context, const variable_list& cotangents) {
+    const auto order = Order(context->saved_data["order"].toInt());
+    const Question from = recall(context);
+    const Places places = from.inputs();
+    variable_list result(2);  // its first two arguments are no tensors
+    Question pulled = from;   // back through out
+    if (order == Order::jvp) {
+      pulled.grad_out = cotangents[0];
+      answer_needed(context, pulled.held_still(), Order::backward, 0, from.moving, result);
+      answer_needed(context, pulled, Order::hvp, from.moving.size(), places, result);
+      return result;
     }
-    // The first two arguments of forward() are no tensors.
-    torch::autograd::variable_list result(2);
-    for (Tensor& grad : ::backward(op, kept, arguments, out, grads[0], wanted))
-      result.push_back(std::move(grad));
+    Question along = from;  // the cotangents of results
+    along.move(cotangents, from.wanted);
+    pulled = along;
+    pulled.grad_out = Tensor();
+    pulled.wanted.clear();
+    const auto add_of_out = [&](std::size_t n) {
+      result.push_back(context->needs_input_grad(n) ? ask(pulled, Order::jvp)[0] : Tensor());
+    };
+    if (order == Order::backward) {
+      add_of_out(0);
+      answer_needed(context, along, Order::hvp, 1, places, result);
+      return result;
+    }
+    // H d + J^T e is linear in d and in e.
+    const bool moves = from.grad_out_tangent.defined();
+    const std::size_t first = moves ? 2 : 1;
+    TORCH_CHECK(!context->needs_input_grad(0) &&
+                    needed(context, first + from.moving.size(), places).empty(),
+                "heed: third derivatives of ", from.op->name(),
+                " were asked for, it has first and second ones");
+    result.emplace_back();
+    if (moves) add_of_out(1);
+    answer_needed(context, along, Order::hvp, first, from.moving, result);
+    result.resize(result.size() + places.size());
     return result;
   }
 };
 
+// out as a function of the inputs. `saved` becomes what forward saves.
+struct Attention : torch::autograd::Function<Attention> {
+  static Tensor forward(AutogradContext* context, const Kept& kept, Tensor* saved,
+                        at::TensorList /*primal inputs*/) {
+    const Below below(*kept);
+    Stack stack = kept->arguments;
+    const std::string name = "heed::" + name_of(*kept->op, "forward");
+    c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").callBoxed(&stack);
+    const Tensor out = stack[0].toTensor();
+    *saved = kept->saved = stack[1].toTensor();
+    remember(context, kept, kept->variables(), out);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& cotangents) {
+    variable_list result(2);  // its first two arguments are no tensors
+    Question q = recall(context);
+    const Places places = q.inputs();
+    q.grad_out = cotangents[0];
+    if (!q.grad_out.defined())
+      result.resize(2 + places.size());
+    else
+      answer_needed(context, std::move(q), Order::backward, 0, places, result);
+    return result;
+  }
+};
+
+bool moves(const Tensor& x) { return x.defined() && x._fw_grad(0).defined(); }
+// Takes the tangents of forward mode from these tensors; undefined where one does not move.
+Tensors take_tangents(Tensors& from) {
+  Tensors tangents;
+  for (Tensor& x : from) {
+    tangents.push_back(moves(x) ? x._fw_grad(0) : Tensor());
+    if (moves(x)) x = x._fw_primal(0);
+  }
+  return tangents;
+}
+bool any(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& x) { return x.defined(); });
+}
+bool learn(const Tensors& variables) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(variables.begin(), variables.end(),
+                     [](const Tensor& x) { return x.requires_grad(); });
+}
+
 // ---------------------------------------------------------------- torch's dispatcher
 
-std::vector<IValue> take_arguments(const Operator& op, Stack* stack) {
-  return torch::jit::pop(*stack, op.arguments.size());
+// Throws for tensors that no kernel would be found for, and draws the seed of a call that drops weights, by torch's generator.
+void prepare(const Operator& op, std::vector<IValue>& arguments) {
+  for (std::size_t n = 0; n < arguments.size(); ++n)
+    if (arguments[n].isTensor()) require_readable(arguments[n].toTensor(), op.arguments[n].name);
+  IValue& seed = arguments[op.place("dropout_seed")];
+  const bool drops = arguments[op.place("dropout")].toDouble() > 0;
+  if (!drops || !seed.isNone() || arguments[0].toTensor().is_meta()) return;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const std::uint64_t bits = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  seed = static_cast<std::int64_t>(bits >> 1U);  // a given one is not negative either
 }
 
 void run(const c10::OperatorHandle& handle, Stack* stack) {
   const Operator& op = operator_of(handle);
-  const std::vector<IValue> arguments = take_arguments(op, stack);
-  torch::jit::push(*stack, forward(op, arguments, nullptr));
+  std::vector<IValue> arguments = torch::jit::pop(*stack, op.arguments.size());
+  prepare(op, arguments);
+
+  torch::jit::push(*stack, run_forward(op, arguments, false).first);
+}
+void run_saving(const c10::OperatorHandle& handle, Stack* stack) {
+  const Operator& op = operator_of(handle);
+  const std::vector<IValue> arguments = torch::jit::pop(*stack, op.arguments.size());
+
+  const auto [out, saved] = run_forward(op, arguments, true);
+  torch::jit::push(*stack, out, saved);
+}
+template <Order order>
+void run_derivative(const c10::OperatorHandle& handle, Stack* stack) {
+  const Question q = Question::pop(operator_of(handle), stack);
+  push_results(q, order, answer(q, order), stack);
 }
 
+template <bool saves>
 void run_with_autograd(const c10::OperatorHandle& handle, Stack* stack) {
-  const Operator& op = operator_of(handle);
-  const auto kept = c10::make_intrusive<Kept>();
-  kept->arguments = take_arguments(op, stack);
-  std::vector<Tensor> inputs;
-  bool learns = false;
-  for (std::size_t n = 0; n < op.arguments.size(); ++n) {
-    IValue& value = kept->arguments[n];
-    if (!op.arguments[n].differentiable() || value.isNone()) continue;
-    inputs.push_back(value.toTensor());
-    learns |= inputs.back().requires_grad();
-    kept->differentiable.push_back(n);
+  const auto kept = c10::make_intrusive<Question>();
+  Question& q = *kept;
+  q.op = &operator_of(handle);
+  q.arguments = torch::jit::pop(*stack, q.op->arguments.size());
+  prepare(*q.op, q.arguments);
+  Tensors inputs = q.variables();
+  const Tensors tangents = take_tangents(inputs);
+  if (!any(tangents) && !learn(inputs)) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    stack->insert(stack->end(), q.arguments.begin(), q.arguments.end());
+    return handle.callBoxed(stack);
   }
-  if (!learns || !at::GradMode::is_enabled()) {
-    torch::jit::push(*stack, forward(op, kept->arguments, nullptr));
-    return;
+  Question along = q;
+  const Tensor out = Attention::apply(kept, &along.saved, at::TensorList(inputs));
+  if (any(tangents)) {
+    along.set_variables(inputs);
+    along.out = out;
+    along.move(tangents, along.inputs());
+    out._set_fw_grad(ask(along, Order::jvp)[0], 0, false);
   }
-  for (const std::size_t n : kept->differentiable) kept->arguments[n] = IValue();
-  torch::jit::push(*stack, Attention::apply(&op, kept, at::TensorList(inputs)));
+  torch::jit::push(*stack, out);
+  if (saves) torch::jit::push(*stack, along.saved);
+}
+
+template <Order order>
+void run_derivative_with_autograd(const c10::OperatorHandle& handle, Stack* stack) {
+  const auto kept = c10::make_intrusive<Question>(Question::pop(operator_of(handle), stack));
+  Tensors variables = kept->variables();
+  const Tensors tangents = take_tangents(variables);
+  TORCH_CHECK(!any(tangents) || order == Order::backward, "heed: the tangent of ",
+              order == Order::jvp ? "a tangent" : "a second derivative",
+              " was asked for; forward mode goes over reverse mode, as in jacfwd(jacrev(f)), "
+              "and no further");
+
+  kept->out = kept->out.detach();
+  Question along = *kept;
+
+  Tensors results;
+  if (learn(variables)) {
+    results = Derivative::apply(order, kept, at::TensorList(variables));
+  } else {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    results = ask(*kept, order);
+  }
+
+  if (any(tangents)) {
+    along.set_variables(variables);
+    along.move({tangents.begin() + 1, tangents.end()}, along.inputs());
+    along.grad_out_tangent = tangents[0];
+
+    const Tensors moved = ask(along, Order::hvp);
+    for (std::size_t n = 0; n < results.size(); ++n) results[n]._set_fw_grad(moved[n], 0, false);
+  }
+  push_results(along, order, results, stack);
+}
+
+using Kernel = torch::CppFunction (*)();
+template <void (*below)(const c10::OperatorHandle&, Stack*)>
+torch::CppFunction kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<below>();
+}
+// Registers an operator by its kernels.
+void define(torch::Library& library, const std::string& name, const std::string& rest,
+            const Operator& op, Kernel below, Kernel with_autograd) {
+  library.def((name + rest).c_str());
+  operators().emplace("heed::" + name, op);
+  for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::Meta})
+    library.impl(name.c_str(), torch::dispatch(key, below()));
+  library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, with_autograd()));
+}
+template <Order order>
+void define_derivative(torch::Library& library, const Operator& op) {
+  define(library, name_of(op, kOrders[int(order)]), Question::schema(op, order), op,
+         &kernel<&run_derivative<order>>, &kernel<&run_derivative_with_autograd<order>>);
 }
 
 }  // namespace
 
 // A fragment: libraries of own scores (own.cmake) add their operators beside these.
 TORCH_LIBRARY_FRAGMENT(heed, library) {
-  using torch::CppFunction;
   for (std::size_t n = 0; const char* variant = heed_variant_name(n); ++n) {
-    Operator op = operator_of(variant);
-    const std::string name = op.name();
-    library.def(op.schema().c_str());
-    operators().emplace("heed::" + name, std::move(op));
-    for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::Meta})
-      library.impl(name.c_str(), torch::dispatch(key, CppFunction::makeFromBoxedFunction<&run>()));
-    library.impl(name.c_str(),
-                 torch::dispatch(c10::DispatchKey::Autograd,
-                                 CppFunction::makeFromBoxedFunction<&run_with_autograd>()));
+    const Operator op = heed_torch::operator_of(variant);
+    define(library, op.name(), "(" + op.listed() + ") -> Tensor", op, &kernel<&run>,
+           &kernel<&run_with_autograd<false>>);
+    define(library, name_of(op, "forward"), "(" + op.listed() + ") -> (Tensor, Tensor)", op,
+           &kernel<&run_saving>, &kernel<&run_with_autograd<true>>);
+    define_derivative<Order::backward>(library, op);
+    define_derivative<Order::jvp>(library, op);
+    define_derivative<Order::hvp>(library, op);
   }
 }

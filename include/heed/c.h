@@ -195,9 +195,19 @@ struct heed_outputs {
 };
 
 // Where backward writes gradients, each in the shape of what it is the gradient of; what is NULL is not computed.
-// parameters: names and tensors, of learnt parameters; float32 or float64, of any strides, in the shape that the call gave
-// the parameter ((1) for a number), or that it has by default.
+// parameters: names and tensors, of learnt parameters; of floats, with any strides, in the shape that the call gave
+// the parameter ((1) or () for a number), or that it has by default.
 struct heed_gradients {
+  size_t size;
+  const DLTensor *query, *key, *value, *extra, *bias;
+  const struct heed_parameter* parameters;
+  size_t parameter_count;
+  const DLTensor *query_inputs, *key_inputs;
+};
+
+// A direction in which inputs and learnt parameters of a call move, each tensor in the shape of what it moves; what is NULL
+// holds still.
+struct heed_tangents {
   size_t size;
   const DLTensor *query, *key, *value, *extra, *bias;
   const struct heed_parameter* parameters;
@@ -218,6 +228,18 @@ int heed_forward(const struct heed_call* call, const struct heed_outputs* output
 // overwritten. `saved` may be used again.
 int heed_backward(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
                   const struct heed_outputs* grad_outputs, const struct heed_gradients* gradients);
+
+// How what heed_forward() wrote moves when inputs and parameters move along `tangents`: forward mode, for every variant.
+// `call`, `saved` and `out` as for heed_backward(); `to` holds the tangents of the outputs, that of out always.
+int heed_jvp(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
+             const struct heed_tangents* tangents, const struct heed_outputs* to);
+
+// How what heed_backward() writes for this `grad_out` moves when inputs and parameters move along `tangents`, and grad_out
+// along `grad_out_tangent` (NULL: it holds still): products with the Hessian. Variants of one softmax whose rows are not read
+// out further have them, such as sdpa and dar; for others it fails.
+int heed_hvp(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
+             const DLTensor* grad_out, const struct heed_tangents* tangents,
+             const DLTensor* grad_out_tangent, const struct heed_gradients* to);
 
 void heed_saved_free(struct heed_saved* saved);  // NULL is fine
 
@@ -260,6 +282,10 @@ struct heed_shapes {
 };
 // Of query and value only shapes and types are read. It fails with the sentences of heed_forward().
 int heed_shapes_of(const struct heed_call* call, struct heed_shapes* shapes);
+
+// Does the call fit? Fails as heed_forward() would without regard to its outputs. All tensors need addresses, but of inputs,
+// of the bias and of a mask of bool only shapes and types are read.
+int heed_check(const struct heed_call* call);
 
 // Names of variants, from 0; NULL behind the last one. Valid for ever.
 const char* heed_variant_name(size_t index);

@@ -8,6 +8,7 @@
 
 #include <heed/c/dispatch.hpp>
 #include <heed/c/instance.hpp>
+#include <heed/compiled_engine.hpp>
 
 namespace heed_c {
 

@@ -100,6 +100,70 @@ void on_each_set(F&& f) {
   CHECK(heed_use_instructions(nullptr) == heed_ok);
 }
 
+// The sum of the products of two dense tensors' numbers; 0 where one is not there.
+[[nodiscard]] double product(const DLTensor* a, const DLTensor* b) {
+  if (a == nullptr || b == nullptr) return 0;
+  std::int64_t count = 1;
+  for (int axis = 0; axis < a->ndim; ++axis) count *= a->shape[axis];
+  const auto number = [](const DLTensor* x, std::int64_t n) {
+    return x->dtype.bits == 64 ? static_cast<const double*>(x->data)[n]
+                               : double(static_cast<const float*>(x->data)[n]);
+  };
+  double sum = 0;
+  for (std::int64_t n = 0; n < count; ++n) sum += number(a, n) * number(b, n);
+  return sum;
+}
+[[nodiscard]] double product(const heed_gradients& g, const heed_tangents& d) {
+  double sum = product(g.query, d.query) + product(g.key, d.key) + product(g.value, d.value) +
+               product(g.extra, d.extra) + product(g.bias, d.bias);
+  for (std::size_t n = 0; n < d.parameter_count; ++n)
+    sum += product(g.parameters[n].tensor, d.parameters[n].tensor);
+  return sum;
+}
+
+// `to` holds the gradients of heed_backward(). What moves moves along itself. That heed_jvp() is the transpose of
+// heed_backward(), a Hessian its own, and a gradient linear in grad_out finds each tensor that is taken for another.
+template <class Real>
+void check_tangents(const heed_call& call, const heed_saved* saved, const DLTensor* out,
+                    const DLTensor* out_tangent, const DLTensor* grad_out,
+                    const heed_gradients& to) {
+  const auto near = [](double a, double b) {
+    return std::abs(a - b) <=
+           std::max({1.0, std::abs(a), std::abs(b)}) * (sizeof(Real) == 4 ? 1e-3 : 1e-10);
+  };
+  auto all = sized<heed_tangents>(), of_query = all, nothing = all;
+  all.query = of_query.query = call.query;
+  all.key = call.key;
+  all.value = call.value;
+  all.extra = call.extra;
+  all.bias = call.mask->bias;
+  all.parameters = call.parameters;
+  all.parameter_count = call.parameter_count;
+  heed_tangents others = all;
+  others.query = nullptr;
+  auto moved = sized<heed_outputs>();
+  moved.out = out_tangent;
+  const double slope = product(to, all);
+  REQUIRE(heed_jvp(&call, saved, out, &all, &moved) == heed_ok);
+  CHECK(near(product(out_tangent, grad_out), slope));
+
+  const int status = heed_hvp(&call, saved, out, grad_out, &of_query, nullptr, &to);
+  const std::string name = call.variant;
+  if (name != "sdpa" && name.substr(0, 3) != "dar") {
+    CHECK(status == heed_invalid);
+    CHECK(std::string(heed_last_error()).find("has no products with its Hessian") !=
+          std::string::npos);
+    return;
+  }
+  REQUIRE(status == heed_ok);
+  const double mixed = product(to, others);
+  REQUIRE(heed_hvp(&call, saved, out, grad_out, &others, nullptr, &to) == heed_ok);
+  CHECK(near(product(to, of_query), mixed));
+  CHECK(mixed != 0);
+  REQUIRE(heed_hvp(&call, saved, out, grad_out, &nothing, grad_out, &to) == heed_ok);
+  CHECK(near(product(to, all), slope));
+}
+
 // For every variant of the list.
 constexpr Geometry kSizes{2, 4, 4, 2, 37, 37, 8, 8};
 
@@ -167,9 +231,7 @@ void check_variant(const Variant<Op>& variant) {
     to.parameter_count = learnt.gradients.size();
     // The saved numbers know their instruction set.
     REQUIRE(heed_use_instructions(nullptr) == heed_ok);
-    const int status = heed_backward(&c_call, saved, outputs.out, &from, &to);
-    heed_saved_free(saved);
-    REQUIRE(status == heed_ok);
+    REQUIRE(heed_backward(&c_call, saved, outputs.out, &from, &to) == heed_ok);
     check_near(out, call.out, "out");
     check_near(lse, call.lse, "lse");
     check_near(query, call.grad_query, "grad_query");
@@ -184,6 +246,10 @@ void check_variant(const Variant<Op>& variant) {
                  name);
       ++n;
     });
+    std::vector<Real> out_tangent(out.size());
+    check_tangents<Real>(c_call, saved, outputs.out,
+                         tensors.dense(out_tangent.data(), g.out_shape()), from.out, to);
+    heed_saved_free(saved);
   });
 }
 
@@ -387,6 +453,43 @@ TEST_CASE("rows that halt by learnt probabilities give steps to C", "[c]") {
   heed_saved_free(saved);
 }
 
+TEST_CASE("gradients of parameters may be of any floats, and that of a number without axes",
+          "[c]") {
+  Tensors tensors;
+  const std::vector<float> x{0.5F, -1, 2, 0.25F, 1, -0.5F}, grad_out{1, -2, 3, 0.5F, 1, 2};
+  std::vector<float> out(6);
+  const float strength = 0.5F;
+  float wanted = 0;
+  bfloat16 rounded{};
+  const heed_parameter given{"strength", tensors.of_axes(&strength, {}), nullptr, 0};
+  auto call = sized<heed_call>();
+  call.variant = "dar";
+  call.query = call.key = call.value = tensors.of_axes(x.data(), {3, 2});
+  call.parameters = &given;
+  call.parameter_count = 1;
+  auto outputs = sized<heed_outputs>(), from = outputs;
+  outputs.out = tensors.of_axes(out.data(), {3, 2});
+  from.out = tensors.of_axes(grad_out.data(), {3, 2});
+  heed_saved* saved = nullptr;
+  REQUIRE(heed_forward(&call, &outputs, &saved) == heed_ok);
+  const auto into = [&](const DLTensor* tensor) {
+    const heed_parameter gradient{"strength", tensor, nullptr, 0};
+    auto to = sized<heed_gradients>();
+    to.parameters = &gradient;
+    to.parameter_count = 1;
+    INFO(heed_last_error());
+    REQUIRE(heed_backward(&call, saved, outputs.out, &from, &to) == heed_ok);
+  };
+  into(tensors.of_axes(&wanted, {1}));
+  DLTensor narrow = *tensors.of_axes(&wanted, {});
+  narrow.data = &rounded;
+  narrow.dtype = {kDLBfloat, 16, 1};
+  into(&narrow);
+  heed_saved_free(saved);
+  CHECK(wanted != 0);
+  CHECK(float(rounded) == float(bfloat16(wanted)));
+}
+
 TEST_CASE("C refuses in the sentences of C++", "[c]") {
   Tensors tensors;
   const Shape fits{1, 2, 3, 4};
@@ -415,6 +518,10 @@ TEST_CASE("C refuses in the sentences of C++", "[c]") {
     CHECK(heed_forward(&call, &outputs, nullptr) == heed_invalid);
     CHECK(heed_last_error() == wanted);
     CHECK(wanted.find("heed::forward(sdpa): ") == 0);
+    // A call is refused without its outputs, too.
+    const int status = heed_check(&call);
+    CHECK((wanted.find(": out has") != std::string::npos || status == heed_invalid));
+    if (status != heed_ok) CHECK(heed_last_error() == wanted);
   };
   const Shape bias{1, 1, 1, 3};
   compare({1, 2, 3, 5}, fits, fits, fits, bias);

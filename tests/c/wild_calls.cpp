@@ -219,6 +219,8 @@ class Case {
     checked("heed_initial", written, parameters_read(),
             [&] { return heed_initial(exact_call(), start_or_null(), targets_.data(), targets); });
 
+    checked("heed_check", {}, all_read(), [&] { return heed_check(exact_call()); });
+
     heed_saved* saved = nullptr;
     checked("heed_forward", {outputs.out, outputs.lse, outputs.steps}, all_read(), [&] {
       return heed_forward(exact_call(), chance_.one_in(50) ? nullptr : Exact(outputs, tail()).get(),
@@ -240,7 +242,33 @@ class Case {
       return heed_backward(exact_call(), saved, outputs.out, Exact(from, tail()).get(),
                            Exact(to, tail()).get());
     });
+    run_second(saved, written, read);
     heed_saved_free(saved);
+  }
+  // What moves does so along itself, or along something else.
+  void run_second(const heed_saved* saved, const std::vector<const DLTensor*>& written,
+                  std::vector<const DLTensor*> read) {
+    auto along = sized<heed_tangents>(wild_size(sizeof(heed_tangents)));
+    along.query = call.query;
+    along.key = chance_.one_in(3) ? nullptr : call.key;
+    along.value = call.value;
+    along.extra = call.extra;
+    along.bias = call.mask != nullptr ? mask.bias : nullptr;
+    if (chance_.one_in(6)) along.value = &tensors_[chance_.below(tensors_.size())].dl;
+    along.parameters = chance_.one_in(20) ? nullptr : directions_.data();
+    along.parameter_count = along.parameters == nullptr ? wild_count() : directions_.size();
+    for (const heed_parameter& direction : directions_) read.push_back(direction.tensor);
+    read.push_back(along.value);
+    checked("heed_hvp", written, read, [&] {
+      return heed_hvp(exact_call(), saved, outputs.out, from.out, Exact(along, tail()).get(),
+                      chance_.one_in(2) ? from.out : nullptr, Exact(to, tail()).get());
+    });
+    for (const DLTensor* tangent : {from.out, from.lse, from.steps})
+      read.erase(std::remove(read.begin(), read.end(), tangent), read.end());
+    checked("heed_jvp", {from.out, from.lse, from.steps}, read, [&] {
+      return heed_jvp(exact_call(), saved, outputs.out, Exact(along, tail()).get(),
+                      Exact(from, tail()).get());
+    });
   }
   std::size_t successes = 0;
 
@@ -331,6 +359,7 @@ class Case {
         gradient->shape = t->shape;
         gradient->dl.ndim = info.ndim;
         targets_.push_back({info.name, &gradient->dl, nullptr, 0});
+        directions_.push_back({info.name, &t->dl, nullptr, 0});
         of_parameters_.insert(of_parameters_.end(), {t, gradient});
       }
       names_.push_back(info.name);
@@ -617,7 +646,7 @@ class Case {
   std::vector<unsigned char> memory_;
   std::deque<Tensor> tensors_;
   int bits_ = 32;
-  std::vector<heed_parameter> parameters_, targets_;
+  std::vector<heed_parameter> parameters_, targets_, directions_;
   std::vector<Tensor*> of_parameters_;
   std::vector<const char*> names_;
   std::vector<heed_window> windows_;
@@ -705,6 +734,9 @@ TEST_CASE("structs of C end where a field ends", "[c]") {
   });
   check_sizes<heed_gradients>("gradients", steps_of_8(80, {}), [&](heed_gradients* to) {
     return heed_backward(&right, saved, &out, &nothing, to);
+  });
+  check_sizes<heed_tangents>("tangents", steps_of_8(80, {}), [&](heed_tangents* along) {
+    return heed_jvp(&right, saved, &out, along, &nothing);
   });
   heed_saved_free(saved);
 }

@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.heed against the formulas in PyTorch (formulas.py), their gradients by autograd, gradcheck in double, layouts, masks,
-Meta shapes and sentences.
+"""torch.ops.heed against the formulas in PyTorch (formulas.py), their gradients by autograd, gradcheck and gradgradcheck in double,
+transforms, layouts, masks, dropout, Meta shapes and sentences.
 
     python3 torch_test.py libheed_torch.so
 """
 import pathlib
 import sys
 import unittest
+import warnings
 
 try:
     import torch
+    import torch.utils.checkpoint
 except ImportError:
     print("skipped: python3 has no torch (Debian: python3-torch)")
     sys.exit(77)
+try:
+    import torch.func as transforms
+except ImportError:
+    try:
+        import functorch as transforms
+    except ImportError:
+        transforms = None
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import formulas as f
@@ -69,6 +78,10 @@ def inputs(name):
     return [normal(BATCH, query_heads, LEN, DIM), normal(BATCH, HEADS, LEN, DIM), normal(BATCH, HEADS, LEN, DIM)]
 
 
+# What has products with its Hessian.
+TWICE = ("sdpa", "dar", "dar_unrolled", "dar_converged")
+
+
 def operator(name):
     return getattr(torch.ops.heed, name)
 
@@ -88,7 +101,7 @@ class Operators(unittest.TestCase):
     def test_every_variant_is_here(self):
         names = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("heed::")} \
             if hasattr(torch._C, "_dispatch_get_all_op_names") else set(variants())
-        self.assertEqual(names, set(variants()))
+        self.assertEqual({name for name in names if not name.startswith("_")}, set(variants()))
 
     def test_formulas_and_their_gradients(self):
         for name, (formula, parameters, options, renamed) in variants().items():
@@ -116,7 +129,125 @@ class Operators(unittest.TestCase):
                 def call(q, k, v, *rest):
                     return operator(name)(q, k, v, **dict(zip(names, rest)), causal=True, **options)
 
-                self.assertTrue(torch.autograd.gradcheck(call, (*qkv, *parameters.values()), fast_mode=True))
+                learnt = (*qkv, *parameters.values())
+                self.assertTrue(torch.autograd.gradcheck(call, learnt, fast_mode=True, check_forward_ad=True))
+                if name in TWICE:
+                    self.assertTrue(torch.autograd.gradgradcheck(call, learnt, fast_mode=True, check_fwd_over_rev=True))
+                    continue
+                (first,) = torch.autograd.grad(call(*learnt).square().sum(), learnt[0], create_graph=True)
+                with self.assertRaisesRegex(RuntimeError, "the variant has no products with its Hessian"):
+                    first.sum().backward()
+
+    def test_second_derivatives_are_those_of_the_formula(self):
+        q, k, v = (x.detach() for x in inputs("sdpa"))
+        ours = lambda x: torch.ops.heed.sdpa(x, k, v, causal=True).square().sum()
+        theirs = lambda x: f.sdpa(x, k, v, causal_mask()).square().sum()
+        functional, direction = torch.autograd.functional, torch.randn_like(q)
+
+        def penalty(loss):
+            x = q.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(loss(x), x, create_graph=True)
+            return torch.autograd.grad(slope.square().sum(), x)[0]
+
+        def dual(loss):
+            with torch.autograd.forward_ad.dual_level():
+                return torch.autograd.forward_ad.unpack_dual(loss(torch.autograd.forward_ad.make_dual(q, direction))).tangent
+
+        for name, of in {
+            "jvp": lambda loss: functional.jvp(loss, q, direction)[1],
+            "hvp": lambda loss: functional.hvp(loss, q, direction)[1],
+            "vhp": lambda loss: functional.vhp(loss, q, direction)[1],
+            "gradient penalty": penalty,
+            "make_dual": dual,
+        }.items():
+            with self.subTest(name):
+                self.assertGreater(of(theirs).abs().max(), 0.1)
+                self.assertLess(apart(of(ours), of(theirs)), 1e-11)
+        (slope,) = torch.autograd.grad(ours(q.requires_grad_()), q, create_graph=True)
+        (again,) = torch.autograd.grad(slope.square().sum(), q, create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "third derivatives of sdpa"):
+            again.sum().backward()
+
+    @unittest.skipUnless(transforms, "neither torch.func nor functorch is here")
+    def test_transforms(self):
+        warnings.simplefilter("ignore")  # vmap runs an operator once per sample, and says so
+        q, k, v = (x.detach()[:, :, :3, :2] for x in inputs("sdpa"))
+        ours = lambda x: torch.ops.heed.sdpa(x, k, v).square().sum()
+        weights = lambda x: f.scores(x, k, 0).exp()  # torch.softmax has no tangents of gradients everywhere
+        theirs = lambda x: (weights(x) @ v / weights(x).sum(-1, keepdim=True)).square().sum()
+        t = transforms
+        inner = lambda loss: lambda x: t.grad(loss)(x).square().sum()
+        for name, of in {
+            "grad": lambda loss: t.grad(loss)(q),
+            "jvp": lambda loss: t.jvp(loss, (q,), (v,))[1],
+            "grad of grad": lambda loss: t.grad(inner(loss))(q),
+            "jvp of grad": lambda loss: t.jvp(t.grad(loss), (q,), (v,))[1],
+            "grad of jvp": lambda loss: t.grad(lambda x: t.jvp(loss, (x,), (v,))[1])(q),
+            "hessian": lambda loss: t.hessian(loss)(q),
+            "vmap": lambda loss: t.vmap(loss)(torch.stack([q, 2 * q])),
+            "grads of samples": lambda loss: t.vmap(t.grad(loss))(torch.stack([q, 2 * q])),
+        }.items():
+            with self.subTest(name):
+                self.assertLess(apart(of(ours), of(theirs)), 1e-11)
+        with self.assertRaisesRegex(RuntimeError, "the tangent of a tangent was asked for"):
+            t.jvp(lambda x: t.jvp(ours, (x,), (v,))[1], (q,), (v,))
+
+    @unittest.skipUnless(hasattr(torch, "compile"), "this PyTorch has no torch.compile")
+    def test_compiled_modules(self):
+        class Module(torch.nn.Module):
+            def forward(self, q, k, v):
+                return torch.ops.heed.sdpa(2 * q, k, v, causal=True)
+
+        qkv = [x.detach() for x in inputs("sdpa")]
+        self.assertLess(apart(torch.compile(Module())(*qkv), Module()(*qkv)), 1e-12)
+
+    def test_dropout_follows_torchs_generator(self):
+        q, k, v = inputs("sdpa")
+        drop = lambda **more: torch.ops.heed.sdpa(q, k, v, dropout=0.5, **more)
+        torch.manual_seed(3)
+        first, second = drop(), drop()
+        torch.manual_seed(3)
+        self.assertTrue(torch.equal(drop(), first))
+        self.assertFalse(torch.equal(second, first))
+        self.assertTrue(torch.equal(drop(dropout_seed=5), drop(dropout_seed=5)))
+        state = torch.random.get_rng_state()
+        drop(dropout_seed=5), torch.ops.heed.sdpa(q, k, v)
+        self.assertTrue(torch.equal(torch.random.get_rng_state(), state))  # neither asks it
+        # What checkpoint() computes again drops the same weights, and so does the backward pass.
+        grads = []
+        for run in (lambda: drop(), lambda: torch.utils.checkpoint.checkpoint(lambda x: torch.ops.heed.sdpa(x, k, v, dropout=0.5), q)):
+            torch.manual_seed(4)
+            q.grad = None
+            run().square().sum().backward()
+            grads.append(q.grad)
+        self.assertTrue(torch.equal(*grads))
+
+    def test_parameters_of_any_float_and_shape(self):
+        q, k, v = inputs("sdpa")
+        call = lambda strength: torch.ops.heed.dar(q, k, v, strength=strength)
+        one = torch.full((1,), 0.5, dtype=double, requires_grad=True)
+        want = call(one)
+        (slope,) = torch.autograd.grad(want.sum(), one)
+        for kind in (torch.float16, torch.bfloat16, torch.float32, double):
+            for shape in ((), (1,), (HEADS,)):
+                with self.subTest(kind=kind, shape=shape):
+                    strength = torch.full(shape, 0.5, dtype=kind, requires_grad=True)
+                    out = call(strength)
+                    self.assertLess(apart(out, want), 1e-12)
+                    (grad,) = torch.autograd.grad(out.sum(), strength)
+                    self.assertEqual((grad.shape, grad.dtype), (torch.Size(shape), kind))
+                    self.assertLess(apart(grad.sum().double(), slope.sum()), 0.02)
+
+    def test_two_axes(self):
+        q, k, v = (x.detach()[0, 0].requires_grad_() for x in inputs("sdpa"))
+        out = torch.ops.heed.sdpa(q, k, v, causal=True)
+        self.assertLess(apart(out, f.sdpa(q, k, v, causal_mask())), 1e-12)
+        self.assertEqual(torch.autograd.grad(out.sum(), k, retain_graph=True)[0].shape, k.shape)
+        # What no stride of a tensor fits is copied.
+        turned = q.detach().T.contiguous().T.requires_grad_()
+        same = torch.ops.heed.sdpa(turned, k, v, causal=True)
+        self.assertTrue(torch.equal(same, out))
+        self.assertTrue(torch.equal(*(torch.autograd.grad(x.sum(), of, retain_graph=True)[0] for x, of in ((same, turned), (out, q)))))
 
     def test_layouts_are_read_in_place(self):
         packed = normal(BATCH, LEN, 3, HEADS, DIM)
@@ -142,15 +273,22 @@ class Operators(unittest.TestCase):
         hidden = lambda where: torch.zeros(where.shape, dtype=double).masked_fill(where, float("-inf"))
         documents = (at < 6).long().expand(BATCH, LEN)
         cases = {
-            "window": (dict(left=4, right=0), hidden(far)),
+            "window": (dict(window=(4, 0)), hidden(far)),
+            "open window": (dict(window=(4, -1), causal=True), hidden(far)),
+            "offset": (dict(causal=True, offset=2), hidden(at[None, :] > at[:, None] + 2)),
+            "key_range": (dict(key_range=(2, 9)), hidden((at < 2) | (at >= 9))[None]),
             "key_lengths": (dict(key_lengths=lengths), hidden(behind)[:, None, None]),
-            "documents": (dict(query_documents=documents, key_documents=documents), hidden(apart_documents)),
+            "documents": (dict(documents=documents), hidden(apart_documents)),
+            "documents of keys": (dict(documents=documents, key_documents=1 - documents), hidden(~apart_documents)),
             "allowed": (dict(allowed=allowed), hidden(~allowed)),
-            "slopes": (dict(slopes=slopes), -slopes[:, None, None] * (at[:, None] - at[None, :]).abs()),
+            "alibi": (dict(alibi=slopes), -slopes[:, None, None] * (at[:, None] - at[None, :]).abs()),
         }
         for name, (arguments, mask) in cases.items():
             with self.subTest(name):
                 self.assertLess(apart(torch.ops.heed.sdpa(q, k, v, **arguments), f.sdpa(q, k, v, mask)), 1e-11)
+        few = q[:, :, :4]
+        later = hidden(at[None, :] > at[:4, None] + LEN - 4)
+        self.assertLess(apart(torch.ops.heed.sdpa(few, k, v, causal=True, align="bottom_right"), f.sdpa(few, k, v, later)), 1e-11)
         bias = normal(1, HEADS, LEN, LEN)
         ours, theirs = torch.ops.heed.sdpa(q, k, v, bias=bias), f.sdpa(q, k, v, bias)
         for got, want in zip(torch.autograd.grad(ours.sum(), (q, bias)), torch.autograd.grad(theirs.sum(), (q, bias))):
@@ -175,6 +313,29 @@ class Operators(unittest.TestCase):
                 self.assertEqual(out.shape, operator(name)(*qkv, **parameters).shape)
                 self.assertTrue(out.is_meta)
 
+    def test_meta_calls_are_checked(self):
+        q, k, v = (torch.randn(1, heads, 5, 4) for heads in (4, 2, 2))
+        for arguments in (
+            dict(key=torch.randn(1, 3, 5, 4), value=torch.randn(1, 3, 5, 4)),
+            dict(key=torch.randn(1, 2, 6, 4)),
+            dict(strength=torch.ones(3)),
+            dict(allowed=torch.ones(5, 6, dtype=torch.bool)),
+            dict(bias=torch.ones(1, 3, 5, 5)),
+            dict(alibi=torch.ones(3)),
+            dict(documents=torch.ones(6, dtype=torch.long)),
+            dict(key_lengths=torch.ones(2, dtype=torch.long)),
+            dict(key_range=(2, 9)),
+            dict(dropout=1.5),
+        ):
+            said = []
+            for place in ("cpu", "meta"):
+                given = {n: x.to(place) if isinstance(x, torch.Tensor) else x for n, x in dict(query=q, key=k, value=v).items()}
+                given.update({n: x.to(place) if isinstance(x, torch.Tensor) else x for n, x in arguments.items()})
+                with self.subTest(arguments.keys(), place=place), self.assertRaises(RuntimeError) as raised:
+                    torch.ops.heed.dar(**given)
+                said.append(str(raised.exception).split("\n")[0])
+            self.assertEqual(*said)
+
     def test_sentences(self):
         q, k, v = inputs("sdpa")
         for call, sentence in (
@@ -184,6 +345,17 @@ class Operators(unittest.TestCase):
             (lambda: torch.ops.heed.sdpa(q, k, v.to(torch.complex64)), "value holds ComplexFloat"),
             (lambda: torch.ops.heed.sdpa(q, k, v, key_lengths=torch.tensor([3.5, 4.0])), "whole numbers"),
             (lambda: torch.ops.heed.sdpa(q[:, :, :1], k, v, causal=True, queries_at_end=True), "Align::bottom_right"),
+            (lambda: torch.ops.heed.sdpa(None, k, v), "query is None, it must be a tensor"),
+            (lambda: torch.ops.heed.sdpa(q, k.to_sparse(), v), "key has the layout Sparse, it must be dense"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, align="bottom_right"), "align was given, but none of causal, window and alibi"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, offset=1), "offset was given, but none of causal, window and alibi"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, causal=True, align="right"), 'align is "right", it must be "top_left" or "bottom_right"'),
+            (lambda: torch.ops.heed.sdpa(q, k, v, window=(-5, 0)), "left is -5"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, window=(1, 2, 3)), "window has 3 numbers, it must have two"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, key_documents=torch.zeros(2, LEN, dtype=torch.long)), "without documents"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, soft_cap=0.0), "soft_cap is 0, it must be positive"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, dropout=0.5, dropout_seed=-1), "dropout_seed is -1, it must not be negative"),
+            (lambda: torch.ops.heed.sdpa(q, k, v, threads=2**40), "threads is 1099511627776"),
         ):
             with self.subTest(sentence), self.assertRaisesRegex(RuntimeError, sentence):
                 call()

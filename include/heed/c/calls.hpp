@@ -13,7 +13,9 @@
 #include <heed/c/parameters.hpp>
 #include <heed/compiled.hpp>
 #include <heed/engine/door_checks.hpp>
+#include <heed/engine/hvp.hpp>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -46,15 +48,44 @@ struct BackwardRequest {
   std::size_t parameter_count;
 };
 
+// A direction, with that of parameters.
+template <class Real>
+struct Direction {
+  Tangents<Real> inputs;
+  const heed_parameter* parameters;
+  std::size_t parameter_count;
+};
+// What jvp() and hvp() have beside a call.
+template <class Real>
+struct JvpRequest {
+  const Saved<Real>& saved;
+  StoredView<const Real> out;
+  Direction<Real> along;
+  Outputs<Real> to;
+};
+template <class Real>
+struct HvpRequest {
+  const Saved<Real>& saved;
+  StoredView<const Real> out, grad_out;
+  Direction<Real> along;
+  StoredView<const Real> grad_out_tangent;
+  Gradients<Real> to;
+  const heed_parameter* parameters;
+  std::size_t parameter_count;
+};
+
+template <class Real>
+[[nodiscard]] std::array<detail::NamedMemory, 3> memory_of(const Outputs<Real>& outputs) {
+  using detail::named_memory;
+  return {named_memory("out", outputs.out), named_memory("lse", outputs.lse),
+          named_memory("steps", outputs.steps)};
+}
+
 // Throws where something that is written overlaps a tensor of a parameter, or the gradient of a parameter anything else. The
 // rest is checked by the calls of C++, which own their parameters.
 template <class Real>
 void check_apart(const Request<Real>& request, const Outputs<Real>& outputs) {
-  using detail::named_memory;
-  const detail::NamedMemory written[] = {named_memory("out", outputs.out),
-                                         named_memory("lse", outputs.lse),
-                                         named_memory("steps", outputs.steps)};
-  require_apart(request.parameters, request.parameter_count, "", written, request.where);
+  require_apart(request.parameters, request.parameter_count, "", memory_of(outputs), request.where);
 }
 template <class Real>
 void check_apart(const Request<Real>& request, const BackwardRequest<Real>& from) {
@@ -68,6 +99,28 @@ void check_apart(const Request<Real>& request, const BackwardRequest<Real>& from
   require_apart(from.parameters, from.parameter_count, what,
                 detail::memory_of(request.in, request.mask), where);
 }
+template <class Real>
+void check_apart(const Request<Real>& request, const JvpRequest<Real>& from) {
+  const auto written = memory_of(from.to);
+  require_apart(request.parameters, request.parameter_count, "", written, request.where);
+  require_apart(from.along.parameters, from.along.parameter_count, "the tangent of ", written,
+                request.where);
+}
+template <class Real>
+void check_apart(const Request<Real>& request, const HvpRequest<Real>& from) {
+  const std::string& where = request.where;
+  check_apart(request, BackwardRequest<Real>{from.saved, from.out, from.grad_out, from.to,
+                                             from.parameters, from.parameter_count});
+  require_apart(from.along.parameters, from.along.parameter_count, "the tangent of ",
+                detail::memory_of(from.to), where);
+  const auto apart_from = [&](const std::string& input, const auto& tangent) {
+    const std::string name = "the tangent of " + input;
+    const detail::NamedMemory read[] = {detail::named_memory(name.c_str(), tangent)};
+    require_apart(from.parameters, from.parameter_count, "the gradient of ", read, where);
+  };
+  detail::for_each_operand(from.along.inputs, from.along.inputs.bias, apart_from);
+  apart_from("grad_out", from.grad_out_tangent);
+}
 
 // One variant of the list.
 template <class Real>
@@ -80,6 +133,10 @@ class VariantCalls {
   virtual void forward(const Request<Real>& request, const Outputs<Real>& outputs,
                        Saved<Real>* saved) const = 0;
   virtual void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const = 0;
+  virtual void jvp(const Request<Real>& request, const JvpRequest<Real>& from) const = 0;
+  virtual void hvp(const Request<Real>& request, const HvpRequest<Real>& from) const = 0;
+  // Throws where forward() would, but for what is written.
+  virtual void check(const Request<Real>& request) const = 0;
   // The entries of its own op.
   [[nodiscard]] virtual Entries<Real> entries() = 0;
   // Query heads of one head, and maps of scores.
@@ -105,17 +162,14 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
 
   void forward(const Request<Real>& request, const Outputs<Real>& outputs,
                Saved<Real>* saved) const override {
-    Op op = variant_.op;
-    Entries<Real> entries = entries_of(op);
-    set_entries(entries, request.parameters, request.parameter_count, false, request.where);
+    const Op op = op_of(request);
     check_apart(request, outputs);
     heed::forward(op, PackedInputs<Real>(request.in), mask_of_call(request), outputs, saved,
                   request.options);
   }
   void backward(const Request<Real>& request, const BackwardRequest<Real>& from) const override {
-    Op op = variant_.op, grad_op;
+    Op op = op_of(request), grad_op;
     Entries<Real> entries = entries_of(op);
-    set_entries(entries, request.parameters, request.parameter_count, false, request.where);
     check_targets(entries, from.parameters, from.parameter_count, request.parameters,
                   request.parameter_count, "gradient", request.where);
     check_apart(request, from);
@@ -125,6 +179,47 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     if (!learns) return;
     Entries<Real> gradients = entries_of(grad_op);
     write_entries(gradients, from.parameters, from.parameter_count, request.where);
+  }
+  void jvp(const Request<Real>& request, const JvpRequest<Real>& from) const override {
+    if constexpr (detail::moving_parts<Op>().all()) {
+      const Op op = op_of(request), direction = direction_of(op, request, from.along);
+      check_apart(request, from);
+      heed::jvp(op, request.in, mask_of_call(request), from.saved, from.out, from.along.inputs,
+                from.to, &direction, request.options);
+    } else {
+      fail(request.where, ": the variant has no tangents, a part of it takes no dual numbers");
+    }
+  }
+  void hvp(const Request<Real>& request, const HvpRequest<Real>& from) const override {
+    if constexpr (detail::moving_parts<Op>().all() && detail::twice_moving_parts<Op>().all()) {
+      Op op = op_of(request), to_op;
+      const Op direction = direction_of(op, request, from.along);
+      const bool learns = from.parameter_count > 0;
+      std::vector<heed_parameter> read(request.parameters,
+                                       request.parameters + request.parameter_count);
+      read.insert(read.end(), from.along.parameters,
+                  from.along.parameters + from.along.parameter_count);
+      Entries<Real> entries = entries_of(op);
+      check_targets(entries, from.parameters, from.parameter_count, read.data(), read.size(),
+                    "gradient", request.where);
+      check_apart(request, from);
+      heed::hvp(op, request.in, mask_of_call(request), from.saved, from.out, from.grad_out,
+                from.along.inputs, from.grad_out_tangent, from.to, learns ? &to_op : nullptr,
+                &direction, request.options);
+      if (!learns) return;
+      Entries<Real> gradients = entries_of(to_op);
+      write_entries(gradients, from.parameters, from.parameter_count, request.where);
+    } else {
+      fail(request.where,
+           ": the variant has no products with its Hessian; those of one softmax whose rows are "
+           "not read out further have them, such as sdpa and dar");
+    }
+  }
+  void check(const Request<Real>& request) const override {
+    const Op op = op_of(request);
+    require_options<Real>(request.options, request.where);
+    const Geometry g = geometry_of(op, request.in, request.where);
+    (void)BoundMask<Real>(mask_of_call(request), g, request.where.c_str(), request.options.threads);
   }
   [[nodiscard]] Entries<Real> entries() override { return entries_of(variant_.op); }
   [[nodiscard]] Index query_heads() const override { return variant_.op.normaliser.query_heads(1); }
@@ -140,6 +235,21 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   }
 
  private:
+  // The op with the parameters that the call gives.
+  [[nodiscard]] Op op_of(const Request<Real>& request) const {
+    Op op = variant_.op;
+    Entries<Real> entries = entries_of(op);
+    set_entries(entries, request.parameters, request.parameter_count, false, request.where);
+    return op;
+  }
+  // The direction in its parameters: zeros but for what is given.
+  [[nodiscard]] static Op direction_of(const Op& op, const Request<Real>& request,
+                                       const Direction<Real>& along) {
+    Op direction = zeros_like(op);
+    Entries<Real> entries = entries_of(direction);
+    set_tangents(entries, along.parameters, along.parameter_count, request.where);
+    return direction;
+  }
   // The caller's mask, and the variant's own where it has one.
   [[nodiscard]] Mask<Real> mask_of_call(const Request<Real>& request) const {
     if (variant_.mask == nullptr) return request.mask;

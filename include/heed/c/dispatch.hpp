@@ -107,6 +107,14 @@ inline std::atomic<int>& thread_count() {
   return count;
 }
 
+// f(table) of the instance that has saved this.
+template <class F>
+int with_table_of(const heed_saved* saved, const char* door, F&& f) {
+  if (saved == nullptr)
+    return failed(heed_invalid, door,
+                  ": saved is a null pointer, it must come from heed_forward()");
+  return f(*saved->table);
+}
 // f(table) of the instance in use.
 template <class F>
 int with_table(F&& f) {
@@ -130,22 +138,33 @@ int heed_forward(const heed_call* call, const heed_outputs* outputs, heed_saved*
 }
 int heed_backward(const heed_call* call, const heed_saved* saved, const DLTensor* out,
                   const heed_outputs* grad_outputs, const heed_gradients* gradients) {
-  if (saved == nullptr)
-    return heed_c::failed(heed_invalid,
-                          "heed::backward: saved is a null pointer, it must come from "
-                          "heed_forward()");
-  return saved->table->backward(call, saved, out, grad_outputs, gradients, heed_c::thread_count(),
-                                heed_c::last_error());
+  return heed_c::with_table_of(saved, "heed::backward", [&](const heed_table& table) {
+    return table.backward(call, saved, out, grad_outputs, gradients, heed_c::thread_count(),
+                          heed_c::last_error());
+  });
+}
+int heed_jvp(const heed_call* call, const heed_saved* saved, const DLTensor* out,
+             const heed_tangents* tangents, const heed_outputs* to) {
+  return heed_c::with_table_of(saved, "heed::jvp", [&](const heed_table& table) {
+    return table.jvp(call, saved, out, tangents, to, heed_c::thread_count(), heed_c::last_error());
+  });
+}
+int heed_hvp(const heed_call* call, const heed_saved* saved, const DLTensor* out,
+             const DLTensor* grad_out, const heed_tangents* tangents,
+             const DLTensor* grad_out_tangent, const heed_gradients* to) {
+  return heed_c::with_table_of(saved, "heed::hvp", [&](const heed_table& table) {
+    return table.hvp(call, saved, out, grad_out, tangents, grad_out_tangent, to,
+                     heed_c::thread_count(), heed_c::last_error());
+  });
 }
 void heed_saved_free(heed_saved* saved) {
   if (saved != nullptr) saved->table->free(saved);
 }
 
 int heed_report(const heed_saved* saved, const char* name, const DLTensor* to) {
-  if (saved == nullptr)
-    return heed_c::failed(heed_invalid,
-                          "heed_report: saved is a null pointer, it must come from heed_forward()");
-  return saved->table->report(saved, name, to, heed_c::last_error());
+  return heed_c::with_table_of(saved, "heed_report", [&](const heed_table& table) {
+    return table.report(saved, name, to, heed_c::last_error());
+  });
 }
 const char* heed_report_name(const heed_saved* saved, size_t index) {
   return saved != nullptr ? saved->table->report_name(saved, index) : nullptr;
@@ -158,6 +177,10 @@ const char* heed_variant_name(size_t index) {
 int heed_shapes_of(const heed_call* call, heed_shapes* shapes) {
   return heed_c::with_table(
       [&](const heed_table& table) { return table.shapes(call, shapes, heed_c::last_error()); });
+}
+int heed_check(const heed_call* call) {
+  return heed_c::with_table(
+      [&](const heed_table& table) { return table.check(call, heed_c::last_error()); });
 }
 int heed_describe(const heed_call* call, const heed_start* start, heed_parameter_info* infos,
                   size_t* count) {

@@ -68,6 +68,49 @@ int forward(const heed_call* given, const heed_outputs* given_outputs, heed_save
   return other != nullptr ? other->forward(given, given_outputs, saved, threads, error) : status;
 }
 
+// f(variant, request, numbers) of a call whose forward has saved these.
+template <class List, class F>
+void with_saved(const heed_call& call, const heed_saved* saved, const char* door, int threads,
+                F&& f) {
+  const auto& kept = *static_cast<const SavedCall*>(saved);
+  require(call.cache == nullptr, door,
+          ": the call has a cache, heed_forward() alone takes one; give keys and values as "
+          "tensors");
+  with_real(call.query, door, [&]<class Real>(Real) {
+    const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
+    const std::string where = detail::door_name(door, variant.name());
+    require(kept.variant == variant.name(), where, ": saved is of a call of ", kept.variant);
+    const auto* numbers = std::get_if<Saved<Real>>(&kept.numbers);
+    require(numbers != nullptr, where, ": saved is of a call of ",
+            sizeof(Real) == 4 ? "doubles, query has floats" : "floats, query has doubles");
+    f(variant, request_of<Real>(call, variant, &table<List>(), where, threads), *numbers);
+  });
+}
+
+template <class Real>
+[[nodiscard]] Gradients<Real> gradients_of(const heed_gradients& to, const std::string& where) {
+  return {stored_view<Real>(to.query, "grad_query", where),
+          stored_view<Real>(to.key, "grad_key", where),
+          stored_view<Real>(to.value, "grad_value", where),
+          stored_view<Real>(to.extra, "grad_extra", where),
+          stored_view<Real>(to.bias, "grad_bias", where),
+          stored_view<Real>(to.query_inputs, "grad_query_inputs", where),
+          stored_view<Real>(to.key_inputs, "grad_key_inputs", where)};
+}
+template <class Real>
+[[nodiscard]] Direction<Real> direction_of(const heed_tangents& of, const std::string& where) {
+  const auto view = [&](const DLTensor* tensor, const char* name) {
+    return stored_view<const Real>(tensor, name, where);
+  };
+  return {
+      {view(of.query, "the tangent of query"), view(of.key, "the tangent of key"),
+       view(of.value, "the tangent of value"), view(of.extra, "the tangent of extra"),
+       view(of.bias, "the tangent of bias"), view(of.query_inputs, "the tangent of query_inputs"),
+       view(of.key_inputs, "the tangent of key_inputs")},
+      of.parameters,
+      of.parameter_count};
+}
+
 template <class List>
 int backward(const heed_call* given, const heed_saved* saved, const DLTensor* out,
              const heed_outputs* given_outputs, const heed_gradients* given_gradients, int threads,
@@ -77,34 +120,64 @@ int backward(const heed_call* given, const heed_saved* saved, const DLTensor* ou
     const heed_call call = adopt(given, "the call", door);
     const heed_outputs from = adopt(given_outputs, "grad_outputs", door);
     const heed_gradients to = adopt(given_gradients, "gradients", door);
-    const auto& kept = *static_cast<const SavedCall*>(saved);
-    require(call.cache == nullptr, door,
-            ": the call has a cache, heed_forward() alone takes one; give keys and values as "
-            "tensors");
-    with_real(call.query, door, [&]<class Real>(Real) {
-      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
-      const std::string where = detail::door_name(door, variant.name());
-      require(kept.variant == variant.name(), where, ": saved is of a call of ", kept.variant);
-      const auto* numbers = std::get_if<Saved<Real>>(&kept.numbers);
-      require(numbers != nullptr, where, ": saved is of a call of ",
-              sizeof(Real) == 4 ? "doubles, query has floats" : "floats, query has doubles");
+    const auto run = [&]<class Real>(const VariantCalls<Real>& variant,
+                                     const Request<Real>& request, const Saved<Real>& numbers) {
+      const std::string& where = request.where;
       variant.backward(
-          request_of<Real>(call, variant, &table<List>(), where, threads),
-          {*numbers,
-           stored_view<const Real>(out, "out", where),
-           OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out", where),
-                                 stored_view<const Real>(from.lse, "grad_lse", where),
-                                 stored_view<const Real>(from.steps, "grad_steps", where)),
-           {stored_view<Real>(to.query, "grad_query", where),
-            stored_view<Real>(to.key, "grad_key", where),
-            stored_view<Real>(to.value, "grad_value", where),
-            stored_view<Real>(to.extra, "grad_extra", where),
-            stored_view<Real>(to.bias, "grad_bias", where),
-            stored_view<Real>(to.query_inputs, "grad_query_inputs", where),
-            stored_view<Real>(to.key_inputs, "grad_key_inputs", where)},
-           to.parameters,
-           to.parameter_count});
-    });
+          request, {numbers, stored_view<const Real>(out, "out", where),
+                    OutputGradients<Real>(stored_view<const Real>(from.out, "grad_out", where),
+                                          stored_view<const Real>(from.lse, "grad_lse", where),
+                                          stored_view<const Real>(from.steps, "grad_steps", where)),
+                    gradients_of<Real>(to, where), to.parameters, to.parameter_count});
+    };
+    with_saved<List>(call, saved, door, threads, run);
+  });
+}
+
+template <class List>
+int jvp(const heed_call* given, const heed_saved* saved, const DLTensor* out,
+        const heed_tangents* given_tangents, const heed_outputs* given_outputs, int threads,
+        std::string& error) {
+  constexpr const char* door = "heed::jvp";
+  return guarded(error, door, [&] {
+    const heed_call call = adopt(given, "the call", door);
+    const heed_tangents along = adopt(given_tangents, "tangents", door);
+    const heed_outputs to = adopt(given_outputs, "the tangents of outputs", door);
+    const auto run = [&]<class Real>(const VariantCalls<Real>& variant,
+                                     const Request<Real>& request, const Saved<Real>& numbers) {
+      const std::string& where = request.where;
+      variant.jvp(
+          request,
+          {numbers, stored_view<const Real>(out, "out", where), direction_of<Real>(along, where),
+           Outputs<Real>(stored_view<Real>(to.out, "the tangent of out", where),
+                         stored_view<Real>(to.lse, "the tangent of lse", where),
+                         stored_view<Real>(to.steps, "the tangent of steps", where))});
+    };
+    with_saved<List>(call, saved, door, threads, run);
+  });
+}
+
+template <class List>
+int hvp(const heed_call* given, const heed_saved* saved, const DLTensor* out,
+        const DLTensor* grad_out, const heed_tangents* given_tangents,
+        const DLTensor* grad_out_tangent, const heed_gradients* given_gradients, int threads,
+        std::string& error) {
+  constexpr const char* door = "heed::hvp";
+  return guarded(error, door, [&] {
+    const heed_call call = adopt(given, "the call", door);
+    const heed_tangents along = adopt(given_tangents, "tangents", door);
+    const heed_gradients to = adopt(given_gradients, "gradients", door);
+    const auto run = [&]<class Real>(const VariantCalls<Real>& variant,
+                                     const Request<Real>& request, const Saved<Real>& numbers) {
+      const std::string& where = request.where;
+      variant.hvp(
+          request,
+          {numbers, stored_view<const Real>(out, "out", where),
+           stored_view<const Real>(grad_out, "grad_out", where), direction_of<Real>(along, where),
+           stored_view<const Real>(grad_out_tangent, "the tangent of grad_out", where),
+           gradients_of<Real>(to, where), to.parameters, to.parameter_count});
+    };
+    with_saved<List>(call, saved, door, threads, run);
   });
 }
 
@@ -178,6 +251,19 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
       write(found.extra, widths.extra);
     });
     write_back(found, shapes);
+  });
+}
+
+template <class List>
+int check(const heed_call* given, std::string& error) {
+  constexpr const char* door = "heed::forward";  // which would say the same
+  return guarded(error, door, [&] {
+    const heed_call call = adopt(given, "the call", door);
+    with_real(call.query, door, [&]<class Real>(Real) {
+      const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
+      const std::string where = detail::door_name(door, variant.name());
+      variant.check(request_of<Real>(call, variant, &table<List>(), where, 1));
+    });
   });
 }
 
@@ -272,23 +358,16 @@ int cache_new(const heed_cache_sizes* sizes, heed_cache** cache, std::string& er
 
 template <class List>
 const heed_table& table() {
-  static constexpr heed_table all{&forward<List>,
-                                  &backward<List>,
-                                  &free_saved,
-                                  &report,
-                                  &report_name,
-                                  &shapes_of<List>,
-                                  &describe_variant<List>,
-                                  &initial<List>,
-                                  &variant_name<List>,
-                                  &default_threads,
-                                  &cache_new<List>,
-                                  &cache_free,
-                                  &cache_append,
-                                  &cache_reserve,
-                                  &cache_truncate,
-                                  &cache_forget,
-                                  &cache_length,
+  static constexpr heed_table all{&forward<List>,   &backward<List>,
+                                  &jvp<List>,       &hvp<List>,
+                                  &free_saved,      &report,
+                                  &report_name,     &shapes_of<List>,
+                                  &check<List>,     &describe_variant<List>,
+                                  &initial<List>,   &variant_name<List>,
+                                  &default_threads, &cache_new<List>,
+                                  &cache_free,      &cache_append,
+                                  &cache_reserve,   &cache_truncate,
+                                  &cache_forget,    &cache_length,
                                   &cache_capacity};
   return all;
 }

@@ -239,6 +239,16 @@ void set_entries(Entries<Real>& entries, const heed_parameter* given, std::size_
             "with");
 }
 
+// Sets the tangents that the caller gives of learnt parameters.
+template <class Real>
+void set_tangents(Entries<Real>& entries, const heed_parameter* given, std::size_t count,
+                  const std::string& where) {
+  set_entries(entries, given, count, true, where);
+  for (std::size_t n = 0; n < count; ++n)
+    require(find_entry(entries, given[n].name, where).learnt(), where, ": ", given[n].name,
+            " is not learnt, it has no tangent");
+}
+
 // Throws where the tensor of one of these parameters, which have names, overlaps a view. `what` stands before the name.
 inline void require_apart(const heed_parameter* list, std::size_t count, const char* what,
                           std::span<const detail::NamedMemory> views, const std::string& where) {

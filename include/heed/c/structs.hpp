@@ -53,6 +53,13 @@ template <class F>
            key_inputs);
 }
 template <class F>
+[[nodiscard]] auto with_fields(const heed_tangents& all, F&& f) {
+  const auto& [size, query, key, value, extra, bias, parameters, parameter_count, query_inputs,
+               key_inputs] = all;
+  return f(size, query, key, value, extra, bias, parameters, parameter_count, query_inputs,
+           key_inputs);
+}
+template <class F>
 [[nodiscard]] auto with_fields(const heed_shapes& all, F&& f) {
   const auto& [size, out, lse, steps, extra] = all;
   return f(size, out, lse, steps, extra);

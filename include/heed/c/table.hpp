@@ -17,10 +17,18 @@ struct heed_table {
   int (*backward)(const heed_call* call, const heed_saved* saved, const DLTensor* out,
                   const heed_outputs* grad_outputs, const heed_gradients* gradients, int threads,
                   std::string& error);
+  int (*jvp)(const heed_call* call, const heed_saved* saved, const DLTensor* out,
+             const heed_tangents* tangents, const heed_outputs* to, int threads,
+             std::string& error);
+  int (*hvp)(const heed_call* call, const heed_saved* saved, const DLTensor* out,
+             const DLTensor* grad_out, const heed_tangents* tangents,
+             const DLTensor* grad_out_tangent, const heed_gradients* to, int threads,
+             std::string& error);
   void (*free)(heed_saved* saved);
   int (*report)(const heed_saved* saved, const char* name, const DLTensor* to, std::string& error);
   const char* (*report_name)(const heed_saved* saved, size_t index);
   int (*shapes)(const heed_call* call, heed_shapes* shapes, std::string& error);
+  int (*check)(const heed_call* call, std::string& error);
   int (*describe)(const heed_call* call, const heed_start* start, heed_parameter_info* infos,
                   size_t* count, std::string& error);
   int (*initial)(const heed_call* call, const heed_start* start, const heed_parameter* to,

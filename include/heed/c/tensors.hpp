@@ -130,10 +130,10 @@ class SmallTensor {
   }
   // Throws unless write() can write this many numbers of that shape.
   void require_writable(const std::vector<Index>& shape) const {
-    require(shape_ == shape, who_, " has shape ", detail::extents_text(shape_), ", it must be ",
-            detail::extents_text(shape));
-    require(has_dtype(tensor_, kDLFloat, 32) || has_dtype(tensor_, kDLFloat, 64), who_,
-            " has dtype ", detail::dtype_text(tensor_.dtype), ", it must be float64 or float32");
+    const bool number = shape_.empty() && shape == std::vector<Index>{1};
+    require(shape_ == shape || number, who_, " has shape ", detail::extents_text(shape_),
+            ", it must be ", detail::extents_text(shape));
+    with_dtype([](auto) {});                           // throws for others
     std::vector<std::pair<Index, std::size_t>> steps;  // from the shortest
     for (std::size_t axis = 0; axis < strides_.size(); ++axis)
       if (shape_[axis] > 1) steps.emplace_back(std::abs(strides_[axis]), axis);
@@ -170,14 +170,12 @@ class SmallTensor {
   }
   template <class Number>
   void write(const Number* values) const {
-    const bool twice = tensor_.dtype.bits == 64;
-    each([&](Index at) {
-      const auto x = double(*values++);
-      const auto narrow = float(x);
-      if (twice)
+    with_dtype([&]<class Stored>(Stored) {
+      using Wide = std::conditional_t<std::is_same_v<Stored, double>, double, float>;
+      each([&](Index at) {
+        const auto x = Stored(Wide(*values++));
         std::memcpy(address(at, sizeof x), &x, sizeof x);
-      else
-        std::memcpy(address(at, sizeof narrow), &narrow, sizeof narrow);
+      });
     });
   }
 

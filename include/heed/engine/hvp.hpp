@@ -29,28 +29,43 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
+// Which parts of an op hvp() can run.
+struct TwiceMovingParts {
+  bool kind = true, table = true, transform = true;
+  [[nodiscard]] constexpr bool all() const { return kind && table && transform; }
+};
+template <class Op>
+[[nodiscard]] consteval TwiceMovingParts twice_moving_parts() {
+  using Real = typename Op::Scalar;
+  using Score = typename Op::ScoreType;
+  using Normaliser = typename Op::NormaliserType;
+  TwiceMovingParts can;
+  can.kind = mergeable<Normaliser> && !reads_inputs<Normaliser> && Op::ReadoutType::identity;
+  can.table = !Score::has_table || table_by_distance<Score>;
+  if constexpr (Score::has_transform)
+    can.transform =
+        requires(const Rebound<Score, MovingPack<Real>> score, const MovingRowInPlace<Real>& x,
+                 const MovingLaneSum<Real>& sum, Rebound<Score, MovingPack<Real>>& grad) {
+      score.transform_vjp(RowSide::key, Index(0), x, x, sum, grad);
+    };
+  return can;
+}
+
 // Fails to compile, with one sentence, where the op is not among those that hvp() carries.
 template <class Op>
 consteval bool check_twice_moving_op() {
-  using Score = typename Op::ScoreType;
-  using Normaliser = typename Op::NormaliserType;
-  static_assert(mergeable<Normaliser> && !reads_inputs<Normaliser> && Op::ReadoutType::identity,
+  constexpr TwiceMovingParts can = twice_moving_parts<Op>();
+  static_assert(can.kind,
                 "heed: hvp() carries ops whose weights are one softmax and whose rows are not read "
                 "out further; this op is of another kind (engine/hvp.hpp)");
   static_assert(
-      !Score::has_table || table_by_distance<Score>,
+      can.table,
       "heed: hvp() carries tables of positions and of distances; this score reads a table "
       "of categories (engine/hvp.hpp)");
-  if constexpr (Score::has_transform) {
-    using Real = typename Op::Scalar;
-    static_assert(
-        requires(const Rebound<Score, MovingPack<Real>> score, const MovingRowInPlace<Real>& x,
-                 const MovingLaneSum<Real>& sum, Rebound<Score, MovingPack<Real>>& grad) {
-          score.transform_vjp(RowSide::key, Index(0), x, x, sum, grad);
-        },
-        "heed: hvp() runs transform_vjp() of rows over dual numbers; this one does not take them "
-        "(plug/transform.hpp)");
-  }
+  static_assert(
+      can.transform,
+      "heed: hvp() runs transform_vjp() of rows over dual numbers; this one does not take them "
+      "(plug/transform.hpp)");
   return true;
 }
 
