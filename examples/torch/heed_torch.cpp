@@ -199,7 +199,9 @@ class Call {
     call_.parameters = parameters_.data();
     call_.parameter_count = parameters_.size();
     mask_.window_count = window_.left >= 0 || window_.right >= 0 ? 1 : 0;
-    window_.align = mask_.causal_align = mask_.alibi_align = align_;
+    window_.align = align_;
+    if (mask_.causal != 0) mask_.causal_align = align_;
+    if (mask_.alibi != nullptr) mask_.alibi_align = align_;
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;

@@ -32,6 +32,11 @@
 #ifndef HEED_C_H
 #define HEED_C_H
 
+#ifdef __has_include
+#if !__has_include(<dlpack/dlpack.h>)
+#error "heed/c.h needs the header dlpack/dlpack.h (Debian: libdlpack-dev)"
+#endif
+#endif
 #include <dlpack/dlpack.h>
 
 #include <stddef.h>
@@ -83,7 +88,8 @@ struct heed_key_range {
   int64_t begin, end;
 };
 
-// Does the query at position `query` see the key? Not 0: yes. It is asked on any thread, in any order, more than once.
+// Does the query at position `query` see the key? Positive: yes, 0: no. A negative answer ends the call, which fails. It is
+// asked on any thread, in any order, more than once.
 typedef int (*heed_visible)(void* context, int64_t batch, int64_t head, int64_t query, int64_t key);
 
 // Who sees whom, and what is added to scores. Parts that are given all apply: a pair is visible where each of them shows it.
@@ -109,16 +115,20 @@ struct heed_mask {
   size_t query_document_count;
   const int64_t* key_documents;
   size_t key_document_count;
-  // ALiBi: -alibi[head] |p - key| is added to scores; one per head.
+  // ALiBi: -alibi[head] |p - key| is added to scores; one per head. p is the query's index, moved by `alibi_align` and
+  // `alibi_offset`.
   const double* alibi;
   size_t alibi_count;
   int alibi_align;  // enum heed_align
   // scale q.k becomes soft_cap tanh(scale q.k / soft_cap); 0 for none.
   double soft_cap;
-  // A function of positions, and what it is called with. Positions of queries are moved by `visible_align`.
+  // A function of positions, and what it is called with. Positions of queries are moved by `visible_align` and
+  // `visible_offset`.
   heed_visible visible;
   void* visible_context;
   int visible_align;  // enum heed_align
+  // Added to positions of queries, beside `alibi_align` and `visible_align`. An align or offset without its part is refused.
+  int64_t alibi_offset, visible_offset;
 };
 
 enum heed_precision {

@@ -26,7 +26,7 @@ class AskedPairs final : public PairFunction {
     detail::clear_rows(at, words);
     for (Index r = 0; r < at.rows; ++r)
       for (Index j = 0; j < at.keys; ++j)
-        if (visible_(context_, at.batch, at.head, at.query + r + shift_, at.key + j) != 0)
+        if (ask(at.batch, at.head, at.query + r + shift_, at.key + j))
           detail::set_bits(words + r * kRuleWords, j, j + 1);
   }
   // It does not tell what it reads.
@@ -34,6 +34,12 @@ class AskedPairs final : public PairFunction {
   [[nodiscard]] bool depends_on_head() const override { return true; }
 
  private:
+  [[nodiscard]] bool ask(Index b, Index h, Index i, Index j) const {
+    const int answer = visible_(context_, b, h, i, j);
+    require(answer >= 0, "the mask's function answered ", answer, ", which ends the call");
+    return answer != 0;
+  }
+
   heed_visible visible_;
   void* context_;
   Index shift_;
@@ -41,10 +47,11 @@ class AskedPairs final : public PairFunction {
 
 class AskedFunction final : public detail::AskedRule {
  public:
-  AskedFunction(heed_visible visible, void* context, Align align, Index offset = 0)
+  AskedFunction(heed_visible visible, void* context, Align align, Index offset)
       : visible_(visible), context_(context), align_(align), offset_(offset) {}
   [[nodiscard]] std::shared_ptr<const PairFunction> bind(const Geometry& g,
-                                                         const char*) const override {
+                                                         const char* where) const override {
+    detail::require_near(offset_, "the mask's function", where);
     const Index shift = offset_ + (align_ == Align::bottom_right ? g.len_kv - g.len_q : 0);
     return std::make_shared<AskedPairs>(visible_, context_, shift);
   }
@@ -104,11 +111,19 @@ inline void require_list(const void* list, std::size_t count, const char* name, 
           " and a null pointer to them");
 }
 
+// Throws where a place is given to a part that the mask does not have.
+inline void require_part(bool given, int align, std::int64_t offset, const char* name,
+                         const char* where) {
+  require(given || (align == heed_top_left && offset == 0), where, ": the mask has ", name,
+          "_align ", align, " and ", name, "_offset ", offset, ", but no ", name);
+}
+
 template <class Real>
 [[nodiscard]] Mask<Real> mask_of(const heed_mask* given, const char* where) {
   Mask<Real> mask;
   if (given == nullptr) return mask;
   const heed_mask from = adopt(given, "the mask", where);
+  require_part(from.causal != 0, from.causal_align, from.causal_offset, "causal", where);
   if (from.causal != 0)
     mask = mask & causal<Real>(align_of(from.causal_align, "the mask's causal_align", where),
                                Index(from.causal_offset));
@@ -135,14 +150,17 @@ template <class Real>
   if (from.key_documents != nullptr)
     mask.key_documents = indices(from.key_documents, from.key_document_count);
   require_list(from.alibi, from.alibi_count, "alibi slopes", where);
+  require_part(from.alibi != nullptr, from.alibi_align, from.alibi_offset, "alibi", where);
   mask.slope_align = align_of(from.alibi_align, "the mask's alibi_align", where);
+  mask.slope_offset = Index(from.alibi_offset);
   if (from.alibi != nullptr)
     mask.slopes = std::vector<Real>(from.alibi, from.alibi + from.alibi_count);
   mask.soft_cap = Real(from.soft_cap);
+  require_part(from.visible != nullptr, from.visible_align, from.visible_offset, "visible", where);
   const Align visible = align_of(from.visible_align, "the mask's visible_align", where);
   if (from.visible != nullptr)
-    mask.rules.push_back(
-        std::make_shared<AskedFunction>(from.visible, from.visible_context, visible));
+    mask.rules.push_back(std::make_shared<AskedFunction>(from.visible, from.visible_context,
+                                                         visible, Index(from.visible_offset)));
   return mask;
 }
 
