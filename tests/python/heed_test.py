@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 
 try:
     import numpy as np
@@ -509,21 +510,21 @@ class Errors(unittest.TestCase):
                 raise KeyboardInterrupt
             heed.attention(q, k, v, visible=stop)
 
-        # The first error ends the call, in backward, too.
-        asked, wrong = [], [False]
+        # The first error ends the call, in backward, too: the library asks no more.
+        right = [True]
 
         def once(b, h, i, j):
-            asked.append(None)
-            if wrong[0]:
+            if not right:
                 raise OSError("asked once")
             return True
-        call = heed.forward(q, k, v, visible=once, threads=1)
-        asked.clear()
-        wrong[0] = True
-        for function in (lambda: heed.forward(q, k, v, visible=once, threads=1), lambda: heed.backward(call, call.out)):
-            with self.assertRaisesRegex(OSError, "asked once"):
-                function()
-        self.assertEqual(len(asked), 2)
+        with unittest.mock.patch.object(heed._Asked, "answer", autospec=True, side_effect=heed._Asked.answer) as answer:
+            call = heed.forward(q, k, v, visible=once, threads=1)
+            right.clear()
+            for function in (lambda: heed.forward(q, k, v, visible=once, threads=1), lambda: heed.backward(call, call.out)):
+                answer.reset_mock()
+                with self.assertRaisesRegex(OSError, "asked once"):
+                    function()
+                self.assertEqual(answer.call_count, 1)
 
     def test_ctrl_c_ends_the_answers_of_a_function(self):
         x = np.ones((1, 1, 3000, 4))
