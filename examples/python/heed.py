@@ -21,8 +21,7 @@ Threads   `threads`, set_threads() or OMP_NUM_THREADS; results do not depend on 
           process that was forked (multiprocessing on Linux) after a call with several threads computes with one.
 Ctrl-C    ends a call with `visible` at the next answer, and any other when it is done.
 Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in the folder above (as installed), in build/ of the
-          tree that this file is in, or where the system finds it. It is built by:
-          cmake -S . -B build -DHEED_BUILD_C=ON && cmake --build build -t heed_c
+          tree that this file is in, or where the system finds it. README.md, "From C and Python", has the commands that build it.
 """
 
 import ctypes
@@ -140,7 +139,8 @@ def _load():
     except OSError as error:
         found = "HEED_LIBRARY is " + asked if asked is not None else places[0] + " was looked for beside heed.py, above it, in build/ and by the system"
         raise ImportError("heed: the library libheed could not be loaded (" + str(error) + "); " + found +
-                          "; build it by: cmake -S . -B build -DHEED_BUILD_C=ON && cmake --build build -t heed_c") from None
+                          "; build it by: cmake -S . -B build -DHEED_BUILD_C=ON -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF "
+                          "-DHEED_BUILD_EXAMPLES=OFF && cmake --build build -t heed_c") from None
     call, outputs, saved = POINTER(_Call), POINTER(_Outputs), c_void_p
     for name, result, arguments in (
             ("forward", c_int, (call, outputs, POINTER(saved))),
