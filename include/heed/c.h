@@ -28,7 +28,8 @@
 //           sentence, which begins with the function, what was wrong, and what the call has written means nothing. Inputs
 //           are never changed: nothing that is written may overlap them, or anything else that is written.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
-//           not depend on their number, not in the last bit.
+//           not depend on their number, not in the last bit. A process that was forked after a call with several threads
+//           computes with one.
 #ifndef HEED_C_H
 #define HEED_C_H
 

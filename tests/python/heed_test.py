@@ -450,6 +450,8 @@ class Errors(unittest.TestCase):
         self.refused(TypeError, "heed: key_range is (0, 1.5), it must be two whole numbers", q, k, v, key_range=(0, 1.5))
         self.refused(ValueError, "heed: soft_cap is 0, it must be positive and finite", q, k, v, soft_cap=0)
         self.refused(ValueError, "heed: soft_cap is -1, it must be positive and finite", q, k, v, soft_cap=-1)
+        floats = [x.astype(np.float32) for x in (q, k, v)]
+        self.refused(ValueError, "heed::forward(sdpa): soft_cap is 1e-300, too small for the numbers of this call", *floats, soft_cap=1e-300)
         self.refused(ValueError, "heed: soft_cap is nan, it must be positive and finite", q, k, v, soft_cap=np.nan)
         for causal in ("left", "top_left", 1, None):
             self.refused(ValueError, "heed: causal is " + repr(causal) + ', it must be True, False or "bottom_right"', q, k, v, causal=causal)

@@ -156,6 +156,8 @@ template <class Real>
   if (from.alibi != nullptr)
     mask.slopes = std::vector<Real>(from.alibi, from.alibi + from.alibi_count);
   mask.soft_cap = Real(from.soft_cap);
+  require(mask.soft_cap != Real(0) || from.soft_cap == 0, where, ": soft_cap is ", from.soft_cap,
+          ", too small for the numbers of this call");
   require_part(from.visible != nullptr, from.visible_align, from.visible_offset, "visible", where);
   const Align visible = align_of(from.visible_align, "the mask's visible_align", where);
   if (from.visible != nullptr)
