@@ -334,6 +334,8 @@ def _list_of(kind, values, name):
             raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold whole numbers")
         for number in values.flat if values.dtype.kind == "O" else (values.min(), values.max()):
             _whole(number, name, *_INT64)
+    elif values.dtype.kind not in "iufO":
+        raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold numbers")
     values = np.ascontiguousarray(values.ravel(), wanted)
     # One element more than there are: an empty list is a list, not none.
     return (kind * (values.size + 1))(*values.tolist()), values.size

@@ -479,6 +479,7 @@ class Errors(unittest.TestCase):
             self.refused(ValueError, "heed: %s is %d, it must lie between %s and %s" % (name, value, least, most), q, k, v, causal=True, **{name: value})
         for name, value in (("window", (2**70, 0)), ("key_range", (0, 2**70)), ("key_lengths", [1, 2**70]), ("documents", np.full((2, 9), 2**63, np.uint64))):
             self.refused(ValueError, "heed: %s is %d, it must lie between %s and %s" % (name, 2**63 if name == "documents" else 2**70, low, high), q, k, v, **{name: value})
+        self.refused(TypeError, "heed: alibi holds <U1, it must hold numbers", q, k, v, alibi=["a"] * 4)
         self.refused(TypeError, "heed: threads is 1.5, it must be a whole number", q, k, v, threads=1.5)
         self.refused(TypeError, "heed: scale is of type str, it must be a number", q, k, v, scale="0.5")
         self.refused(ValueError, "heed: scale is beyond the numbers of double", q, k, v, scale=10**400)
