@@ -11,14 +11,17 @@
 Arrays    q (batch, query_heads, len_q, dim_qk), k (batch, kv_heads, len_kv, dim_qk), v (batch, kv_heads, len_kv, dim_v), or
           (len, dim) for one head. kv_heads divides heads, which are query_heads, or half of them for differential-v2.
           Arrays are read where they lie: x.transpose(0, 2, 1, 3) of (batch, len, heads, dim) memory, slices and broadcasts
-          cost no copy. Only their last stride must be one number.
+          cost no copy. An array that is reversed, or whose last axis is not dense (strided, transposed, Fortran order), is
+          copied, it alone. `out` is never copied. Gradients are new arrays in C order. Masked arrays are refused.
 Numbers   q decides: float64 computes with double, float32, float16 and bfloat16 with float. Each array of a call of floats
           may be float32, float16 or bfloat16; out and gradients have the type of q, or that of what they are gradients of.
           NumPy has no bfloat16: Bfloat16(bits) wraps an array of uint16, and arrays of ml_dtypes.bfloat16 are known.
 Errors    ValueError with one sentence, the same as in C++; TypeError for what is no array; MemoryError.
-Threads   `threads`, set_threads() or OMP_NUM_THREADS; results do not depend on it. Python's other threads run meanwhile.
-Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in build/ of the tree that this file is in, or where
-          the system finds it. It is built by: cmake -S . -B build && cmake --build build -t heed_c
+Threads   `threads`, set_threads() or OMP_NUM_THREADS; results do not depend on it. Python's other threads run meanwhile. A
+          process that was forked (multiprocessing on Linux) after a call with several threads computes with one.
+Ctrl-C    ends a call with `visible` at the next answer, and any other when it is done.
+Library   $HEED_LIBRARY if it is set; else libheed.so beside this file, in the folder above (as installed), in build/ of the
+          tree that this file is in, or where the system finds it. README.md, "From C and Python", has the commands that build it.
 """
 
 import contextlib
@@ -26,6 +29,7 @@ import ctypes
 import operator
 import os
 import pathlib
+import signal
 import threading
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint64, c_uint8, c_void_p
 
@@ -77,7 +81,8 @@ class _Mask(_Sized):
                 ("query_documents", POINTER(c_int64)), ("query_document_count", c_size_t),
                 ("key_documents", POINTER(c_int64)), ("key_document_count", c_size_t),
                 ("alibi", POINTER(c_double)), ("alibi_count", c_size_t), ("alibi_align", c_int), ("soft_cap", c_double),
-                ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int)]
+                ("visible", _Visible), ("visible_context", c_void_p), ("visible_align", c_int),
+                ("alibi_offset", c_int64), ("visible_offset", c_int64)]
 
 
 class _Packed(_Sized):
@@ -136,17 +141,20 @@ _LEARNT = ("per head", "tensor")
 def _load():
     asked = os.environ.get("HEED_LIBRARY")
     here = pathlib.Path(__file__).resolve().parent
+    if asked == "":
+        raise ImportError("heed: HEED_LIBRARY is empty, it must name the file libheed.so, or be unset")
     if asked is not None:
         places = [asked]
     else:
-        places = [str(path) for path in (here / "libheed.so", here.parent.parent / "build" / "libheed.so") if path.exists()]
+        places = [str(path) for path in (folder / "libheed.so" for folder in (here, here.parent, here.parent.parent / "build")) if path.exists()]
         places.append("libheed.so.0")
     try:
         library = ctypes.CDLL(places[0])
     except OSError as error:
-        found = "HEED_LIBRARY is " + asked if asked is not None else places[0] + " was looked for beside heed.py, in build/ and by the system"
+        found = "HEED_LIBRARY is " + asked if asked is not None else places[0] + " was looked for beside heed.py, above it, in build/ and by the system"
         raise ImportError("heed: the library libheed could not be loaded (" + str(error) + "); " + found +
-                          "; build it by: cmake -S . -B build && cmake --build build -t heed_c") from None
+                          "; build it by: cmake -S . -B build -DHEED_BUILD_C=ON -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCH=OFF "
+                          "-DHEED_BUILD_EXAMPLES=OFF && cmake --build build -t heed_c") from None
     call, outputs, saved = POINTER(_Call), POINTER(_Outputs), c_void_p
     for name, result, arguments in (
             ("forward", c_int, (call, outputs, POINTER(saved))),
@@ -173,7 +181,9 @@ def _load():
             ("instructions", c_char_p, ()),
             ("instructions_name", c_char_p, (c_size_t,)),
             ("use_instructions", c_int, (c_char_p,))):
-        function = getattr(library, "heed_" + name)
+        function = getattr(library, "heed_" + name, None)
+        if function is None:
+            raise ImportError("heed: " + places[0] + " has no heed_" + name + ", it is no libheed, or an older one than heed.py")
         function.restype, function.argtypes = result, arguments
     return library
 
@@ -214,7 +224,7 @@ def threads():
 def set_threads(count):
     """Sets how many threads calls compute with; 0 for the default: OMP_NUM_THREADS, or all processors, of a
     container no more than its CPU quota."""
-    _check(_heed.heed_set_threads(count))
+    _check(_heed.heed_set_threads(_whole(count, "threads", 0, _INT_MAX)))
 
 
 def instructions():
@@ -234,13 +244,13 @@ class Bfloat16:
 
     def __init__(self, bits):
         if not isinstance(bits, np.ndarray) or bits.dtype != np.uint16:
-            raise TypeError("heed.Bfloat16: bits is of " + _kind(bits) + ", it must be an array of uint16")
+            raise TypeError("heed.Bfloat16: bits is " + _kind(bits) + ", it must be an array of uint16")
         self.bits = bits
 
     @classmethod
     def nearest(cls, numbers):
         """The bfloat16 numbers nearest to those of an array."""
-        wide = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        wide = np.ascontiguousarray(_unmasked(numbers, "numbers"), np.float32).view(np.uint32)
         rounded = (wide + (0x7FFF + (wide >> 16 & 1))) >> 16
         return cls(np.where((wide & 0x7FFFFFFF) > 0x7F800000, wide >> 16 | 0x40, rounded).astype(np.uint16))
 
@@ -254,33 +264,55 @@ class Bfloat16:
 
 
 def _kind(x):
-    return "an array of " + str(x.dtype) if isinstance(x, np.ndarray) else "type " + type(x).__name__
+    return "an array of " + str(x.dtype) if isinstance(x, np.ndarray) else "of type " + type(x).__name__
 
 
-def _is_bfloat16(x):
-    return isinstance(x, Bfloat16) or x.dtype.name == "bfloat16"
+def _numbers_of(x):
+    """The name of an array's type of numbers."""
+    return "bfloat16" if isinstance(x, Bfloat16) else x.dtype.name
+
+
+def _unmasked(x, name):
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("heed: " + name + " is a masked array, its mask would be lost; give its data, and `allowed` what is visible")
+    return x
+
+
+def _lies_well(array):
+    """Can the library read it as it lies: aligned, each row in one piece, and no axis backwards?"""
+    steps = [stride for stride, extent in zip(array.strides, array.shape) if extent > 1]
+    dense = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
+    return dense and array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in steps)
 
 
 class _View:
-    """A DLTensor of an array's memory. The array and the tensor live as long as the view."""
+    """A DLTensor of an array's memory, or of a copy of an array that does not lie well; what is `written` is never copied. The
+    memory and the tensor live as long as the view."""
 
     _codes = {"i": 0, "u": 1, "f": 2, "b": 6}
 
-    def __init__(self, x, name):
+    def __init__(self, x, name, written=False):
+        _unmasked(x, name)
         if not isinstance(x, (np.ndarray, Bfloat16)):
-            raise TypeError("heed: " + name + " is of " + _kind(x) + ", it must be an array")
-        bfloat16 = _is_bfloat16(x)
-        self.array = array = x.bits if isinstance(x, Bfloat16) else x
+            raise TypeError("heed: " + name + " is " + _kind(x) + ", it must be an array")
+        bfloat16 = _numbers_of(x) == "bfloat16"
+        array = x.bits if isinstance(x, Bfloat16) else x
         bytes_each = array.itemsize
         if not bfloat16 and array.dtype.kind not in self._codes:
             raise TypeError("heed: " + name + " is " + _kind(array) + ", which heed does not read")
+        if written and not array.flags.writeable:
+            raise ValueError("heed: " + name + " is read only")
         if not array.dtype.isnative:
             raise TypeError("heed: " + name + " is " + _kind(array) + ", its bytes must have the machine's order")
-        if any(stride % bytes_each for stride in array.strides):
-            raise ValueError("heed: " + name + " has strides of " + str(array.strides) + " bytes, they must be multiples of " + str(bytes_each))
+        if not _lies_well(array):
+            if written:
+                raise ValueError("heed: " + name + " has strides of " + str(array.strides) + " bytes, and is written where it lies: the last "
+                                 "must be " + str(bytes_each) + ", the others multiples of it, none negative")
+            array = array.copy(order="C")
+        self.array = array
         axes = c_int64 * max(1, array.ndim)
         self.shape = axes(*array.shape)
-        self.strides = axes(*(stride // bytes_each for stride in array.strides))
+        self.strides = axes(*(stride // bytes_each if extent > 1 else 1 for stride, extent in zip(array.strides, array.shape)))
         self.tensor = _Tensor(data=array.ctypes.data, device_type=1, ndim=array.ndim,
                               code=4 if bfloat16 else self._codes[array.dtype.kind], bits=8 * bytes_each, lanes=1,
                               shape=self.shape, strides=self.strides)
@@ -292,11 +324,40 @@ def _empty_like(x, shape):
     return Bfloat16(np.empty(shape, np.uint16)) if isinstance(x, Bfloat16) else np.empty(shape, x.dtype)
 
 
+_INT_MAX, _INT64 = 2**31 - 1, (-2**63, 2**63 - 1)
+
+
+def _whole(value, name, least, most):
+    """A whole number, which C would cut to its own."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError("heed: " + name + " is " + repr(value) + ", it must be a whole number") from None
+    if not least <= number <= most:
+        raise ValueError("heed: " + name + " is " + str(number) + ", it must lie between " + str(least) + " and " + str(most))
+    return number
+
+
+def _number(value, name, wanted="a number"):
+    _unmasked(value, name)
+    try:
+        return float(None if isinstance(value, (str, bytes)) else value)
+    except (TypeError, ValueError):
+        raise TypeError("heed: " + name + " is " + _kind(value) + ", it must be " + wanted) from None
+    except OverflowError:
+        raise ValueError("heed: " + name + " is beyond the numbers of double") from None
+
+
 def _list_of(kind, values, name):
-    values = np.ascontiguousarray(values)
+    values = np.asarray(_unmasked(values, name))
     wanted = np.float64 if kind is c_double else np.int64
-    if kind is c_int64 and values.size and values.dtype.kind not in "iu":
-        raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold whole numbers")
+    if kind is c_int64 and values.size:
+        if values.dtype.kind not in "iuO":
+            raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold whole numbers")
+        for number in values.flat if values.dtype.kind == "O" else (values.min(), values.max()):
+            _whole(number, name, *_INT64)
+    elif values.dtype.kind not in "iufO":
+        raise TypeError("heed: " + name + " holds " + str(values.dtype) + ", it must hold numbers")
     values = np.ascontiguousarray(values.ravel(), wanted)
     # One element more than there are: an empty list is a list, not none.
     return (kind * (values.size + 1))(*values.tolist()), values.size
@@ -304,43 +365,71 @@ def _list_of(kind, values, name):
 
 def _pair(values, name):
     try:
-        first, second = values
-        return operator.index(first), operator.index(second)
+        first, second = map(operator.index, values)
     except (TypeError, ValueError):
         raise TypeError("heed: " + name + " is " + repr(values) + ", it must be two whole numbers") from None
+    return _whole(first, name, *_INT64), _whole(second, name, *_INT64)
 
 
-def _align(value, name):
-    if value == "top_left":
-        return 0
-    if value == "bottom_right":
-        return 1
-    raise ValueError("heed: " + name + ' is ' + repr(value) + ', it must be "top_left" or "bottom_right"')
+class _Asked:
+    """A mask's function of Python. What it raises ends the call, and is raised when the library, which knows no exceptions, has
+    returned."""
+
+    def __init__(self, visible):
+        if not callable(visible):
+            raise TypeError("heed: visible is " + _kind(visible) + ", it must be a function of batch, head, query and key")
+        self.visible, self.error, self.pointer = visible, None, _Visible(self.answer)
+
+    def answer(self, _, batch, head, query, key):
+        if self.error is None:
+            try:
+                return 1 if self.visible(batch, head, query, key) else 0
+            except BaseException as error:
+                self.error = error
+        return -1  # ends the call
+
+    def during(self, call):
+        """The status of call(). Handlers of Ctrl-C run between answers, too, where ctypes would lose what they raise."""
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            return call()
+
+        def handle(*what):
+            try:
+                handler(*what)
+            except BaseException as error:
+                self.error = error
+        signal.signal(signal.SIGINT, handle)
+        try:
+            return call()
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
 
 class _Request:
     """A struct heed_call, and all that it points to."""
 
-    def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias,
+    def __init__(self, q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, allowed, bias,
                  documents, alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
                  queries_at_end, query_inputs, key_inputs, packed, cache, parameters):
         self.variant = variant
         self.arrays = {name: x for name, x in (("query", q), ("key", k), ("value", v), ("extra", extra), ("bias", bias),
                                                ("query_inputs", query_inputs), ("key_inputs", key_inputs)) if x is not None}
-        self.views = {name: _View(x, name) for name, x in self.arrays.items()}
-        self.visible_error = None
-        self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible)
+        self.views = {name: self.view(x, name) for name, x in self.arrays.items()}
+        self.asked = None
+        self.mask = self._mask(causal, window, align, offset, key_range, key_lengths, allowed, documents, alibi, soft_cap, visible)
         self.parameters = parameters
-        self.parameter_views, self.parameter_array = _parameters(parameters)
+        self.parameter_views, self.parameter_array = _parameters(parameters, variant)
         if precision not in ("storage", "mixed"):
             raise ValueError('heed: precision is ' + repr(precision) + ', it must be "storage" or "mixed"')
         self.struct = _Call(variant=_text(variant, "variant"), mask=ctypes.pointer(self.mask),
                             parameters=self.parameter_array, parameter_count=len(self.parameter_views),
-                            threads=threads, precision=1 if precision == "mixed" else 0, dropout=dropout,
-                            dropout_seed=dropout_seed, queries_at_end=1 if queries_at_end else 0)
+                            threads=_whole(threads, "threads", 0, _INT_MAX), precision=1 if precision == "mixed" else 0,
+                            dropout=_number(dropout, "dropout"), dropout_seed=_whole(dropout_seed, "dropout_seed", 0, 2**64 - 1),
+                            queries_at_end=1 if queries_at_end else 0)
         self.packed, self.caches = self._sequences(packed, cache, first_query)
         if scale is not None:
-            self.struct.scale = ctypes.pointer(c_double(scale))
+            self.struct.scale = ctypes.pointer(c_double(_number(scale, "scale")))
         for name in ("query", "key", "value", "extra", "query_inputs", "key_inputs"):
             if name in self.views:
                 setattr(self.struct, name, self.views[name].pointer)
@@ -348,7 +437,7 @@ class _Request:
     def _sequences(self, packed, cache, first_query):
         """A struct heed_packed or None, and the caches of the call; sets its own cache and first query."""
         if packed is None:
-            self.struct.first_query = first_query
+            self.struct.first_query = _whole(first_query, "first_query", 0, _INT64[1])
             if cache is not None and not isinstance(cache, Cache):
                 raise TypeError("heed: cache is of " + _kind(cache) + ", it must be a heed.Cache" +
                                 (", or packed says where its sequences begin" if isinstance(cache, (list, tuple)) else ""))
@@ -360,7 +449,7 @@ class _Request:
         if of_keys is not None:
             struct.keys, struct.key_count = _list_of(c_int64, of_keys, "packed")
         if np.ndim(first_query) == 0:
-            self.struct.first_query = first_query
+            self.struct.first_query = _whole(first_query, "first_query", 0, _INT64[1])
         else:
             struct.first_query, struct.first_query_count = _list_of(c_int64, first_query, "first_query")
         caches = [] if cache is None else list(cache) if isinstance(cache, (list, tuple)) else [cache]
@@ -373,21 +462,42 @@ class _Request:
         self.struct.packed = ctypes.pointer(struct)
         return struct, caches
 
-    def _mask(self, causal, window, align, offset, key_range, key_lengths, mask, documents, alibi, soft_cap, visible):
+    def view(self, x, name, written=False):
+        """A view of an array whose numbers can stand beside those of the query."""
+        view = _View(x, name, written)
+        query, own = _numbers_of(self.arrays["query"]), _numbers_of(x)
+        fitting = ("float64", "float32", "float16", "bfloat16")
+        if name != "query":
+            fitting = fitting[:1] if query == "float64" else fitting[1:2] if name == "bias" else fitting[1:]
+        if own not in fitting:
+            raise ValueError("heed: " + name + " is " + own + (", " if name == "query" else ", query is " + query + ": ") +
+                             "it must be " + ", ".join(fitting[:-1]) + (" or " if len(fitting) > 1 else "") + fitting[-1])
+        return view
+
+    def _mask(self, causal, window, align, offset, key_range, key_lengths, allowed, documents, alibi, soft_cap, visible):
         struct = _Mask()
-        at = _align(align, "align")
+        if not (isinstance(causal, (bool, np.bool_)) or isinstance(causal, str) and causal == "bottom_right"):
+            raise ValueError("heed: causal is " + repr(causal) + ', it must be True, False or "bottom_right"')
+        if not isinstance(align, str) or align not in ("top_left", "bottom_right"):
+            raise ValueError("heed: align is " + repr(align) + ', it must be "top_left" or "bottom_right"')
+        at, offset = 1 if align == "bottom_right" else 0, _whole(offset, "offset", *_INT64)
+        if (at or offset) and not causal and window is None and alibi is None and visible is None:
+            raise ValueError("heed: " + ("align is " + repr(align) if at else "offset is " + str(offset)) +
+                             ", but there is no causal, window, alibi or visible that it could move")
         if causal:
             struct.causal, struct.causal_offset = 1, offset
-            struct.causal_align = at if isinstance(causal, (bool, np.bool_)) else _align(causal, "causal")
+            struct.causal_align = 1 if isinstance(causal, str) else at
         if window is not None:
             struct.windows, struct.window_count = (_Window * 1)(_Window(*_pair(window, "window"), offset, at)), 1
         if key_range is not None:
             struct.key_ranges, struct.key_range_count = (_KeyRange * 1)(_KeyRange(*_pair(key_range, "key_range"))), 1
         if key_lengths is not None:
             struct.key_lengths, struct.key_length_count = _list_of(c_int64, key_lengths, "key_lengths")
-        if mask is not None:
-            self.views["mask"] = _View(mask, "mask")
-            struct.allowed = self.views["mask"].pointer
+        if allowed is not None:
+            self.views["allowed"] = _View(allowed, "allowed")
+            if _numbers_of(allowed) not in ("bool", "uint8"):
+                raise ValueError("heed: allowed is " + _numbers_of(allowed) + ", it must be bool or uint8")
+            struct.allowed = self.views["allowed"].pointer
         if "bias" in self.views:
             struct.bias = self.views["bias"].pointer
         if documents is not None:
@@ -396,39 +506,42 @@ class _Request:
             struct.key_documents, struct.key_document_count = _list_of(c_int64, of_keys, "documents")
         if alibi is not None:
             struct.alibi, struct.alibi_count = _list_of(c_double, alibi, "alibi")
-            struct.alibi_align = at
+            struct.alibi_align, struct.alibi_offset = at, offset
         if soft_cap is not None:
-            if soft_cap == 0:  # which stands for none in the struct
-                raise ValueError("heed: soft_cap is 0, it must be positive and finite")
-            struct.soft_cap = soft_cap
+            struct.soft_cap = _number(soft_cap, "soft_cap")
+            if not 0 < struct.soft_cap < np.inf:  # 0 stands for none in the struct
+                raise ValueError("heed: soft_cap is " + str(soft_cap) + ", it must be positive and finite")
         if visible is not None:
-            def ask(_, batch, head, query, key):
-                try:
-                    return 1 if visible(batch, head, query, key) else 0
-                except BaseException as error:  # carried out of the library, which knows no exceptions
-                    self.visible_error = error
-                    return 0
-            struct.visible, struct.visible_align = _Visible(ask), at
+            self.asked = _Asked(visible)
+            struct.visible, struct.visible_align, struct.visible_offset = self.asked.pointer, at, offset
         return struct
 
-    def run(self, status):
-        """Raises the error of the mask's own function, or that of the library."""
-        if self.visible_error is not None:
-            error, self.visible_error = self.visible_error, None
+    def run(self, function, *arguments):
+        """Calls a function of the library. Raises the error of the mask's own function, or that of the library."""
+        def call():
+            return function(byref(self.struct), *arguments)
+        status = call() if self.asked is None else self.asked.during(call)
+        if self.asked is not None and self.asked.error is not None:
+            error, self.asked.error = self.asked.error, None
             raise error
         _check(status)
 
 
 def _text(text, name):
     if not isinstance(text, str):
-        raise TypeError("heed: " + name + " is of " + _kind(text) + ", it must be a str")
+        raise TypeError("heed: " + name + " is " + _kind(text) + ", it must be a str")
     return text.encode()
 
 
-def _parameters(given):
-    """Views of the arrays, and an array of structs."""
+def _parameters(given, variant):
+    """Views of the arrays, and an array of structs. Whole numbers are taken as floats, but for lists of them."""
+    lists = {parameter.name for parameter in describe(variant) if parameter.kind == "list"} if given else ()
     views, structs = {}, []
     for name, value in given.items():
+        if isinstance(_unmasked(value, name), (list, tuple)):
+            value = np.asarray(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and name not in lists:
+            value = value.astype(np.float64)
         struct = _Parameter(name=name.encode())
         views[name] = None
         if isinstance(value, str):
@@ -436,14 +549,8 @@ def _parameters(given):
         elif isinstance(value, (np.ndarray, Bfloat16)) and value.shape != ():
             views[name] = _View(value, name)
             struct.tensor = views[name].pointer
-        elif isinstance(value, (list, tuple)):
-            views[name] = _View(np.asarray(value), name)
-            struct.tensor = views[name].pointer
         else:
-            try:
-                struct.number = float(value)
-            except (TypeError, ValueError):
-                raise TypeError("heed: " + name + " is of " + _kind(value) + ", it must be a number, a str or an array") from None
+            struct.number = _number(value, name, "a number, a str or an array")
         structs.append(struct)
     return views, (_Parameter * max(1, len(structs)))(*structs)
 
@@ -515,10 +622,11 @@ def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
     """
     views = _View(q, "query"), _View(v, "value")
     given = _full_names(variant, given)
-    parameter_views, structs = _parameters(given)
+    parameter_views, structs = _parameters(given, variant)
     call = _Call(variant=_text(variant, "variant"), query=views[0].pointer, value=views[1].pointer,
                  parameters=structs, parameter_count=len(parameter_views))
-    start = _Start(seed=seed, depth=depth, prototypes=prototypes)
+    start = _Start(seed=_whole(seed, "seed", 0, 2**64 - 1), depth=_whole(depth, "depth", 1, _INT64[1]),
+                   prototypes=_whole(prototypes, "prototypes", 1, _INT64[1]))
     wide = _wide(q)
     found, before = {}, _infos(call)
     for info, at_start in zip(_infos(call, start), before):
@@ -530,7 +638,7 @@ def parameters(variant, q, v, *, seed=1, depth=1, prototypes=16, **given):
         elif kind == "option" and info.number != at_start.number:
             found[name] = info.number  # an option that depends on the depth
     targets = {name: x for name, x in found.items() if name not in given and isinstance(x, np.ndarray)}
-    views, structs = _parameters(targets)
+    views, structs = _parameters(targets, variant)
     _check(_heed.heed_initial(byref(call), byref(start), structs, len(views)))
     return found
 
@@ -561,7 +669,8 @@ class Cache:
             raise ValueError("heed: dtype is " + repr(dtype) + ", it must be one of " + ", ".join(self._dtypes))
         self._free, self._in_use = _heed.heed_cache_free, threading.Lock()
         code, bits = self._dtypes[name]
-        sizes = _CacheSizes(batch=batch, kv_heads=kv_heads, dim_qk=dim_qk, dim_v=dim_v, code=code, bits=bits, lanes=1, page_rows=page_rows)
+        own = dict(batch=batch, kv_heads=kv_heads, dim_qk=dim_qk, dim_v=dim_v, page_rows=page_rows)
+        sizes = _CacheSizes(code=code, bits=bits, lanes=1, **{key: _whole(size, key, 0, _INT64[1]) for key, size in own.items()})
         handle = c_void_p()
         _check(_heed.heed_cache_new(byref(sizes), byref(handle)))
         self._handle = handle.value
@@ -594,12 +703,12 @@ class Cache:
     def reserve(self, length):
         """Takes memory for `length` tokens now."""
         with _use([self]):
-            _check(_heed.heed_cache_reserve(self._handle, length))
+            _check(_heed.heed_cache_reserve(self._handle, _whole(length, "length", 0, _INT64[1])))
 
     def truncate(self, length):
         """Forgets the tokens from `length` on."""
         with _use([self]):
-            _check(_heed.heed_cache_truncate(self._handle, length))
+            _check(_heed.heed_cache_truncate(self._handle, _whole(length, "length", 0, _INT64[1])))
 
     def forget(self):
         """Forgets what calls have kept of its keys, so that the next may be of another variant."""
@@ -625,19 +734,23 @@ def _use(caches):
 class Call:
     """What forward() computed, and what backward() needs.
 
-    out      (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes
+    out      (batch, heads, len_q, dim_v), of the type of q; (len_q, dim_v) where q has two axes; read only where backward()
+             needs it
     lse      (batch, heads, len_q, maps): log sum exp of the scores, with with_lse
     steps    (batch, heads, len_q, columns): with with_steps the time that each row takes, or what each of its steps leaves,
              where rows take steps as an option says (dialectical: halting="adaptive" or "outside")
     reports  a dict of what the variant reports of its rows, (batch, heads, len_q, 1) each
 
-    The arrays of the call must stay as they are until backward().
+    The arrays of the call, an `out` of the caller's among them, must stay as they are until backward().
     """
 
-    def __init__(self, request, results, out, lse, steps, saved):
+    def __init__(self, request, results, saved, save):
         self._request, self._results, self._saved = request, results, saved
         self._free = _heed.heed_saved_free  # which a module that is being torn down no longer has
-        self.out, self.lse, self.steps = out, lse, steps
+        self.out, self.lse, self.steps = _read_only(results.out) if save else results.out, results.lse, results.steps
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("heed: a Call can be neither copied nor pickled: the library keeps what backward() needs, once; keep its out, lse and steps")
 
     def __del__(self):
         if getattr(self, "_saved", None):
@@ -651,6 +764,15 @@ class Call:
             found[name] = np.empty(self._results.rows)
             _check(_heed.heed_report(self._saved, name.encode(), _View(found[name], name).pointer))
         return found
+
+
+def _read_only(x):
+    """The same array, for reading."""
+    if isinstance(x, Bfloat16):
+        return Bfloat16(_read_only(x.bits))
+    view = x.view()
+    view.flags.writeable = False
+    return view
 
 
 class Gradients:
@@ -676,20 +798,21 @@ class _Results:
         self.shapes = _Shapes()
         _check(_heed.heed_shapes_of(byref(request.struct), byref(self.shapes)))
         self.rows = tuple(self.shapes.out)[:3] + (1,)
+        extra = request.arrays.get("extra")
+        if extra is not None and extra.shape[-1:] == (1,) and self.shapes.extra[3] > 1:
+            raise ValueError("heed: extra has one column, it needs " + str(self.shapes.extra[3]) + '; grain="per_head" takes one')
         if out is None:
             out = _empty_like(q, tuple(self.shapes.out)[-len(q.shape):])
-        elif isinstance(out, np.ndarray) and not out.flags.writeable:
-            raise ValueError("heed: out is read only")
         self.out = out
         self.lse = np.empty(tuple(self.shapes.lse), _wide(q)) if with_lse else None
         # Where there are none, the library says why when it is given a place for some.
         self.steps = np.empty(tuple(self.shapes.steps) if self.shapes.steps[3] else self.rows, _wide(q)) if with_steps else None
-        self.views = {name: _View(x, name) for name, x in (("out", self.out), ("lse", self.lse), ("steps", self.steps)) if x is not None}
+        self.views = {name: request.view(x, name, written=True) for name, x in (("out", self.out), ("lse", self.lse), ("steps", self.steps)) if x is not None}
         self.struct = _Outputs(**{name: view.pointer for name, view in self.views.items()})
 
 
 def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=False, with_steps=False, extra=None,
-            causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, mask=None, bias=None,
+            causal=False, window=None, align="top_left", offset=0, key_range=None, key_lengths=None, allowed=None, bias=None,
             documents=None, alibi=None, soft_cap=None, visible=None, scale=None, threads=0, precision="storage",
             dropout=0.0, dropout_seed=0, first_query=0, queries_at_end=False, query_inputs=None, key_inputs=None,
             packed=None, cache=None, **parameters):
@@ -703,15 +826,17 @@ def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=
     Who sees whom; parts that are given all apply:
     causal        True: query i sees keys up to its own position. "bottom_right": the last query stands at the last key
     window        (left, right): a query at p sees keys in [p - left, p + right]; -1 leaves a side open
-    align, offset where query 0 stands on the axis of keys, "top_left" or "bottom_right"; of causal, window, alibi, visible
+    align, offset where query 0 stands on the axis of keys, "top_left" or "bottom_right", and how much further; of causal,
+                  window, alibi and visible, and refused without any of them
     key_range     (begin, end): all queries see these keys only
     key_lengths   how many keys each batch has
-    mask          bool or uint8, true where visible, (batch or 1, heads or 1, len_q or 1, len_kv)
+    allowed       bool or uint8, true where visible, (batch or 1, heads or 1, len_q or 1, len_kv)
     documents     ids (batch, len) of queries and keys, or a tuple of both: a query sees keys of its own document
-    visible       visible(batch, head, query, key) -> bool; asked for each pair, slow
+    visible       visible(batch, head, query, key) -> bool; asked for each pair, slow. What it raises ends
+                  the call
 
     What is added to scores:
-    bias          of mask's shape; float32 in calls of floats, float64 in those of doubles. -infinity hides
+    bias          of the shape of allowed; float32 in calls of floats, float64 in those of doubles. -infinity hides
     alibi         slopes, one per head: -slope |p - key|
     soft_cap      c: scale q.k becomes c tanh(scale q.k / c)
 
@@ -731,15 +856,16 @@ def forward(q, k=None, v=None, variant="sdpa", *, save=True, out=None, with_lse=
     parameters    by name, see describe(): a number, a str for a choice, or an array. A dot may be written as an
                   underscore, and lambda as lambda_
     """
-    request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, mask, bias, documents,
+    if "mask" in parameters:
+        raise TypeError("heed.forward: there is no keyword mask, what is visible is called allowed")
+    request = _Request(q, k, v, variant, extra, causal, window, align, offset, key_range, key_lengths, allowed, bias, documents,
                        alibi, soft_cap, visible, scale, threads, precision, dropout, dropout_seed, first_query,
                        queries_at_end, query_inputs, key_inputs, packed, cache, _full_names(variant, parameters))
     results = _Results(request, q, v, out, with_lse, with_steps)
     saved = c_void_p()
+    call = Call(request, results, saved, save)  # frees what is saved
     with _use(request.caches):
-        status = _heed.heed_forward(byref(request.struct), byref(results.struct), byref(saved) if save else None)
-    call = Call(request, results, results.out, results.lse, results.steps, saved)  # frees what is saved
-    request.run(status)
+        request.run(_heed.heed_forward, byref(results.struct), byref(saved) if save else None)
     return call
 
 
@@ -757,7 +883,7 @@ def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
     if not call._saved:
         raise ValueError("heed.backward: the call has saved nothing, it must be one of forward() with save=True")
     from_struct = _Outputs()
-    views = {name: _View(x, "grad_" + name) for name, x in (("out", grad_out), ("lse", grad_lse), ("steps", grad_steps)) if x is not None}
+    views = {name: request.view(x, "grad_" + name) for name, x in (("out", grad_out), ("lse", grad_lse), ("steps", grad_steps)) if x is not None}
     for name, view in views.items():
         setattr(from_struct, name, view.pointer)
     grads, to = Gradients(), _Gradients()
@@ -777,10 +903,9 @@ def backward(call, grad_out, *, grad_lse=None, grad_steps=None):
             made[parameter.name] = np.empty(given.array.shape, np.float32 if narrow else given.array.dtype)
         elif given is None and (parameter.name in request.parameter_views or parameter.in_use and not parameter.required):
             made[parameter.name] = np.empty(1, _wide(request.arrays["query"]))
-    target_views["parameters"], to.parameters = _parameters(made)
+    target_views["parameters"], to.parameters = _parameters(made, request.variant)
     to.parameter_count = len(made)
-    request.run(_heed.heed_backward(byref(request.struct), call._saved, call._results.views["out"].pointer,
-                                    byref(from_struct), byref(to)))
+    request.run(_heed.heed_backward, call._saved, call._results.views["out"].pointer, byref(from_struct), byref(to))
     for name, x in made.items():
         grads.parameters[name] = x if request.parameter_views.get(name) is not None else x[0]
     return grads

@@ -209,14 +209,16 @@ class Call {
     const bool any = mask_.causal != 0 || mask_.window_count > 0 || mask_.alibi != nullptr;
     TORCH_CHECK(any || !align_, "heed: align was given, but none of causal, window and alibi");
     TORCH_CHECK(any || !offset_, "heed: offset was given, but none of causal, window and alibi");
-    TORCH_CHECK(!offset_ || mask_.alibi == nullptr, "heed: offset was given, it moves no alibi");
     window_.align = align_.value_or(heed_top_left);
     window_.offset = offset_.value_or(0);
     if (mask_.causal != 0) {
       mask_.causal_align = window_.align;
       mask_.causal_offset = window_.offset;
     }
-    if (mask_.alibi != nullptr) mask_.alibi_align = window_.align;
+    if (mask_.alibi != nullptr) {
+      mask_.alibi_align = window_.align;
+      mask_.alibi_offset = window_.offset;
+    }
   }
 
   static std::pair<std::int64_t, std::int64_t> pair(const std::string& name, const IValue& value) {

@@ -30,10 +30,16 @@
 //           sentence, which begins with the function, what was wrong, and what the call has written means nothing. Inputs
 //           are never changed: nothing that is written may overlap them, or anything else that is written.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
-//           not depend on their number, not in the last bit.
+//           not depend on their number, not in the last bit. A process that was forked after a call with several threads
+//           computes with one.
 #ifndef HEED_C_H
 #define HEED_C_H
 
+#ifdef __has_include
+#if !__has_include(<dlpack/dlpack.h>)
+#error "heed/c.h needs the header dlpack/dlpack.h (Debian: libdlpack-dev)"
+#endif
+#endif
 #include <dlpack/dlpack.h>
 
 #include <stddef.h>
@@ -85,7 +91,8 @@ struct heed_key_range {
   int64_t begin, end;
 };
 
-// Does the query at position `query` see the key? Not 0: yes. It is asked on any thread, in any order, more than once.
+// Does the query at position `query` see the key? Positive: yes, 0: no. A negative answer ends the call, which fails. It is
+// asked on any thread, in any order, more than once.
 typedef int (*heed_visible)(void* context, int64_t batch, int64_t head, int64_t query, int64_t key);
 
 // Who sees whom, and what is added to scores. Parts that are given all apply: a pair is visible where each of them shows it.
@@ -111,16 +118,20 @@ struct heed_mask {
   size_t query_document_count;
   const int64_t* key_documents;
   size_t key_document_count;
-  // ALiBi: -alibi[head] |p - key| is added to scores; one per head.
+  // ALiBi: -alibi[head] |p - key| is added to scores; one per head. p is the query's index, moved by `alibi_align` and
+  // `alibi_offset`.
   const double* alibi;
   size_t alibi_count;
   int alibi_align;  // enum heed_align
   // scale q.k becomes soft_cap tanh(scale q.k / soft_cap); 0 for none.
   double soft_cap;
-  // A function of positions, and what it is called with. Positions of queries are moved by `visible_align`.
+  // A function of positions, and what it is called with. Positions of queries are moved by `visible_align` and
+  // `visible_offset`.
   heed_visible visible;
   void* visible_context;
   int visible_align;  // enum heed_align
+  // Added to positions of queries, beside `alibi_align` and `visible_align`. An align or offset without its part is refused.
+  int64_t alibi_offset, visible_offset;
 };
 
 enum heed_precision {

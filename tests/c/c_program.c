@@ -372,6 +372,9 @@ static int moved_function(int64_t b, int64_t h, int64_t i, int64_t j) {
 static double slope_adds(int64_t b, int64_t h, int64_t i, int64_t j) {
   return (void)b, -(h == 0 ? 0.5 : 0.25) * fabs((double)(i + 3 - j));
 }
+static double moved_slope_adds(int64_t b, int64_t h, int64_t i, int64_t j) {
+  return slope_adds(b, h, i - 5, j);
+}
 static double bias_adds(int64_t b, int64_t h, int64_t i, int64_t j) {
   return (void)b, (void)h, 0.1 * (double)i - 0.2 * (double)j;
 }
@@ -382,6 +385,10 @@ static int two_parts(int64_t b, int64_t h, int64_t i, int64_t j) {
 static int asked(void* context, int64_t batch, int64_t head, int64_t query, int64_t key) {
   *(volatile int*)context = 1;
   return by_function(batch, head, query, key);
+}
+
+static int ending(void* context, int64_t batch, int64_t head, int64_t query, int64_t key) {
+  return (void)context, (void)batch, (void)head, query == 4 && key == 2 ? -7 : 1;
 }
 
 static void check_masks(void) {
@@ -426,6 +433,8 @@ static void check_masks(void) {
   const double slopes[] = {0.5, 0.25};
   mask = none, mask.alibi = slopes, mask.alibi_count = 2, mask.alibi_align = heed_bottom_right;
   check_mask(&mask, (struct who){.adds = slope_adds}, "ALiBi");
+  mask.alibi_offset = -5;
+  check_mask(&mask, (struct who){.adds = moved_slope_adds}, "ALiBi, moved");
   mask = none, mask.soft_cap = 0.5;
   check_mask(&mask, (struct who){.cap = 0.5}, "soft cap");
   int was_asked = 0;
@@ -434,6 +443,8 @@ static void check_masks(void) {
   check(was_asked, "gets its context", "function");
   mask.visible_align = heed_bottom_right;
   check_mask(&mask, (struct who){.sees = moved_function}, "function, bottom right");
+  mask.visible_align = heed_top_left, mask.visible_offset = 3;
+  check_mask(&mask, (struct who){.sees = moved_function}, "function, moved");
 
   // What does not fit.
   struct tensor x, out;
@@ -455,6 +466,31 @@ static void check_masks(void) {
   check_text(heed_last_error(),
              "heed::forward(sdpa): the mask's causal_align is 2, it must be 0 (heed_top_left) or 1 "
              "(heed_bottom_right)");
+  mask = none, mask.causal_offset = -1;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "an offset of nothing");
+  check_text(
+      heed_last_error(),
+      "heed::forward(sdpa): the mask has causal_align 0 and causal_offset -1, but no causal");
+  mask = none, mask.alibi_align = heed_bottom_right;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "a place of no slopes");
+  check_text(heed_last_error(),
+             "heed::forward(sdpa): the mask has alibi_align 1 and alibi_offset 0, but no alibi");
+  mask = none, mask.visible_offset = 2;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused",
+        "a place of no function");
+  check_text(
+      heed_last_error(),
+      "heed::forward(sdpa): the mask has visible_align 0 and visible_offset 2, but no visible");
+  mask = none, mask.visible = ending;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid, "ends the call", "a function");
+  check_text(heed_last_error(),
+             "heed::forward: the mask's function answered -7, which ends the call");
+  mask = none, mask.visible = asked, mask.visible_context = &was_asked;
+  mask.visible_offset = INT64_MAX;
+  check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused", "a far function");
+  check_text(heed_last_error(),
+             "heed::forward(sdpa): the mask's function has offset 9223372036854775807, it must lie "
+             "between -536870912 and 536870912");
   shape[3] = kQueries, bytes.dtype.code = kDLUInt, allowed[8] = 2;
   mask = none, mask.allowed = &bytes;
   check(heed_forward(&call, &outputs, NULL) == heed_invalid, "is refused",

@@ -376,7 +376,7 @@ class Case {
     if (chance_.one_in(3)) return;
     call.mask = &mask;
     mask.causal = int(chance_.below(2));
-    mask.causal_align = int(chance_.below(2));
+    mask.causal_align = int(chance_.below(2)) * mask.causal;
     windows_ = {{2, 1, 0, 0}, {-1, 0, 1, 1}};
     ranges_ = {{0, 4}, {1, 9}};
     lengths_.assign(std::size_t(batch), 2);
@@ -467,8 +467,8 @@ class Case {
     if (chance_.one_in(9)) call.scale = chance_.one_in(2) ? nullptr : &scale_;
   }
   void change_number() {
-    std::int64_t* indices[] = {&mask.causal_offset, &call.first_query, &start.depth,
-                               &start.prototypes};
+    std::int64_t* indices[] = {&mask.causal_offset, &mask.alibi_offset, &mask.visible_offset,
+                               &call.first_query,   &start.depth,       &start.prototypes};
     int* ints[] = {&mask.causal,  &mask.causal_align, &mask.alibi_align,   &mask.visible_align,
                    &call.threads, &call.precision,    &call.queries_at_end};
     double* numbers[] = {&mask.soft_cap, &call.dropout, &scale_};

@@ -356,6 +356,7 @@ TEST_CASE("a mask that has the last queries at the first keys is refused", "[kv_
   for (const auto& [mask, parts] : masks(Align::bottom_right)) CHECK(decode(mask).empty());
 
   // An offset is obeyed, and what places no queries is none of it.
+  CHECK(decode(heed::alibi<float>({0.5F, 0.25F}, Align::top_left, 7)).empty());
   heed::forward(op, cache.inputs(query.view()), heed::causal<float>(Align::bottom_right),
                 out.view());
   const auto wanted = out.dense();

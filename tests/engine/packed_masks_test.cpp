@@ -104,7 +104,7 @@ std::vector<PackedMask<double>> masks_of(const Lengths& lengths) {
       everywhere("all", Mask<double>{}),
       everywhere("window, slopes, cap",
                  window<double>(9, 2, Align::bottom_right) &
-                     alibi<double>({0.5, 0.1, 0.3, 0.2}, Align::bottom_right) &
+                     alibi<double>({0.5, 0.1, 0.3, 0.2}, Align::bottom_right, -2) &
                      soft_cap<double>(3)),
       documents_of(lengths),
       boolean_of(lengths),

@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 using heed::BoundMask;
 using heed::cpu_quota;
 using heed::Geometry;
@@ -262,6 +265,23 @@ TEST_CASE("the default number of threads is the CPU quota where nobody has chose
   CHECK(std::string(heed::thread_count(3).source) == "Options::threads");
 #endif
 }
+
+#ifdef _OPENMP
+TEST_CASE("a forked child of a process that has used threads computes with one", "[plan]") {
+  heed::run_workers(2, [](int) {});
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // ends it where it waits for threads that it does not have
+    int sum = 0;
+    heed::parallel_for(9, heed::resolve_threads(2), [&](Index n) { sum += int(n); });
+    _exit(sum == 36 && heed::resolve_threads(0) == 1 ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(heed::resolve_threads(2) == 2);
+}
+#endif
 
 TEST_CASE("a CPU quota is the least one of a control group and of all above it", "[plan]") {
   using Files = std::vector<std::pair<std::string, std::string>>;  // paths and what they hold

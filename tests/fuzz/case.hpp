@@ -110,7 +110,11 @@ inline void draw_functions(PlainMask& mask, const Sizes& s, std::uint64_t seed) 
   mask.united = draw.chance(0.3);
 }
 
-// From a stream of its own, too.
+// From streams of their own, too.
+inline void draw_slopes_offset(PlainMask& mask, std::uint64_t seed) {
+  Draw draw(seed, 16);
+  if (draw.chance(0.3)) mask.slopes_offset = draw.between(-4, 4);
+}
 inline void draw_place(Sizes& s, std::uint64_t seed) {
   Draw draw(seed, 15);
   if (draw.chance(0.3))
@@ -254,6 +258,7 @@ inline Case Case::drawn(std::uint64_t seed) {
 
   p.mask = detail::draw_mask(draw, s);
   detail::draw_functions(p.mask, s, seed);
+  detail::draw_slopes_offset(p.mask, seed);
   detail::draw_place(s, seed);
   if (draw.chance(0.3)) {
     const double hidden = draw.chance(0.5) ? draw.uniform(0, 0.6) : 0;
@@ -323,7 +328,7 @@ inline std::string Case::text() const {
     text << ", bias (" << plain.bias.batch << "," << plain.bias.heads << "," << plain.bias.len
          << ")";
   if (!plain.mask.query_documents.empty()) text << ", documents";
-  if (!plain.mask.slopes.empty()) text << ", alibi";
+  if (!plain.mask.slopes.empty()) text << ", alibi offset " << plain.mask.slopes_offset;
   if (plain.mask.soft_cap != 0) text << ", soft cap " << plain.mask.soft_cap;
   if (!plain.kept.empty()) text << ", dropout";
   if (options.precision.mixes()) text << ", mixed precision";

@@ -69,7 +69,7 @@ class MixedGradientBounds {
   [[nodiscard]] std::vector<Seen> weights_of(Index b, Index h, Index i) const {
     const Plain<double>& p = c_.plain;
     const Sizes& s = p.sizes;
-    const Index shift = p.mask.slopes_bottom_right ? s.len_kv - s.len_q : 0;
+    const Index shift = p.mask.slopes_shift(s);
     std::vector<double> scores;
     std::vector<Seen> seen;
     for (Index j = 0; j < s.len_kv; ++j) {

@@ -94,8 +94,12 @@ struct PlainMask {
   bool united = false;  // does one of them suffice?
   std::vector<double> slopes;
   bool slopes_bottom_right = false;
+  Index slopes_offset = 0;
   double soft_cap = 0;
 
+  [[nodiscard]] Index slopes_shift(const Sizes& s) const {
+    return slopes_offset + (slopes_bottom_right ? s.len_kv - s.len_q : 0);
+  }
   [[nodiscard]] bool shows(const Sizes& s, Index b, Index h, Index i, Index j) const {
     for (const PlainBand& band : bands) {
       const Index p = i + band.offset + (band.bottom_right ? s.len_kv - s.len_q : 0);
@@ -275,7 +279,7 @@ template <class S, class Formula>
             if (p.mask.soft_cap != 0) logit = S(p.mask.soft_cap) * tanh(logit / S(p.mask.soft_cap));
             S score = formula.score(p, b, h, i, q, k, map.width, product, logit, result, j);
             if (!p.mask.slopes.empty()) {
-              const Index at = i + (p.mask.slopes_bottom_right ? s.len_kv - s.len_q : 0);
+              const Index at = i + p.mask.slopes_shift(s);
               score = score - S(p.mask.slopes[std::size_t(h)] * std::abs(double(at - j)));
             }
             if (p.bias.given()) score += p.bias.numbers[p.bias.at(b, h, i, j)];

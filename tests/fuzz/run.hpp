@@ -141,6 +141,7 @@ heed::Mask<T> mask_of(const Case& c, const Arena<T>& a) {
   }
   if (!m.slopes.empty()) mask.slopes.emplace(m.slopes.begin(), m.slopes.end());
   mask.slope_align = align(m.slopes_bottom_right);
+  mask.slope_offset = m.slopes_offset;
   mask.soft_cap = T(m.soft_cap);
   mask.bias = a.bias.view();
   mask.allowed = a.allowed.view();

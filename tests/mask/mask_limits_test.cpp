@@ -128,6 +128,11 @@ TEST_CASE("lists that are given and empty are no missing lists") {
             "alibi has 0 slopes, there are 2 heads"));
   CHECK(has(message_of([] { (void)run(documents<float>({}, {})); }),
             "documents has 0 query ids, there are 74"));
+  CHECK(
+      has(message_of([] {
+            (void)run(alibi<float>({1, 1}, Align::bottom_right, std::numeric_limits<Index>::min()));
+          }),
+          "alibi has offset -9223372036854775808, it must lie between -536870912 and 536870912"));
   Mask<float> half;
   half.key_documents = std::vector<Index>(82);
   CHECK(has(message_of([&] { (void)run(half); }), "documents has no query ids"));
@@ -272,6 +277,8 @@ TEST_CASE("saved numbers of another call are refused with what differs") {
   CHECK(of_masks(alibi<float>({0.5F, 0.25F}), alibi<float>({0.25F, 0.5F})) ==
         of_call + "other slopes");
   CHECK(of_masks(alibi<float>({0.5F, 0.25F}), alibi<float>({0.5F, 0.25F}, Align::bottom_right)) ==
+        of_call + "other slopes");
+  CHECK(of_masks(alibi<float>({0.5F, 0.25F}), alibi<float>({0.5F, 0.25F}, Align::top_left, 1)) ==
         of_call + "other slopes");
   CHECK(of_masks(alibi<float>({0.5F, -0.0F}), alibi<float>({0.5F, 0.0F})) == "nothing was thrown");
   std::vector<Index> ids(12, 3), others = ids;

@@ -241,6 +241,8 @@ TEMPLATE_TEST_CASE("Chunks through a cache give the rows of the whole", "", floa
     REQUIRE(layer->can_step());
     // It hides nothing more, and the cache's second query has it at an offset of 0.
     layer->restrict_to(heed::window<T>(-1, 1, heed::Align::top_left, -1));
+    const std::vector<T> slopes(name == "dialectical" ? 1 : std::size_t(kHeads), T(0.25));
+    layer->restrict_to(heed::alibi<T>(slopes, heed::Align::top_left, -2));
     const std::vector<T> whole = forward<T>(*layer, width_out, kBatch, x.view());
     for (const std::vector<Index>& chunks :
          {std::vector<Index>(std::size_t(len), 1), std::vector<Index>{len},

@@ -2,13 +2,16 @@
 """examples/python/heed.py against plain NumPy (plain.py): all variants, masks, types and gradients; and what is refused."""
 
 import copy
+import multiprocessing
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 
 try:
     import numpy as np
@@ -66,15 +69,17 @@ def masks(len_kv=LEN):
     yield "window, bottom right", dict(window=(3, -1), align="bottom_right"), rows(all_seen & (j >= i + shift - 3))
     yield "key range", dict(key_range=(2, 6)), rows(all_seen & (j >= 2) & (j < 6))
     yield "key lengths", dict(key_lengths=lengths), rows(all_seen & in_length)
-    yield "boolean", dict(mask=allowed), rows(all_seen & allowed)
-    yield "bytes", dict(mask=allowed.astype(np.uint8)), rows(all_seen & allowed)
+    yield "boolean", dict(allowed=allowed), rows(all_seen & allowed)
+    yield "bytes", dict(allowed=allowed.astype(np.uint8)), rows(all_seen & allowed)
     yield "bias", dict(bias=bias), rows(all_seen & np.isfinite(bias), np.where(np.isfinite(bias), bias, 0))
     yield "documents", dict(documents=documents), rows(all_seen & (documents[0][:, None, :, None] == documents[1][:, None, None, :]))
     yield "alibi", dict(alibi=slopes, align="bottom_right"), rows(all_seen, -slopes[:, None, None] * np.abs(i + shift - j))
+    yield "alibi, moved", dict(alibi=slopes, offset=-2), rows(all_seen, -slopes[:, None, None] * np.abs(i - 2 - j))
     yield "soft cap", dict(soft_cap=0.4), rows(all_seen, 0.0, 0.4)
     yield "function", dict(visible=lambda b, h, i, j: (i * 2 + j + b + h) % 3 != 0), rows(
         (i * 2 + j + np.arange(BATCH)[:, None, None, None] + np.arange(HEADS)[:, None, None]) % 3 != 0)
-    yield "many parts", dict(causal=True, key_lengths=lengths, mask=allowed, bias=bias, alibi=slopes, soft_cap=2.0), rows(
+    yield "function, moved", dict(visible=lambda b, h, i, j: j <= i, align="bottom_right", offset=-1), rows(all_seen & (j <= i + shift - 1))
+    yield "many parts", dict(causal=True, key_lengths=lengths, allowed=allowed, bias=bias, alibi=slopes, soft_cap=2.0), rows(
         all_seen & (j <= i) & in_length & allowed & np.isfinite(bias),
         np.where(np.isfinite(bias), bias, 0) - slopes[:, None, None] * np.abs(i - j), 2.0)
 
@@ -146,7 +151,7 @@ class Forward(unittest.TestCase):
         rng = np.random.default_rng(2)
         basis = np.linalg.qr(rng.normal(size=(DIM, 3)))[0]
         q, k, v, _, _ = problem("dar")
-        for options in (dict(gate="tanh", iterations=3), dict(gate="centred"), dict(gate="piecewise_linear", sharpness=2.0),
+        for options in (dict(strength=[1, 2, 3, 0]), dict(strength=np.array([2, 1, 1, 3]), vigilance=[0]), dict(gate="tanh", iterations=3), dict(gate="centred"), dict(gate="piecewise_linear", sharpness=2.0),
                         dict(gate="tanh", converged=True, sharpness=2.0, feedback=0.5), dict(adaptive=True), dict(projection=basis),
                         dict(projection=basis, adaptive=True), dict(strength=np.array([0.1, 0.2, 0.3, 0.4]), vigilance=0.1, eps=0.1)):
             with self.subTest(str(list(options))):
@@ -241,6 +246,25 @@ class Memory(unittest.TestCase):
         out = heed.attention(few, one[:, :2], v[:, :2])
         self.assertTrue((out == heed.attention(few.copy(), one[:, :2].copy(), v[:, :2].copy())).all())
 
+    def test_arrays_that_lie_otherwise_are_copied(self):
+        q, k, v = np.random.default_rng(0).normal(size=(3, BATCH, HEADS, LEN, DIM))
+        wide = np.random.default_rng(1).normal(size=(BATCH, HEADS, LEN, 2 * DIM))
+        for x in (q[:, :, ::-1], q[..., ::-1], wide[..., ::2], np.asfortranarray(q), np.broadcast_to(q[..., :1], q.shape),
+                  np.rec.fromarrays([q.astype(np.float32), q], names="a, x")["x"]):
+            dense = x.copy(order="C")
+            for arrays, same in (((x, k, v), (dense, k, v)), ((q, x, v), (q, dense, v)), ((q, k, x), (q, k, dense))):
+                with self.subTest(str(x.strides)):
+                    call, twin = heed.forward(*arrays, "dar"), heed.forward(*same, "dar")
+                    self.assertTrue((call.out == twin.out).all())
+                    grads, wanted = heed.backward(call, x), heed.backward(twin, dense)
+                    self.assertTrue((grads.key == wanted.key).all() and grads.key.flags.c_contiguous)
+        allowed, bias = np.random.default_rng(2).random((2, 1, 1, LEN, LEN)).transpose(0, 1, 2, 4, 3)
+        for options in (dict(allowed=allowed < 0.7), dict(bias=bias)):
+            dense = {name: x.copy(order="C") for name, x in options.items()}
+            self.assertTrue((heed.attention(q, k, v, **options) == heed.attention(q, k, v, **dense)).all())
+        bits = heed.Bfloat16.nearest(q)
+        self.assertTrue((heed.attention(heed.Bfloat16(bits.bits[:, :, ::-1]), bits, bits).bits == heed.attention(bits, bits, bits).bits[:, :, ::-1]).all())
+
     def test_parameters_may_be_views(self):
         q, k, v, _, p = problem("intent-from-q")
         weight = np.asfortranarray(p["gate.weight"])[:, ::-1]
@@ -252,6 +276,26 @@ class Memory(unittest.TestCase):
         filler = [np.full((1, 2, 40, 8), 7.0) for _ in range(50)]
         self.assertTrue(np.isfinite(heed.backward(call, np.ones_like(call.out)).query).all())
         del filler
+
+
+    def test_what_backward_reads_is_not_changed_by_mistake(self):
+        q, k, v, _, _ = problem("sdpa")
+        mine = np.zeros_like(q)
+        for call in (heed.forward(q, k, v), heed.forward(q, k, v, out=mine)):
+            with self.assertRaisesRegex(ValueError, "read-only"):
+                call.out *= 2
+        self.assertTrue((mine == call.out).all() and mine.flags.writeable)
+        for out in (heed.attention(q, k, v), heed.forward(q, k, v, save=False).out):
+            out *= 2
+
+    def test_a_call_is_not_copied(self):
+        q, k, v, _, _ = problem("sdpa")
+        call = heed.forward(q, k, v)
+        for take in (copy.copy, copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(TypeError, "^heed: a Call can be neither copied nor pickled: "):
+                take(call)
+        grads = copy.deepcopy(heed.backward(call, q))
+        self.assertEqual(grads.query.shape, q.shape)
 
 
 class Backward(unittest.TestCase):
@@ -482,7 +526,7 @@ class Errors(unittest.TestCase):
         self.refused(ValueError, "heed::forward(sdpa): key_lengths[1] is 10, it must lie in [0, 9]", q, k, v, key_lengths=[1, 10])
         self.refused(ValueError, "heed::forward(sdpa): the bias has shape (3,1,1,9), it must broadcast to (2,4,9,9)", q, k, v, bias=np.zeros((3, 1, 1, 9)))
         self.refused(ValueError, "heed::forward(sdpa): the bias has shape (1,1,9,1), its last extent must be len_kv, 9: it does not broadcast over keys", q, k, v, bias=np.zeros((1, 1, 9, 1)))
-        self.refused(ValueError, "heed::forward(sdpa): the boolean mask has shape (1,1,9,1), its last extent must be len_kv, 9: it does not broadcast over keys", q, k, v, mask=np.ones((1, 1, 9, 1), bool))
+        self.refused(ValueError, "heed::forward(sdpa): the boolean mask has shape (1,1,9,1), its last extent must be len_kv, 9: it does not broadcast over keys", q, k, v, allowed=np.ones((1, 1, 9, 1), bool))
         self.refused(ValueError, "heed::forward(sdpa): a window's left is -2 and right is 0, each must be -1 (open) or at least 0", q, k, v, window=(-2, 0))
         self.refused(ValueError, "heed::forward(sdpa): Options: scale is nan, it must be finite", q, k, v, scale=float("nan"))
         self.refused(ValueError, "heed::forward(intent): the op needs the input intent of shape (2,4,9,6), none was given", q, k, v, variant="intent")
@@ -509,11 +553,14 @@ class Errors(unittest.TestCase):
         self.refused(TypeError, "heed: query is of type list, it must be an array", q.tolist(), k, v)
         self.refused(TypeError, "heed: query is an array of complex128, which heed does not read", q + 0j, k, v)
         self.refused(TypeError, "heed: query is an array of >f8, its bytes must have the machine's order", q.astype(">f8"), k, v)
-        self.refused(ValueError, "heed::forward: query has dtype int64, it must be float64, float32, float16 or bfloat16", q.astype(int), k, v)
-        self.refused(ValueError, "heed::forward(sdpa): key has dtype float32, beside this query it must be float64", q, k.astype(np.float32), v)
+        self.refused(ValueError, "heed: query is int64, it must be float64, float32, float16 or bfloat16", q.astype(int), k, v)
+        self.refused(ValueError, "heed: key is float32, query is float64: it must be float64", q, k.astype(np.float32), v)
+        self.refused(ValueError, "heed: value is float64, query is float16: it must be float32, float16 or bfloat16", q.astype(np.float16), heed.Bfloat16.nearest(k), v)
+        self.refused(ValueError, "heed: bias is float64, query is float32: it must be float32", *(x.astype(np.float32) for x in (q, k, v)), bias=np.zeros((1, 1, 9, 9)))
+        self.refused(ValueError, "heed: allowed is int64, it must be bool or uint8", q, k, v, allowed=np.ones((1, 1, 9, 9), int))
+        self.refused(ValueError, "heed: out is float32, query is float64: it must be float64", q, k, v, out=np.zeros(q.shape, np.float32))
         self.refused(ValueError, "heed::forward(sdpa): query has ndim 3, it must be 4 or 2", q[0], k, v)
-        self.refused(ValueError, "heed::forward(sdpa): query has stride 2 along dim, it must be 1", q[..., ::2], k[..., :3], v)
-        self.refused(ValueError, "heed::forward(sdpa): query has stride -6 along len, it must not be negative", q[:, :, ::-1], k, v)
+        self.refused(ValueError, "heed: out has strides of (1728, 432, -48, 8) bytes, and is written where it lies: the last must be 8, the others multiples of it, none negative", q, k, v, out=np.zeros_like(q)[:, :, ::-1])
         self.refused(TypeError, "heed: key_lengths holds float64, it must hold whole numbers", q, k, v, key_lengths=[1.5, 2.0])
         self.refused(TypeError, "heed: strength is of type NoneType, it must be a number, a str or an array", q, k, v, variant="dar", strength=None)
         frozen = np.zeros_like(q)
@@ -522,14 +569,53 @@ class Errors(unittest.TestCase):
         self.refused(TypeError, "heed: window is 3, it must be two whole numbers", q, k, v, window=3)
         self.refused(TypeError, "heed: key_range is (0, 1.5), it must be two whole numbers", q, k, v, key_range=(0, 1.5))
         self.refused(ValueError, "heed: soft_cap is 0, it must be positive and finite", q, k, v, soft_cap=0)
-        self.refused(ValueError, "heed::forward(sdpa): soft_cap is -1, it must be positive and finite, or 0 for none", q, k, v, soft_cap=-1)
-        self.refused(ValueError, 'heed: causal is \'left\', it must be "top_left" or "bottom_right"', q, k, v, causal="left")
+        self.refused(ValueError, "heed: soft_cap is -1, it must be positive and finite", q, k, v, soft_cap=-1)
+        floats = [x.astype(np.float32) for x in (q, k, v)]
+        self.refused(ValueError, "heed::forward(sdpa): soft_cap is 1e-300, too small for the numbers of this call", *floats, soft_cap=1e-300)
+        self.refused(ValueError, "heed: soft_cap is nan, it must be positive and finite", q, k, v, soft_cap=np.nan)
+        for causal in ("left", "top_left", 1, None):
+            self.refused(ValueError, "heed: causal is " + repr(causal) + ', it must be True, False or "bottom_right"', q, k, v, causal=causal)
+        self.refused(ValueError, 'heed: align is 1, it must be "top_left" or "bottom_right"', q, k, v, align=1)
+        self.refused(TypeError, "heed: visible is an array of bool, it must be a function of batch, head, query and key", q, k, v, visible=np.ones(1, bool))
+
+    def test_what_has_nothing_to_apply_to_is_refused(self):
+        q, k, v, _, _ = problem("sdpa")
+        nothing = ", but there is no causal, window, alibi or visible that it could move"
+        self.refused(ValueError, "heed: align is 'bottom_right'" + nothing, q, k, v, align="bottom_right")
+        self.refused(ValueError, "heed: offset is -2" + nothing, q, k, v, offset=-2, key_range=(0, 3), soft_cap=1.0)
+        self.refused(ValueError, "heed::forward(sdpa): a window's left is -5 and right is 0, each must be -1 (open) or at least 0", q, k, v, window=(-5, 0))
+        self.refused(TypeError, "heed.forward: there is no keyword mask, what is visible is called allowed", q, k, v, mask=np.ones((1, 1, 9, 9), bool))
+        for name, arrays, options in (("query", (np.ma.array(q), k, v), {}), ("allowed", (q, k, v), dict(allowed=np.ma.ones((1, 1, 9, 9), bool))),
+                                      ("key_lengths", (q, k, v), dict(key_lengths=np.ma.array([1, 2]))), ("alibi", (q, k, v), dict(alibi=np.ma.ones(4))),
+                                      ("strength", (q, k, v), dict(variant="dar", strength=np.ma.masked)), ("scale", (q, k, v), dict(scale=np.ma.masked))):
+            self.refused(TypeError, "heed: " + name + " is a masked array, its mask would be lost; give its data, and `allowed` what is visible", *arrays, **options)
+        self.refused(ValueError, 'heed: extra has one column, it needs 6; grain="per_head" takes one', q, k, v, variant="intent", extra=q[..., :1])
+
+    def test_numbers_that_do_not_fit_are_refused(self):
+        q, k, v, _, _ = problem("sdpa")
+        low, high = str(-2**63), str(2**63 - 1)
+        for name, value, least, most in (("threads", 2**40, 0, 2**31 - 1), ("threads", -1, 0, 2**31 - 1), ("dropout_seed", -1, 0, 2**64 - 1),
+                                         ("dropout_seed", 2**64, 0, 2**64 - 1), ("first_query", -1, 0, high), ("offset", 2**70, low, high)):
+            self.refused(ValueError, "heed: %s is %d, it must lie between %s and %s" % (name, value, least, most), q, k, v, causal=True, **{name: value})
+        for name, value in (("window", (2**70, 0)), ("key_range", (0, 2**70)), ("key_lengths", [1, 2**70]), ("documents", np.full((2, 9), 2**63, np.uint64))):
+            self.refused(ValueError, "heed: %s is %d, it must lie between %s and %s" % (name, 2**63 if name == "documents" else 2**70, low, high), q, k, v, **{name: value})
+        self.refused(TypeError, "heed: alibi holds <U1, it must hold numbers", q, k, v, alibi=["a"] * 4)
+        self.refused(TypeError, "heed: threads is 1.5, it must be a whole number", q, k, v, threads=1.5)
+        self.refused(TypeError, "heed: scale is of type str, it must be a number", q, k, v, scale="0.5")
+        self.refused(ValueError, "heed: scale is beyond the numbers of double", q, k, v, scale=10**400)
+        self.refused(ValueError, "heed::forward(sdpa): alibi has offset 1099511627776, it must lie between -536870912 and 536870912", q, k, v, alibi=np.ones(4), offset=2**40)
+        with self.assertRaisesRegex(ValueError, "^heed: threads is 1099511627776, it must lie between 0 and 2147483647$"):
+            heed.set_threads(2**40)
+        with self.assertRaisesRegex(ValueError, "^heed: seed is -1, it must lie between 0 and "):
+            heed.parameters("dar", q, v, seed=-1)
 
     def test_backward(self):
         q, k, v, _, _ = problem("sdpa")
         call = heed.forward(q, k, v, "dar")
         with self.assertRaisesRegex(ValueError, r"^heed::backward\(dar\): grad_out has shape \(2,4,8,6\), it must be \(2,4,9,6\)$"):
             heed.backward(call, call.out[:, :, :8])
+        with self.assertRaisesRegex(ValueError, "^heed: grad_out is float32, query is float64: it must be float64$"):
+            heed.backward(call, call.out.astype(np.float32))
         with self.assertRaisesRegex(ValueError, "^heed.backward: the call has saved nothing"):
             heed.backward(heed.forward(q, k, v, save=False), call.out)
         ode = heed.forward(q, k, v, "ode", with_lse=True)
@@ -547,6 +633,37 @@ class Errors(unittest.TestCase):
                 raise KeyboardInterrupt
             heed.attention(q, k, v, visible=stop)
 
+        # The first error ends the call, in backward, too: the library asks no more.
+        right = [True]
+
+        def once(b, h, i, j):
+            if not right:
+                raise OSError("asked once")
+            return True
+        with unittest.mock.patch.object(heed._Asked, "answer", autospec=True, side_effect=heed._Asked.answer) as answer:
+            call = heed.forward(q, k, v, visible=once, threads=1)
+            right.clear()
+            for function in (lambda: heed.forward(q, k, v, visible=once, threads=1), lambda: heed.backward(call, call.out)):
+                answer.reset_mock()
+                with self.assertRaisesRegex(OSError, "asked once"):
+                    function()
+                self.assertEqual(answer.call_count, 1)
+
+    def test_ctrl_c_ends_the_answers_of_a_function(self):
+        x = np.ones((1, 1, 3000, 4))
+        for _ in range(6):
+            asked = threading.Event()
+
+            def interrupt():
+                asked.wait()
+                os.kill(os.getpid(), signal.SIGINT)
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
+            with self.assertRaises(KeyboardInterrupt):
+                heed.attention(x, x, x, visible=lambda b, h, i, j: asked.is_set() or asked.set() or True, threads=1)
+            interrupting.join()
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
     def test_a_library_that_is_not_there(self):
         run = subprocess.run([sys.executable, "-c", "import heed"], cwd=pathlib.Path(heed.__file__).parent, capture_output=True, text=True,
                              env=os.environ | {"HEED_LIBRARY": "/nowhere/libheed.so"})
@@ -554,9 +671,39 @@ class Errors(unittest.TestCase):
         last = run.stderr.strip().splitlines()[-1]
         self.assertTrue(last.startswith("ImportError: heed: the library libheed could not be loaded (/nowhere/libheed.so: "), last)
         self.assertIn("HEED_LIBRARY is /nowhere/libheed.so; build it by: ", last)
+        for library, text in (("", "heed: HEED_LIBRARY is empty, it must name the file libheed.so, or be unset"),
+                              ("libc.so.6", "heed: libc.so.6 has no heed_forward, it is no libheed, or an older one than heed.py")):
+            run = subprocess.run([sys.executable, "-c", "import heed"], cwd=pathlib.Path(heed.__file__).parent, capture_output=True, text=True,
+                                 env=os.environ | {"HEED_LIBRARY": library})
+            self.assertEqual(run.stderr.strip().splitlines()[-1], "ImportError: " + text)
+
+
+def sum_of_one(n):
+    """What a forked child computes."""
+    x = np.full((1, 4, 64, 8), float(n))
+    return round(heed.attention(x, x, x, threads=2).sum())
 
 
 class Library(unittest.TestCase):
+    def test_forked_children_compute(self):
+        self.assertEqual(sum_of_one(1), 2048)
+        pool = multiprocessing.get_context("fork").Pool(2)
+        try:
+            self.assertEqual(pool.map_async(sum_of_one, range(3)).get(60), [0, 2048, 4096])
+        finally:
+            pool.terminate()
+
+    def test_fewer_threads_where_there_is_no_memory_for_more(self):
+        code = """if True:
+            import resource, numpy as np, heed
+            x = np.ones((1, 8, 64, 16), np.float32)
+            one = heed.attention(x, x, x, threads=1)
+            pages = int(open("/proc/self/statm").read().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20),) * 2)
+            print((heed.attention(x, x, x, threads=4) == one).all())"""
+        run = subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(heed.__file__).parent, capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stdout, run.stderr), (0, "True\n", ""))
+
     def test_threads(self):
         rng = np.random.default_rng(0)
         q, k, v = (rng.normal(size=(1, 4, 300, 16)).astype(np.float32) for _ in range(3))
@@ -565,7 +712,7 @@ class Library(unittest.TestCase):
         heed.set_threads(2)
         self.assertEqual(heed.threads(), 2)
         heed.set_threads(0)
-        with self.assertRaisesRegex(ValueError, "threads is -1, it must be 0"):
+        with self.assertRaisesRegex(ValueError, "threads is -1, it must lie between 0 and"):
             heed.set_threads(-1)
 
     def test_calls_of_many_threads(self):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What README runs, in blocks or inline: each script is in SOURCE, each build/bin/PROGRAM in BIN, each
 # option in the program's help; `cmake -P cmake/NAME.cmake -- OPTIONS` hands its options to heed_NAME.
-# An option that stands alone is one of these programs'. What is installed is what the build asks for.
+# An option that stands alone is one of these programs'. What is installed is what the build asks for. All commands that configure
+# build/ by hand are one command, so that any of them may follow another; that of examples/torch has one option more.
 cmake_minimum_required(VERSION 3.22)
 include("${SOURCE}/cmake/packages.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/blocks.cmake")
@@ -76,6 +77,19 @@ while(rest MATCHES "`(--[a-z][^`]*)`")
   heed_cut("${rest}" "${command}" none rest)
   heed_require_options("${command}" "${every_help}")
 endwhile()
+
+set(configuring "")
+foreach(page IN ITEMS "${README}" "${SOURCE}/examples/torch/README.md")
+  file(STRINGS "${page}" lines REGEX "cmake -S [.] -B build")
+  string(REPLACE " -DHEED_BUILD_TORCH=ON" "" lines "${lines}")
+  list(APPEND configuring ${lines})
+endforeach()
+list(REMOVE_DUPLICATES configuring)
+list(LENGTH configuring count)
+if(NOT count EQUAL 1)
+  list(JOIN configuring "\n  " configuring)
+  message(FATAL_ERROR "README.md and examples/torch/README.md configure build/ in ${count} ways:\n  ${configuring}")
+endif()
 
 set(rest "${text}")
 list(JOIN HEED_PACKAGES " " packages)

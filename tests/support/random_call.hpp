@@ -215,12 +215,12 @@ template <class T>
   return owned(heed::documents<T>(queries, keys));
 }
 
-// 1/2, 1/4, ... per head.
+// 1/2, 1/4, ... per head, for distances from the key behind the query's own.
 template <class T>
 [[nodiscard]] OwnedMask<T> random_alibi(const Geometry& g, heed::Align align) {
   std::vector<T> slopes;
   for (Index h = 0; h < g.heads; ++h) slopes.push_back(T(std::ldexp(1.0, -int(h) - 1)));
-  return owned(heed::alibi<T>(slopes, align));
+  return owned(heed::alibi<T>(slopes, align, 1));
 }
 
 // The last batch sees nothing, the others less and less.

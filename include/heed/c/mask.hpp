@@ -27,7 +27,7 @@ class AskedPairs final : public PairFunction {
     detail::clear_rows(at, words);
     for (Index r = 0; r < at.rows; ++r)
       for (Index j = 0; j < at.keys; ++j)
-        if (visible_(context_, at.batch, at.head, at.query + r + shift_, at.key + j) != 0)
+        if (ask(at.batch, at.head, at.query + r + shift_, at.key + j))
           detail::set_bits(words + r * kRuleWords, j, j + 1);
   }
   // It does not tell what it reads.
@@ -35,6 +35,12 @@ class AskedPairs final : public PairFunction {
   [[nodiscard]] bool depends_on_head() const override { return true; }
 
  private:
+  [[nodiscard]] bool ask(Index b, Index h, Index i, Index j) const {
+    const int answer = visible_(context_, b, h, i, j);
+    require(answer >= 0, "the mask's function answered ", answer, ", which ends the call");
+    return answer != 0;
+  }
+
   heed_visible visible_;
   void* context_;
   Index shift_;
@@ -42,10 +48,11 @@ class AskedPairs final : public PairFunction {
 
 class AskedFunction final : public detail::AskedRule {
  public:
-  AskedFunction(heed_visible visible, void* context, Align align, Index offset = 0)
+  AskedFunction(heed_visible visible, void* context, Align align, Index offset)
       : visible_(visible), context_(context), align_(align), offset_(offset) {}
   [[nodiscard]] std::shared_ptr<const PairFunction> bind(const Geometry& g,
-                                                         const char*) const override {
+                                                         const char* where) const override {
+    detail::require_near(offset_, "the mask's function", where);
     const Index shift = offset_ + (align_ == Align::bottom_right ? g.len_kv - g.len_q : 0);
     return std::make_shared<AskedPairs>(visible_, context_, shift);
   }
@@ -100,12 +107,20 @@ struct MaskLimits {
   ListLimit key_lengths, query_documents, key_documents, alibi;
 };
 
+// Throws where a place is given to a part that the mask does not have.
+inline void require_part(bool given, int align, std::int64_t offset, const char* name,
+                         const char* where) {
+  require(given || (align == heed_top_left && offset == 0), where, ": the mask has ", name,
+          "_align ", align, " and ", name, "_offset ", offset, ", but no ", name);
+}
+
 template <class Real>
 [[nodiscard]] Mask<Real> mask_of(const heed_mask* given, const MaskLimits& limits,
                                  const char* where) {
   Mask<Real> mask;
   if (given == nullptr) return mask;
   const heed_mask from = adopt(given, "the mask", where);
+  require_part(from.causal != 0, from.causal_align, from.causal_offset, "causal", where);
   if (from.causal != 0)
     mask = mask & causal<Real>(align_of(from.causal_align, "the mask's causal_align", where),
                                Index(from.causal_offset));
@@ -128,13 +143,18 @@ template <class Real>
                                              "query_documents", limits.query_documents, where);
   mask.key_documents = copy_of_list<Index>(from.key_documents, from.key_document_count,
                                            "key_documents", limits.key_documents, where);
+  require_part(from.alibi != nullptr, from.alibi_align, from.alibi_offset, "alibi", where);
   mask.slope_align = align_of(from.alibi_align, "the mask's alibi_align", where);
+  mask.slope_offset = Index(from.alibi_offset);
   mask.slopes = copy_of_list<Real>(from.alibi, from.alibi_count, "alibi", limits.alibi, where);
   mask.soft_cap = Real(from.soft_cap);
+  require(mask.soft_cap != Real(0) || from.soft_cap == 0, where, ": soft_cap is ", from.soft_cap,
+          ", too small for the numbers of this call");
+  require_part(from.visible != nullptr, from.visible_align, from.visible_offset, "visible", where);
   const Align visible = align_of(from.visible_align, "the mask's visible_align", where);
   if (from.visible != nullptr)
-    mask.rules.push_back(
-        std::make_shared<AskedFunction>(from.visible, from.visible_context, visible));
+    mask.rules.push_back(std::make_shared<AskedFunction>(from.visible, from.visible_context,
+                                                         visible, Index(from.visible_offset)));
   return mask;
 }
 

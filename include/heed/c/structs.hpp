@@ -25,11 +25,12 @@ template <class F>
   const auto& [size, causal, causal_align, causal_offset, windows, window_count, key_ranges,
                key_range_count, key_lengths, key_length_count, allowed, bias, query_documents,
                query_document_count, key_documents, key_document_count, alibi, alibi_count,
-               alibi_align, soft_cap, visible, visible_context, visible_align] = all;
+               alibi_align, soft_cap, visible, visible_context, visible_align, alibi_offset,
+               visible_offset] = all;
   return f(size, causal, causal_align, causal_offset, windows, window_count, key_ranges,
            key_range_count, key_lengths, key_length_count, allowed, bias, query_documents,
            query_document_count, key_documents, key_document_count, alibi, alibi_count, alibi_align,
-           soft_cap, visible, visible_context, visible_align);
+           soft_cap, visible, visible_context, visible_align, alibi_offset, visible_offset);
 }
 template <class F>
 [[nodiscard]] auto with_fields(const heed_call& all, F&& f) {

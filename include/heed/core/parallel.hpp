@@ -15,6 +15,9 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
+
+#include <unistd.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -44,12 +47,44 @@ struct ProcessorShare {
   return {share.quota, "the CPU quota of the control group"};
 }
 
+namespace detail {
+
+// The process that has started OpenMP's threads; 0 before one has.
+inline std::atomic<pid_t> process_with_threads{0};
+
+// A forked child has none of its parent's threads. OpenMP does not know it, and would wait for them for ever.
+[[nodiscard]] inline bool lost_its_threads() noexcept {
+  const pid_t process = process_with_threads.load(std::memory_order_relaxed);
+  return process != 0 && process != getpid();
+}
+
+// How many of `workers` threads can be had, the own one among them: OpenMP ends the process where it cannot start one.
+// Before it is first asked for so many, as many are started by way of trial.
+[[nodiscard]] inline int workers_to_be_had(int workers) {
+  thread_local int started = 1;
+  if (workers <= started) return workers;
+  std::atomic<bool> done{false};
+  std::vector<std::thread> others;
+  try {
+    others.reserve(std::size_t(workers - 1));
+    while (int(others.size()) < workers - 1) others.emplace_back([&done] { done.wait(false); });
+  } catch (const std::exception&) {  // of no more threads, or no more memory
+  }
+  done = true;
+  done.notify_all();
+  for (std::thread& other : others) other.join();
+  return started = 1 + int(others.size());
+}
+
+}  // namespace detail
+
 // The number of workers that a call uses: `requested` if positive, else the default; 1 when
-// already inside a parallel region or built without OpenMP.
+// already inside a parallel region, in a process whose parent had used threads when it forked, or built without OpenMP.
 [[nodiscard]] inline ThreadCount thread_count(int requested) {
   require(requested >= 0, "threads: ", requested, " threads; it must be 0 (default) or positive");
 #ifdef _OPENMP
   if (omp_in_parallel()) return {1, "inside a parallel region"};
+  if (detail::lost_its_threads()) return {1, "forked by a process that has used threads"};
   if (requested > 0) return {requested, "Options::threads"};
   static const ProcessorShare share = [] {
     const char* const said = std::getenv("OMP_NUM_THREADS");
@@ -66,8 +101,8 @@ struct ProcessorShare {
 // Thrown to a worker that waits at a turnstile for another one that has failed.
 struct Abandoned {};
 
-// Runs body(worker) once on each of `workers` threads. The first exception stops no other worker; it is rethrown
-// after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
+// Runs body(worker) once on each of `workers` threads, or of fewer where no more can be had. The first exception stops no
+// other worker; it is rethrown after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
 // called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
 inline void run_workers(
     int workers, FunctionRef<int> body, [[maybe_unused]] FunctionRef<> release = [] {}) {
@@ -76,6 +111,8 @@ inline void run_workers(
     return;
   }
 #ifdef _OPENMP
+  workers = detail::workers_to_be_had(workers);
+  detail::process_with_threads.store(getpid(), std::memory_order_relaxed);
   std::exception_ptr error;
   std::mutex guard;
 #pragma omp parallel num_threads(workers)

@@ -265,6 +265,7 @@ class PackedCalls {
     own.key_ranges = mask_.key_ranges;
     own.slopes = mask_.slopes;
     own.slope_align = mask_.slope_align;
+    own.slope_offset = mask_.slope_offset;
     own.soft_cap = mask_.soft_cap;
     own.allowed = corner_of(mask_.allowed, at);
     own.bias = corner_of(mask_.bias, at);

@@ -17,6 +17,11 @@
 #include <heed/core/error.hpp>
 #include <heed/core/view.hpp>
 
+#ifdef __has_include
+#if !__has_include(<dlpack/dlpack.h>)
+#error "heed/io/dlpack.hpp needs the header dlpack/dlpack.h (Debian: libdlpack-dev)"
+#endif
+#endif
 #include <dlpack/dlpack.h>
 
 #include <algorithm>

@@ -42,7 +42,8 @@ class BoundMask {
       if (band.right >= 0) to_ = std::min(to_, bound_at(band.offset, band.right, shift));
     }
     hides_all_ = from_ > to_;
-    slope_shift_ = shift_of(mask.slope_align);
+    detail::require_near(mask.slope_offset, "alibi", where);
+    slope_shift_ = mask.slope_offset + shift_of(mask.slope_align);
     require(mask.soft_cap >= Real(0) && mask.soft_cap <= std::numeric_limits<Real>::max(), where,
             ": soft_cap is ", mask.soft_cap, ", it must be positive and finite, or 0 for none");
     check_lengths(where);
@@ -310,13 +311,16 @@ class BoundMask {
     return all ? TileKind::full : any ? TileKind::partial : TileKind::empty;
   }
 
+  [[nodiscard]] bool slopes_stand_at_first_key() const {
+    return mask_.slopes && mask_.slope_align == Align::top_left && mask_.slope_offset == 0;
+  }
   // Throws where queries that are the last tokens of the keys would stand at the first ones.
   void require_at_end(const char* where) const {
     if (!g_.queries_at_end || g_.len_q >= g_.len_kv) return;
     const auto first = [](const auto& part) { return part.stands_at_first_key(); };
     const auto first_rule = [&](const auto& rule) { return first(*rule); };
     const char* const parts = std::any_of(mask_.bands.begin(), mask_.bands.end(), first) ? "bands"
-                              : mask_.slopes && mask_.slope_align == Align::top_left     ? "slopes"
+                              : slopes_stand_at_first_key()                              ? "slopes"
                               : std::any_of(mask_.rules.begin(), mask_.rules.end(), first_rule)
                                   ? "functions of positions"
                                   : nullptr;

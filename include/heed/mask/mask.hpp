@@ -60,6 +60,19 @@ struct KeyRange {
   bool operator==(const KeyRange&) const = default;
 };
 
+namespace detail {
+
+// Positions fit 32 bits, and so do sums of two of them.
+inline constexpr Index kFarthest = Index(1) << 29;
+
+// Throws where an offset that positions are computed with, and not only compared, is too large.
+inline void require_near(Index offset, const char* what, const char* where) {
+  require(offset > -kFarthest && offset < kFarthest, where, ": ", what, " has offset ", offset,
+          ", it must lie between ", -kFarthest, " and ", kFarthest);
+}
+
+}  // namespace detail
+
 template <class Real>
 struct Mask {
   std::vector<Band> bands;
@@ -73,9 +86,10 @@ struct Mask {
   TensorView<const Real> bias;
   // One id per (batch, query) and per (batch, key); pairs of different ids are hidden. Both are given, or none.
   std::optional<std::vector<Index>> query_documents, key_documents;
-  // ALiBi: one slope per head.
+  // ALiBi: one slope per head, for distances from p.
   std::optional<std::vector<Real>> slopes;
   Align slope_align = Align::top_left;
+  Index slope_offset = 0;  // added to p
   // Soft cap c: scale * q.k becomes c tanh(scale * q.k / c); 0 for none.
   Real soft_cap = Real(0);
   // Functions of positions; each must show a pair.
@@ -94,7 +108,7 @@ struct Mask {
     join_given(a.query_documents, b.query_documents, "documents");
     join_given(a.key_documents, b.key_documents, "documents");
     join_given(a.slopes, b.slopes, "alibi");
-    if (b.slopes) a.slope_align = b.slope_align;
+    if (b.slopes) a.slope_align = b.slope_align, a.slope_offset = b.slope_offset;
     join(a.soft_cap, b.soft_cap, a.soft_cap != Real(0), b.soft_cap != Real(0), "soft_cap");
     return a;
   }
@@ -192,10 +206,12 @@ template <class Real>
 
 // Attention with linear biases: -slopes[h] |p - j| is added to the score.
 template <class Real>
-[[nodiscard]] Mask<Real> alibi(std::vector<Real> slopes, Align align = Align::top_left) {
+[[nodiscard]] Mask<Real> alibi(std::vector<Real> slopes, Align align = Align::top_left,
+                               Index offset = 0) {
   Mask<Real> mask;
   mask.slopes = std::move(slopes);
   mask.slope_align = align;
+  mask.slope_offset = offset;
   return mask;
 }
 

@@ -34,7 +34,7 @@ struct MaskStamp {
     if (mask.key_lengths) key_lengths = digest_of(*mask.key_lengths);
     if (mask.query_documents && mask.key_documents)
       documents = digest_of(*mask.query_documents, *mask.key_documents);
-    if (mask.slopes) slopes = digest_of(*mask.slopes, int(mask.slope_align));
+    if (mask.slopes) slopes = digest_of(*mask.slopes, int(mask.slope_align), mask.slope_offset);
     if (mask.rules.empty()) return;
     Digest digest;
     digest.add(mask.rules.size());

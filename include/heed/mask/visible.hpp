@@ -147,9 +147,6 @@ class VisiblePairs final : public PairFunction {
   bool reads_batch_ = false, reads_head_ = false;
 };
 
-// Positions fit 32 bits, and so do sums of two of them.
-inline constexpr Index kFarthest = Index(1) << 29;
-
 // What a function that is made for some sizes asks of a call; -1 where any will do.
 struct AskedSizes {
   const char* name = "the mask";  // in error texts
@@ -169,9 +166,7 @@ class VisibleRule final : public AskedRule {
     const Index last = std::max(g.len_q, g.len_kv);
     require(last < kFarthest, where, ": a function of positions is asked about ", last,
             " tokens, there must be fewer than ", kFarthest);
-    require(offset_ > -kFarthest && offset_ < kFarthest, where,
-            ": a function of positions has offset ", offset_, ", it must be smaller than ",
-            kFarthest);
+    require_near(offset_, "a function of positions", where);
     for (const Index len : {g.len_q, g.len_kv})
       require(sizes_.length < 0 || len == sizes_.length, where, ": ", sizes_.name, " is one of ",
               sizes_.length, " tokens, the call has ", len);

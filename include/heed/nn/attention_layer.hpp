@@ -288,7 +288,7 @@ class OpStage {
     for (Band& band : moved.bands)
       if (band.align == Align::top_left) band.offset += position;
     for (auto& rule : moved.rules) rule = rule->moved(position);
-    moved.slope_align = Align::bottom_right;
+    if (moved.slope_align == Align::top_left) moved.slope_offset += position;
     return moved;
   }
   // Calls f(name, parameter of a, same parameter of b) for each parameter that is in use.

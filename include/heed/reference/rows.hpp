@@ -89,6 +89,7 @@ void use_mask(Problem<S>& problem, const Mask<Real>& mask) {
                               mask.key_documents,
                               std::move(slopes),
                               mask.slope_align,
+                              mask.slope_offset,
                               double(mask.soft_cap),
                               mask.rules};
   problem.bias.clear();
