@@ -350,9 +350,14 @@ int run_generate(const GenerateCommand& command) {
       as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
   Sampling sampling = command.sampling;
   sampling.window = run.config.len;
-  const std::string start =
-      command.prompt ? *command.prompt : run.tokenizer->token(text_start(*run.tokenizer));
-  const std::vector<Index> prompt = encode_prompt(*run.tokenizer, start);
+  const std::optional<Index> end = run.tokenizer->end_of_text();
+  heed::require(!command.stop_at_end || end, "--stop-at-end was given, the tokenizer ",
+                run.tokenizer->name(), " has no token for the end of a text");
+  heed::require(command.prompt || command.end_of_text.empty(), "--end-of-text is ",
+                command.end_of_text, ", without --prompt there is no text");
+  const std::vector<Index> prompt =
+      command.prompt ? encode_prompt(*run.tokenizer, *command.prompt, command.end_of_text)
+                     : std::vector<Index>{text_start(*run.tokenizer)};
   nn::Context<float> context;
   context.threads = command.threads;
   StreamDecoder decoder(*run.tokenizer);
@@ -360,9 +365,9 @@ int run_generate(const GenerateCommand& command) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return std::fflush(stdout) == 0;
   };
-  (void)say(run.tokenizer->decode(prompt));
+  if (prompt != std::vector<Index>{end.value_or(-1)}) (void)say(run.tokenizer->decode(prompt));
   generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
-    if (id == run.tokenizer->end_of_text()) return false;
+    if (command.stop_at_end && id == end) return false;
     return say(decoder.push(id));
   });
   (void)say(decoder.finish() + "\n");

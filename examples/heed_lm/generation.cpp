@@ -68,6 +68,7 @@ void require_sampling(const Sampling& s) {
 }
 
 Index text_start(const Tokenizer& tokenizer) {
+  if (const auto end = tokenizer.end_of_text()) return *end;
   for (const char* wanted : {"\n", " "})
     for (Index id = 0; id < tokenizer.vocab_size(); ++id)
       if (tokenizer.token(id) == wanted) return id;

@@ -22,8 +22,8 @@ struct Sampling {
 // Throws std::invalid_argument for a number out of its range.
 void require_sampling(const Sampling& sampling);
 
-// The token that a text without a prompt begins with: a line break, or, where the tokenizer has none, a space, or else
-// the tokenizer's first token.
+// The token that a text without a prompt begins with: the end of another text, or, where the tokenizer has none, a line
+// break, a space, or else the tokenizer's first token.
 [[nodiscard]] Index text_start(const Tokenizer& tokenizer);
 
 // Chooses a token by its logits; `number` counts the draws. Among equal logits the lowest id counts as the likeliest.

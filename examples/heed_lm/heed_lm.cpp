@@ -93,6 +93,9 @@ void add_data(CLI::App& app, DataSettings& data) {
          "characters with --text, else bytes; tasks have numbers, parens characters)");
   o.file("--vocab", data.vocab, "GPT-2's vocab.json, goes together with --merges");
   o.file("--merges", data.merges, "GPT-2's merges.txt, goes together with --vocab");
+  o.word("--end-of-text", data.end_of_text,
+         "What <|endoftext|> in --text or --instructions is: token, the end of a document, where "
+         "the vocabulary has it, or text like any other (default: token)");
   o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
 }
 
@@ -187,14 +190,24 @@ void add_eval(CLI::App& app, EvalCommand& c) {
   o.threads(c.threads);
 }
 
+constexpr const char* kMark =
+    "What <|endoftext|> in --prompt is: token, where the vocabulary has it, or text like any other "
+    "(default: token)";
+
 void add_generate(CLI::App& app, GenerateCommand& c) {
   const Options o(app);
   o.required_file("checkpoint", c.checkpoint,
                   "Checkpoint of heed_lm train, or a Hugging Face GPT-2");
-  app.add_option("--prompt", c.prompt,
-                 "Text to go on with (default: a line break; where the model has none, a space or "
-                 "its first token)")
+  app.add_option(
+         "--prompt", c.prompt,
+         "Text to go on with; an empty one begins behind the end of another text, where the "
+         "vocabulary has <|endoftext|> (default: so; else a line break; where the model "
+         "has none, a space or its first token)")
       ->type_name("TEXT");
+  o.word("--end-of-text", c.end_of_text, kMark);
+  app.add_flag("--stop-at-end", c.stop_at_end,
+               "Stops where the model ends its text; without it the text goes on behind "
+               "<|endoftext|>, which is written");
   o.size("--tokens", c.tokens, "Largest number of tokens to write", 0, kMaxSteps);
   o.real("--temperature", c.sampling.temperature,
          "How freely tokens are drawn; 0: always the likeliest token");
@@ -215,6 +228,7 @@ void add_inspect(CLI::App& app, InspectCommand& c) {
   app.add_option("--prompt", c.prompt, "Text whose tokens are looked at")
       ->type_name("TEXT")
       ->required();
+  o.word("--end-of-text", c.end_of_text, kMark);
   const auto number = [&](const char* name, std::optional<Index>& value, const char* text) {
     app.add_option(name, value, text)->type_name("N")->check(whole(0, kMaxSize));
   };

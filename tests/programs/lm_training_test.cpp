@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "catch.hpp"
+#include "heed_lm/bpe_tokenizer.hpp"
 #include "heed_lm/generation.hpp"
 #include "heed_lm/json_fields.hpp"
 #include "heed_lm/run_report.hpp"
 #include "heed_lm/training.hpp"
+#include "programs/tiny_vocabulary.hpp"
 #include "tasks/flip_flop.hpp"
 #include "tasks/mqar.hpp"
 #include "tasks/task_list.hpp"
@@ -888,7 +890,9 @@ TEST_CASE("Sampling refuses logits that are not finite, with and without a tempe
     }
 }
 
-TEST_CASE("A text starts with a line break, else with a space, else with the first token") {
+TEST_CASE("A text starts behind another, else with a line break, a space or the first token") {
+  const BpeTokenizer bpe(heed_test::tiny_tokens(), {}, kTokenizerState);
+  CHECK(text_start(bpe) == bpe.vocab_size() - 1);
   CHECK(text_start(ByteTokenizer()) == '\n');
   CHECK(text_start(CharacterTokenizer("a \n")) == 2);
   CHECK(text_start(CharacterTokenizer("ab ")) == 2);

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "programs/shell.hpp"
+#include "programs/tiny_vocabulary.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -341,7 +342,9 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
   (void)shell.done(std::regex_replace(kLm, std::regex("--depth 1"), "--depth 2") +
                    "--variant differential --out model");
   const std::string inspect = "heed_lm inspect model --threads 1 --prompt 'line 4\nli' ";
-  const Names lines = documented("heed_lm inspect"), fields = documented("heed_lm inspect --json"),
+  Names lines = documented("heed_lm inspect");
+  lines.erase("special tokens: LIST");
+  const Names fields = documented("heed_lm inspect --json"),
               files = documented("heed_lm inspect --report");
   const Result all = shell.done(inspect + "--json a.json --report pages");
   CHECK(lines_matched(all.out, lines) == lines);
@@ -391,6 +394,51 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
                 "--prompt has 17 tokens, the model reads 16 at most");
   shell.refuses("heed_lm inspect model --prompt ''", "it must hold at least one character");
   shell.refuses("heed_lm inspect model", "--prompt is required");
+}
+
+TEST_CASE("heed_lm takes <|endoftext|> as the token, or as text where it is told so") {
+  const Shell shell;
+  const std::string mark = "<|endoftext|>", tokens = " --vocab vocab.json --merges merges.txt";
+  std::ofstream(shell.path("vocab.json")) << vocab_json(tiny_tokens());
+  std::ofstream(shell.path("merges.txt")) << joined(kMerges);
+  for (int i = 0; i < 40; ++i) {
+    std::ofstream(shell.path("docs.txt"), std::ios::app) << "hello world" << mark;
+    std::ofstream(shell.path("ends.txt"), std::ios::app) << mark << mark;
+  }
+  const std::string train =
+      std::regex_replace(kLm, std::regex("text.txt"), "docs.txt") + tokens + " --out model ";
+  // 6 tokens of a document; its mark as text has 13 bytes.
+  CHECK(shell.done(train).out.find("; 216 tokens for training, 24 held out\n") !=
+        std::string::npos);
+  const std::string asked = "heed_lm eval model --threads 1 --text docs.txt";
+  CHECK(lines_of(shell.done(asked).out).size() == 2);
+  CHECK(shell.done(asked + " --end-of-text text").out.find("not the data") != std::string::npos);
+  CHECK(shell.done(train + "--end-of-text text").out.find("; 648 tokens for training, 72 held") !=
+        std::string::npos);
+
+  (void)shell.done(
+      "heed_lm train --text ends.txt --width 16 --heads 2 --depth 1 --len 16 --lr 0.1 "
+      "--steps 20 --warmup 0 --threads 1 --out ends" +
+      tokens);
+  const std::string say = "heed_lm generate ends --threads 1 --temperature 0 --tokens 2 ";
+  for (const std::string start : {"", "--prompt '' ", "--prompt '<|endoftext|>' "}) {
+    CHECK(shell.done(say + start).out == mark + mark + "\n");
+    CHECK(shell.done(say + start + "--stop-at-end").out == "\n");
+  }
+  CHECK(shell.done(say + "--prompt hello --stop-at-end").out == "hello\n");
+  const std::string inspect = "heed_lm inspect ends --threads 1 --prompt '<|endoftext|>' ";
+  CHECK(lines_of(shell.done(inspect).out).at(0) == "tokens 1, layers 1; sdpa");
+  CHECK(lines_of(shell.done(inspect).out).at(1) == "special tokens: 264 '<|endoftext|>'");
+  CHECK(lines_of(shell.done(inspect + "--end-of-text text").out).at(0) ==
+        "tokens 13, layers 1; sdpa");
+
+  (void)shell.done(kLm + "--out characters");
+  const std::string none = ", the tokenizer characters has no token for the end of a text";
+  shell.refuses("heed_lm generate characters --stop-at-end", "--stop-at-end was given" + none);
+  shell.refuses(kLm + "--end-of-text token", "--end-of-text is token" + none);
+  shell.refuses(kLm + "--end-of-text no", "--end-of-text is 'no', it must be token or text");
+  shell.refuses("heed_lm generate ends --end-of-text text", "without --prompt there is no text");
+  shell.refuses("heed_lm train --task parens --end-of-text text", "--task parens has no text");
 }
 
 TEST_CASE(
