@@ -207,7 +207,7 @@ struct Prepared {
                                 const std::optional<nn::GptOptions>& gpt2) {
   if (!gpt2) return !name.starts_with("adamw.");
   return !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") &&
-         !(gpt2->tied && name == "lm_head.weight");
+         !(gpt2->tied && name.ends_with("lm_head.weight"));
 }
 
 // Prints what each attention layer reports of the last rows it saw: steps, tension, residual, ...
@@ -350,6 +350,7 @@ int run_generate(const GenerateCommand& command) {
       as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
   Sampling sampling = command.sampling;
   sampling.window = run.config.len;
+  sampling.vocabulary = run.tokenizer->vocab_size();
   const std::optional<Index> end = run.tokenizer->end_of_text();
   heed::require(!command.stop_at_end || end, "--stop-at-end was given, the tokenizer ",
                 run.tokenizer->name(), " has no token for the end of a text");

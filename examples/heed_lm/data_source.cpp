@@ -181,10 +181,10 @@ constexpr const char* kParens = "parens";
   return task;
 }
 
-[[nodiscard]] std::string read_some_text(const std::string& path) {
+[[nodiscard]] std::string read_some_text(const std::string& path, Content content) {
   std::string text;
   try {
-    text = read_text_file(path);
+    text = read_text_file(path, content);
   } catch (const std::runtime_error& error) {
     throw std::runtime_error("--text " + std::string(error.what()));
   }
@@ -237,7 +237,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
     heed::require(!s.text.empty(),
                   "--tokenizer is characters, whose alphabet comes from --text; --instructions "
                   "needs bytes or gpt2");
-    const std::string text = read_some_text(s.text);
+    const std::string text = read_some_text(s.text, Content::text);
     return about_text(s.text, "; --tokenizer bytes reads any file",
                       [&] { return std::make_unique<CharacterTokenizer>(alphabet_of(text)); });
   }
@@ -264,7 +264,8 @@ std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& to
   }
   if (!s.instructions.empty())
     return std::make_unique<InstructionSource>(read_instructions(s.instructions), tokenizer, s);
-  const std::string text = read_some_text(s.text);
+  const std::string text =
+      read_some_text(s.text, tokenizer.name() == "bytes" ? Content::bytes : Content::text);
   const EndOfText end = end_of_text_named(s.end_of_text, tokenizer);
   return about_text(s.text, "", [&] { return make_text_source(tokenizer.encode(text, end), s); });
 }

@@ -16,6 +16,8 @@ struct Sampling {
   Index top_k = 0;         // draws among so many of the likeliest tokens; 0: among all
   double top_p = 1;        // draws among the likeliest tokens that together have this probability
   std::uint64_t seed = 1;
+  Index vocabulary =
+      0;             // draws among so many first ids, behind which no token stands; 0: among all
   Index window = 0;  // most tokens that the model reads; 0: as many as it has positions
 };
 

@@ -3,6 +3,7 @@
 #include "heed_lm/bpe_tokenizer.hpp"
 #include "heed_lm/instructions.hpp"
 #include "heed_lm/text_data.hpp"
+#include "heed_lm/text_file.hpp"
 #include "heed_lm/text_random.hpp"
 #include "heed_lm/text_utf8.hpp"
 #include "heed_lm/tokenizer.hpp"
@@ -413,6 +414,28 @@ TEST_CASE("control bytes of a bad file are spelled out, and the sentence goes on
   CHECK(message_of([] {
           (void)parse_instructions("{\"instruction\": \"\x1b\"}", "a\nb");
         }).find("a\\x0Ab line 1: ") == 0);
+}
+
+TEST_CASE("a file of another kind says what it is, and a text may be a page of HTML") {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
+                    page = "<!DOCTYPE html>\n<html></html>";
+  const ScratchFile good("good.json", vocab_json(tiny_tokens())), lfs("lfs", pointer),
+      html("html", page), zip("zip", "PK\x03\x04");
+  const std::string is_lfs = ": the file begins like a Git LFS pointer: fetch the file itself";
+  CHECK(message_of([&] { (void)read_bpe_tokenizer(lfs.path(), lfs.path()); }) ==
+        lfs.path() + is_lfs);
+  CHECK(message_of([&] { (void)read_bpe_tokenizer(good.path(), lfs.path()); }) ==
+        lfs.path() + is_lfs);
+  CHECK(message_of([&] { (void)read_instructions(html.path()); }) ==
+        html.path() + ": the file begins like an HTML page: fetch the file itself");
+  CHECK(message_of([&] { (void)read_text_file(lfs.path(), Content::text); }) ==
+        lfs.path() + is_lfs);
+  CHECK(message_of([&] {
+          (void)read_text_file(zip.path(), Content::text);
+        }).starts_with(zip.path() + ": the file begins like a zip archive"));
+  CHECK(read_text_file(html.path(), Content::text) == page);
+  for (const ScratchFile* file : {&lfs, &html, &zip})
+    CHECK_FALSE(read_text_file(file->path(), Content::bytes).empty());
 }
 
 TEST_CASE("a file that is not there is named") {
