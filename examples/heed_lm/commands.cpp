@@ -2,6 +2,7 @@
 #include "commands.hpp"
 
 #include "finite.hpp"
+#include "json_fields.hpp"
 #include "open_model.hpp"
 #include "resume.hpp"
 #include "run_report.hpp"
@@ -202,6 +203,22 @@ struct Prepared {
   return p;
 }
 
+// A value of the metadata as info shows it: the settings of a checkpoint without those that its variant does not read. What
+// is no checkpoint, or a damaged one, is shown as it is.
+[[nodiscard]] std::string shown(const heed::io::SafetensorsIndex& file, const std::string& key) {
+  const std::string& value = file.metadata().at(key);
+  if (key != "model" && key != "training") return value;
+  try {
+    nlohmann::json settings = nlohmann::json::parse(value);
+    for (const std::string& name :
+         idle_settings(from_json<ModelConfig>(file.metadata().at("model"), "model")))
+      settings.erase(name);
+    return settings.dump();
+  } catch (const std::exception&) {
+    return value;
+  }
+}
+
 // Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
 [[nodiscard]] bool is_parameter(const std::string& name,
                                 const std::optional<nn::GptOptions>& gpt2) {
@@ -378,9 +395,11 @@ int run_generate(const GenerateCommand& command) {
 int run_info(const std::string& path) {
   using heed::printable;
   const auto file = as_usage([&] { return heed::io::SafetensorsIndex::read(path); });
-  for (const auto& [key, value] : file.metadata())
-    std::printf("%s: %s%s\n", printable(key).c_str(), printable(value.substr(0, 300)).c_str(),
-                value.size() > 300 ? " ..." : "");
+  for (const auto& entry : file.metadata()) {
+    const std::string value = shown(file, entry.first);
+    std::printf("%s: %s%s\n", printable(entry.first).c_str(),
+                printable(value.substr(0, 300)).c_str(), value.size() > 300 ? " ..." : "");
+  }
   std::optional<nn::GptOptions> gpt2;
   if (nn::Gpt2File::is_gpt2(file)) gpt2 = as_usage([&] { return nn::Gpt2File(path).options(); });
   Index total = 0;

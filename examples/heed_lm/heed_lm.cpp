@@ -10,6 +10,8 @@
 #include "../program/ranks.hpp"
 #include "commands.hpp"
 
+#include <algorithm>
+
 namespace {
 
 using namespace heed_lm;
@@ -101,10 +103,9 @@ void add_data(CLI::App& app, DataSettings& data) {
 
 void add_model(CLI::App& app, TrainCommand& c) {
   const Options o(app);
-  std::string names;
-  for (const std::string& name : model_names()) names += (names.empty() ? "" : ", ") + name;
   app.add_option("--variant", c.model.variant,
-                 "Kind of attention, or of a model with a frame of its own: " + names)
+                 "Kind of attention, or of a model with a frame of its own: " +
+                     heed_program::joined(model_names()))
       ->type_name("NAME")
       ->capture_default_str();
   o.size("--width", c.model.width, "Width of the model, a multiple of --heads");
@@ -285,11 +286,14 @@ class CommandLine {
   void require_command(int argc, char** argv) const {
     const std::string word = argc > 1 ? argv[1] : "";
     if (word.rfind("-", 0) == 0) return;
+    std::vector<std::string> names;
     for (const CLI::App* command : {train_app_, eval_app_, generate_app_, inspect_app_, info_app_})
-      if (word == command->get_name()) return;
+      names.push_back(command->get_name());
+    if (std::ranges::count(names, word) > 0) return;
     throw heed_program::UsageError(
         "the command is \"" + word +
-        "\", it must be train, eval, generate, inspect or info; --help says more");
+        "\", it must be train, eval, generate, inspect or info; --help says more" +
+        heed_program::did_you_mean(word, names));
   }
   int run_command(heed_program::Ranks& ranks) {
     if (*train_app_) {

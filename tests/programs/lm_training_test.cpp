@@ -789,6 +789,22 @@ TEST_CASE("What a model needs at the least is told without making it, within a f
     }
 }
 
+TEST_CASE("Settings that a variant does not read are known") {
+  using Names = std::set<std::string>;
+  const auto idle = [](const std::string& variant) {
+    ModelConfig config;
+    config.variant = variant;
+    return idle_settings(config);
+  };
+  CHECK(idle("sdpa") == Names{"causal", "ponder", "ponder_prior", "prototypes"});
+  for (const char* variant : {"prototype", "prototype-art"})
+    CHECK(idle(variant) == Names{"causal", "ponder", "ponder_prior"});
+  CHECK(idle("dialectical-act") == Names{"causal", "ponder_prior", "prototypes"});
+  CHECK(idle("dialectical-pondernet") == Names{"causal", "prototypes"});
+  CHECK(idle("dialectical-lm") ==
+        Names{"attention_dropout", "depth", "dropout", "ponder", "ponder_prior", "prototypes"});
+}
+
 TEST_CASE("Settings keep the default of a field that their JSON does not have") {
   ModelConfig config;
   config.width = 48;

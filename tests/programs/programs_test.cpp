@@ -335,6 +335,10 @@ TEST_CASE("heed_lm prints the documented lines, and its page has the documented 
     if (const std::size_t colon = line.find(": "); colon != std::string::npos)
       keys.insert(line.substr(0, colon));
   CHECK(keys == documented("Checkpoints of heed_lm"));
+  const std::string info = shell.done("heed_lm info model").out;
+  for (const char* field : {"prototypes", "ponder", "causal"})
+    CHECK(info.find(field) == std::string::npos);
+  CHECK(info.find("\"variant\":\"ode\"") != std::string::npos);
 }
 
 TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and files as documented") {
@@ -539,6 +543,7 @@ TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, 
   (void)shell.done(kLm + "--out good");
   shell.refuses("heed_lm", "the command is \"\"");
   shell.refuses("heed_lm nope", "the command is \"nope\"");
+  shell.refuses("heed_lm trian", "--help says more; did you mean train?");
   const std::string train = "heed_lm train --text text.txt ";
   shell.refuses(train + "--lr nan", "--lr: \"nan\"");
   shell.refuses(train + "--clip -1", "--clip: \"-1\"");
@@ -591,6 +596,34 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
          "differential does not fit --width 6 with --heads 2, which make a head of 3 columns "
          "(ProjectedAttention: dim_qk is 3, it must be even: both maps read half a head)");
   says(train + "--width", "--width needs a value; --help lists the options");
+  const std::string lists = " not expected; --help lists the options";
+  says(train + "--layers 3 --wdith=5 'a b'",
+       "the arguments --layers 3 --wdith=5 'a b' were" + lists + "; did you mean --depth?");
+  says(train + "--wdith=5", "the argument --wdith=5 was" + lists + "; did you mean --width?");
+  says("heed_lm info good more", "the argument more was" + lists);
+  says("heed_lm generate good --layers 3", "the arguments --layers 3 were" + lists);
+  says("heed_compare --varaints dar",
+       "the arguments --varaints dar were" + lists + "; did you mean --variants?");
+  says("heed_scaling --heds 3", "the arguments --heds 3 were" + lists + "; did you mean --heads?");
+  for (const auto& [typed, meant] :
+       {std::pair{"dra", "dar"}, {"DAR", "dar"}, {"oed-lm", "ode-lm"}, {"prototpye", "prototype"}})
+    shell.refuses(train + "--variant " + typed,
+                  "dialectical-lm; did you mean " + std::string(meant) + "?\n");
+  shell.refuses(train + "--variant transformer", "dialectical-lm\n");
+  shell.refuses("heed_compare --variants sdpa,intnet", "; did you mean intent?\n");
+  if constexpr (HEED_HAS_ZOO) {
+    shell.refuses(train + "--variant sinc", "; did you mean zoo:sink?\n");
+    shell.refuses("heed_compare --variants zoo:sikn", "; did you mean zoo:sink?\n");
+  } else {
+    const std::string none = "this build has no zoo: it was configured with HEED_ZOO=OFF";
+    says(train + "--variant zoo:sink", "--variant is zoo:sink, " + none);
+    for (const std::string name : {"zoo", "zoo:sink"})
+      says("heed_compare --variants " + name, "--variants names \"" + name + "\", " + none);
+  }
+  shell.refuses("heed_compare --task mqra",
+                "--task needs --train STEPS; and --task is mqra, it must be one of mqar, ");
+  says("heed_compare --task mqar", "--task needs --train STEPS");
+  shell.refuses("heed_compare --train 1 --task mqra", "are; did you mean mqar?\n");
   says(train + "--depth 1 --depth 2", "--depth was given more than once; --help lists the options");
   says(train + "--held-out 1",
        "--held-out: \"1\" is not a number from 0 to below 1; --help lists the options");
