@@ -21,12 +21,15 @@
 #include "suite/suite.hpp"
 
 #include "../examples/program/program.hpp"
+#include "../examples/program/words.hpp"
+#include "../examples/zoo/left_out.hpp"
 
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <sstream>
 
 namespace {
 
@@ -100,10 +103,21 @@ class Arguments {
     if (count > 1)
       throw heed_program::UsageError(std::string("the argument is ") + pointers[1] +
                                      ", which is no option or has a wrong value; --help lists the "
-                                     "options");
+                                     "options" +
+                                     meant(pointers[1]));
   }
 
  private:
+  // The option that may be meant, of those that kHelp has at the beginning of a line.
+  [[nodiscard]] static std::string meant(const std::string& argument) {
+    std::vector<std::string> known;
+    std::istringstream help(kHelp);
+    for (std::string line; std::getline(help, line);)
+      if (const std::size_t at = line.find("--"); line.starts_with("  -"))
+        known.push_back(line.substr(at, line.find_first_of("= ", at) - at));
+    return heed_program::did_you_mean(argument.substr(0, argument.find('=')), known);
+  }
+
   std::vector<std::string> words_;
 };
 
@@ -164,6 +178,10 @@ void require_values(const Arguments& arguments) {
       throw heed_program::UsageError("--benchmark_repetitions is \"" + *text +
                                      "\", it must be a whole number from 1 to 1000000");
   }
+  if (const auto filter = arguments.value("filter"))
+    if (const std::size_t at = filter->find("zoo:");
+        at != std::string::npos && zoo::is_left_out(filter->substr(at)))
+      throw heed_program::UsageError("--benchmark_filter is \"" + *filter + "\", " + zoo::kLeftOut);
   if (const auto out = arguments.value("out"))
     heed_program::require_output("--benchmark_out", *out);
 }

@@ -9,6 +9,7 @@
 #include "../program/words.hpp"
 #include "../report/page.hpp"
 #include "../zoo/layers.hpp"
+#include "../zoo/left_out.hpp"
 
 #include <heed/core/parallel.hpp>
 
@@ -36,15 +37,10 @@ struct Words {
   std::string variants, shape, dtype = "both", threads = "0", seed = "1";
 };
 
+using heed_program::joined;
 using heed_program::kMaxThreads;
 using heed_program::split;
 using heed_program::detail::read_number;
-
-[[nodiscard]] std::string joined(const std::vector<std::string>& items) {
-  std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
-  return text;
-}
 
 // All variants that can be compared; with training the controls, which come first.
 [[nodiscard]] std::vector<std::string> known_names(bool trains) {
@@ -65,8 +61,11 @@ constexpr const char* kZoo = "zoo";
   if (!all.empty() && std::erase(asked, kZoo) > 0)
     asked.insert(asked.end(), all.begin(), all.end());
   for (const std::string& name : asked) {
+    if (zoo::is_left_out(name))
+      throw UsageError("--variants names \"" + name + "\", " + zoo::kLeftOut);
     if (std::find(known.begin(), known.end(), name) == known.end())
-      throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known));
+      throw UsageError("--variants names \"" + name + "\", which is not one of " + joined(known) +
+                       heed_program::did_you_mean(name, known));
     if (hiding != nullptr && zoo::reads_later_keys(name))
       throw UsageError("--variants names \"" + name + "\", which reads later keys by design; " +
                        hiding + " hides them");

@@ -246,10 +246,17 @@ void print_task_help() {
 void take_training(const CLI::App& app, const TrainingWords& words, Settings& settings) {
   TrainingSettings& training = settings.training;
   take_quick(app, settings);
-  for (const char* option : {"--then", "--task"})
-    if (app.count(option) > 0 && training.steps == 0)
-      throw UsageError(std::string(option) + " needs --train STEPS");
-  if (training.steps == 0) return;
+  if (training.steps == 0) {
+    if (app.count("--then") > 0) throw UsageError("--then needs --train STEPS");
+    if (app.count("--task") == 0) return;
+    const std::string needs = "--task needs --train STEPS";
+    try {
+      (void)read_tasks(words.tasks);
+    } catch (const UsageError& error) {
+      throw UsageError(needs + "; and " + error.what());
+    }
+    throw UsageError(needs);
+  }
   training.tasks = read_tasks(words.tasks);
   if (settings.quick)
     take_sizes(app, kQuickModel, training.model);

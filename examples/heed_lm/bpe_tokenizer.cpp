@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <unordered_set>
 
 namespace heed_lm {
 
@@ -25,6 +26,9 @@ constexpr const char* kEndOfText = "<|endoftext|>";
 // Only pieces of up to kLongestKnown bytes are remembered, at most kMostKnown of them: words recur, longer pieces hardly
 // ever do.
 constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
+
+// So many tokens that no merge makes and that no brackets mark may be special tokens.
+constexpr std::size_t kMostNameless = 64;
 
 // The token in quotes for a message, cut after 40 bytes.
 [[nodiscard]] std::string in_quotes(const std::string& token) {
@@ -96,9 +100,17 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
   return std::nullopt;
 }
 
+// The names in an object's first level must differ: the parser itself would keep the last of two values.
 [[nodiscard]] Json parse_json(const std::string& text, const std::string& name) {
+  std::unordered_set<std::string> keys;
+  const auto require_new = [&](int depth, Json::parse_event_t event, const Json& key) {
+    if (event == Json::parse_event_t::key && depth == 1)
+      heed::require(keys.insert(key.get<std::string>()).second, name, ": the token ",
+                    in_quotes(key.get<std::string>()), " stands there twice");
+    return true;
+  };
   try {
-    return Json::parse(text);
+    return Json::parse(text, require_new);
   } catch (const Json::parse_error& error) {
     heed::fail(name, ": not JSON from byte ", error.byte, " of ", text.size(), " on");
   } catch (const Json::exception& error) {
@@ -129,9 +141,29 @@ constexpr std::size_t kLongestKnown = 32, kMostKnown = std::size_t{1} << 17;
   return tokens;
 }
 
+// True for <|endoftext|>, <pad>, [MASK] and the like.
+[[nodiscard]] bool in_brackets(const std::string& token) {
+  return token.size() > 2 && ((token.starts_with('<') && token.ends_with('>')) ||
+                              (token.starts_with('[') && token.ends_with(']')));
+}
+
+// Throws where so many tokens are made by no merge that the merges must be those of another vocabulary, or a part.
+void require_merges(const BpeTokenizer& tokenizer, const std::vector<std::string>& tokens,
+                    const BpeNames& names) {
+  std::vector<std::string> nameless;
+  for (const Index id : tokenizer.special_tokens())
+    if (const std::string& token = tokens[std::size_t(id)]; !in_brackets(token))
+      nameless.push_back(token);
+  heed::require(nameless.size() <= kMostNameless, names.merges, ": no line makes ", nameless.size(),
+                " of the ", tokens.size(), " tokens of ", names.tokens, ", the first of them ",
+                nameless.empty() ? "" : in_quotes(nameless.front()),
+                "; the file is cut off or belongs to another vocabulary");
+}
+
 [[nodiscard]] std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
-  for (std::size_t at = 0; at < text.size();) {
+  constexpr std::string_view mark = "\xEF\xBB\xBF";  // that some editors put before UTF-8
+  for (std::size_t at = text.starts_with(mark) ? mark.size() : 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     lines.push_back(text.substr(at, end - at));
     if (lines.back().ends_with('\r')) lines.back().pop_back();
@@ -183,6 +215,11 @@ BpeTokenizer::BpeTokenizer(const std::vector<std::string>& tokens,
     heed::require(added, names.merges, " line ", merge.line, ": the pair ", in_quotes(merge.left),
                   " and ", in_quotes(merge.right), " has been merged by an earlier line");
   }
+  std::vector<bool> made(tokens.size());
+  for (const Index id : byte_ids_) made[std::size_t(id)] = true;
+  for (const BpeMerges::Rule& rule : merges_.rules()) made[std::size_t(rule.merged)] = true;
+  for (std::size_t id = 0; id < made.size(); ++id)
+    if (!made[id]) special_.push_back(Index(id));
 }
 
 std::string BpeTokenizer::state() const {
@@ -218,7 +255,9 @@ std::unique_ptr<BpeTokenizer> read_bpe_tokenizer(const std::string& vocab_path,
   const BpeNames names{vocab_path, merges_path};
   const std::vector<std::string> tokens = tokens_from_json(read_text_file(vocab_path), vocab_path);
   const std::vector<std::string> lines = lines_of(read_text_file(merges_path));
-  return std::make_unique<BpeTokenizer>(tokens, merges_from_lines(lines, names), names);
+  auto tokenizer = std::make_unique<BpeTokenizer>(tokens, merges_from_lines(lines, names), names);
+  require_merges(*tokenizer, tokens, names);
+  return tokenizer;
 }
 
 }  // namespace heed_lm

@@ -6,7 +6,8 @@
 //
 // Files   vocab.json, an object from tokens to ids, and merges.txt, one pair of tokens per line
 //         after an optional first line that begins with #version. Tokens are spelled in printable
-//         characters, one for each byte.
+//         characters, one for each byte. A token that is neither a byte nor made by a merge is a special token: any
+//         number of them in angle or square brackets, at most 64 others.
 // Errors  std::runtime_error when a file cannot be read, std::invalid_argument for what it holds.
 
 #include "bpe_merges.hpp"
@@ -48,6 +49,7 @@ class BpeTokenizer final : public Tokenizer {
 
   [[nodiscard]] std::string name() const override { return "gpt2"; }
   [[nodiscard]] std::string state() const override;
+  [[nodiscard]] std::vector<Index> special_tokens() const override { return special_; }
 
  private:
   struct Hash {
@@ -61,7 +63,7 @@ class BpeTokenizer final : public Tokenizer {
   void encode_text(std::string_view text, std::vector<Index>& ids) const override;
   [[nodiscard]] std::vector<Index> merged(std::string_view piece) const;
 
-  std::vector<Index> byte_ids_;  // (256)
+  std::vector<Index> byte_ids_, special_;  // (256), and ids that are neither a byte nor merged
   BpeMerges merges_;
   BpeSplit split_;
   mutable Ids known_;  // pieces that have been encoded before

@@ -135,6 +135,12 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
                 " numbers at the least; the tensors hold ", Index(held));
 }
 
+// A table may have more rows than there are tokens, as training fills it up to a round number.
+constexpr Index kMostPadding = 1023;
+[[nodiscard]] bool fits_vocabulary(const Tokenizer& tokenizer, Index rows) {
+  return tokenizer.vocab_size() <= rows && rows - tokenizer.vocab_size() <= kMostPadding;
+}
+
 // The run that the header describes, without its weights: every number is checked against the file, then the model is
 // made.
 [[nodiscard]] Run described(const SafetensorsIndex& file, const std::filesystem::path& path) {
@@ -160,7 +166,7 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
   run.data = number_of<std::uint64_t>(file, path, "data");
   run.tokenizer =
       about(path.string(), [&] { return tokenizer_from(metadata(file, path, "tokenizer")); });
-  heed::require(run.tokenizer->vocab_size() == run.config.vocabulary, model,
+  heed::require(fits_vocabulary(*run.tokenizer, run.config.vocabulary), model,
                 " has vocabulary = ", run.config.vocabulary, ", its tokenizer has ",
                 run.tokenizer->vocab_size(), " tokens");
   require_model(run.config, file, model);
@@ -237,7 +243,7 @@ Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
   heed::require(!has_own_frame(config.variant), path.string(), ": a GPT-2 cannot start ",
                 config.variant, ", which has a frame of its own");
   const nn::Gpt2File file(path, [&](const nn::GptOptions& sizes) {
-    heed::require(tokenizer->vocab_size() == sizes.vocabulary, path.string(), ": it has ",
+    heed::require(fits_vocabulary(*tokenizer, sizes.vocabulary), path.string(), ": it has ",
                   sizes.vocabulary, " words, the tokenizer has ", tokenizer->vocab_size(),
                   "; --vocab and --merges must be those of this model");
   });
@@ -250,7 +256,9 @@ Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
   run.config = std::move(config);
   run.tokenizer = std::move(tokenizer);
   run.model = about(path.string(), [&] { return std::make_unique<Model>(make_model(run.config)); });
-  file.fill(*run.model);
+  file.fill(*run.model, [&](const std::string& name, const std::vector<float>& numbers) {
+    require_finite(numbers, name, path);
+  });
   return run;
 }
 

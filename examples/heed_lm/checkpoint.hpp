@@ -66,7 +66,7 @@ void save_run(Run& run, const std::filesystem::path& path);
 [[nodiscard]] Run load_run(const std::filesystem::path& path);
 
 // A run that starts from a GPT-2 of Hugging Face, with any variant that fits into its frame. Sizes and activation are
-// those of the file, not those of `config`. `tokenizer` must have as many words as the file.
+// those of the file, not those of `config`. `tokenizer` must have as many words as the file, or up to 1023 fewer.
 [[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                                 std::shared_ptr<const Tokenizer> tokenizer);
 [[nodiscard]] bool is_gpt2_file(const std::filesystem::path& path);

@@ -2,6 +2,7 @@
 #include "commands.hpp"
 
 #include "finite.hpp"
+#include "json_fields.hpp"
 #include "open_model.hpp"
 #include "resume.hpp"
 #include "run_report.hpp"
@@ -202,12 +203,28 @@ struct Prepared {
   return p;
 }
 
+// A value of the metadata as info shows it: the settings of a checkpoint without those that its variant does not read. What
+// is no checkpoint, or a damaged one, is shown as it is.
+[[nodiscard]] std::string shown(const heed::io::SafetensorsIndex& file, const std::string& key) {
+  const std::string& value = file.metadata().at(key);
+  if (key != "model" && key != "training") return value;
+  try {
+    nlohmann::json settings = nlohmann::json::parse(value);
+    for (const std::string& name :
+         idle_settings(from_json<ModelConfig>(file.metadata().at("model"), "model")))
+      settings.erase(name);
+    return settings.dump();
+  } catch (const std::exception&) {
+    return value;
+  }
+}
+
 // Files of GPT-2 may have masks beside the weights, and the embedding once more as the head.
 [[nodiscard]] bool is_parameter(const std::string& name,
                                 const std::optional<nn::GptOptions>& gpt2) {
   if (!gpt2) return !name.starts_with("adamw.");
   return !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") &&
-         !(gpt2->tied && name == "lm_head.weight");
+         !(gpt2->tied && name.ends_with("lm_head.weight"));
 }
 
 // Prints what each attention layer reports of the last rows it saw: steps, tension, residual, ...
@@ -350,9 +367,15 @@ int run_generate(const GenerateCommand& command) {
       as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
   Sampling sampling = command.sampling;
   sampling.window = run.config.len;
-  const std::string start =
-      command.prompt ? *command.prompt : run.tokenizer->token(text_start(*run.tokenizer));
-  const std::vector<Index> prompt = encode_prompt(*run.tokenizer, start);
+  sampling.vocabulary = run.tokenizer->vocab_size();
+  const std::optional<Index> end = run.tokenizer->end_of_text();
+  heed::require(!command.stop_at_end || end, "--stop-at-end was given, the tokenizer ",
+                run.tokenizer->name(), " has no token for the end of a text");
+  heed::require(command.prompt || command.end_of_text.empty(), "--end-of-text is ",
+                command.end_of_text, ", without --prompt there is no text");
+  const std::vector<Index> prompt =
+      command.prompt ? encode_prompt(*run.tokenizer, *command.prompt, command.end_of_text)
+                     : std::vector<Index>{text_start(*run.tokenizer)};
   nn::Context<float> context;
   context.threads = command.threads;
   StreamDecoder decoder(*run.tokenizer);
@@ -360,9 +383,9 @@ int run_generate(const GenerateCommand& command) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return std::fflush(stdout) == 0;
   };
-  (void)say(run.tokenizer->decode(prompt));
+  if (prompt != std::vector<Index>{end.value_or(-1)}) (void)say(run.tokenizer->decode(prompt));
   generate(*run.model, context, prompt, command.tokens, sampling, [&](Index id) {
-    if (id == run.tokenizer->end_of_text()) return false;
+    if (command.stop_at_end && id == end) return false;
     return say(decoder.push(id));
   });
   (void)say(decoder.finish() + "\n");
@@ -372,9 +395,11 @@ int run_generate(const GenerateCommand& command) {
 int run_info(const std::string& path) {
   using heed::printable;
   const auto file = as_usage([&] { return heed::io::SafetensorsIndex::read(path); });
-  for (const auto& [key, value] : file.metadata())
-    std::printf("%s: %s%s\n", printable(key).c_str(), printable(value.substr(0, 300)).c_str(),
-                value.size() > 300 ? " ..." : "");
+  for (const auto& entry : file.metadata()) {
+    const std::string value = shown(file, entry.first);
+    std::printf("%s: %s%s\n", printable(entry.first).c_str(),
+                printable(value.substr(0, 300)).c_str(), value.size() > 300 ? " ..." : "");
+  }
   std::optional<nn::GptOptions> gpt2;
   if (nn::Gpt2File::is_gpt2(file)) gpt2 = as_usage([&] { return nn::Gpt2File(path).options(); });
   Index total = 0;

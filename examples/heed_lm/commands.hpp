@@ -38,13 +38,15 @@ struct EvalCommand {
 struct GenerateCommand {
   std::string checkpoint, vocab, merges;
   std::optional<std::string> prompt;  // without: text_start() of the tokenizer
+  std::string end_of_text;            // see end_of_text_named()
+  bool stop_at_end = false;
   Index tokens = 200;
   Sampling sampling;
   int threads = 0;
 };
 
 struct InspectCommand {
-  std::string checkpoint, vocab, merges, prompt;
+  std::string checkpoint, vocab, merges, prompt, end_of_text;
   std::optional<Index> layer, head;  // from 0; not given: all
   Index top = 3;                     // links of each token
   std::string json, report;          // a file or "-", a folder; empty: none

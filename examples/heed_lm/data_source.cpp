@@ -9,6 +9,7 @@
 #include "text_file.hpp"
 
 #include <heed/core/error.hpp>
+#include <heed/io/safetensors_types.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -57,7 +58,8 @@ class InstructionSource final : public DataSource {
  public:
   InstructionSource(const std::vector<Instruction>& examples, const Tokenizer& tokenizer,
                     const DataSettings& settings)
-      : data_(examples, tokenizer, settings.len) {
+      : data_(examples, tokenizer, settings.len,
+              end_of_text_named(settings.end_of_text, tokenizer)) {
     const Index held =
         std::max<Index>(1, Index(std::llround(settings.held_out * double(data_.count()))));
     training_ = data_.count() - held;
@@ -179,10 +181,10 @@ constexpr const char* kParens = "parens";
   return task;
 }
 
-[[nodiscard]] std::string read_some_text(const std::string& path) {
+[[nodiscard]] std::string read_some_text(const std::string& path, Content content) {
   std::string text;
   try {
-    text = read_text_file(path);
+    text = read_text_file(path, content);
   } catch (const std::runtime_error& error) {
     throw std::runtime_error("--text " + std::string(error.what()));
   }
@@ -201,6 +203,15 @@ auto about_text(const std::string& path, const char* advice, F&& f) {
 }
 
 }  // namespace
+
+EndOfText end_of_text_named(const std::string& name, const Tokenizer& tokenizer) {
+  heed::require(name.empty() || name == "token" || name == "text", "--end-of-text is ",
+                heed::io::in_quotes(name), ", it must be token or text");
+  heed::require(name != "token" || tokenizer.end_of_text(),
+                "--end-of-text is token, the tokenizer ", tokenizer.name(),
+                " has no token for the end of a text");
+  return name == "text" ? EndOfText::as_text : EndOfText::as_token;
+}
 
 std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
   require_one_source(s);
@@ -226,7 +237,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& s) {
     heed::require(!s.text.empty(),
                   "--tokenizer is characters, whose alphabet comes from --text; --instructions "
                   "needs bytes or gpt2");
-    const std::string text = read_some_text(s.text);
+    const std::string text = read_some_text(s.text, Content::text);
     return about_text(s.text, "; --tokenizer bytes reads any file",
                       [&] { return std::make_unique<CharacterTokenizer>(alphabet_of(text)); });
   }
@@ -242,6 +253,8 @@ Index task_len(const DataSettings& s) {
 std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& tokenizer) {
   require_one_source(s);
   if (!s.task.empty()) {
+    heed::require(s.end_of_text.empty(), "--end-of-text is ", s.end_of_text, ", --task ", s.task,
+                  " has no text");
     std::shared_ptr<const tasks::Task> task = task_of(s);
     heed::require(task->len() <= s.len, "--len is ", s.len, ", --task ", s.task,
                   " has sequences of ", task->len(), " tokens");
@@ -251,8 +264,10 @@ std::unique_ptr<DataSource> open_data(const DataSettings& s, const Tokenizer& to
   }
   if (!s.instructions.empty())
     return std::make_unique<InstructionSource>(read_instructions(s.instructions), tokenizer, s);
-  const std::string text = read_some_text(s.text);
-  return about_text(s.text, "", [&] { return make_text_source(tokenizer.encode(text), s); });
+  const std::string text =
+      read_some_text(s.text, tokenizer.name() == "bytes" ? Content::bytes : Content::text);
+  const EndOfText end = end_of_text_named(s.end_of_text, tokenizer);
+  return about_text(s.text, "", [&] { return make_text_source(tokenizer.encode(text, end), s); });
 }
 
 std::unique_ptr<DataSource> make_text_source(std::vector<Index> tokens,

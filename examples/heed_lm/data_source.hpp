@@ -43,10 +43,15 @@ struct DataSettings {
   std::string tokenizer;      // bytes, characters or gpt2; empty: characters, or gpt2 if
                               // files are given
   std::string vocab, merges;  // of gpt2
+  std::string end_of_text;    // see end_of_text_named()
   Index len = 256;            // of the longest sequence; of "parens" without numbers, of all
   double held_out = 0.1;
   std::uint64_t seed = 1;
 };
+
+// How a text is encoded, by the value of --end-of-text: token, which is the default, or text. Throws
+// std::invalid_argument for another name, and for token where the tokenizer has no such token.
+[[nodiscard]] EndOfText end_of_text_named(const std::string& name, const Tokenizer& tokenizer);
 
 // Makes the tokenizer that the settings ask for; that of characters has the alphabet of the text. Tasks have numbers, parens
 // characters.

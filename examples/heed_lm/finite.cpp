@@ -3,13 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 namespace heed_lm {
 
 namespace {
 
 namespace nn = heed::nn;
+
+[[nodiscard]] std::span<const float> numbers_of(const heed::Param<float>& param) {
+  return {param.data(), std::size_t(param.size())};
+}
+
+}  // namespace
 
 void require_finite(std::span<const float> numbers, const std::string& name,
                     const std::filesystem::path& path) {
@@ -18,11 +23,6 @@ void require_finite(std::span<const float> numbers, const std::string& name,
   throw std::runtime_error(path.string() + ": number " + std::to_string(found - numbers.begin()) +
                            " of " + name + " is " + std::to_string(*found) + ", it must be finite");
 }
-[[nodiscard]] std::span<const float> numbers_of(const heed::Param<float>& param) {
-  return {param.data(), std::size_t(param.size())};
-}
-
-}  // namespace
 
 void require_finite(Run& run, const std::filesystem::path& path) {
   run.model->visit(nn::Visitor<float>(

@@ -68,6 +68,7 @@ void require_sampling(const Sampling& s) {
 }
 
 Index text_start(const Tokenizer& tokenizer) {
+  if (const auto end = tokenizer.end_of_text()) return *end;
   for (const char* wanted : {"\n", " "})
     for (Index id = 0; id < tokenizer.vocab_size(); ++id)
       if (tokenizer.token(id) == wanted) return id;
@@ -113,7 +114,9 @@ void generate(Model& model, nn::Context<float>& context, const std::vector<Index
   std::vector<Index> next = prompt;
   if (size > len) next.erase(next.begin(), next.end() - std::max<Index>(1, len / 2));
   for (Index n = 0; n < count; ++n) {
-    const Index id = sample(reader.read(next), sampling, std::uint64_t(n));
+    const std::span<const float> logits = reader.read(next);
+    const Index words = sampling.vocabulary > 0 ? sampling.vocabulary : Index(logits.size());
+    const Index id = sample(logits.first(std::size_t(words)), sampling, std::uint64_t(n));
     if (!on_token(id)) return;
     next = {id};
   }

@@ -16,14 +16,16 @@ struct Sampling {
   Index top_k = 0;         // draws among so many of the likeliest tokens; 0: among all
   double top_p = 1;        // draws among the likeliest tokens that together have this probability
   std::uint64_t seed = 1;
+  Index vocabulary =
+      0;             // draws among so many first ids, behind which no token stands; 0: among all
   Index window = 0;  // most tokens that the model reads; 0: as many as it has positions
 };
 
 // Throws std::invalid_argument for a number out of its range.
 void require_sampling(const Sampling& sampling);
 
-// The token that a text without a prompt begins with: a line break, or, where the tokenizer has none, a space, or else
-// the tokenizer's first token.
+// The token that a text without a prompt begins with: the end of another text, or, where the tokenizer has none, a line
+// break, a space, or else the tokenizer's first token.
 [[nodiscard]] Index text_start(const Tokenizer& tokenizer);
 
 // Chooses a token by its logits; `number` counts the draws. Among equal logits the lowest id counts as the likeliest.

@@ -10,6 +10,8 @@
 #include "../program/ranks.hpp"
 #include "commands.hpp"
 
+#include <algorithm>
+
 namespace {
 
 using namespace heed_lm;
@@ -93,15 +95,17 @@ void add_data(CLI::App& app, DataSettings& data) {
          "characters with --text, else bytes; tasks have numbers, parens characters)");
   o.file("--vocab", data.vocab, "GPT-2's vocab.json, goes together with --merges");
   o.file("--merges", data.merges, "GPT-2's merges.txt, goes together with --vocab");
+  o.word("--end-of-text", data.end_of_text,
+         "What <|endoftext|> in --text or --instructions is: token, the end of a document, where "
+         "the vocabulary has it, or text like any other (default: token)");
   o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
 }
 
 void add_model(CLI::App& app, TrainCommand& c) {
   const Options o(app);
-  std::string names;
-  for (const std::string& name : model_names()) names += (names.empty() ? "" : ", ") + name;
   app.add_option("--variant", c.model.variant,
-                 "Kind of attention, or of a model with a frame of its own: " + names)
+                 "Kind of attention, or of a model with a frame of its own: " +
+                     heed_program::joined(model_names()))
       ->type_name("NAME")
       ->capture_default_str();
   o.size("--width", c.model.width, "Width of the model, a multiple of --heads");
@@ -187,14 +191,24 @@ void add_eval(CLI::App& app, EvalCommand& c) {
   o.threads(c.threads);
 }
 
+constexpr const char* kMark =
+    "What <|endoftext|> in --prompt is: token, where the vocabulary has it, or text like any other "
+    "(default: token)";
+
 void add_generate(CLI::App& app, GenerateCommand& c) {
   const Options o(app);
   o.required_file("checkpoint", c.checkpoint,
                   "Checkpoint of heed_lm train, or a Hugging Face GPT-2");
-  app.add_option("--prompt", c.prompt,
-                 "Text to go on with (default: a line break; where the model has none, a space or "
-                 "its first token)")
+  app.add_option(
+         "--prompt", c.prompt,
+         "Text to go on with; an empty one begins behind the end of another text, where the "
+         "vocabulary has <|endoftext|> (default: so; else a line break; where the model "
+         "has none, a space or its first token)")
       ->type_name("TEXT");
+  o.word("--end-of-text", c.end_of_text, kMark);
+  app.add_flag("--stop-at-end", c.stop_at_end,
+               "Stops where the model ends its text; without it the text goes on behind "
+               "<|endoftext|>, which is written");
   o.size("--tokens", c.tokens, "Largest number of tokens to write", 0, kMaxSteps);
   o.real("--temperature", c.sampling.temperature,
          "How freely tokens are drawn; 0: always the likeliest token");
@@ -215,6 +229,7 @@ void add_inspect(CLI::App& app, InspectCommand& c) {
   app.add_option("--prompt", c.prompt, "Text whose tokens are looked at")
       ->type_name("TEXT")
       ->required();
+  o.word("--end-of-text", c.end_of_text, kMark);
   const auto number = [&](const char* name, std::optional<Index>& value, const char* text) {
     app.add_option(name, value, text)->type_name("N")->check(whole(0, kMaxSize));
   };
@@ -271,11 +286,14 @@ class CommandLine {
   void require_command(int argc, char** argv) const {
     const std::string word = argc > 1 ? argv[1] : "";
     if (word.rfind("-", 0) == 0) return;
+    std::vector<std::string> names;
     for (const CLI::App* command : {train_app_, eval_app_, generate_app_, inspect_app_, info_app_})
-      if (word == command->get_name()) return;
+      names.push_back(command->get_name());
+    if (std::ranges::count(names, word) > 0) return;
     throw heed_program::UsageError(
         "the command is \"" + word +
-        "\", it must be train, eval, generate, inspect or info; --help says more");
+        "\", it must be train, eval, generate, inspect or info; --help says more" +
+        heed_program::did_you_mean(word, names));
   }
   int run_command(heed_program::Ranks& ranks) {
     if (*train_app_) {

@@ -29,10 +29,11 @@ using Json = nlohmann::ordered_json;
 constexpr int kJsonFormat = 1;
 // A page has the pictures of so many heads at most, unless a layer or a head was chosen.
 constexpr std::size_t kMostPictures = 64;
+constexpr std::size_t kMostSpecial = 100;  // special tokens that are listed
 
 // What was read by which heads.
 struct Inspection {
-  std::string checkpoint, variant;
+  std::string checkpoint, variant, special;
   std::vector<std::string> tokens;
   std::vector<WeightMeasures> layers;
   std::vector<HeadReading> chosen;  // layer by layer
@@ -42,6 +43,18 @@ struct Inspection {
   if (!std::isfinite(x)) return "not finite";
   char text[64];
   std::snprintf(text, sizeof text, format, x);
+  return text;
+}
+
+// 50256 '<|endoftext|>', ...; empty where the tokenizer has no special token.
+[[nodiscard]] std::string special_text(const Tokenizer& tokenizer) {
+  const std::vector<Index> ids = tokenizer.special_tokens();
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ids.size(), kMostSpecial); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(ids[i]) + " " +
+            heed::io::in_quotes(tokenizer.token(ids[i]));
+  if (ids.size() > kMostSpecial)
+    text += " and " + std::to_string(ids.size() - kMostSpecial) + " more";
   return text;
 }
 
@@ -62,6 +75,7 @@ struct Inspection {
 void print_readings(const Inspection& in, bool all_tokens, std::FILE* to) {
   std::fprintf(to, "tokens %zu, layers %zu; %s\n", in.tokens.size(), in.layers.size(),
                in.variant.c_str());
+  if (!in.special.empty()) std::fprintf(to, "special tokens: %s\n", in.special.c_str());
   for (const HeadReading& head : in.chosen) {
     const WeightMeasures& m = in.layers[std::size_t(head.layer)];
     std::fprintf(to, "layer %td head %td  entropy %s nats  largest weight %s  distance %s tokens\n",
@@ -187,14 +201,14 @@ int run_inspect(const InspectCommand& command) {
   require_outputs(command);
   const Run run =
       as_usage([&] { return open_run(command.checkpoint, command.vocab, command.merges); });
-  const std::vector<Index> ids = encode_prompt(*run.tokenizer, command.prompt);
+  const std::vector<Index> ids = encode_prompt(*run.tokenizer, command.prompt, command.end_of_text);
   heed::require(Index(ids.size()) <= run.config.len, "--prompt has ", ids.size(),
                 " tokens, the model reads ", run.config.len, " at most");
   require_among("--layer", command.layer, Index(run.model->blocks().size()), "layers");
   heed::nn::Context<float> context;
   context.threads = command.threads;
 
-  Inspection in{command.checkpoint, run.config.variant, {}, {}, {}};
+  Inspection in{command.checkpoint, run.config.variant, special_text(*run.tokenizer), {}, {}, {}};
   for (const Index id : ids) in.tokens.push_back(run.tokenizer->token(id));
   in.layers = read_layers(*run.model, context, 1, ids, {.links = command.top});
   Index most = 0;

@@ -115,14 +115,15 @@ std::vector<Index> example_order(Index count, std::uint64_t seed, std::uint64_t 
 }
 
 InstructionData::InstructionData(const std::vector<Instruction>& examples,
-                                 const Tokenizer& tokenizer, Index len)
+                                 const Tokenizer& tokenizer, Index len, EndOfText marks)
     : padding_(tokenizer.end_of_text().value_or(0)) {
   heed::require(len >= 2, "--len is ", len, ", --instructions needs at least 2");
   for (const Instruction& example : examples) {
     // GPT-2's pieces never reach across ":" and " ", so that two halves give the ids of the whole.
-    std::vector<Index> response = tokenizer.encode(" " + example.output);
+    std::vector<Index> response = tokenizer.encode(" " + example.output, marks);
     if (const auto end = tokenizer.end_of_text()) response.push_back(*end);
-    examples_.push_back(fit(tokenizer.encode(prompt_of(example)), std::move(response), len + 1));
+    examples_.push_back(
+        fit(tokenizer.encode(prompt_of(example), marks), std::move(response), len + 1));
   }
 }
 

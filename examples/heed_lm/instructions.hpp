@@ -49,8 +49,9 @@ class InstructionData {
  public:
   // An example of more than len + 1 tokens loses the beginning of its prompt, until it fits or half
   // of these tokens (or fewer, if the prompt is shorter) are prompt; then the end of its response,
-  // and with it the end of text.
-  InstructionData(const std::vector<Instruction>& examples, const Tokenizer& tokenizer, Index len);
+  // and with it the end of text. `marks`: what the end-of-text token's name in an example is.
+  InstructionData(const std::vector<Instruction>& examples, const Tokenizer& tokenizer, Index len,
+                  EndOfText marks = EndOfText::as_text);
 
   [[nodiscard]] Index count() const { return Index(examples_.size()); }
   // How many examples have been cut.

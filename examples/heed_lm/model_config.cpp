@@ -2,7 +2,9 @@
 #include "model_config.hpp"
 
 #include "../program/limits.hpp"
+#include "../program/words.hpp"
 #include "../zoo/layers.hpp"
+#include "../zoo/left_out.hpp"
 
 #include <heed/compiled.hpp>
 #include <heed/compiled_engine.hpp>
@@ -91,13 +93,19 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   return "--" + field;
 }
 
-// The number of rows, each of the model's width, that a small model of the same kind gains when `size` grows by 1.
-[[nodiscard]] Index rows_per(const ModelConfig& c, Index ModelConfig::*size) {
+// The settings of a small model of the same kind.
+[[nodiscard]] ModelConfig small_of(const ModelConfig& c) {
   ModelConfig small = c;
   small.vocabulary = small.depth = small.len = small.prototypes = 1;
   small.width = 8;
   small.heads = 2;
   small.hidden = 8;
+  return small;
+}
+
+// The number of rows, each of the model's width, that a small model of the same kind gains when `size` grows by 1.
+[[nodiscard]] Index rows_per(const ModelConfig& c, Index ModelConfig::*size) {
+  ModelConfig small = small_of(c);
   const auto numbers = [&] {
     Model model = make_untrained(small);
     Index count = 0;
@@ -140,20 +148,16 @@ std::vector<std::string> model_names() {
   return names;
 }
 
-std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 void require_variant(const std::string& variant, Naming naming) {
   const std::string called = name_of("variant", naming);
   heed::require(!zoo::reads_later_keys(variant), called, " is ", variant,
                 ", which reads later keys by design; a language model must not");
+  heed::require(!zoo::is_left_out(variant), called, " is ", variant, ", ", zoo::kLeftOut);
   const std::vector<std::string> names = model_names();
   heed::require(std::ranges::count(names, variant) > 0, called, " is ",
                 variant.size() > 80 ? variant.substr(0, 80) + "..." : variant,
-                ", it must be one of ", list_of(names));
+                ", it must be one of ", heed_program::joined(names),
+                heed_program::did_you_mean(variant, names));
 }
 
 bool has_own_frame(const std::string& variant) { return find_stack(variant) != nullptr; }
@@ -205,6 +209,19 @@ double least_numbers(const ModelConfig& c) {
   };
   return width * (rows(&ModelConfig::vocabulary) + rows(&ModelConfig::len) +
                   blocks * (square + 2 * hidden + rows(&ModelConfig::prototypes)));
+}
+
+std::set<std::string> idle_settings(const ModelConfig& c) {
+  std::set<std::string> idle;
+  const Model model = make_untrained(small_of(c));
+  if (rows_per(c, &ModelConfig::prototypes) == 0) idle.insert("prototypes");
+  if (!model.counts_steps()) idle.insert("ponder");
+  if (!model.scores_steps()) idle.insert("ponder_prior");
+  if (c.variant == kDialecticalLm)
+    idle.insert({"depth", "dropout", "attention_dropout"});
+  else
+    idle.insert("causal");
+  return idle;
 }
 
 Model make_model(const ModelConfig& config, Naming naming) {

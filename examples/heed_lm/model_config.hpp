@@ -5,6 +5,7 @@
 
 #include <heed/models/gpt.hpp>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,6 @@ struct ModelConfig {
 // GPT-2's frame, then those stacks.
 [[nodiscard]] std::vector<std::string> stack_names();
 [[nodiscard]] std::vector<std::string> model_names();
-[[nodiscard]] std::string list_of(const std::vector<std::string>& names);  // "a, b, c"
 [[nodiscard]] bool has_own_frame(const std::string& variant);
 
 // How messages call a setting: attention_dropout as checkpoints do, or --attention-dropout as command lines do.
@@ -70,6 +70,9 @@ void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
 // Lower bound on the numbers that a model of usable settings holds, weights and what layers keep beside them. The
 // model is not made; it holds at most 16 times as many.
 [[nodiscard]] double least_numbers(const ModelConfig& config);
+
+// The names of those settings, of a model and of its training, that a model of this variant does not read.
+[[nodiscard]] std::set<std::string> idle_settings(const ModelConfig& config);
 
 // A model with its first weights. Throws std::invalid_argument where the settings do not fit together.
 [[nodiscard]] Model make_model(const ModelConfig& config, Naming naming = Naming::fields);

@@ -2,6 +2,7 @@
 #include "open_model.hpp"
 
 #include "bpe_tokenizer.hpp"
+#include "data_source.hpp"
 #include "finite.hpp"
 
 #include <heed/compiled.hpp>
@@ -22,10 +23,13 @@ Run open_run(const std::string& checkpoint, const std::string& vocab, const std:
   return run;
 }
 
-std::vector<Index> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
+std::vector<Index> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt,
+                                 const std::string& end_of_text) {
+  const EndOfText end = end_of_text_named(end_of_text, tokenizer);
+  if (prompt.empty() && tokenizer.end_of_text()) return {*tokenizer.end_of_text()};
   heed::require(!prompt.empty(), "--prompt is \"\", it must hold at least one character");
   try {
-    return tokenizer.encode(prompt);
+    return tokenizer.encode(prompt, end);
   } catch (const std::invalid_argument& error) {
     heed::fail("--prompt ", heed::io::in_quotes(prompt), ": ", error.what());
   }

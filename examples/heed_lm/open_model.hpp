@@ -15,8 +15,10 @@ namespace heed_lm {
 [[nodiscard]] Run open_run(const std::string& checkpoint, const std::string& vocab,
                            const std::string& merges);
 
-// The tokens of --prompt. Throws std::invalid_argument where it is empty or has characters that the tokenizer lacks.
+// The tokens of --prompt, with the value of --end-of-text. An empty one is the end of another text; throws
+// std::invalid_argument where the tokenizer has no such token, or lacks characters of the prompt.
 [[nodiscard]] std::vector<Index> encode_prompt(const Tokenizer& tokenizer,
-                                               const std::string& prompt);
+                                               const std::string& prompt,
+                                               const std::string& end_of_text);
 
 }  // namespace heed_lm

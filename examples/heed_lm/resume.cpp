@@ -101,8 +101,8 @@ std::string resuming_command(const TrainCommand& command) {
   add("--resume", command.out);
   // What the checkpoint has, --steps and --seed among it, is left out.
   for (const char* option :
-       {"--text", "--instructions", "--task", "--held-out", "--report", "--eval-every",
-        "--save-every", "--threads", "--context-ranks", "--rank-timeout"})
+       {"--text", "--instructions", "--task", "--end-of-text", "--held-out", "--report",
+        "--eval-every", "--save-every", "--threads", "--context-ranks", "--rank-timeout"})
     if (const auto found = command.given.find(option); found != command.given.end())
       add(option, found->second);
   return line;

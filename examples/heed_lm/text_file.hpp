@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Files of heed_lm that hold text.
+
 #include <string>
 
 namespace heed_lm {
 
-// All bytes of a file; throws std::runtime_error with one sentence when it cannot be read.
-[[nodiscard]] std::string read_text_file(const std::string& path);
+// What the file is to hold: JSON and the like, a text in any language, HTML too, or any bytes at all.
+enum class Content { structured, text, bytes };
+
+// All bytes of a file; throws std::runtime_error with one sentence when it cannot be read, or begins like a file of another
+// kind (heed/io/foreign_file.hpp).
+[[nodiscard]] std::string read_text_file(const std::string& path,
+                                         Content content = Content::structured);
 
 }  // namespace heed_lm

@@ -32,6 +32,8 @@ class Tokenizer {
 
   [[nodiscard]] Index vocab_size() const { return Index(tokens_.size()); }
   [[nodiscard]] std::optional<Index> end_of_text() const { return end_of_text_; }
+  // Ids that no text is encoded as, unless as the end of text; in order.
+  [[nodiscard]] virtual std::vector<Index> special_tokens() const { return {}; }
   // The bytes of one token; not always whole characters.
   [[nodiscard]] const std::string& token(Index id) const;
 

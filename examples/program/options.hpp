@@ -2,17 +2,21 @@
 #pragma once
 
 // Checks of option values that run while a value is still text, because CLI11's own conversion takes NaN for
-// any number and -1 for 2^64 - 1; and CLI11's refusals as sentences.
+// any number and -1 for 2^64 - 1; and CLI11's refusals as sentences, with the option that may be meant.
 
 #include "limits.hpp"
 #include "program.hpp"
+#include "words.hpp"
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace heed_program {
 
@@ -92,6 +96,37 @@ template <class Number>
   return text.substr(0, colon) + (repeated ? " was given more than once" : " needs a value") + help;
 }
 
+// What other programs call some options.
+inline constexpr std::pair<const char*, const char*> kOtherNames[] = {
+    {"--layers", "--depth"},      {"--n-layer", "--depth"},    {"--blocks", "--depth"},
+    {"--dim", "--width"},         {"--d-model", "--width"},    {"--n-embd", "--width"},
+    {"--n-head", "--heads"},      {"--context", "--len"},      {"--block-size", "--len"},
+    {"--seq-len", "--len"},       {"--batch-size", "--batch"}, {"--learning-rate", "--lr"},
+    {"--attention", "--variant"}, {"--max-tokens", "--tokens"}};
+
+// Arguments that the program or its command does not have, in the order of the command line, as one sentence.
+[[nodiscard]] inline std::string unexpected_arguments(const CLI::App& app) {
+  std::vector<std::string> known;
+  const auto add = [&](const CLI::App& one) {
+    for (const CLI::Option* option : one.get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  };
+  add(app);
+  for (const CLI::App* command : app.get_subcommands()) add(*command);
+  std::string arguments, meant;
+  const std::vector<std::string> all = app.remaining(true);
+  for (const std::string& argument : all) {
+    arguments += " " + shell_word(argument);
+    std::string name = argument.substr(0, argument.find('='));
+    if (!meant.empty() || !name.starts_with("--")) continue;
+    for (const auto& [other, own] : kOtherNames)
+      if (name == other && std::ranges::count(known, own) > 0) name = own;
+    meant = did_you_mean(name, known);
+  }
+  return (all.size() == 1 ? "the argument" : "the arguments") + arguments +
+         (all.size() == 1 ? " was" : " were") + " not expected; --help lists the options" + meant;
+}
+
 // Reads the command line of a program. False: the help or version that it asks for is printed, and the program is done.
 [[nodiscard]] inline bool read_options(CLI::App& app, int argc, char** argv) {
   try {
@@ -101,6 +136,8 @@ template <class Number>
     std::fputs(app.help().c_str(), stdout);
   } catch (const CLI::CallForVersion& version) {
     std::puts(version.what());
+  } catch (const CLI::ExtrasError&) {
+    throw UsageError(unexpected_arguments(app));
   } catch (const CLI::ParseError& error) {
     throw UsageError(sentence_of(error));
   }

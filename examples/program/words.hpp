@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// Words that people type: lists, and names that are nearly those of something.
+
+#include <algorithm>
+#include <cctype>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace heed_program {
@@ -16,6 +21,49 @@ namespace heed_program {
       items.back() += c;
   }
   return items;
+}
+
+// The items with ", " between.
+[[nodiscard]] inline std::string joined(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) text += (text.empty() ? "" : ", ") + item;
+  return text;
+}
+
+// How many characters must be added, left out, replaced, or swapped with the next one, to make `b` of `a`.
+[[nodiscard]] inline std::size_t edits_between(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i)
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        edits[i][j] = i + j;
+        continue;
+      }
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1,
+                              edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+    }
+  return edits[a.size()][b.size()];
+}
+
+// "; did you mean mqar?", the end of a sentence about a word that is none of the known names: the first of those that the
+// fewest edits make of it, where they are at most a third of its characters. Upper case counts as lower case, and a name
+// behind a colon, as that of zoo:sink, may stand alone.
+[[nodiscard]] inline std::string did_you_mean(std::string word,
+                                              const std::vector<std::string>& known) {
+  constexpr std::size_t longest = 80;
+  if (word.empty() || word.size() > longest) return "";
+  for (char& c : word) c = char(std::tolower(static_cast<unsigned char>(c)));
+  std::size_t fewest = std::max<std::size_t>(1, word.size() / 3) + 1;
+  std::string nearest;
+  for (const std::string& name : known)
+    for (const std::size_t from : {std::size_t(0), name.find(':') + 1})
+      if (const std::size_t edits = edits_between(word, name.substr(from)); edits < fewest) {
+        fewest = edits;
+        nearest = name;
+      }
+  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
 }
 
 }  // namespace heed_program

@@ -43,12 +43,12 @@ template <class... Own>
   return {entry_of<Own>()...};
 }
 
-// "a, b, c" of the names of a list.
+// The names of a list.
 template <class Named>
-[[nodiscard]] std::string names_of(const std::vector<Named>& list) {
-  std::string text;
-  for (const Named& one : list) text += (text.empty() ? "" : ", ") + one.name;
-  return text;
+[[nodiscard]] std::vector<std::string> names_of(const std::vector<Named>& list) {
+  std::vector<std::string> names;
+  for (const Named& one : list) names.push_back(one.name);
+  return names;
 }
 
 // The value of "name=value" as the spec has it.
@@ -100,7 +100,8 @@ const Entry& task_entry(const std::string& name) {
   for (const Entry& entry : task_list())
     if (entry.name == name) return entry;
   heed::fail("--task is ", name.empty() ? "empty" : name, ", it must be one of ",
-             names_of(task_list()), "; --task help says what they are");
+             heed_program::joined(names_of(task_list())), "; --task help says what they are",
+             heed_program::did_you_mean(name, names_of(task_list())));
 }
 
 std::string task_name(const std::string& spec) { return spec.substr(0, spec.find(':')); }
@@ -121,7 +122,8 @@ std::unique_ptr<Task> make_task(const std::string& spec) {
       for (const Entry::Number& number : entry.numbers)
         if (number.name == name) known = &number;
       heed::require(known != nullptr, "--task ", entry.name, ": ", name.empty() ? "nothing" : name,
-                    " is not one of its numbers, ", names_of(entry.numbers));
+                    " is not one of its numbers, ", heed_program::joined(names_of(entry.numbers)),
+                    heed_program::did_you_mean(name, names_of(entry.numbers)));
       heed::require(equals != std::string::npos, "--task ", entry.name, ": ", name,
                     " needs a value, such as ", name, "=", short_number(known->published));
       given[name] = read_number(entry, *known, item.substr(equals + 1));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "layers.hpp"
 
+#include "left_out.hpp"
 #include "zoo.hpp"
 
 #include <heed/compiled_engine.hpp>
@@ -42,6 +43,10 @@ bool reads_later_keys(const std::string& name) {
     if (name == variant.name) reads = variant.traits.reads_later_keys;
   });
   return reads;
+}
+
+bool is_left_out(const std::string& name) {
+  return layer_names().empty() && (name == "zoo" || name.starts_with("zoo:"));
 }
 
 std::vector<std::string> layer_names() {

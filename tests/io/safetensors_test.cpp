@@ -90,7 +90,15 @@ std::vector<Malformed> malformed_lengths() {
       {"length", text_bytes(std::string("\x01\xE1\xF5\x05\0\0\0\0{}", 10)),
        "length of 100000001, that of a safetensors file is at most 100000000"},
       {"length", text_bytes(std::string("\x00\xE1\xF5\x05\0\0\0\0{}", 10)),
-       "length 100000000 is more than the 2"},
+       "length 100000000 is more than the 2 bytes that follow it: the file is cut off"},
+      {"kind", text_bytes("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 5\n"),
+       "the file begins like a Git LFS pointer: fetch the file itself"},
+      {"kind", text_bytes("\r\n <!DOCTYPE html><html></html>"), "begins like an HTML page"},
+      {"kind", text_bytes("<html lang=en></html>"), "begins like an HTML page: fetch the file"},
+      {"kind", text_bytes("\x1F\x8B\x08 some bytes"), "begins like gzip: unpack it"},
+      {"kind", text_bytes("PK\x03\x04 some bytes"), "begins like a zip archive, as torch.save"},
+      {"kind", text_bytes(std::string("\x80\x02\x00\x00\0\0\0\0.", 9) + std::string(700, 'x')),
+       "begins like a pickle, as torch.save writes"},
   };
 }
 
@@ -182,9 +190,10 @@ std::vector<Malformed> malformed_spans() {
       {"offsets", one("U8", "1", "", 1), "'a' has 0 data_offsets, not 2"},
       {"offsets", one("U8", "1", "0,1,1", 1), "its data_offsets has more than 2 numbers"},
       {"offsets", one("U8", "1", "1,0", 1), "'a' begins at byte 1 after its end 0"},
-      {"offsets", one("U8", "2", "0,2", 1), "'a' ends at byte 2 of 1 data bytes"},
+      {"offsets", one("U8", "2", "0,2", 1), "the file is cut off: it has 62 of 63 bytes"},
+      {"offsets", two("0,4", "4,8", 3), "the file is cut off: it has "},
       {"offsets", one("U8", "1", "18446744073709551614,18446744073709551615", 1),
-       "ends at byte 18446744073709551615 of 1 data bytes"},
+       "ends at byte 18446744073709551615, which overflows a signed index"},
       {"bytes", one("F32", "2,3", "0,20", 20),
        "'a' spans 20 bytes, but its shape and dtype need 24"},
       {"bytes", one("F32", "2,3", "0,28", 28), "spans 28 bytes, but its shape and dtype need 24"},
@@ -627,6 +636,17 @@ TEST_CASE("a sparse file of a terabyte is refused by its header, before memory f
   // What it says of itself can be looked at all the same.
   CHECK(heed::io::SafetensorsIndex::read(path).info("a").shape ==
         std::vector<Index>{Index(std::stoll(rest))});
+}
+
+TEST_CASE("a file whose header is shorter than what tells other files is read whole") {
+  const Folder folder;
+  const fs::path path = folder.path / "short.safetensors";
+  Bytes bytes = file_of("{" + entry("a", "U8", "3", "0,3") + "}", 3);
+  for (const std::size_t i : {1, 2, 3}) bytes[bytes.size() - i] = std::byte(i);
+  const std::span<const std::byte> piece = bytes;
+  heed::io::write_file_atomically(path, {&piece, 1});
+  CHECK(Safetensors::read(path).values<int>("a") == std::vector<int>{3, 2, 1});
+  CHECK(heed::io::SafetensorsIndex::read(path).contains("a"));
 }
 
 TEST_CASE("a file can be refused by its header, before its tensors are read") {

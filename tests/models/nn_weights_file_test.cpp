@@ -174,7 +174,7 @@ std::string complaint(const fs::path& path, const Call& call) {
 }  // namespace
 
 TEST_CASE("A GPT-2 in Hugging Face's names gives the logits of the model that wrote it") {
-  const std::string prefix = GENERATE("", "transformer.");
+  const std::string prefix = GENERATE("", "transformer.", "_orig_mod.transformer.", "module.");
   const Index depth = GENERATE(1, 2, 3);
   TemporaryFile file;
   Model direct = gpt(gpt2_options(depth));
@@ -290,16 +290,40 @@ TEST_CASE("A head in a GPT-2 file is the embedding once more, or the model's own
   o.tied = false;
   Model direct = gpt(o);
   shake<float>(direct);
-  Tensors tensors = gpt2_of(direct, "transformer.");
-  tensors["lm_head.weight"] = *find_weight<float>(direct, "lm_head.weight");
+  const std::string outer = GENERATE("", "_orig_mod.", "module._orig_mod.");
+  const std::string own_head = outer + "lm_head.weight";
+  Tensors tensors = gpt2_of(direct, outer + "transformer.");
+  tensors[own_head] = *find_weight<float>(direct, "lm_head.weight");
   write(tensors, file.path());
   CHECK_FALSE(nn::Gpt2File(file.path()).options().tied);
   Model loaded = gpt(nn::Gpt2File(file.path()).options());
   nn::Gpt2File(file.path()).fill(loaded);
   CHECK(same_bits(logits_of(loaded), logits_of(direct)));
-  tensors["lm_head.weight"] = tensors["transformer.wte.weight"];
+  tensors[own_head] = tensors[outer + "transformer.wte.weight"];
   write(tensors, file.path());
   CHECK(nn::Gpt2File(file.path()).options().tied);
+  tensors["model." + own_head] = tensors[own_head];
+  write(tensors, file.path());
+  CHECK(complaint(file.path(), [&] { (void)nn::Gpt2File(file.path()); }) ==
+        "a GPT-2 of 1 block has no place for the tensor model." + own_head);
+}
+
+TEST_CASE("What a GPT-2 is filled with is seen before, as the file calls and orders it") {
+  TemporaryFile file;
+  Model direct = gpt(gpt2_options(1));
+  shake<float>(direct);
+  const Tensors tensors = gpt2_of(direct, "module.");
+  write(tensors, file.path());
+  Model loaded = gpt(gpt2_options(1));
+  const std::vector<float> before = all_weights<float>(loaded);
+  std::size_t seen = 0;
+  nn::Gpt2File(file.path()).fill(loaded, [&](const auto& name, const auto& stored) {
+    const heed::Param<float>& tensor = tensors.at(name);
+    CHECK(same_bits(stored, std::vector<float>(tensor.data(), tensor.data() + tensor.size())));
+    CHECK(same_bits(all_weights<float>(loaded), before));
+    ++seen;
+  });
+  CHECK(seen == tensors.size() - 1);  // the mask is left out
 }
 
 TEST_CASE("Weights that GPT-2 does not have stay as they are") {

@@ -3,9 +3,11 @@
 #include "heed_lm/bpe_tokenizer.hpp"
 #include "heed_lm/instructions.hpp"
 #include "heed_lm/text_data.hpp"
+#include "heed_lm/text_file.hpp"
 #include "heed_lm/text_random.hpp"
 #include "heed_lm/text_utf8.hpp"
 #include "heed_lm/tokenizer.hpp"
+#include "programs/tiny_vocabulary.hpp"
 
 #include <unistd.h>
 
@@ -25,11 +27,11 @@
 #include <vector>
 
 using namespace heed_lm;
+using namespace heed_test;
 
 namespace {
 
 using Ids = std::vector<Index>;
-using Lines = std::vector<std::string>;
 
 template <class Call>
 std::string message_of(const Call& call) {
@@ -65,31 +67,8 @@ std::string utf8(char32_t code) {
   return text;
 }
 
-// GPT-2's spelling, a second time: 33 to 126, 161 to 172, 174 to 255 are themselves.
-std::string spelled_byte(int byte) {
-  const auto itself = [](int b) {
-    return (b > 32 && b < 127) || (b > 160 && b < 173) || (b > 173 && b < 256);
-  };
-  if (itself(byte)) return utf8(char32_t(byte));
-  int before = 0;
-  for (int b = 0; b < byte; ++b) before += !itself(b);
-  return utf8(char32_t(256 + before));
-}
-
-// 256 bytes as ids 0 to 255, then the results of these merges, then an end of text.
-const Lines kMerges = {"h e", "l l", "he ll", "o w", "hell o", "Ġ w", "Ġw o", "a a"};
+// Ids of tiny_tokens().
 constexpr Index kHello = 260, kSpaceWo = 262, kDoubleA = 263, kEnd = 264;
-
-Lines tiny_tokens() {
-  Lines tokens;
-  for (int byte = 0; byte < 256; ++byte) tokens.push_back(spelled_byte(byte));
-  for (std::string merge : kMerges) {
-    merge.erase(merge.find(' '), 1);
-    tokens.push_back(merge);
-  }
-  tokens.push_back("<|endoftext|>");
-  return tokens;
-}
 
 const BpeNames kNames = {"vocab.json", "merges.txt"};
 
@@ -98,22 +77,6 @@ BpeTokenizer tokenizer_of(const Lines& tokens, const Lines& merges) {
 }
 
 BpeTokenizer tiny_bpe() { return tokenizer_of(tiny_tokens(), kMerges); }
-
-std::string json_of(const Lines& tokens) {
-  std::string json = "{";
-  for (std::size_t id = 0; id < tokens.size(); ++id) {
-    const std::string& t = tokens[id];
-    const std::string escaped = t == "\"" || t == "\\" ? "\\" + t : t;
-    json += (id > 0 ? ", \"" : "\"") + escaped + "\": " + std::to_string(id);
-  }
-  return json + "}";
-}
-
-std::string joined(const Lines& lines, const std::string& end) {
-  std::string text;
-  for (const std::string& line : lines) text += line + end;
-  return text;
-}
 
 std::string random_bytes(std::uint64_t number, std::size_t longest) {
   Draws draws(7, Purpose::windows, number);
@@ -323,15 +286,62 @@ TEST_CASE("the end of text is a token only when asked for") {
   Lines tokens = tiny_tokens();
   tokens.pop_back();
   CHECK_FALSE(tokenizer_of(tokens, kMerges).end_of_text().has_value());
+
+  const std::vector<Instruction> marked = {{"Q", "", "aa<|endoftext|>aa"}};
+  const auto ends = [&](EndOfText marks) {
+    const Batch batch = InstructionData(marked, bpe, 100, marks).batch(Ids{0});
+    return std::count(batch.targets.begin(), batch.targets.end(), kEnd);
+  };
+  CHECK(ends(EndOfText::as_text) == 1);
+  CHECK(ends(EndOfText::as_token) == 2);
 }
 
 TEST_CASE("a vocabulary is read from its two files, with any line ends") {
-  const ScratchFile vocab("vocab.json", json_of(tiny_tokens()));
+  const ScratchFile vocab("vocab.json", vocab_json(tiny_tokens()));
   for (const std::string end : {"\n", "\r\n"}) {
     const ScratchFile merges("merges.txt", "#version: 0.2" + end + joined(kMerges, end));
     const auto bpe = read_bpe_tokenizer(vocab.path(), merges.path());
     CHECK(bpe->encode("hello world") == Ids{kHello, kSpaceWo, 'r', 'l', 'd'});
     CHECK(bpe->state() == tiny_bpe().state());
+  }
+}
+
+TEST_CASE("a byte order mark before the merges is skipped") {
+  const ScratchFile vocab("vocab.json", "\xEF\xBB\xBF" + vocab_json(tiny_tokens()));
+  for (const std::string head : {"#version: 0.2\n", ""}) {
+    const ScratchFile merges("merges.txt", "\xEF\xBB\xBF" + head + joined(kMerges, "\n"));
+    CHECK(read_bpe_tokenizer(vocab.path(), merges.path())->state() == tiny_bpe().state());
+  }
+}
+
+TEST_CASE("tokens that no merge makes are special: any in brackets, and 64 others") {
+  const auto read = [](const Lines& tokens, const Lines& merges) {
+    const ScratchFile vocab("vocab.json", vocab_json(tokens)),
+        list("merges.txt", joined(merges, "\n"));
+    std::string message = message_of([&] { (void)read_bpe_tokenizer(vocab.path(), list.path()); });
+    return message.empty() ? message : message.substr(list.path().size());
+  };
+  CHECK(tiny_bpe().special_tokens() == Ids{kEnd});
+  CHECK(tokenizer_of(tiny_tokens(), {"h e"}).special_tokens() ==
+        Ids{257, 258, 259, 260, 261, 262, 263, 264});
+  CHECK(ByteTokenizer().special_tokens().empty());
+
+  Lines named = tiny_tokens(), more = tiny_tokens();
+  for (int i = 0; i < 100; ++i)
+    named.push_back((i % 2 ? "<s" : "[s") + std::to_string(i) + (i % 2 ? ">" : "]"));
+  CHECK(read(named, kMerges).empty());
+  for (int i = 0; i < 64; ++i) more.push_back("word" + std::to_string(i));
+  CHECK(read(more, kMerges).empty());
+  const std::string end = "; the file is cut off or belongs to another vocabulary",
+                    of = " of the 329 tokens of ";
+  const std::string cut = read(more, {"h e", "l l"});
+  CHECK(cut.starts_with(": no line makes 70" + of));
+  CHECK(cut.ends_with("vocab.json, the first of them \"hell\"" + end));
+  CHECK(read(more, {}).starts_with(": no line makes 72" + of));
+  for (const char* word : {"<>", "[s", "<s]", "a>", "<s"}) {
+    Lines one = more;
+    one.push_back(word);
+    CHECK(read(one, kMerges).starts_with(": no line makes 65"));
   }
 }
 
@@ -352,6 +362,7 @@ TEST_CASE("a bad vocabulary is named in one sentence") {
         "the ids of 2 tokens must be 0 to 1 without a gap, but \"b\" has 2");
   CHECK(message(R"({"a": -1, "b": 0})") ==
         "the ids of 2 tokens must be 0 to 1 without a gap, but \"a\" has -1");
+  CHECK(message(R"({"a": 0, "b": 1, "a": 2})") == "the token \"a\" stands there twice");
   CHECK(message(R"({"a": 1, "b": 1})") == "the tokens \"a\" and \"b\" have the same id 1");
   CHECK(message(R"({"a": "0"})") ==
         "the token \"a\" has a string as its id, it must be a whole number");
@@ -405,8 +416,30 @@ TEST_CASE("control bytes of a bad file are spelled out, and the sentence goes on
         }).find("a\\x0Ab line 1: ") == 0);
 }
 
+TEST_CASE("a file of another kind says what it is, and a text may be a page of HTML") {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
+                    page = "<!DOCTYPE html>\n<html></html>";
+  const ScratchFile good("good.json", vocab_json(tiny_tokens())), lfs("lfs", pointer),
+      html("html", page), zip("zip", "PK\x03\x04");
+  const std::string is_lfs = ": the file begins like a Git LFS pointer: fetch the file itself";
+  CHECK(message_of([&] { (void)read_bpe_tokenizer(lfs.path(), lfs.path()); }) ==
+        lfs.path() + is_lfs);
+  CHECK(message_of([&] { (void)read_bpe_tokenizer(good.path(), lfs.path()); }) ==
+        lfs.path() + is_lfs);
+  CHECK(message_of([&] { (void)read_instructions(html.path()); }) ==
+        html.path() + ": the file begins like an HTML page: fetch the file itself");
+  CHECK(message_of([&] { (void)read_text_file(lfs.path(), Content::text); }) ==
+        lfs.path() + is_lfs);
+  CHECK(message_of([&] {
+          (void)read_text_file(zip.path(), Content::text);
+        }).starts_with(zip.path() + ": the file begins like a zip archive"));
+  CHECK(read_text_file(html.path(), Content::text) == page);
+  for (const ScratchFile* file : {&lfs, &html, &zip})
+    CHECK_FALSE(read_text_file(file->path(), Content::bytes).empty());
+}
+
 TEST_CASE("a file that is not there is named") {
-  const ScratchFile vocab("vocab.json", json_of(tiny_tokens()));
+  const ScratchFile vocab("vocab.json", vocab_json(tiny_tokens()));
   const std::string none = vocab.path() + ".none";
   const std::string missing = none + ": cannot open the file (No such file or directory)";
   CHECK(message_of([&] { (void)read_bpe_tokenizer(none, none); }) == missing);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "catch.hpp"
+#include "heed_lm/bpe_tokenizer.hpp"
 #include "heed_lm/generation.hpp"
 #include "heed_lm/json_fields.hpp"
 #include "heed_lm/run_report.hpp"
 #include "heed_lm/training.hpp"
+#include "programs/tiny_vocabulary.hpp"
 #include "tasks/flip_flop.hpp"
 #include "tasks/mqar.hpp"
 #include "tasks/task_list.hpp"
@@ -787,6 +789,22 @@ TEST_CASE("What a model needs at the least is told without making it, within a f
     }
 }
 
+TEST_CASE("Settings that a variant does not read are known") {
+  using Names = std::set<std::string>;
+  const auto idle = [](const std::string& variant) {
+    ModelConfig config;
+    config.variant = variant;
+    return idle_settings(config);
+  };
+  CHECK(idle("sdpa") == Names{"causal", "ponder", "ponder_prior", "prototypes"});
+  for (const char* variant : {"prototype", "prototype-art"})
+    CHECK(idle(variant) == Names{"causal", "ponder", "ponder_prior"});
+  CHECK(idle("dialectical-act") == Names{"causal", "ponder_prior", "prototypes"});
+  CHECK(idle("dialectical-pondernet") == Names{"causal", "prototypes"});
+  CHECK(idle("dialectical-lm") ==
+        Names{"attention_dropout", "depth", "dropout", "ponder", "ponder_prior", "prototypes"});
+}
+
 TEST_CASE("Settings keep the default of a field that their JSON does not have") {
   ModelConfig config;
   config.width = 48;
@@ -888,11 +906,85 @@ TEST_CASE("Sampling refuses logits that are not finite, with and without a tempe
     }
 }
 
-TEST_CASE("A text starts with a line break, else with a space, else with the first token") {
+TEST_CASE("A text starts behind another, else with a line break, a space or the first token") {
+  const BpeTokenizer bpe(heed_test::tiny_tokens(), {}, kTokenizerState);
+  CHECK(text_start(bpe) == bpe.vocab_size() - 1);
   CHECK(text_start(ByteTokenizer()) == '\n');
   CHECK(text_start(CharacterTokenizer("a \n")) == 2);
   CHECK(text_start(CharacterTokenizer("ab ")) == 2);
   CHECK(text_start(CharacterTokenizer("ba")) == 0);
+}
+
+// A GPT-2 of one block whose logits are those of its table's first column: each row has its number there.
+void write_gpt2(const std::filesystem::path& path, Index rows, const std::string& prefix,
+                const std::string& broken = "") {
+  constexpr Index width = 64, hidden = 16;
+  heed::io::SafetensorsWriter writer;
+  const auto add = [&](const std::string& name, const std::vector<Index>& shape, auto number) {
+    Index count = 1;
+    for (const Index extent : shape) count *= extent;
+    std::vector<float> numbers;
+    for (Index i = 0; i < count; ++i) numbers.push_back(float(number(i)));
+    if (name == broken) numbers[5] = std::numeric_limits<float>::quiet_NaN();
+    writer.add(prefix + name, shape, numbers);
+  };
+  const auto zero = [](Index) { return 0; };
+  add("wte.weight", {rows, width}, [](Index i) { return i % width == 0 ? i / width : 0; });
+  add("wpe.weight", {8, width}, zero);
+  for (const std::string norm : {"ln_f", "h.0.ln_1", "h.0.ln_2"}) {
+    add(norm + ".weight", {width}, zero);
+    add(norm + ".bias", {width}, [](Index i) { return i == 0; });
+  }
+  for (const auto& [name, in, out] : {std::tuple{"attn.c_attn", width, 3 * width},
+                                      {"attn.c_proj", width, width},
+                                      {"mlp.c_fc", width, hidden},
+                                      {"mlp.c_proj", hidden, width}}) {
+    add("h.0." + std::string(name) + ".weight", {in, out}, zero);
+    add("h.0." + std::string(name) + ".bias", {out}, zero);
+  }
+  writer.write(path);
+}
+
+TEST_CASE("A GPT-2 with more rows than tokens loads, and no row behind the tokens is drawn") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "gpt2.safetensors", saved = folder.path / "run.safetensors";
+  const auto bytes = std::make_shared<ByteTokenizer>();
+  write_gpt2(path, 300, "transformer.");
+  Run run = run_from_gpt2(path, {}, bytes);
+  CHECK(run.config.vocabulary == 300);
+  save_run(run, saved);
+  Run again = load_run(saved);
+  for (Run* one : {&run, &again}) {
+    nn::Context<float> c;
+    Sampling sampling;
+    sampling.vocabulary = 256;
+    for (const double temperature : {0.0, 1000.0}) {
+      sampling.temperature = temperature;
+      generate(*one->model, c, {0}, 40, sampling, [&](Index id) {
+        CHECK((temperature > 0 ? id < 256 : id == 255));
+        return true;
+      });
+    }
+  }
+  write_gpt2(path, 256 + 1023, "");
+  CHECK(run_from_gpt2(path, {}, bytes).config.vocabulary == 1279);
+  for (const Index rows : {255, 256 + 1024}) {
+    write_gpt2(path, rows, "");
+    CHECK(message_of([&] { (void)run_from_gpt2(path, {}, bytes); })
+              .starts_with(path.string() + ": it has " + std::to_string(rows) +
+                           " words, the tokenizer has 256; "));
+  }
+}
+
+TEST_CASE("A number of a GPT-2 that is not finite is called as its file calls it") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "gpt2.safetensors";
+  for (const std::string name : {"h.0.mlp.c_fc.weight", "wte.weight"}) {
+    write_gpt2(path, 256, "_orig_mod.transformer.", name);
+    CHECK(message_of([&] { (void)run_from_gpt2(path, {}, std::make_shared<ByteTokenizer>()); }) ==
+          path.string() + ": number 5 of _orig_mod.transformer." + name +
+              " is nan, it must be finite");
+  }
 }
 
 TEST_CASE(

@@ -4,6 +4,7 @@
 
 #include "catch.hpp"
 #include "programs/shell.hpp"
+#include "programs/tiny_vocabulary.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -334,6 +335,10 @@ TEST_CASE("heed_lm prints the documented lines, and its page has the documented 
     if (const std::size_t colon = line.find(": "); colon != std::string::npos)
       keys.insert(line.substr(0, colon));
   CHECK(keys == documented("Checkpoints of heed_lm"));
+  const std::string info = shell.done("heed_lm info model").out;
+  for (const char* field : {"prototypes", "ponder", "causal"})
+    CHECK(info.find(field) == std::string::npos);
+  CHECK(info.find("\"variant\":\"ode\"") != std::string::npos);
 }
 
 TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and files as documented") {
@@ -341,7 +346,9 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
   (void)shell.done(std::regex_replace(kLm, std::regex("--depth 1"), "--depth 2") +
                    "--variant differential --out model");
   const std::string inspect = "heed_lm inspect model --threads 1 --prompt 'line 4\nli' ";
-  const Names lines = documented("heed_lm inspect"), fields = documented("heed_lm inspect --json"),
+  Names lines = documented("heed_lm inspect");
+  lines.erase("special tokens: LIST");
+  const Names fields = documented("heed_lm inspect --json"),
               files = documented("heed_lm inspect --report");
   const Result all = shell.done(inspect + "--json a.json --report pages");
   CHECK(lines_matched(all.out, lines) == lines);
@@ -391,6 +398,51 @@ TEST_CASE("heed_lm inspect says which tokens are read, in lines, fields and file
                 "--prompt has 17 tokens, the model reads 16 at most");
   shell.refuses("heed_lm inspect model --prompt ''", "it must hold at least one character");
   shell.refuses("heed_lm inspect model", "--prompt is required");
+}
+
+TEST_CASE("heed_lm takes <|endoftext|> as the token, or as text where it is told so") {
+  const Shell shell;
+  const std::string mark = "<|endoftext|>", tokens = " --vocab vocab.json --merges merges.txt";
+  std::ofstream(shell.path("vocab.json")) << vocab_json(tiny_tokens());
+  std::ofstream(shell.path("merges.txt")) << joined(kMerges);
+  for (int i = 0; i < 40; ++i) {
+    std::ofstream(shell.path("docs.txt"), std::ios::app) << "hello world" << mark;
+    std::ofstream(shell.path("ends.txt"), std::ios::app) << mark << mark;
+  }
+  const std::string train =
+      std::regex_replace(kLm, std::regex("text.txt"), "docs.txt") + tokens + " --out model ";
+  // 6 tokens of a document; its mark as text has 13 bytes.
+  CHECK(shell.done(train).out.find("; 216 tokens for training, 24 held out\n") !=
+        std::string::npos);
+  const std::string asked = "heed_lm eval model --threads 1 --text docs.txt";
+  CHECK(lines_of(shell.done(asked).out).size() == 2);
+  CHECK(shell.done(asked + " --end-of-text text").out.find("not the data") != std::string::npos);
+  CHECK(shell.done(train + "--end-of-text text").out.find("; 648 tokens for training, 72 held") !=
+        std::string::npos);
+
+  (void)shell.done(
+      "heed_lm train --text ends.txt --width 16 --heads 2 --depth 1 --len 16 --lr 0.1 "
+      "--steps 20 --warmup 0 --threads 1 --out ends" +
+      tokens);
+  const std::string say = "heed_lm generate ends --threads 1 --temperature 0 --tokens 2 ";
+  for (const std::string start : {"", "--prompt '' ", "--prompt '<|endoftext|>' "}) {
+    CHECK(shell.done(say + start).out == mark + mark + "\n");
+    CHECK(shell.done(say + start + "--stop-at-end").out == "\n");
+  }
+  CHECK(shell.done(say + "--prompt hello --stop-at-end").out == "hello\n");
+  const std::string inspect = "heed_lm inspect ends --threads 1 --prompt '<|endoftext|>' ";
+  CHECK(lines_of(shell.done(inspect).out).at(0) == "tokens 1, layers 1; sdpa");
+  CHECK(lines_of(shell.done(inspect).out).at(1) == "special tokens: 264 '<|endoftext|>'");
+  CHECK(lines_of(shell.done(inspect + "--end-of-text text").out).at(0) ==
+        "tokens 13, layers 1; sdpa");
+
+  (void)shell.done(kLm + "--out characters");
+  const std::string none = ", the tokenizer characters has no token for the end of a text";
+  shell.refuses("heed_lm generate characters --stop-at-end", "--stop-at-end was given" + none);
+  shell.refuses(kLm + "--end-of-text token", "--end-of-text is token" + none);
+  shell.refuses(kLm + "--end-of-text no", "--end-of-text is 'no', it must be token or text");
+  shell.refuses("heed_lm generate ends --end-of-text text", "without --prompt there is no text");
+  shell.refuses("heed_lm train --task parens --end-of-text text", "--task parens has no text");
 }
 
 TEST_CASE(
@@ -491,6 +543,7 @@ TEST_CASE("heed_lm refuses what it cannot use in one sentence with both values, 
   (void)shell.done(kLm + "--out good");
   shell.refuses("heed_lm", "the command is \"\"");
   shell.refuses("heed_lm nope", "the command is \"nope\"");
+  shell.refuses("heed_lm trian", "--help says more; did you mean train?");
   const std::string train = "heed_lm train --text text.txt ";
   shell.refuses(train + "--lr nan", "--lr: \"nan\"");
   shell.refuses(train + "--clip -1", "--clip: \"-1\"");
@@ -543,6 +596,34 @@ TEST_CASE("heed_lm and heed_compare refuse in the words of their options, files 
          "differential does not fit --width 6 with --heads 2, which make a head of 3 columns "
          "(ProjectedAttention: dim_qk is 3, it must be even: both maps read half a head)");
   says(train + "--width", "--width needs a value; --help lists the options");
+  const std::string lists = " not expected; --help lists the options";
+  says(train + "--layers 3 --wdith=5 'a b'",
+       "the arguments --layers 3 --wdith=5 'a b' were" + lists + "; did you mean --depth?");
+  says(train + "--wdith=5", "the argument --wdith=5 was" + lists + "; did you mean --width?");
+  says("heed_lm info good more", "the argument more was" + lists);
+  says("heed_lm generate good --layers 3", "the arguments --layers 3 were" + lists);
+  says("heed_compare --varaints dar",
+       "the arguments --varaints dar were" + lists + "; did you mean --variants?");
+  says("heed_scaling --heds 3", "the arguments --heds 3 were" + lists + "; did you mean --heads?");
+  for (const auto& [typed, meant] :
+       {std::pair{"dra", "dar"}, {"DAR", "dar"}, {"oed-lm", "ode-lm"}, {"prototpye", "prototype"}})
+    shell.refuses(train + "--variant " + typed,
+                  "dialectical-lm; did you mean " + std::string(meant) + "?\n");
+  shell.refuses(train + "--variant transformer", "dialectical-lm\n");
+  shell.refuses("heed_compare --variants sdpa,intnet", "; did you mean intent?\n");
+  if constexpr (HEED_HAS_ZOO) {
+    shell.refuses(train + "--variant sinc", "; did you mean zoo:sink?\n");
+    shell.refuses("heed_compare --variants zoo:sikn", "; did you mean zoo:sink?\n");
+  } else {
+    const std::string none = "this build has no zoo: it was configured with HEED_ZOO=OFF";
+    says(train + "--variant zoo:sink", "--variant is zoo:sink, " + none);
+    for (const std::string name : {"zoo", "zoo:sink"})
+      says("heed_compare --variants " + name, "--variants names \"" + name + "\", " + none);
+  }
+  shell.refuses("heed_compare --task mqra",
+                "--task needs --train STEPS; and --task is mqra, it must be one of mqar, ");
+  says("heed_compare --task mqar", "--task needs --train STEPS");
+  shell.refuses("heed_compare --train 1 --task mqra", "are; did you mean mqar?\n");
   says(train + "--depth 1 --depth 2", "--depth was given more than once; --help lists the options");
   says(train + "--held-out 1",
        "--held-out: \"1\" is not a number from 0 to below 1; --help lists the options");

@@ -215,8 +215,19 @@ TEST_CASE("What a spec cannot ask for is told in one sentence") {
   says("mqr",
        "is mqr, it must be one of mqar, mqar-forgetting, noisy-recall, fuzzy-recall, "
        "selective-copy, compress, memorise, induction, flip-flop, needles, dyck, parity, "
-       "modular-sum, listops, modular-addition, parens; --task help says what they are");
-  says("mqar:lenn=4", "mqar: lenn is not one of its numbers, len, pairs, vocabulary, power");
+       "modular-sum, listops, modular-addition, parens; --task help says what they are; did you "
+       "mean mqar?");
+  for (const auto& [typed, meant] : {std::pair{"mqra", "mqar"},
+                                     {"Parity", "parity"},
+                                     {"flipflop", "flip-flop"},
+                                     {"modularsum", "modular-sum"}})
+    CHECK(message_of([&] {
+            (void)make_task(typed);
+          }).ends_with("; did you mean " + std::string(meant) + "?"));
+  for (const std::string typed : {"", "ab", "recollection", std::string(81, 'p').c_str()})
+    CHECK(message_of([&] { (void)make_task(typed); }).ends_with("--task help says what they are"));
+  says("mqar:lenn=4",
+       "mqar: lenn is not one of its numbers, len, pairs, vocabulary, power; did you mean len?");
   says("mqar:", "mqar: nothing is not one of its numbers, len, pairs, vocabulary, power");
   says("mqar:len", "mqar: len needs a value, such as len=512");
   says("mqar:len=", "mqar: len is empty, it must be a whole number from 4 to 65536");

@@ -13,6 +13,7 @@
 #include <heed/core/error.hpp>
 #include <heed/core/narrow.hpp>
 #include <heed/io/atomic_file.hpp>
+#include <heed/io/foreign_file.hpp>
 #include <heed/io/safetensors_header.hpp>
 #include <heed/io/safetensors_types.hpp>
 #include <heed/io/safetensors_writer.hpp>
@@ -27,6 +28,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -60,13 +62,13 @@ class SafetensorsIndex {
     require_little_endian(source_);
   }
 
-  // Reads and parses the header. Returns the bytes that were read: all those before the tensors.
+  // Reads and parses the header. Returns the bytes that were read: at least those before the tensors.
   std::vector<std::byte> read_header(InputFile& file) {
-    std::vector<std::byte> bytes(std::min<std::size_t>(file.size(), 8));
+    std::vector<std::byte> bytes(std::min(file.size(), foreign_bytes));
     file.read(bytes);
-    const std::size_t begin = begin_of_data(bytes, file.size());
-    bytes.resize(begin);
-    file.read(std::span(bytes).subspan(8));
+    const std::size_t begun = bytes.size();
+    bytes.resize(std::max(begun, begin_of_data(bytes, file.size())));
+    file.read(std::span(bytes).subspan(begun));
     parse_header(bytes, file.size());
     return bytes;
   }
@@ -85,7 +87,7 @@ class SafetensorsIndex {
   std::map<std::string, TensorInfo> tensors_;
 
  private:
-  // Where the tensors' bytes begin, by the header length in the first 8 bytes.
+  // Where the tensors' bytes begin, by the header length in the first 8 bytes. The others tell what else a file may be.
   [[nodiscard]] std::size_t begin_of_data(std::span<const std::byte> bytes,
                                           std::size_t file_bytes) const {
     if (file_bytes < 8)
@@ -93,12 +95,16 @@ class SafetensorsIndex {
     std::uint64_t length = 0;
     for (std::size_t i = 8; i-- > 0;)
       length = length << 8 | std::to_integer<std::uint64_t>(bytes[i]);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const bool brace = text.substr(8).starts_with('{');
+    const std::string_view kind = foreign_kind(text);
+    if (!kind.empty() && (!brace || length > file_bytes - 8)) refuse(source_, "the file ", kind);
     if (length > safetensors_limits::header_bytes)
       refuse(source_, "the file begins with a header length of ", length,
              ", that of a safetensors file is at most ", safetensors_limits::header_bytes);
     if (length > file_bytes - 8)
       refuse(source_, "the header length ", length, " is more than the ", file_bytes - 8,
-             " bytes that follow it");
+             " bytes that follow it", brace ? ": the file is cut off" : "");
     return 8 + length;
   }
 };
@@ -124,10 +130,11 @@ class Safetensors : public SafetensorsIndex {
     Safetensors result(path.string());
     InputFile file(path);
     result.file_ = result.read_header(file);
+    const std::size_t begun = result.file_.size();
     file.require_memory();
     check(static_cast<const SafetensorsIndex&>(result));
     result.file_.resize(file.size());
-    file.read(std::span(result.file_).subspan(result.data_begin_));
+    file.read(std::span(result.file_).subspan(begun));
     return result;
   }
 

@@ -51,7 +51,7 @@ class SafetensorsHeader {
     if (text.empty() || text.front() != '{') refuse(source_, "the header does not start with '{'");
     if (!nlohmann::json::sax_parse(text.data(), text.data() + text.size(), this))
       refuse(source_, "the header is not valid JSON");
-    check_tiling();
+    check_tiling(8 + text.size());
   }
 
   // Parser events, named by the parser; each returns true or throws.
@@ -203,8 +203,8 @@ class SafetensorsHeader {
       refuse(source_, tensor, " has ", offsets_.size(), " data_offsets, not 2");
     const std::uint64_t begin = offsets_[0], end = offsets_[1];
     if (begin > end) refuse(source_, tensor, " begins at byte ", begin, " after its end ", end);
-    if (end > data_bytes_)
-      refuse(source_, tensor, " ends at byte ", end, " of ", data_bytes_, " data bytes");
+    if (end > static_cast<std::uint64_t>(std::numeric_limits<Index>::max()))
+      refuse(source_, tensor, " ends at byte ", end, ", which overflows a signed index");
     const std::optional<std::size_t> bytes = tensor_bytes(shape_, width);
     if (!bytes) refuse(source_, tensor, " has a shape whose size in bytes overflows an index");
     if (end - begin != *bytes)
@@ -215,8 +215,9 @@ class SafetensorsHeader {
   }
 
   // Throws unless each span, sorted by (begin, end), starts where the one before it ended, the first at byte 0 and the
-  // last ending with the data. Empty spans sort before others that begin at the same byte.
-  void check_tiling() const {
+  // last ending with the data, which is behind `data_begin` bytes of the file. Empty spans sort before others that begin at
+  // the same byte.
+  void check_tiling(std::size_t data_begin) const {
     std::vector<const std::pair<const std::string, TensorInfo>*> spans;
     spans.reserve(tensors.size());
     for (const auto& entry : tensors) spans.push_back(&entry);
@@ -231,7 +232,10 @@ class SafetensorsHeader {
                covered);
       covered = span->second.end;
     }
-    if (covered != data_bytes_)
+    if (covered > data_bytes_)
+      refuse(source_, "the file is cut off: it has ", data_begin + data_bytes_, " of ",
+             data_begin + covered, " bytes");
+    if (covered < data_bytes_)
       refuse(source_, "the tensors end at byte ", covered, " of ", data_bytes_, " data bytes");
   }
 

@@ -18,7 +18,10 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
+#include <string_view>
+#include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -87,7 +90,7 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
 }
 
 // A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
-// Names may start with "transformer.".
+// Names may start with "transformer.", and before it with what torch puts around a module: "_orig_mod.", "module.".
 class Gpt2File {
  public:
   // check(options) is called with the sizes before a tensor is read, and may refuse the file by throwing. At that
@@ -96,7 +99,7 @@ class Gpt2File {
 
   explicit Gpt2File(const std::filesystem::path& path, const Check& check = {})
       : path_(path), file_(io::Safetensors::read(path, [&](const io::SafetensorsIndex& head) {
-          prefix_ = prefix_of(head);
+          set_prefix(head);
           options_ = sizes_of(head);
           masks_ = masks_of(options_.depth);
           require_tensors(head);
@@ -105,7 +108,7 @@ class Gpt2File {
     options_.tied = !has_own_head();
   }
   [[nodiscard]] static bool is_gpt2(const io::SafetensorsIndex& file) {
-    return file.contains("transformer.wte.weight") || file.contains("wte.weight");
+    return find_prefix(file).has_value();
   }
 
   [[nodiscard]] const io::Safetensors& file() const { return file_; }
@@ -113,18 +116,22 @@ class Gpt2File {
 
   // Fills a model that was made with options() and whose attention layers have c_attn and c_proj. Weights that GPT-2
   // does not have, such as those of an op, stay as they are. Throws where the model has no place for a tensor.
+  // seen(name, numbers) gets what is read, as the file calls and orders it, before the model is filled, and may throw.
   template <class Real>
-  void fill(LanguageModel<Real>& model) const {
+  void fill(
+      LanguageModel<Real>& model,
+      const std::type_identity_t<std::function<void(const std::string&, const std::vector<Real>&)>>&
+          seen = {}) const {
     std::vector<std::pair<Param<Real>*, std::vector<Real>>> found;
     std::set<std::string> used;
     model.visit(Visitor<Real>([&](const std::string& name, Param<Real>& value, Param<Real>&) {
       const Source source = source_of(name);
       if (source.name.empty()) return;
-      found.emplace_back(&value, read<Real>(source, value.shape()));
+      found.emplace_back(&value, read<Real>(source, value.shape(), seen));
       used.insert(source.name);
     }));
     for (const auto& [name, info] : file_.tensors())
-      if (!used.contains(name) && !masks_.contains(name) && !(options_.tied && name == kHead))
+      if (!used.contains(name) && !masks_.contains(name) && !(options_.tied && name == head_))
         detail::fail_load(path_, "the model has no place for the tensor ", name);
     for (const auto& [param, numbers] : found)
       std::copy(numbers.begin(), numbers.end(), param->data());
@@ -158,10 +165,34 @@ class Gpt2File {
     return all;
   }
 
-  [[nodiscard]] std::string prefix_of(const io::SafetensorsIndex& head) const {
-    if (!is_gpt2(head))
-      detail::fail_load(path_, "the file is not a GPT-2: there is no tensor wte.weight");
-    return head.contains("transformer.wte.weight") ? "transformer." : "";
+  // What stands before "wte.weight", and how much of it is before "lm_head.weight", too.
+  struct Prefix {
+    std::string whole, outer;
+  };
+  [[nodiscard]] static std::optional<Prefix> find_prefix(const io::SafetensorsIndex& head) {
+    constexpr std::string_view table = "wte.weight", wrappers[] = {"_orig_mod.", "module."};
+    for (const auto& [name, info] : head.tensors()) {
+      if (!name.ends_with(table)) continue;
+      const std::string whole = name.substr(0, name.size() - table.size());
+      std::string_view rest = whole;
+      for (bool more = true; more;) {
+        more = false;
+        for (const std::string_view wrapper : wrappers)
+          if (rest.starts_with(wrapper)) {
+            rest.remove_prefix(wrapper.size());
+            more = true;
+          }
+      }
+      if (rest.empty() || rest == "transformer.")
+        return Prefix{whole, whole.substr(0, whole.size() - rest.size())};
+    }
+    return {};
+  }
+  void set_prefix(const io::SafetensorsIndex& head) {
+    const std::optional<Prefix> found = find_prefix(head);
+    if (!found) detail::fail_load(path_, "the file is not a GPT-2: there is no tensor wte.weight");
+    prefix_ = found->whole;
+    head_ = found->outer + kHead;
   }
 
   [[nodiscard]] GptOptions sizes_of(const io::SafetensorsIndex& head) const {
@@ -199,7 +230,7 @@ class Gpt2File {
         for (const auto& [widths, columns] : tensor.extents)
           shape.push_back(widths * o.width + columns * o.hidden);
       }
-    if (head.contains(kHead)) needed[kHead] = {o.vocabulary, o.width};
+    if (head.contains(head_)) needed[head_] = {o.vocabulary, o.width};
     for (const auto& [name, shape] : needed) detail::require_tensor(head, path_, name, shape);
     for (const auto& [name, info] : head.tensors())
       if (!needed.contains(name) && !masks_.contains(name))
@@ -212,9 +243,9 @@ class Gpt2File {
 
   // True if the file has a head whose bytes are not those of the embedding.
   [[nodiscard]] bool has_own_head() const {
-    if (!file_.contains(kHead)) return false;
-    if (file_.info(kHead).dtype != file_.info(prefix_ + "wte.weight").dtype) return true;
-    const auto head = file_.bytes(kHead), embedding = file_.bytes(prefix_ + "wte.weight");
+    if (!file_.contains(head_)) return false;
+    if (file_.info(head_).dtype != file_.info(prefix_ + "wte.weight").dtype) return true;
+    const auto head = file_.bytes(head_), embedding = file_.bytes(prefix_ + "wte.weight");
     return !std::equal(head.begin(), head.end(), embedding.begin(), embedding.end());
   }
 
@@ -237,7 +268,7 @@ class Gpt2File {
         {"mlp.0.bias", "mlp.c_fc.bias"},
         {"mlp.2.weight", "mlp.c_proj.weight"},
         {"mlp.2.bias", "mlp.c_proj.bias"}};
-    if (name == kHead) return {kHead};
+    if (name == kHead) return {head_};
     if (const auto found = whole.find(name); found != whole.end()) return {prefix_ + found->second};
     const std::string start = "blocks.";
     const std::size_t dot = name.find('.', start.size());
@@ -250,12 +281,14 @@ class Gpt2File {
             matrix};
   }
 
-  template <class Real>
-  [[nodiscard]] std::vector<Real> read(const Source& source,
-                                       const std::vector<Index>& shape) const {
-    if (!source.turned) return detail::tensor_of<Real>(file_, path_, source.name, shape);
-    const Index out = shape.at(0), in = shape.at(1);
-    const std::vector<Real> stored = detail::tensor_of<Real>(file_, path_, source.name, {in, out});
+  template <class Real, class Seen>
+  [[nodiscard]] std::vector<Real> read(const Source& source, std::vector<Index> shape,
+                                       const Seen& seen) const {
+    if (source.turned) std::swap(shape.at(0), shape.at(1));
+    std::vector<Real> stored = detail::tensor_of<Real>(file_, path_, source.name, shape);
+    if (seen) seen(source.name, stored);
+    if (!source.turned) return stored;
+    const Index in = shape[0], out = shape[1];
     std::vector<Real> turned(stored.size());
     for (Index i = 0; i < in; ++i)
       for (Index o = 0; o < out; ++o)
@@ -278,10 +311,10 @@ class Gpt2File {
     return shape[axis];
   }
 
-  static constexpr const char* kHead = "lm_head.weight";  // in both; never with the prefix
+  static constexpr const char* kHead = "lm_head.weight";  // heed's name, and GPT-2's
 
   std::filesystem::path path_;
-  std::string prefix_;  // these are set while the file is read
+  std::string prefix_, head_;  // these are set while the file is read
   GptOptions options_;
   std::set<std::string> masks_;
   io::Safetensors file_;
