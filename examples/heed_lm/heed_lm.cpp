@@ -93,7 +93,8 @@ void add_data(CLI::App& app, DataSettings& data) {
          "characters with --text, else bytes; tasks have numbers, parens characters)");
   o.file("--vocab", data.vocab, "GPT-2's vocab.json, goes together with --merges");
   o.file("--merges", data.merges, "GPT-2's merges.txt, goes together with --vocab");
-  o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
+  o.share("--held-out", data.held_out,
+          "Share of the data that is kept for validation, its end; 0: nothing, all is trained on");
 }
 
 void add_model(CLI::App& app, TrainCommand& c) {
@@ -156,8 +157,12 @@ void add_train(CLI::App& app, TrainCommand& c) {
                  "bfloat16 and add up in float; weights stay float")
       ->type_name("NAME")
       ->capture_default_str();
-  o.file("--out", c.out,
-         "Checkpoint to write (default: that of --resume; without either nothing is kept)");
+  o.file(
+      "--out", c.out,
+      "Checkpoint to write (default: that of --resume; without either nothing is kept). Where it "
+      "holds the same run, of the same options and data, the run goes on from there");
+  app.add_flag("--overwrite", c.overwrite,
+               "Begins anew, and replaces a file of --out that is there already");
   o.file("--resume", c.resume,
          "Checkpoint to go on from. The run keeps its model and settings: other options must agree "
          "with them, --steps may be raised, and the data must be named again");
@@ -193,7 +198,8 @@ void add_generate(CLI::App& app, GenerateCommand& c) {
                   "Checkpoint of heed_lm train, or a Hugging Face GPT-2");
   app.add_option("--prompt", c.prompt,
                  "Text to go on with (default: a line break; where the model has none, a space or "
-                 "its first token)")
+                 "its first token). Of one with more tokens than the model's --len it reads the "
+                 "last ones")
       ->type_name("TEXT");
   o.size("--tokens", c.tokens, "Largest number of tokens to write", 0, kMaxSteps);
   o.real("--temperature", c.sampling.temperature,

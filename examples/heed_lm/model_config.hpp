@@ -71,6 +71,14 @@ void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
 // model is not made; it holds at most 16 times as many.
 [[nodiscard]] double least_numbers(const ModelConfig& config);
 
+// Lower bounds on the bytes that a process needs which computes so many tokens at a time: those of weights, and of what blocks
+// keep of the tokens. In training, weights have gradients and two moments, and tokens gradients.
+struct LeastBytes {
+  double weights, tokens;
+  [[nodiscard]] double all() const { return weights + tokens; }
+};
+[[nodiscard]] LeastBytes least_bytes(const ModelConfig& config, double tokens, bool training);
+
 // A model with its first weights. Throws std::invalid_argument where the settings do not fit together.
 [[nodiscard]] Model make_model(const ModelConfig& config, Naming naming = Naming::fields);
 
