@@ -2,10 +2,10 @@
 #include "cell_runner.hpp"
 
 #include "cell_json.hpp"
-#include "progress.hpp"
 #include "rank_workers.hpp"
 
 #include "../heed_lm/json_fields.hpp"
+#include "../program/progress.hpp"
 
 namespace compare {
 
@@ -38,7 +38,7 @@ std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
     else
       missing.push_back(at);
   }
-  Progress progress;
+  heed_program::Progress progress;
   std::size_t ended = 0;
   const Settings& settings = experiment_.settings();
   Jobs jobs;

@@ -2,8 +2,9 @@
 #include "measure.hpp"
 
 #include "memory_meter.hpp"
-#include "progress.hpp"
 #include "runner.hpp"
+
+#include "../program/progress.hpp"
 
 #include <heed/check/machine_peak.hpp>
 #include <heed/variants.hpp>
@@ -16,6 +17,8 @@
 namespace compare {
 
 namespace {
+
+using heed_program::Progress;
 
 constexpr heed::Shape kGradientShape{1, 2, 24, 16};
 // Calls are repeated until one sample lasts this long.

@@ -175,7 +175,7 @@ constexpr Index kMostPadding = 1023;
   return run;
 }
 
-// Throws unless each tensor of the file belongs to the model or to its optimiser.
+// Throws unless each tensor of the file belongs to the model or to its optimiser, and each entry of the metadata to the run.
 void require_known(Run& run, const SafetensorsIndex& file, const std::filesystem::path& path) {
   std::set<std::string> known;
   nn::detail::visit_stored<float>(*run.model, [&](const std::string& name, heed::Param<float>&) {
@@ -185,6 +185,12 @@ void require_known(Run& run, const SafetensorsIndex& file, const std::filesystem
   for (const auto& [name, info] : file.tensors())
     heed::require(known.contains(name), path.string(), ": the model has no place for the tensor ",
                   in_quotes(name));
+  const std::set<std::string> entries = {"format",   "version",   "model",
+                                         "training", "tokenizer", "step",
+                                         "skipped",  "data",      heed::io::kChecksums};
+  for (const auto& [key, value] : file.metadata())
+    heed::require(entries.contains(key), path.string(), ": the metadata has ", in_quotes(key),
+                  ", which this program does not know");
 }
 
 }  // namespace
@@ -212,6 +218,7 @@ void save_run(Run& run, const std::filesystem::path& path) {
         writer.add(kFirst + name, {Index(first.size())}, first);
         writer.add(kSecond + name, {Index(second.size())}, second);
       });
+  writer.set_checksums();
   writer.write(path);
 }
 
@@ -221,6 +228,7 @@ Run load_run(const std::filesystem::path& path) {
     run = described(head, path);
     require_known(run, head, path);
   });
+  file.require_checksums();
   nn::read_weights<float>(file, path, *run.model);
   run.optimiser.prepare(*run.model);
   run.optimiser.set_steps(run.step - run.skipped);

@@ -8,7 +8,10 @@
 #include "run_report.hpp"
 #include "shared_batch.hpp"
 
+#include "../program/file_lock.hpp"
+#include "../program/memory.hpp"
 #include "../program/program.hpp"
+#include "../program/progress.hpp"
 #include "../tasks/task_list.hpp"
 
 #include <heed/compiled.hpp>
@@ -17,11 +20,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
+#include <utility>
 
 namespace heed_lm {
 
@@ -71,35 +75,29 @@ class InterruptGuard {
   return text;
 }
 
-// Prints a line per validation; on a terminal also a line of progress, drawn again ten times a second.
+// Prints a line per validation; on a terminal also a line of progress.
 class TrainingLog {
  public:
-  TrainingLog() = default;
-  TrainingLog(const TrainingLog&) = delete;
-  ~TrainingLog() { clear(); }
-
   void step(const Report& r) {
     last_ = r;
     if (r.skipped) ++skipped_;
-    const auto now = Clock::now();
-    if (terminal_ && now - drawn_ >= std::chrono::milliseconds(100)) {
-      std::fprintf(stderr, "\r\033[Kstep %td/%td  loss %s  %.0f tokens/s  %s left", r.step, r.steps,
-                   loss_text(r.loss).c_str(), r.tokens_per_second,
-                   duration(r.seconds_left).c_str());
-      std::fflush(stderr);
-      drawn_ = now;
-      dirty_ = true;
-    }
+    char line[200];
+    std::snprintf(line, sizeof line, "step %td/%td  loss %s  %.0f tokens/s  %s left", r.step,
+                  r.steps, loss_text(r.loss).c_str(), r.tokens_per_second,
+                  duration(r.seconds_left).c_str());
+    progress_.show(line);
   }
   void evaluation(Index step, const Score& held_out) {
-    clear();
-    std::printf("step %td  training %s  validation %s%s  %.0f tokens/s\n", step,
-                loss_text(last_.loss).c_str(), loss_text(held_out.loss).c_str(),
-                accuracy_text(held_out).c_str(), last_.tokens_per_second);
+    progress_.clear();
+    const std::string validation =
+        held_out.answers > 0 ? "  validation " + loss_text(held_out.loss) + accuracy_text(held_out)
+                             : "";
+    std::printf("step %td  training %s%s  %.0f tokens/s\n", step, loss_text(last_.loss).c_str(),
+                validation.c_str(), last_.tokens_per_second);
     std::fflush(stdout);
   }
   void fault(const std::string& text) {
-    clear();
+    progress_.clear();
     std::fprintf(stderr, "heed_lm: %s\n", text.c_str());
   }
   // To be called at the end: says how many steps of this run were skipped.
@@ -108,15 +106,9 @@ class TrainingLog {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  void clear() {
-    if (dirty_) std::fputs("\r\033[K", stderr);
-    dirty_ = false;
-  }
-  bool terminal_ = heed_program::draws(STDERR_FILENO), dirty_ = false;
+  heed_program::Progress progress_;
   Index skipped_ = 0;
   Report last_;
-  Clock::time_point drawn_;
 };
 
 // The page of --report, or nothing without that option.
@@ -156,50 +148,135 @@ void require_outputs(const TrainCommand& command) {
   heed_program::require_pages_apart({"--report", command.report}, files);
 }
 
+// Two runs that save into one file would undo each other's work.
+void take_alone(heed_program::FileLock& lock, const std::string& out) {
+  as_usage([&] {
+    if (!lock.try_alone())
+      throw heed_program::UsageError("--out " + out + ": another run writes it, " + lock.holder());
+    return 0;
+  });
+}
+
+// The tokens of a step that this rank computes, at the least: examples of --instructions may be short.
+[[nodiscard]] double step_tokens(const TrainCommand& command, const Run& run,
+                                 const heed_program::Ranks& ranks) {
+  const Index len = command.data.instructions.empty() ? task_len(command.data) : 1;
+  return double(run.train.batch) * double(len) / ranks.count();
+}
+
+// What a step needs, by the options that say so.
+[[nodiscard]] std::string memory_sentence(const TrainCommand& command, const Run& run,
+                                          const heed_program::Ranks& ranks) {
+  using heed_program::gib_text;
+  const ModelConfig& c = run.config;
+  const LeastBytes least = least_bytes(c, step_tokens(command, run, ranks), true);
+  return heed::detail::sentence(
+      "training needs ", gib_text(least.all()), " of memory at the least: ", gib_text(least.tokens),
+      " for the tokens of a step (--batch ", run.train.batch, ", --len ", command.data.len,
+      ") and ", gib_text(least.weights), " for ", c.variant, " with its moments (--width ", c.width,
+      ", --depth ", c.depth, ", ", c.vocabulary, " tokens in the vocabulary)");
+}
+
+// f(), which may say that there is not enough memory, in these words.
+template <class F>
+auto within_memory(const TrainCommand& command, const Run& run, const heed_program::Ranks& ranks,
+                   F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("there is not enough memory; " + memory_sentence(command, run, ranks));
+  }
+}
+// Throws UsageError where a step of this run needs more memory than this process may use; a run that needs a little less may
+// still fail, as what each variant adds is not counted.
+void require_memory(const TrainCommand& command, const Run& run, const heed_program::Ranks& ranks) {
+  const double limit = heed_program::memory_limit();
+  const LeastBytes least = least_bytes(run.config, step_tokens(command, run, ranks), true);
+  if (least.all() <= limit) return;
+  throw heed_program::UsageError(memory_sentence(command, run, ranks) + ", this process may use " +
+                                 heed_program::gib_text(limit));
+}
+
 // The run that the command starts or goes on with, and its data in tokens.
 struct Prepared {
   Run run;
   std::unique_ptr<DataSource> data;
 };
 
-[[nodiscard]] Prepared prepare(TrainCommand& command) {
-  Prepared p;
-  Index before = 0;  // steps that the resumed run was to have
-  if (!command.resume.empty()) {
-    p.run = load_run(command.resume);
-    before = p.run.train.steps;
-    require_finite(p.run, command.resume);
-    require_same_settings(command, p.run);
-    if (command.given.contains("--steps")) p.run.train.steps = command.train.steps;
-    command.data.seed = p.run.train.seed;
-    command.data.len = p.run.train.len > 0 ? p.run.train.len : p.run.config.len;
-  } else if (!command.gpt2.empty()) {
-    p.run = run_from_gpt2(command.gpt2, command.model, make_tokenizer(command.data));
-    require_finite(p.run, command.gpt2);
-    require_same_settings(command, p.run);
-    p.run.train = command.train;
-    command.data.len = p.run.train.len = std::min(command.data.len, p.run.config.len);
-  } else {
-    p.run.tokenizer = make_tokenizer(command.data);
-    if (!command.given.contains("--len")) command.data.len = task_len(command.data);
-    p.run.config = command.model;
-    p.run.config.vocabulary = p.run.tokenizer->vocab_size();
-    p.run.config.len = command.data.len;
-    p.run.train = command.train;
-    p.run.model = std::make_unique<Model>(make_model(p.run.config, Naming::options));
-  }
-  heed::require(p.run.train.ponder == 0 || p.run.model->counts_steps(), "--ponder is ",
-                p.run.train.ponder, ", ", p.run.config.variant, " counts no steps; it must be 0");
-  heed::require(!command.given.contains("--ponder-prior") || p.run.model->scores_steps(),
-                "--ponder-prior is ", p.run.train.ponder_prior, ", ", p.run.config.variant,
-                " has no prior, which ", nn::kDialecticalPonderNet, " alone has");
+[[nodiscard]] Prepared resumed(TrainCommand& command, const heed_program::Ranks& ranks) {
+  Prepared p{load_run(command.resume), nullptr};
+  require_finite(p.run, command.resume);
+  require_same_settings(command, p.run);
+  const Index before =
+      std::exchange(p.run.train.steps,
+                    command.given.contains("--steps") ? command.train.steps : p.run.train.steps);
+  command.data.seed = p.run.train.seed;
+  command.data.len = p.run.train.len > 0 ? p.run.train.len : p.run.config.len;
   p.data = open_data(command.data, *p.run.tokenizer);
-  heed::require(command.resume.empty() || p.run.data == p.data->fingerprint(), command.resume,
+  heed::require(p.run.data == p.data->fingerprint(), command.resume,
                 ": the run was trained on other data than these, or with another part held out");
   heed::require(p.run.step < p.run.train.steps, command.resume, ": step ", p.run.step, " of ",
                 before, " is done; --steps is ", p.run.train.steps, ", it must be more than ",
                 p.run.step, " to go on");
+  require_memory(command, p.run, ranks);
+  return p;
+}
+
+[[nodiscard]] Prepared from_gpt2(TrainCommand& command, const heed_program::Ranks& ranks) {
+  Prepared p{run_from_gpt2(command.gpt2, command.model, make_tokenizer(command.data)), nullptr};
+  require_finite(p.run, command.gpt2);
+  require_same_settings(command, p.run);
+  p.run.train = command.train;
+  command.data.len = p.run.train.len = std::min(command.data.len, p.run.config.len);
+  p.data = open_data(command.data, *p.run.tokenizer);
+  require_memory(command, p.run, ranks);
+  return p;
+}
+
+// A new run, or that of --out, where it is the same.
+[[nodiscard]] Prepared begun(TrainCommand& command, const heed_program::Ranks& ranks) {
+  Prepared p;
+  p.run.tokenizer = make_tokenizer(command.data);
+  if (!command.given.contains("--len")) command.data.len = task_len(command.data);
+  p.run.config = command.model;
+  p.run.config.vocabulary = p.run.tokenizer->vocab_size();
+  p.run.config.len = command.data.len;
+  p.run.train = command.train;
+  require_usable(p.run.config, Naming::options);
+  require_memory(command, p.run, ranks);
+  p.data = open_data(command.data, *p.run.tokenizer);
   p.run.data = p.data->fingerprint();
+  if (std::filesystem::exists(command.out) && !command.overwrite && goes_on(command.out, p.run)) {
+    heed::require(p.run.step < p.run.train.steps, "--out ", command.out, ": step ", p.run.step,
+                  " of this run is done, --steps is ", p.run.train.steps,
+                  "; more of them go on, --overwrite begins anew");
+    if (ranks.first())
+      std::fprintf(stderr, "heed_lm: %s holds step %td of this run, which goes on from there\n",
+                   heed::printable(command.out).c_str(), p.run.step);
+    command.resume = command.out;
+    return p;
+  }
+  p.run.model = within_memory(command, p.run, ranks, [&] {
+    return std::make_unique<Model>(make_model(p.run.config, Naming::options));
+  });
+  return p;
+}
+
+[[nodiscard]] Prepared prepare(TrainCommand& command, const heed_program::Ranks& ranks) {
+  Prepared p = !command.resume.empty() ? resumed(command, ranks)
+               : !command.gpt2.empty() ? from_gpt2(command, ranks)
+                                       : begun(command, ranks);
+  Run& run = p.run;
+  heed::require(run.train.ponder == 0 || run.model->counts_steps(), "--ponder is ",
+                run.train.ponder, ", ", run.config.variant, " counts no steps; it must be 0");
+  heed::require(!command.given.contains("--ponder-prior") || run.model->scores_steps(),
+                "--ponder-prior is ", run.train.ponder_prior, ", ", run.config.variant,
+                " has no prior, which ", nn::kDialecticalPonderNet, " alone has");
+  run.data = p.data->fingerprint();
+  heed::require(command.overwrite || !std::filesystem::exists(command.out) ||
+                    heed_program::same_file(command.out, command.resume),
+                "--out ", command.out,
+                ": the file is there, and is no checkpoint of this run; --overwrite replaces it");
   return p;
 }
 
@@ -273,19 +350,23 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
                 "--resume and --gpt2 were given, it must be one of them");
   if (command.out.empty()) command.out = command.resume;
   const int context_ranks = int(command.context_ranks);
-  if (ranks.first()) require_outputs(command);
+  std::optional<heed_program::FileLock> lock;  // of the checkpoint, while the run may write it
+  if (ranks.first()) {
+    require_outputs(command);
+    if (!command.out.empty()) take_alone(lock.emplace(command.out + ".lock"), command.out);
+  }
   ranks.meet();  // so that no rank has begun where one finds fault with the options
-  Prepared p = as_usage([&] { return prepare(command); });
+  Prepared p = as_usage([&] { return prepare(command, ranks); });
   Run& run = p.run;
   require_shareable(run, row_len(*p.data), ranks, context_ranks);
   std::optional<RunReport> report;
   if (ranks.first()) report = open_report(command);
   if (report) describe(*report, run, *p.data);
+  const InterruptGuard guard;
   std::printf("%s, %td parameters; %s%s\n", run.config.variant.c_str(),
               nn::count_weights<float>(*run.model), p.data->description().c_str(),
               ranks_text(ranks.count(), context_ranks).c_str());
   std::fflush(stdout);
-  const InterruptGuard guard;
   // A run that leaves files goes on when nobody reads its lines any more; main() reports the lost output at the end.
   if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
   TrainingLog log;
@@ -301,20 +382,21 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
   watch.on_evaluation = [&](Index step, const Score& held_out) {
     log.evaluation(step, held_out);
     if (!report) return;
-    report->evaluation(step, held_out.loss);
+    if (held_out.answers > 0) report->evaluation(step, held_out.loss);
     report->write();
   };
   watch.on_fault = [&](const std::string& text) {
     if (ranks.first()) log.fault(text);
   };
-  watch.stop = [] { return interrupted.load(); };
+  watch.stop = watch.stop_now = [] { return interrupted.load(); };
   if (!command.out.empty())
     watch.on_save = [&] {
       if (ranks.first()) save_run(run, command.out);
       saved = run.step;
     };
   try {
-    train(run, *p.data, command.threads, watch, &ranks, context_ranks);
+    within_memory(command, run, ranks,
+                  [&] { train(run, *p.data, command.threads, watch, &ranks, context_ranks); });
   } catch (const heed_program::LostRank& error) {
     throw heed_program::LostRank(error.what() + ("; " + left_behind(command.out)));
   } catch (const NotFinite& error) {
@@ -327,7 +409,7 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
   }
   if (ranks.first()) log.skipped_steps();
   if (report) report->write();
-  if (interrupted && run.step < run.train.steps) {
+  if (run.step < run.train.steps) {  // a signal came, to this rank or to another one
     std::printf("stopped after step %td of %td; ", run.step, run.train.steps);
     if (command.out.empty())
       std::puts("nothing was saved");
@@ -347,12 +429,21 @@ int run_eval(const EvalCommand& command) {
                 "--tokenizer is ", settings.tokenizer, ", ", command.checkpoint, " has ",
                 run.tokenizer->name());
   const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
+  heed::require(data->validation_rows() > 0,
+                "--held-out is 0, which leaves nothing to compute a loss on; it must be above 0");
+  const double rows = double(std::min(command.batch, data->validation_rows())),
+               least = least_bytes(run.config, rows * double(row_len(*data)), false).all(),
+               limit = heed_program::memory_limit();
+  if (least > limit)
+    throw heed_program::UsageError(heed::detail::sentence(
+        "--batch is ", command.batch, ", which needs ", heed_program::gib_text(least),
+        " of memory at the least, this process may use ", heed_program::gib_text(limit)));
   nn::Context<float> context;
   context.threads = command.threads;
   const Score held_out = score(*run.model, context, *data, command.batch);
   const double loss = held_out.loss;
-  if (!std::isfinite(loss))
-    throw std::runtime_error(command.checkpoint + ": the loss is not finite");
+  if (!is_possible_loss(loss))
+    throw std::runtime_error(command.checkpoint + ": the loss " + loss_fault(loss));
   std::printf("%s\nvalidation %.4f nats per token, perplexity %.2f%s\n",
               data->description().c_str(), loss, std::exp(loss), accuracy_text(held_out).c_str());
   if (run.data != 0 && run.data != data->fingerprint())
@@ -376,6 +467,10 @@ int run_generate(const GenerateCommand& command) {
   const std::vector<Index> prompt =
       command.prompt ? encode_prompt(*run.tokenizer, *command.prompt, command.end_of_text)
                      : std::vector<Index>{text_start(*run.tokenizer)};
+  const Index context_len = longest_context(*run.model, sampling);
+  if (Index(prompt.size()) > context_len)
+    std::fprintf(stderr, "heed_lm: --prompt has %zu tokens, the model reads its last %td\n",
+                 prompt.size(), context_len);
   nn::Context<float> context;
   context.threads = command.threads;
   StreamDecoder decoder(*run.tokenizer);

@@ -18,7 +18,8 @@ struct TrainCommand {
   ModelConfig model{.init = "fan-in"};
   TrainSettings train;
   std::string out, resume, gpt2;
-  std::string report;  // folder for the page of pictures; empty: none
+  bool overwrite = false;  // replaces an `out` that is no checkpoint of this run
+  std::string report;      // folder for the page of pictures; empty: none
   Index evaluate_every = 100, save_every = 500;
   int threads = 0;
   double rank_timeout = 0;          // seconds; 0: none

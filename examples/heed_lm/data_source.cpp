@@ -60,10 +60,13 @@ class InstructionSource final : public DataSource {
                     const DataSettings& settings)
       : data_(examples, tokenizer, settings.len,
               end_of_text_named(settings.end_of_text, tokenizer)) {
+    const bool holds_out = settings.held_out > 0;
     const Index held =
-        std::max<Index>(1, Index(std::llround(settings.held_out * double(data_.count()))));
+        holds_out
+            ? std::max<Index>(1, Index(std::llround(settings.held_out * double(data_.count()))))
+            : 0;
     training_ = data_.count() - held;
-    heed::require(data_.count() >= 2, "--instructions ", settings.instructions,
+    heed::require(!holds_out || data_.count() >= 2, "--instructions ", settings.instructions,
                   ": the file has 1 example, it must have at least 2, one of them held out");
     heed::require(training_ > 0, "--held-out is ", settings.held_out, ", which holds out all ",
                   data_.count(), " examples of --instructions ", settings.instructions,

@@ -20,7 +20,7 @@ class DataSource {
   // The batch of a step, a function of seed and step alone.
   [[nodiscard]] virtual Batch training_batch(Index rows, std::uint64_t seed,
                                              std::uint64_t step) const = 0;
-  // The number of rows that are held out: training sees none of them.
+  // The number of rows that are held out: training sees none of them. 0 where nothing is held out.
   [[nodiscard]] virtual Index validation_rows() const = 0;
   // At most `rows` of them, from number `first` on.
   [[nodiscard]] virtual Batch validation_batch(Index first, Index rows) const = 0;
@@ -45,7 +45,7 @@ struct DataSettings {
   std::string vocab, merges;  // of gpt2
   std::string end_of_text;    // see end_of_text_named()
   Index len = 256;            // of the longest sequence; of "parens" without numbers, of all
-  double held_out = 0.1;
+  double held_out = 0.1;      // share of a file; 0: nothing
   std::uint64_t seed = 1;
 };
 

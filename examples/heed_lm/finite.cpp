@@ -14,14 +14,23 @@ namespace nn = heed::nn;
   return {param.data(), std::size_t(param.size())};
 }
 
+// All numbers must have good(number), which the words say.
+template <class Good>
+void require_all(std::span<const float> numbers, const std::string& name,
+                 const std::filesystem::path& path, Good&& good, const char* words) {
+  const auto found = std::ranges::find_if_not(numbers, good);
+  if (found == numbers.end()) return;
+  throw std::runtime_error(heed::detail::sentence(path.string(), ": number ",
+                                                  found - numbers.begin(), " of ", name, " is ",
+                                                  *found, ", it must be ", words));
+}
+
 }  // namespace
 
 void require_finite(std::span<const float> numbers, const std::string& name,
                     const std::filesystem::path& path) {
-  const auto found = std::ranges::find_if_not(numbers, [](float x) { return std::isfinite(x); });
-  if (found == numbers.end()) return;
-  throw std::runtime_error(path.string() + ": number " + std::to_string(found - numbers.begin()) +
-                           " of " + name + " is " + std::to_string(*found) + ", it must be finite");
+  require_all(
+      numbers, name, path, [](float x) { return std::isfinite(x); }, "finite");
 }
 
 void require_finite(Run& run, const std::filesystem::path& path) {
@@ -37,6 +46,9 @@ void require_finite(Run& run, const std::filesystem::path& path) {
       [&](const std::string& name, std::vector<float>& first, std::vector<float>& second) {
         require_finite(first, "adamw.first." + name, path);
         require_finite(second, "adamw.second." + name, path);
+        // Means of squares; the root of another one would make every later step one that is skipped.
+        require_all(
+            second, "adamw.second." + name, path, [](float x) { return x >= 0; }, "at least 0");
       });
 }
 

@@ -15,13 +15,6 @@ namespace {
 
 namespace nn = heed::nn;
 
-// The number of tokens that the model may read at once.
-[[nodiscard]] Index longest(const Model& model, const Sampling& s) {
-  constexpr Index any = std::numeric_limits<Index>::max();
-  const Index positions = model.options().max_len;
-  return std::min(s.window > 0 ? s.window : any, positions > 0 ? positions : any);
-}
-
 // Computes the logits behind a growing sequence: with caches where all layers can step, else over the whole sequence
 // again for each token.
 class Reader {
@@ -105,14 +98,19 @@ Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t num
   return order[count - 1];
 }
 
+Index longest_context(const Model& model, const Sampling& s) {
+  constexpr Index any = std::numeric_limits<Index>::max();
+  const Index positions = model.options().max_len;
+  return std::min(s.window > 0 ? s.window : any, positions > 0 ? positions : any);
+}
+
 void generate(Model& model, nn::Context<float>& context, const std::vector<Index>& prompt,
               Index count, const Sampling& sampling, const std::function<bool(Index)>& on_token) {
   require_sampling(sampling);
   heed::require(!prompt.empty(), "generate: the prompt has no token");
-  const Index len = longest(model, sampling), size = Index(prompt.size());
+  const Index len = longest_context(model, sampling);
   Reader reader(model, context, len);
-  std::vector<Index> next = prompt;
-  if (size > len) next.erase(next.begin(), next.end() - std::max<Index>(1, len / 2));
+  std::vector<Index> next(prompt.end() - std::min(len, Index(prompt.size())), prompt.end());
   for (Index n = 0; n < count; ++n) {
     const std::span<const float> logits = reader.read(next);
     const Index words = sampling.vocabulary > 0 ? sampling.vocabulary : Index(logits.size());

@@ -33,8 +33,11 @@ void require_sampling(const Sampling& sampling);
 [[nodiscard]] Index sample(std::span<const float> logits, const Sampling& sampling,
                            std::uint64_t number);
 
-// Goes on from `prompt` for at most `count` tokens, and calls on_token(id) with each; it stops where that returns false.
-// Where the window or the model's positions are full, the model goes on from the last half of them.
+// The number of tokens that the model may read at once.
+[[nodiscard]] Index longest_context(const Model& model, const Sampling& sampling);
+
+// Goes on from `prompt`, of which the model reads the last longest_context() tokens, for at most `count` tokens, and calls
+// on_token(id) with each; it stops where that returns false. Where the window or the model's positions are full, the model goes on from the last half of them.
 void generate(Model& model, heed::nn::Context<float>& context, const std::vector<Index>& prompt,
               Index count, const Sampling& sampling, const std::function<bool(Index)>& on_token);
 

@@ -98,7 +98,8 @@ void add_data(CLI::App& app, DataSettings& data) {
   o.word("--end-of-text", data.end_of_text,
          "What <|endoftext|> in --text or --instructions is: token, the end of a document, where "
          "the vocabulary has it, or text like any other (default: token)");
-  o.share("--held-out", data.held_out, "Share of the data that is kept for validation, its end");
+  o.share("--held-out", data.held_out,
+          "Share of the data that is kept for validation, its end; 0: nothing, all is trained on");
 }
 
 void add_model(CLI::App& app, TrainCommand& c) {
@@ -160,8 +161,12 @@ void add_train(CLI::App& app, TrainCommand& c) {
                  "bfloat16 and add up in float; weights stay float")
       ->type_name("NAME")
       ->capture_default_str();
-  o.file("--out", c.out,
-         "Checkpoint to write (default: that of --resume; without either nothing is kept)");
+  o.file(
+      "--out", c.out,
+      "Checkpoint to write (default: that of --resume; without either nothing is kept). Where it "
+      "holds the same run, of the same options and data, the run goes on from there");
+  app.add_flag("--overwrite", c.overwrite,
+               "Begins anew, and replaces a file of --out that is there already");
   o.file("--resume", c.resume,
          "Checkpoint to go on from. The run keeps its model and settings: other options must agree "
          "with them, --steps may be raised, and the data must be named again");
@@ -203,7 +208,8 @@ void add_generate(CLI::App& app, GenerateCommand& c) {
          "--prompt", c.prompt,
          "Text to go on with; an empty one begins behind the end of another text, where the "
          "vocabulary has <|endoftext|> (default: so; else a line break; where the model "
-         "has none, a space or its first token)")
+         "has none, a space or its first token). Of one with more tokens than the model's "
+         "--len it reads the last ones")
       ->type_name("TEXT");
   o.word("--end-of-text", c.end_of_text, kMark);
   app.add_flag("--stop-at-end", c.stop_at_end,

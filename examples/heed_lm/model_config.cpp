@@ -224,6 +224,15 @@ std::set<std::string> idle_settings(const ModelConfig& c) {
   return idle;
 }
 
+LeastBytes least_bytes(const ModelConfig& c, double tokens, bool training) {
+  const double blocks = c.variant == kDialecticalLm ? 1 : double(c.depth), width = double(c.width);
+  // Rows that every block has (models/transformer_block.hpp): x, its two norms and the residual, the MLP's before and behind
+  // its activation; in training three gradients. Those of its attention depend on the variant.
+  const double numbers = (training ? 7 : 4) * width + 2 * double(hidden_of(c));
+  return {sizeof(float) * (training ? 4 : 1) * least_numbers(c),
+          sizeof(float) * tokens * blocks * numbers};
+}
+
 Model make_model(const ModelConfig& config, Naming naming) {
   require_usable(config, naming);
   try {

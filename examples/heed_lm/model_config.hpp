@@ -74,6 +74,14 @@ void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
 // The names of those settings, of a model and of its training, that a model of this variant does not read.
 [[nodiscard]] std::set<std::string> idle_settings(const ModelConfig& config);
 
+// Lower bounds on the bytes that a process needs which computes so many tokens at a time: those of weights, and of what blocks
+// keep of the tokens. In training, weights have gradients and two moments, and tokens gradients.
+struct LeastBytes {
+  double weights, tokens;
+  [[nodiscard]] double all() const { return weights + tokens; }
+};
+[[nodiscard]] LeastBytes least_bytes(const ModelConfig& config, double tokens, bool training);
+
 // A model with its first weights. Throws std::invalid_argument where the settings do not fit together.
 [[nodiscard]] Model make_model(const ModelConfig& config, Naming naming = Naming::fields);
 

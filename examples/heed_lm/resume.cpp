@@ -2,6 +2,8 @@
 #include "resume.hpp"
 
 #include "bpe_tokenizer.hpp"
+#include "finite.hpp"
+#include "json_fields.hpp"
 
 #include "../program/program.hpp"
 
@@ -90,6 +92,22 @@ void require_same_settings(const TrainCommand& command, const Run& run) {
   is.same("--seed", train.seed, before.seed);
   is.same("--precision", train.precision, before.precision);
   same_tokenizer(command, is, *run.tokenizer);
+}
+
+bool goes_on(const std::string& file, Run& run) {
+  Run held;
+  try {
+    held = load_run(file);
+    require_finite(held, file);
+  } catch (const std::exception&) {
+    return false;  // no checkpoint, or a damaged one
+  }
+  held.train.steps = run.train.steps;
+  if (json_of(held.config) != json_of(run.config) || json_of(held.train) != json_of(run.train) ||
+      held.tokenizer->state() != run.tokenizer->state() || held.data != run.data)
+    return false;
+  run = std::move(held);
+  return true;
 }
 
 std::string resuming_command(const TrainCommand& command) {

@@ -11,6 +11,10 @@ namespace heed_lm {
 // of --resume, or the sizes of --gpt2.
 void require_same_settings(const TrainCommand& command, const Run& run);
 
+// Replaces a run that has no step yet by what the file holds, where that is a checkpoint of the same run: of the same settings
+// but for the number of steps, tokenizer and data. Returns false where it is not.
+[[nodiscard]] bool goes_on(const std::string& file, Run& run);
+
 // A shell command that resumes the run from command.out.
 [[nodiscard]] std::string resuming_command(const TrainCommand& command);
 

@@ -3,6 +3,7 @@
 
 #include "../program/rank_group.hpp"
 #include "json_fields.hpp"
+#include "training.hpp"
 
 #include <heed/core/error.hpp>
 #include <heed/nn/not_finite.hpp>
@@ -145,9 +146,23 @@ double shared_gradient(Model& model, nn::Context<float>& context, const Batch& b
                           spread ? &spread->tokens() : nullptr);
     return gradient_of(model, context, rows.count(), inputs, targets);
   };
-  const double mine = gradient_of_part();
+  struct Part {
+    double loss;
+    bool stopped;
+  };
+  Part mine{0, false};
+  try {
+    mine.loss = gradient_of_part();
+  } catch (const PassStopped&) {
+    mine.stopped = true;
+  }
   double loss = 0;
-  for (const double part : ranks.gather(mine)) loss += part;
+  bool stopped = false;
+  for (const Part& part : ranks.gather(mine)) {
+    loss += part.loss;
+    stopped = stopped || part.stopped;
+  }
+  if (stopped) throw PassStopped();
   if (std::isfinite(loss)) sum_gradients(model, ranks);
   return loss;
 }

@@ -32,7 +32,8 @@ class Packed {
 // The mean loss of the batch, packed where one process has all of it; ranks share its rows as they are, with their padding:
 // groups of `context_ranks` neighbouring ranks have whole rows each, and the ranks of a group the tokens of each row, in zig-zag
 // shards (heed/mpi/shards.hpp). The weights' gradients become that of the batch, with the same bits on all ranks. Where the
-// loss is not finite, it is not finite on all ranks, and the gradients are of no use.
+// loss is not finite, it is not finite on all ranks, and the gradients are of no use. Where context.before_product throws
+// PassStopped (training.hpp) on one rank, all ranks throw it; with context_ranks it must not throw.
 [[nodiscard]] double shared_gradient(Model& model, heed::nn::Context<float>& context,
                                      const Batch& batch, heed_program::Ranks& ranks,
                                      int context_ranks = 1);

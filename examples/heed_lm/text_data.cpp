@@ -17,10 +17,13 @@ TextData::TextData(std::vector<Index> tokens, Index len, double held_out)
   heed::require(held_out >= 0 && held_out < 1, "TextData: held_out is ", held_out,
                 ", must be in [0, 1)");
   const Index count = Index(tokens_.size());
+  const bool holds_out = held_out > 0;
   // count / 2 <= len instead of count < 2 (len + 1), which may overflow.
-  heed::require(count / 2 > len, "the text has ", count, " tokens, sequences of ", len,
-                " tokens (--len) need ", len, " + 1 to train on and as many held out");
-  const Index validation = std::max(Index(std::llround(held_out * double(count))), len + 1);
+  heed::require((holds_out ? count / 2 : count) > len, "the text has ", count,
+                " tokens, sequences of ", len, " tokens (--len) need ", len, " + 1 to train on",
+                holds_out ? " and as many held out" : "");
+  const Index validation =
+      holds_out ? std::max(Index(std::llround(held_out * double(count))), len + 1) : 0;
   training_ = count - validation;
   heed::require(training_ > len, "the text has ", count, " tokens, ", validation,
                 " are held out (--held-out), the other ", training_,
@@ -37,7 +40,7 @@ Batch TextData::training_batch(Index rows, std::uint64_t seed, std::uint64_t ste
 }
 
 Index TextData::validation_windows() const {
-  const Index targets = validation_tokens() - 1;
+  const Index targets = std::max<Index>(0, validation_tokens() - 1);
   return targets / len_ + (targets % len_ != 0);
 }
 

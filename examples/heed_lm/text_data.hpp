@@ -6,7 +6,7 @@
 //   training    tokens [0, n - h)     random windows
 //   validation  tokens [n - h, n)     all windows, in order
 //
-// h is the given fraction of n, rounded, at least len + 1. A window is len inputs and, as the target
+// h is the given fraction of n, rounded, at least len + 1; 0 where the fraction is. A window is len inputs and, as the target
 // of each, the token that follows it: len + 1 tokens, all of one part.
 
 #include "text_batch.hpp"
@@ -18,7 +18,7 @@ namespace heed_lm {
 
 class TextData {
  public:
-  // Throws std::invalid_argument unless each part has room for a window.
+  // Throws std::invalid_argument unless each part has room for a window, or nothing is held out.
   TextData(std::vector<Index> tokens, Index len, double held_out);
 
   [[nodiscard]] Index len() const { return len_; }

@@ -10,6 +10,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <optional>
 
@@ -26,8 +27,8 @@ using heed_program::Ranks;
 }
 
 // Takes one step at the optimiser's present rate, or skips it. Returns why it was skipped, or null.
-[[nodiscard]] const char* take_step(Run& run, nn::Context<float>& context, const Batch& batch,
-                                    double& loss, Ranks& ranks, int context_ranks) {
+[[nodiscard]] const char* step_fault(Run& run, nn::Context<float>& context, const Batch& batch,
+                                     double& loss, Ranks& ranks, int context_ranks) {
   Model& model = *run.model;
   nn::clear_gradients<float>(model);
   loss = shared_gradient(model, context, batch, ranks, context_ranks);
@@ -41,16 +42,43 @@ using heed_program::Ranks;
   return nullptr;
 }
 
-// The loss of the first rows that are held out: enough to see whether the model gives finite numbers.
+// The loss of the first rows that are held out, or of rows to train on where none are: enough to see whether the model gives
+// possible numbers.
 [[nodiscard]] double short_evaluation(Model& model, nn::Context<float>& context,
                                       const DataSource& data, Index batch) {
   const bool training = std::exchange(context.training, false);
-  const Packing rows(data.validation_batch(0, batch), model.takes_packed());
+  const Packing rows(data.validation_rows() > 0 ? data.validation_batch(0, batch)
+                                                : data.training_batch(batch, context.seed, 0),
+                     model.takes_packed());
   const Packed packed(context, rows);
   const double loss = model.loss(context, rows.batch, rows.inputs, rows.targets);
   context.training = training;
   return loss;
 }
+
+// What layers keep beside their weights. A memory learns in the forward pass of a step, and must forget it where the step is
+// abandoned.
+class LayerState {
+ public:
+  explicit LayerState(Model& model) : model_(model) {
+    visit([&](heed::Param<float>& state) {
+      kept_.emplace_back(state.data(), state.data() + state.size());
+    });
+  }
+  void restore() const {
+    auto from = kept_.begin();
+    visit([&](heed::Param<float>& state) { std::ranges::copy(*from++, state.data()); });
+  }
+
+ private:
+  template <class F>
+  void visit(F&& f) const {
+    model_.visit_state(
+        nn::StateVisitor<float>([&](const std::string&, heed::Param<float>& state) { f(state); }));
+  }
+  Model& model_;
+  std::vector<std::vector<float>> kept_;
+};
 
 // Says a sentence the first time that it is called, and nothing later.
 class Once {
@@ -148,7 +176,148 @@ void share_scores(std::vector<Score>& parts, Ranks& ranks) {
   }
 }
 
+// A run of training: steps, and what is due behind each.
+class Training {
+ public:
+  Training(Run& run, const DataSource& data, int threads, const Watch& watch, Ranks& ranks,
+           int context_ranks)
+      : run_(run), data_(data), watch_(watch), ranks_(ranks), context_ranks_(context_ranks) {
+    const TrainSettings& s = run.train;
+    context_.threads = threads;
+    context_.training = true;
+    context_.seed = s.seed;
+    context_.precision = *precision_of(s.precision);
+    run.optimiser.decays = decays;
+    run.optimiser.options.weight_decay = s.weight_decay;
+    run.optimiser.options.beta2 = 0.99;
+    run.model->set_ponder(s.ponder);
+    if (run.model->scores_steps()) run.model->set_ponder_prior(s.ponder_prior);
+    run.optimiser.prepare(*run.model);  // a run whose steps were all skipped has its moments, too
+    require_shareable(run, row_len(data), ranks, context_ranks);
+    require_same_run(run, data.fingerprint(), ranks, context_ranks);
+  }
+
+  // To the last step or to a stop.
+  void go_on() {
+    for (bool stop = false; !stop && run_.step < run_.train.steps;) {
+      std::optional<double> held_out;
+      stop = !take_step() || !evaluate(held_out) || ranks_.any(watch_.stop && watch_.stop());
+      save(stop, held_out);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Runs pass(). Returns false where it was abandoned since the run is to stop, on all ranks or on none.
+  template <class Pass>
+  [[nodiscard]] bool unless_stopped(bool may_stop, Pass&& pass) {
+    if (may_stop && watch_.stop_now)
+      context_.before_product = [this] {
+        if (watch_.stop_now()) throw PassStopped();
+      };
+    bool done = true;
+    try {
+      pass();
+    } catch (const PassStopped&) {
+      done = false;
+    }
+    context_.before_product = {};
+    return done;
+  }
+
+  // Returns false where the step was abandoned, without a trace of it.
+  [[nodiscard]] bool take_step() {
+    const Clock::time_point start = Clock::now();
+    const TrainSettings& s = run_.train;
+    const Batch batch = data_.training_batch(s.batch, s.seed, std::uint64_t(run_.step));
+    context_.step = std::uint64_t(run_.step);
+    run_.optimiser.options.learning_rate = schedule_.at(run_.step);
+    double loss = 0;
+    const char* fault = nullptr;
+    const LayerState before(*run_.model);
+    if (!unless_stopped(context_ranks_ == 1, [&] {
+          fault = step_fault(run_, context_, batch, loss, ranks_, context_ranks_);
+        })) {
+      before.restore();
+      return false;
+    }
+    const Clock::time_point now = Clock::now();
+    ++run_.step;
+    faults_ = fault != nullptr ? faults_ + 1 : 0;
+    if (fault != nullptr) {
+      ++run_.skipped;
+      say_skip_(place() + fault + "; the step is skipped, " + std::to_string(kMostFaults) +
+                " of them in a row end training");
+    }
+    tokens_ += double(batch.tokens());
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    if (watch_.on_step)
+      watch_.on_step(
+          {run_.step, s.steps, loss, run_.optimiser.options.learning_rate, tokens_ / seconds,
+           seconds / double(run_.step - first_) * double(s.steps - run_.step), batch.tokens(),
+           std::chrono::duration<double>(now - start).count(), fault != nullptr});
+    if (faults_ == kMostFaults)
+      throw NotFinite(place() + std::to_string(faults_) +
+                      " steps in a row met numbers that are not finite" + kAdvice);
+    return true;
+  }
+
+  // Scores the model where that is due, and sets `held_out` where rows are held out. Returns false where it was abandoned.
+  [[nodiscard]] bool evaluate(std::optional<double>& held_out) {
+    if (!watch_.on_evaluation || !due(watch_.evaluate_every)) return true;
+    return unless_stopped(true, [&] {
+      const Score all = score(*run_.model, context_, data_, run_.train.batch, &ranks_);
+      if (all.answers > 0) held_out = all.loss;
+      watch_.on_evaluation(run_.step, all);
+    });
+  }
+
+  void save(bool stop, std::optional<double> held_out) {
+    const bool saves = watch_.on_save && (stop || due(watch_.save_every));
+    if (saves && !held_out)
+      held_out = short_evaluation(*run_.model, context_, data_, stop ? 1 : run_.train.batch);
+    if (held_out && !is_possible_loss(*held_out)) {
+      const std::string fault = place() + "the loss of held-out rows " + loss_fault(*held_out);
+      if (stop || run_.step == run_.train.steps) throw NotFinite(fault + kAdvice);
+      if (saves) say_unsaved_(fault + "; nothing is saved");
+    } else if (saves) {
+      require_same_run(run_, data_.fingerprint(), ranks_, context_ranks_);
+      watch_.on_save();
+      ranks_.meet();  // what is said to be saved is
+    }
+  }
+
+  // Every so many steps, and after the last.
+  [[nodiscard]] bool due(Index every) const {
+    return run_.step == run_.train.steps || (every > 0 && run_.step % every == 0);
+  }
+  [[nodiscard]] std::string place() const { return "step " + std::to_string(run_.step) + ": "; }
+
+  Run& run_;
+  const DataSource& data_;
+  const Watch& watch_;
+  Ranks& ranks_;
+  const int context_ranks_;
+  nn::Context<float> context_;
+  const nn::WarmupCosine schedule_{run_.train.warmup, std::max(run_.train.steps, run_.train.warmup),
+                                   run_.train.learning_rate, 0.1 * run_.train.learning_rate};
+  const Clock::time_point start_ = Clock::now();
+  const Index first_ = run_.step;
+  double tokens_ = 0;
+  Index faults_ = 0;  // skipped steps in a row
+  Once say_skip_{watch_.on_fault}, say_unsaved_{watch_.on_fault};
+};
+
 }  // namespace
+
+std::string loss_fault(double loss) {
+  if (!std::isfinite(loss)) return "is not finite";
+  char text[96];
+  std::snprintf(text, sizeof text, "is %.4g nats per token, more than a sound model can have, %g",
+                loss, kLargestLoss);
+  return text;
+}
 
 Score score(Model& model, nn::Context<float>& context, const DataSource& data, Index batch,
             Ranks* ranks) {
@@ -157,10 +326,16 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
   std::vector<Score> parts(std::size_t((data.validation_rows() + batch - 1) / batch));
   const auto first = std::size_t(ranks ? ranks->rank() : 0),
              stride = std::size_t(ranks ? ranks->count() : 1);
-  for (std::size_t n = first; n < parts.size(); n += stride)
-    parts[n] = score_batch(model, context, data, Index(n) * batch, batch);
+  bool stopped = false;
+  try {
+    for (std::size_t n = first; n < parts.size(); n += stride)
+      parts[n] = score_batch(model, context, data, Index(n) * batch, batch);
+  } catch (const PassStopped&) {
+    stopped = true;
+  }
   context.training = training;
   context.step = step;
+  if (ranks ? ranks->any(stopped) : stopped) throw PassStopped();
   if (ranks) share_scores(parts, *ranks);
   Score all;
   double sum = 0, right = 0;
@@ -184,84 +359,8 @@ Score score(Model& model, nn::Context<float>& context, const DataSource& data, I
 
 void train(Run& run, const DataSource& data, int threads, const Watch& watch, Ranks* shared_by,
            int context_ranks) {
-  using Clock = std::chrono::steady_clock;
-  const TrainSettings& s = run.train;
-  nn::Context<float> context;
-  context.threads = threads;
-  context.training = true;
-  context.seed = s.seed;
-  context.precision = *precision_of(s.precision);
-  run.optimiser.decays = decays;
-  run.optimiser.options.weight_decay = s.weight_decay;
-  run.optimiser.options.beta2 = 0.99;
-  const nn::WarmupCosine schedule{s.warmup, std::max(s.steps, s.warmup), s.learning_rate,
-                                  0.1 * s.learning_rate};
-  Model& model = *run.model;
-  model.set_ponder(s.ponder);
   Ranks alone;
-  Ranks& ranks = shared_by ? *shared_by : alone;
-  if (model.scores_steps()) model.set_ponder_prior(s.ponder_prior);
-  run.optimiser.prepare(model);  // a run whose steps were all skipped has its moments, too
-  require_shareable(run, row_len(data), ranks, context_ranks);
-  require_same_run(run, data.fingerprint(), ranks, context_ranks);
-  const Clock::time_point start = Clock::now();
-  const Index first = run.step;
-  double tokens = 0;
-  Index faults = 0;  // skipped steps in a row
-  Once say_skip(watch.on_fault), say_unsaved(watch.on_fault);
-  while (run.step < s.steps) {
-    const Clock::time_point step_start = Clock::now();
-    const Batch batch = data.training_batch(s.batch, s.seed, std::uint64_t(run.step));
-    context.step = std::uint64_t(run.step);
-    run.optimiser.options.learning_rate = schedule.at(run.step);
-    double loss = 0;
-    const char* const fault = take_step(run, context, batch, loss, ranks, context_ranks);
-    const Clock::time_point now = Clock::now();
-    ++run.step;
-    const std::string place = "step " + std::to_string(run.step) + ": ";
-    if (fault != nullptr) {
-      ++run.skipped;
-      ++faults;
-      say_skip(place + fault + "; the step is skipped, " + std::to_string(kMostFaults) +
-               " of them in a row end training");
-    } else {
-      faults = 0;
-    }
-    tokens += double(batch.tokens());
-
-    const double seconds = std::chrono::duration<double>(now - start).count();
-    if (watch.on_step)
-      watch.on_step({run.step, s.steps, loss, run.optimiser.options.learning_rate, tokens / seconds,
-                     seconds / double(run.step - first) * double(s.steps - run.step),
-                     batch.tokens(), std::chrono::duration<double>(now - step_start).count(),
-                     fault != nullptr});
-    if (faults == kMostFaults)
-      throw NotFinite(place + std::to_string(faults) +
-                      " steps in a row met numbers that are not finite" + kAdvice);
-    const bool last = run.step == s.steps;
-    std::optional<double> held_out;
-    if (watch.on_evaluation &&
-        (last || (watch.evaluate_every > 0 && run.step % watch.evaluate_every == 0))) {
-      const Score all = score(model, context, data, s.batch, &ranks);
-      held_out = all.loss;
-      watch.on_evaluation(run.step, all);
-    }
-    const bool stop = ranks.any(watch.stop && watch.stop());
-    const bool saves = watch.on_save &&
-                       (last || stop || (watch.save_every > 0 && run.step % watch.save_every == 0));
-    if (saves && !held_out) held_out = short_evaluation(model, context, data, s.batch);
-    const bool sound = !held_out || std::isfinite(*held_out);
-    if (!sound && (last || stop))
-      throw NotFinite(place + "the loss of held-out rows is not finite" + kAdvice);
-    if (saves && sound) {
-      require_same_run(run, data.fingerprint(), ranks, context_ranks);
-      watch.on_save();
-      ranks.meet();  // what is said to be saved is
-    }
-    if (saves && !sound)
-      say_unsaved(place + "the loss of held-out rows is not finite; nothing is saved");
-    if (stop) return;
-  }
+  Training(run, data, threads, watch, shared_by ? *shared_by : alone, context_ranks).go_on();
 }
 
 }  // namespace heed_lm

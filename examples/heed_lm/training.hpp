@@ -7,6 +7,7 @@
 #include "checkpoint.hpp"
 #include "data_source.hpp"
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -18,6 +19,18 @@ namespace heed_lm {
 struct NotFinite : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// A pass of a model was left early since the run is to stop.
+struct PassStopped {};
+
+// Can a model have this mean loss, in nats per token? Not one that has come to numbers that are not finite, nor a damaged one
+// whose tokens have had probabilities below those that a float can hold, 2^-149. A guess among a million tokens has 13.8.
+inline constexpr double kLargestLoss = 103.3;
+[[nodiscard]] inline bool is_possible_loss(double loss) {
+  return std::isfinite(loss) && loss <= kLargestLoss;
+}
+// What is wrong with another loss: the end of a sentence that begins with "the loss".
+[[nodiscard]] std::string loss_fault(double loss);
 
 // The state of a run after a step, for Watch::on_step.
 struct Report {
@@ -34,7 +47,7 @@ struct Report {
 // What a model answers to all rows that are held out. An answer is right if it is the likeliest token.
 struct Score {
   double loss = 0, accuracy = 0;  // means over the targets; loss in nats per token
-  Index answers = 0;              // number of targets
+  Index answers = 0;              // number of targets; 0 where no row is held out
   struct Part {
     Index answers = 0, right = 0;
     // What the attention reports of the tokens at these answers (steps, tension), by name: sums over the answers of the
@@ -44,7 +57,8 @@ struct Score {
   std::map<Index, Part> by_difficulty;  // empty for data whose targets have none
 };
 
-// Computes `batch` rows at a time. Several ranks share these batches; the score has the same bits for any number of them.
+// Computes `batch` rows at a time. Several ranks share these batches; the score has the same bits for any number of them. Where
+// context.before_product throws PassStopped on one rank, all ranks throw it.
 [[nodiscard]] Score score(Model& model, heed::nn::Context<float>& context, const DataSource& data,
                           Index batch, heed_program::Ranks* ranks = nullptr);
 
@@ -54,6 +68,9 @@ struct Watch {
   std::function<void(const Report&)> on_step = {};
   std::function<void(Index step, const Score& held_out)> on_evaluation = {};
   std::function<bool()> stop = {};  // asked after every step
+  // Asked again and again in a step and an evaluation, which are abandoned where it says so: a step of hours must not keep a run
+  // from ending. Steps of sequences that ranks share (context_ranks) are taken to their end.
+  std::function<bool()> stop_now = {};
   std::function<void()> on_save = {};
   Index save_every = 0;
   std::function<void(const std::string&)> on_fault =
@@ -64,13 +81,14 @@ struct Watch {
 // The number of skipped steps in a row that ends training.
 inline constexpr Index kMostFaults = 10;
 
-// Trains from run.step to run.train.steps, or until watch.stop() asks to stop. Step t is a function of the weights, of
-// run.train and of t alone: a run that was saved and resumed goes on bit for bit.
+// Trains from run.step to run.train.steps, or until watch.stop() or stop_now() asks to stop. Step t is a function of the
+// weights, of run.train and of t alone: a run that was saved and resumed goes on bit for bit, and a step that is abandoned leaves
+// no trace. Where no row is held out, scores have no answers, and rows to train on tell whether a model is sound.
 //
 // A step is skipped where its loss or gradient is not finite, or where a weight or a moment of the optimiser would not be
 // finite after it: it counts as done, and weights and moments stay as they were. on_save is called only for models that
-// give held-out rows a finite loss. Throws NotFinite after kMostFaults skipped steps in a row, and where held-out rows
-// have no finite loss after the last step or at a stop.
+// give held-out rows a possible loss. Throws NotFinite after kMostFaults skipped steps in a row, and where held-out rows
+// have none after the last step or at a stop.
 //
 // Several ranks share each batch: rank r of n computes its rows [r rows / n, (r + 1) rows / n), with the random numbers that
 // these rows have in the whole batch, and the gradients are added up in the order of the ranks. The order of the data does

@@ -168,25 +168,24 @@ std::pair<int, std::string> Ranks::wait_text(const std::vector<int>& from) {
   return std::move(*text);
 }
 
+std::vector<int> Ranks::peers_of(const std::vector<Pending>& pending, bool incoming) {
+  std::set<int> peers;
+  for (const Pending& one : pending)
+    if (one.incoming == incoming) peers.insert(one.peer);
+  return {peers.begin(), peers.end()};
+}
+
 void Ranks::wait(std::vector<Pending> pending) {
   open_ = true;
   const auto ready = [&] {
     std::erase_if(pending, [&](const Pending& one) { return link_->done(one.request); });
     return pending.empty();
   };
-  const auto missing = [&] {
-    // A rank to which only sending is not finished may wait for another one itself.
-    std::vector<int> ranks;
-    for (const bool incoming : {true, false}) {
-      for (const Pending& one : pending)
-        if (one.incoming == incoming && std::ranges::count(ranks, one.peer) == 0)
-          ranks.push_back(one.peer);
-      if (!ranks.empty()) break;
-    }
-    std::ranges::sort(ranks);
-    return ranks;
-  };
-  wait_until(ready, missing);
+  // A rank to which only sending is not finished may wait for another one itself.
+  wait_until(ready, [&] {
+    const std::vector<int> senders = peers_of(pending, true);
+    return senders.empty() ? peers_of(pending, false) : senders;
+  });
   open_ = false;
 }
 
@@ -303,7 +302,7 @@ int Ranks::join_endings(const char* name, const Ending& mine) {
     }
     return missing.empty() && sending.empty();
   };
-  wait_until(ready, [&] { return missing; });
+  wait_until(ready, [&] { return missing.empty() ? peers_of(sending, false) : missing; });
   int code = 0;
   speaker_ = -1;
   bool same = true;

@@ -108,6 +108,9 @@ class Ranks {
   void meet_processes();
   void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all);
   void wait(std::vector<Pending> pending);
+  // The ranks from which, or to which, one of these is under way.
+  [[nodiscard]] static std::vector<int> peers_of(const std::vector<Pending>& pending,
+                                                 bool incoming);
   // Calls ready() until it returns true. missing() names the ranks that it waits for.
   void wait_until(const std::function<bool()>& ready,
                   const std::function<std::vector<int>()>& missing);

@@ -25,6 +25,9 @@ using heed::Index;
 using heed_program::Ranks;
 using heed_program::UsageError;
 
+// Tokens of --check, a few seconds of work; those of the table would take minutes.
+constexpr Count kCheckLen = 2048;
+
 struct Options {
   Problem problem;
   Machine machine;
@@ -114,6 +117,7 @@ template <class Work>
 void print_line(const char* what, double measured, double predicted) {
   std::printf("%-46s measured %9.3f ms, model %9.3f ms, ratio %.2f\n", what, 1e3 * measured,
               1e3 * predicted, measured / predicted);
+  std::fflush(stdout);
 }
 
 // Holds the model's forward pass against this machine: one call of the whole sequence, and on several ranks the gather.
@@ -121,6 +125,10 @@ void check_model(const Options& o, Ranks& ranks) {
   Problem p = o.problem;
   p.backward = false;
   Machine machine = o.machine;
+  std::printf("forward pass of %lld causal tokens, %lld heads, %lld kv heads, d %lld\n",
+              static_cast<long long>(p.len), static_cast<long long>(p.heads),
+              static_cast<long long>(p.kv_heads), static_cast<long long>(p.dim));
+  std::fflush(stdout);
   if (ranks.first()) {
     Call whole(p.heads, p.kv_heads, p.dim, p.len, p.len, o.threads);
     print_line("one rank, forward", seconds_of_call(whole),
@@ -140,6 +148,9 @@ void check_model(const Options& o, Ranks& ranks) {
   machine.latency = empty / (n - 1);
   machine.overhead = 0;
   machine.bandwidth = double(bytes / 2) * (n - 1) / std::max(1e-9, half - empty);
+  std::printf("%d ranks: %.1f GFLOP/s each, %.1f us and %.2f GB/s between them\n", n,
+              1e-9 * machine.flops, 1e6 * machine.latency, 1e-9 * machine.bandwidth);
+  std::fflush(stdout);
   const std::string shard(bytes, 'x');
   const Index chunk = p.len / (2 * n), first = ranks.rank(), second = 2 * n - 1 - first;
   Call early(p.heads, p.kv_heads, p.dim, chunk, (first + 1) * chunk, o.threads),
@@ -149,9 +160,6 @@ void check_model(const Options& o, Ranks& ranks) {
     early.run();
     late.run();
   });
-  if (!ranks.first()) return;
-  std::printf("%d ranks: %.1f GFLOP/s each, %.1f us and %.2f GB/s between them\n", n,
-              1e-9 * machine.flops, 1e6 * machine.latency, 1e-9 * machine.bandwidth);
   print_line((std::to_string(n) + " ranks, gather, forward").c_str(), slowest,
              simulate(Method::gather, p, machine, n)->total);
 }
@@ -251,8 +259,10 @@ int run(int argc, char** argv, Ranks& ranks) {
   app.add_flag("--forward", o.forward_only, "The forward pass alone");
   app.add_flag("--contiguous", o.contiguous,
                "Ranks have consecutive tokens, which leaves late ones with more work");
-  app.add_flag("--check", o.check,
-               "Instead of a table: holds the model's forward pass against this machine");
+  app.add_flag(
+      "--check", o.check,
+      "Instead of a table: holds the model's forward pass against this machine, on about " +
+          std::to_string(kCheckLen) + " tokens unless --len says otherwise");
   app.footer(heed_program::kExitCodes);
   if (!heed_program::read_options(app, argc, argv)) return 0;
   if (o.problem.heads % o.problem.kv_heads != 0)
@@ -262,10 +272,13 @@ int run(int argc, char** argv, Ranks& ranks) {
   if (ranks.count() > 1 && !o.check)
     throw UsageError(std::to_string(ranks.count()) +
                      " ranks were started, which --check alone makes use of");
-  if (o.check && o.problem.len % (2 * ranks.count()) != 0)
+  const Count chunks = 2 * ranks.count();  // two for each rank
+  if (o.check && app.count("--len") == 0)
+    o.problem.len = std::max<Count>(1, kCheckLen / chunks) * chunks;
+  if (o.check && o.problem.len % chunks != 0)
     throw UsageError("--len is " + std::to_string(o.problem.len) +
-                     ", with --check it must be a multiple of " +
-                     std::to_string(2 * ranks.count()) + ", two chunks for each rank");
+                     ", with --check it must be a multiple of " + std::to_string(chunks) +
+                     ", two chunks for each rank");
   (void)read_ranks(o.ranks);
   o.problem.backward = !o.forward_only;
   o.problem.zigzag = !o.contiguous;

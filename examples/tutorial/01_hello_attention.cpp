@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 1 of 14. You learn the two calls of heed, forward() and backward(). They run resonant attention over two
+// Step 1 of 15. You learn the two calls of heed, forward() and backward(). They run resonant attention over two
 // sequences that lie in plain memory, (batch, len, heads, dim), and give the gradients of its inputs and of its
 // parameter `strength`.
 

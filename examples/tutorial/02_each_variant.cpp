@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 2 of 14. You learn that every variant takes the two calls of step 1, so that one program serves all of them.
+// Step 2 of 15. You learn that every variant takes the two calls of step 1, so that one program serves all of them.
 // heed/variants.hpp lists the variants; visit() gives each op's parameters by name.
 
 #include <heed/check/op_call.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 3 of 14. You learn to check a gradient before you trust it. check_gradient_on() compares the gradient of any
+// Step 3 of 15. You learn to check a gradient before you trust it. check_gradient_on() compares the gradient of any
 // function over named tensors with central differences. check_op() does so for an op, here for a combination of score
 // and readout that no variant has.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 4 of 14. You learn to train: a layer around an op, an optimiser, and a loop. Four heads of resonant attention
+// Step 4 of 15. You learn to train: a layer around an op, an optimiser, and a loop. Four heads of resonant attention
 // between two projections learn to repeat the token before; the op's own parameters are learnt with the weights.
 
 #include <heed/core/random.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 6 of 14. You learn that heed reads and writes your memory where it lies. The same numbers in four layouts give the
+// Step 6 of 15. You learn that heed reads and writes your memory where it lies. The same numbers in four layouts give the
 // same bits: (batch, heads, len, dim), (batch, len, heads, dim), one packed projection, and rows with room behind each.
 
 #include <heed/core/random.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 7 of 14, the first of five on variants of your own. You learn to write one: its formula, and the names of what it
+// Step 7 of 15, the first of five on variants of your own. You learn to write one: its formula, and the names of what it
 // learns. Here scores fall with the distance of query and key, by a slope that every head learns:
 //
 //   score_ij = logit_ij - slope_h |i - j|

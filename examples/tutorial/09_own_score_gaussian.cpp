@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 9 of 14. You learn to write a derivative by hand, which may be faster, and to have it checked. The weights are those
+// Step 9 of 15. You learn to write a derivative by hand, which may be faster, and to have it checked. The weights are those
 // of a Gaussian kernel (Nadaraya-Watson) with a learnt precision:
 //
 //   score_ij = -precision_h |q_i - k_j|^2 / 2,   |q - k|^2 = |q|^2 + |k|^2 - 2 q.k

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 10 of 14. You learn to write a normaliser, which turns all scores of a row into weights. This one is a softmax with
+// Step 10 of 15. You learn to write a normaliser, which turns all scores of a row into weights. This one is a softmax with
 // a sink, an extra place of learnt height b that takes weight from the keys:
 //
 //   w_j = exp(s_j) / (exp(b) + sum_k exp(s_k))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 11 of 14. You learn to write a readout, which turns the mixed values of a row into its output. This one has a learnt
+// Step 11 of 15. You learn to write a readout, which turns the mixed values of a row into its output. This one has a learnt
 // factor for each column of the value:
 //
 //   out_c = factor_c mixed_c      dmixed_c = factor_c g_c      dfactor_c = sum over rows g_c mixed_c

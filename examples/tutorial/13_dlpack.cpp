@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 13 of 14. You learn to exchange tensors with other libraries through DLPack. Attention reads a foreign (batch, len,
+// Step 13 of 15. You learn to exchange tensors with other libraries through DLPack. Attention reads a foreign (batch, len,
 // heads, dim) tensor where it lies; the result goes out as a tensor that owns its memory.
 
 #include <heed/engine/doors.hpp>

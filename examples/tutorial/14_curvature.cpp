@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Step 14 of 14. You learn to use curvature: jvp() says how the output moves when the inputs move, hvp() how the gradients
+// Step 14 of 15. You learn to use curvature: jvp() says how the output moves when the inputs move, hvp() how the gradients
 // move. Resonant attention over a memory of keys and values learns to answer like another one. With H the Hessian of its
 // loss, products H d give
 //

@@ -220,6 +220,119 @@ TEST_CASE("SIGTERM and SIGHUP save and end a run as Ctrl-C does, even when both 
   }
 }
 
+TEST_CASE("One signal ends a run in the middle of a step, however long that takes") {
+  const Folder folder;
+  // A step of a minute and more; it has begun when the first line is there.
+  const std::string text = folder.write("text.txt", sample_text()), out = folder.file("out");
+  Arguments heavy = training(text, out);
+  for (std::string& word : heavy)
+    if (word == "4") word = "20000";  // --batch
+  Program stopped(heavy);
+  stopped.read_until(" held out\n");
+  stopped.interrupt(SIGTERM);
+  CHECK(stopped.finish() == 0);
+  INFO(stopped.output());
+  CHECK(stopped.output().find("stopped after step 0 of " + std::to_string(kSteps)) !=
+        std::string::npos);
+  CHECK(heed::io::Safetensors::read(out).metadata().at("step") == "0");
+}
+
+TEST_CASE("A run goes on by itself where --out holds it, and replaces no other file untold") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), whole = folder.file("whole"),
+                    parts = folder.file("parts"), notes = folder.write("notes.txt", "mine");
+  run(training(text, whole));
+  Program stopped(with(training(text, parts), {"--eval-every", "1"}));
+  stopped.read_until("step 3  training ");
+  stopped.interrupt();
+  CHECK(stopped.finish() == 0);
+  const std::string said = run(training(text, parts));
+  CHECK(said.rfind("heed_lm: " + parts + " holds step ", 0) == 0);
+  CHECK(said.find(" of this run, which goes on from there\n") != std::string::npos);
+  CHECK(heed::io::read_file(parts) == heed::io::read_file(whole));
+
+  const auto refuses = [&](const Arguments& arguments, const std::string& file,
+                           const std::string& why) {
+    const Bytes before = heed::io::read_file(file);
+    Program program(arguments);
+    CHECK(program.finish() == 2);
+    CHECK(program.output() == "heed_lm: --out " + file + ": " + why + "\n");
+    CHECK(heed::io::read_file(file) == before);
+  };
+  refuses(training(text, parts), parts,
+          "step 400 of this run is done, --steps is 400; more of them go on, --overwrite begins "
+          "anew");
+  const std::string other =
+      "the file is there, and is no checkpoint of this run; --overwrite replaces it";
+  refuses(with(training(text, parts), {"--seed", "2"}), parts, other);
+  refuses(training(text, notes), notes, other);
+  refuses({"train", "--text", text, "--resume", whole, "--steps", "401", "--out", parts}, parts,
+          other);
+  run(with(training(text, notes, 2), {"--seed", "2", "--overwrite"}));
+  CHECK(heed::io::Safetensors::read(notes).metadata().at("step") == "2");
+  CHECK(folder.count() == 4);  // no lock is left
+}
+
+TEST_CASE("Two runs do not write one checkpoint at a time") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), out = folder.file("out");
+  Program first(with(training(text, out), {"--eval-every", "1"}));
+  first.read_until("step 3  training ");
+  Program second(training(text, out));
+  CHECK(second.finish() == 2);
+  CHECK(second.output().rfind("heed_lm: --out " + out + ": another run writes it, process ", 0) ==
+        0);
+  first.interrupt();
+  CHECK(first.finish() == 0);
+  CHECK(first.output().find("stopped after step ") != std::string::npos);
+}
+
+TEST_CASE("Memory that cannot suffice is told by the options that ask for it, before any work") {
+  const Folder folder;
+  std::string lengthy;
+  while (lengthy.size() < 6'000'000) lengthy += sample_text();
+  const std::string text = folder.write("text.txt", sample_text()), said = folder.file("said"),
+                    model = folder.file("model"), more = folder.write("more.txt", lengthy);
+  run(training(text, model, 2));
+  const auto refused = [&](const std::string& limit, const std::string& arguments,
+                           const std::string& words, const std::string& may_use) {
+    const std::string command = "ulimit -v " + limit + "; '" HEED_LM_PROGRAM "' " + arguments +
+                                " --threads 1 >'" + said + "' 2>&1";
+    const int status = std::system(command.c_str());
+    const Bytes bytes = heed::io::read_file(said);
+    const std::string got(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    INFO(got);
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 2));
+    CHECK(got.find(words) != std::string::npos);
+    CHECK(got.ends_with(", this process may use " + may_use + " GiB\n"));
+    CHECK(got.find('\n') == got.size() - 1);
+  };
+  const std::string train = "train --len 16 --text '" + text + "' ";
+  refused("4000000", train + "--width 64 --depth 2 --batch 1000000",
+          "heed_lm: training needs 114 GiB of memory at the least: 114 GiB for the tokens of a "
+          "step (--batch 1000000, --len 16) and ",
+          "3.81");
+  refused("4000000", train + "--width 65536 --heads 2 --depth 1",
+          " GiB for sdpa with its moments (--width 65536, --depth 1, 16 tokens in the vocabulary)",
+          "3.81");
+  refused("400000", "eval '" + model + "' --batch 1000000 --text '" + more + "'",
+          "heed_lm: --batch is 1000000, which needs ", "0.381");
+}
+
+TEST_CASE("Nothing is held out of a text by --held-out 0, and eval has nothing to say then") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), out = folder.file("out");
+  const std::string said =
+      run(with(training(text, out, 4), {"--held-out", "0", "--eval-every", "2"}));
+  CHECK(said.find(" tokens for training, 0 held out\nstep 2  training ") != std::string::npos);
+  CHECK(said.find("validation") == std::string::npos);
+  Program program({"eval", out, "--text", text, "--held-out", "0", "--threads", "1"});
+  CHECK(program.finish() == 2);
+  CHECK(
+      program.output() ==
+      "heed_lm: --held-out is 0, which leaves nothing to compute a loss on; it must be above 0\n");
+}
+
 TEST_CASE("The command that a stopped run prints goes on from there when a shell is given it") {
   const Folder folder;
   const std::string whole = folder.file("whole"), parts = folder.file("it's \"a\" $HOME;\n`run`"),
@@ -448,13 +561,16 @@ TEST_CASE(
     return std::stoi(heed::io::Safetensors::read(path).metadata().at("step"));
   };
   for (const auto& [name, options] : std::vector<std::pair<std::string, Arguments>>{
-           {"decay", {"--weight-decay", "1e10", "--steps", "60"}},
-           {"rate", {"--lr", "1e4", "--steps", "60"}},
-           {"prototype", {"--lr", "1e10", "--variant", "prototype-art", "--steps", "60"}},
-           {"keys",
-            {"--lr", "1e10", "--variant", "prototype-art", "--depth", "2", "--steps", "60"}}}) {
-    const std::string said = fails(name, options), out = folder.file(name);
+           {"decay", {"--steps", "60"}},
+           {"prototype", {"--variant", "prototype-art", "--steps", "60"}},
+           {"keys", {"--variant", "prototype-art", "--depth", "2", "--steps", "60"}}}) {
+    // A decay that turns weights round and makes them longer, step by step.
+    const std::string said = fails(name, with(options, {"--weight-decay", "2e5"})),
+                      out = folder.file(name);
     CHECK(said.find("10 steps in a row") != std::string::npos);
+    CHECK(
+        said.find(" nats per token, more than a sound model can have, 103.3; nothing is saved\n") !=
+        std::string::npos);
     REQUIRE(fs::exists(out));
     CHECK(all_finite(out));
     const int step = steps_of(out);
@@ -462,6 +578,13 @@ TEST_CASE(
     CHECK(said.find(out + " holds step " + std::to_string(step)) != std::string::npos);
     // What was kept can be worked with.
     run({"eval", out, "--text", text, "--threads", "1"});
+  }
+  for (const auto& [rate, variant] : {std::pair{"1e4", "sdpa"}, {"1e10", "prototype-art"}}) {
+    const std::string said =
+        fails("rate", {"--lr", rate, "--steps", "60", "--variant", variant, "--depth", "2"});
+    CHECK(said.find("10 steps in a row") != std::string::npos);
+    CHECK(said.find("nothing was saved") != std::string::npos);
+    CHECK_FALSE(fs::exists(folder.file("rate")));
   }
   const std::string one = fails("one", {"--lr", "1e20", "--warmup", "0", "--steps", "1"});
   CHECK(one.find("validation not finite") != std::string::npos);
@@ -474,7 +597,7 @@ TEST_CASE(
   CHECK(all_finite(folder.file("none")));
 
   const std::string good = folder.file("good");
-  run(with(shape, {"--out", good, "--steps", "2", "--lr", "1e4", "--depth", "1"}));
+  run(with(shape, {"--out", good, "--steps", "2", "--weight-decay", "2e5", "--depth", "1"}));
   const Bytes before = heed::io::read_file(good);
   Program resumed({"train", "--text", text, "--resume", good, "--steps", "60", "--threads", "1",
                    "--save-every", "0"});
@@ -494,7 +617,8 @@ TEST_CASE(
   const auto changed = [&](const std::string& name, const std::string& tensor, float value,
                            bool all) {
     heed::io::SafetensorsWriter writer;
-    for (const auto& [key, text_of] : file.metadata()) writer.set_metadata(key, text_of);
+    for (const auto& [key, text_of] : file.metadata())
+      if (key != heed::io::kChecksums) writer.set_metadata(key, text_of);
     for (const auto& [other, info] : file.tensors()) {
       std::vector<float> numbers = file.rounded<float>(other);
       if (other == tensor)
@@ -527,6 +651,11 @@ TEST_CASE(
          sentence);
     CHECK_FALSE(fs::exists(folder.file("out")));
   }
+  const std::string wild = changed("wild", "ln_f.weight", 1e6F, true);
+  ends({"eval", wild, "--text", text}, 1, wild + ": the loss is ");
+  const std::string below = changed("below", "adamw.second.embed.weight", -1e-9F, false);
+  ends({"train", "--resume", below, "--text", text, "--steps", "3", "--out", folder.file("out")}, 2,
+       below + ": number 1 of adamw.second.embed.weight is -1e-09, it must be at least 0\n");
   const std::string huge = changed("huge", "embed.weight", 3e38F, true);
   ends({"eval", huge, "--text", text}, 1, huge + ": the loss is not finite\n");
   ends({"generate", huge, "--tokens", "3"}, 1, "the logit of token 0 is ");
@@ -550,6 +679,21 @@ TEST_CASE("generate begins with what the model knows where no prompt is given") 
   }
 }
 
+TEST_CASE("A prompt of more tokens than the model reads is cut, and said to be") {
+  const Folder folder;
+  const std::string text = folder.write("text.txt", sample_text()), model = folder.file("model");
+  run(training(text, model, 2));
+  const auto generated = [&](const std::string& prompt) {
+    return run({"generate", model, "--prompt", prompt, "--tokens", "1", "--temperature", "0",
+                "--threads", "1"});
+  };
+  const std::string tail = "line 49\nline 64\n";  // 16 tokens
+  const std::string long_one = generated("line 36\n" + tail);
+  CHECK(long_one.rfind("heed_lm: --prompt has 24 tokens, the model reads its last 16\n", 0) == 0);
+  CHECK(generated(tail).rfind(tail, 0) == 0);
+  CHECK(long_one.ends_with("line 36\n" + generated(tail)));
+}
+
 TEST_CASE("A bad file is refused in one sentence with exit code 2, and nothing is overwritten") {
   const Folder folder;
   const std::string text = folder.write("text.txt", sample_text()), good = folder.file("good");
@@ -567,7 +711,7 @@ TEST_CASE("A bad file is refused in one sentence with exit code 2, and nothing i
   const std::size_t files = folder.count();
   const auto refuses = [&](const Arguments& arguments, const std::string& begins,
                            const std::string& holds) {
-    Program program(with(arguments, {"--out", out, "--threads", "1"}));
+    Program program(with(arguments, {"--out", out, "--overwrite", "--threads", "1"}));
     const int code = program.finish();
     const std::string& said = program.output();
     INFO(said);
@@ -622,6 +766,7 @@ TEST_CASE(
     const auto file = heed::io::Safetensors::read(good);
     heed::io::SafetensorsWriter writer;
     for (const auto& [name, words] : file.metadata()) {
+      if (name == heed::io::kChecksums) continue;
       nlohmann::json stored = name == key ? nlohmann::json::parse(words) : nlohmann::json();
       if (name == key) stored[field] = value;
       writer.set_metadata(name, name == key ? stored.dump() : words);

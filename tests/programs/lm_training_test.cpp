@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "catch.hpp"
 #include "heed_lm/bpe_tokenizer.hpp"
+#include "heed_lm/finite.hpp"
 #include "heed_lm/generation.hpp"
 #include "heed_lm/json_fields.hpp"
 #include "heed_lm/run_report.hpp"
 #include "heed_lm/training.hpp"
+#include "program/progress.hpp"
 #include "programs/tiny_vocabulary.hpp"
 #include "tasks/flip_flop.hpp"
 #include "tasks/mqar.hpp"
@@ -15,11 +17,14 @@
 #include <heed/io/atomic_file.hpp>
 #include <heed/io/safetensors.hpp>
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -106,6 +111,110 @@ TEST_CASE("A run that was stopped, saved and resumed ends with the bits of one t
   CHECK(second.step == 7);
   CHECK(same_bits(weights_of(*second.model), weights_of(*whole.model)));
   CHECK_FALSE(same_bits(weights_of(*first.model), weights_of(*whole.model)));
+}
+
+TEST_CASE("A step that is abandoned in its middle leaves no trace, in no memory either") {
+  for (const std::string variant : {"dar", "prototype-art"}) {
+    INFO(variant);
+    Run whole = new_run(5, variant);
+    train_on(whole, 1);
+    const heed_test::TemporaryFolder folder;
+    const auto path = folder.path / "run.safetensors";
+    Run run = new_run(5, variant);
+    const auto data = open_data(parentheses(), *run.tokenizer);
+    run.data = data->fingerprint();
+    // Products of layers, of which a step has dozens; more of them each time.
+    Index asked = 0, patience = 1, stops = 0, scores = 0;
+    std::vector<Index> steps;
+    Watch watch;
+    watch.stop_now = [&] { return ++asked > patience; };
+    watch.on_step = [&](const Report& r) { steps.push_back(r.step); };
+    watch.on_evaluation = [&](Index, const Score&) { ++scores; };
+    watch.on_save = [&] { save_run(run, path); };
+    for (; run.step < 5 && stops < 100; ++stops) {
+      asked = 0;
+      train(run, *data, 1, watch);
+      run = load_run(path);
+      patience += 11;
+    }
+    INFO(stops << " runs, " << patience << " products in the last one");
+    CHECK(stops > 4);
+    CHECK(stops < 100);
+    CHECK(steps == std::vector<Index>{1, 2, 3, 4, 5});
+    CHECK(same_bits(weights_of(*run.model), weights_of(*whole.model)));
+    std::vector<float> memory, wanted;
+    for (const auto& [of, to] : {std::pair{&run, &memory}, {&whole, &wanted}})
+      of->model->visit_state(
+          nn::StateVisitor<float>([to = to](const std::string&, heed::Param<float>& state) {
+            to->insert(to->end(), state.data(), state.data() + state.size());
+          }));
+    CHECK((variant == "dar") == memory.empty());
+    CHECK(same_bits(memory, wanted));
+    CHECK(scores <= 1);  // the last one may be abandoned, too
+  }
+}
+
+TEST_CASE("A model whose loss on held-out rows is beyond that of any model is not saved") {
+  for (const float wild : {1e4F, 1e30F}) {
+    Run run = new_run(2, "sdpa");
+    const auto data = open_data(parentheses(), *run.tokenizer);
+    Index saves = 0;
+    Watch watch;
+    watch.on_save = [&] { ++saves; };
+    watch.on_step = [&](const Report& r) {
+      if (r.step == 2)
+        run.model->visit(nn::Visitor<float>(
+            [&](const std::string& name, heed::Param<float>& value, heed::Param<float>&) {
+              if (name == "ln_f.weight") std::fill(value.data(), value.data() + value.size(), wild);
+            }));
+    };
+    const std::string message = message_of([&] { train(run, *data, 1, watch); });
+    INFO(message);
+    CHECK(message.rfind("step 2: the loss of held-out rows is ", 0) == 0);
+    CHECK(
+        message.find(
+            " nats per token, more than a sound model can have, 103.3; a smaller --lr may help") !=
+        std::string::npos);
+    CHECK(saves == 0);
+  }
+  CHECK(is_possible_loss(std::log(1e6)));
+  CHECK_FALSE(is_possible_loss(-std::log(double(std::numeric_limits<float>::denorm_min())) + 0.1));
+  CHECK_FALSE(is_possible_loss(std::numeric_limits<double>::quiet_NaN()));
+}
+
+TEST_CASE("Of a text of which nothing is held out all is trained on, and the model can be saved") {
+  std::vector<Index> tokens(31);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = Index(i % 6);
+  DataSettings settings;
+  settings.len = 30;
+  settings.held_out = 0;
+  const auto data = make_text_source(tokens, settings);
+  CHECK(data->description() == "31 tokens for training, 0 held out");
+  CHECK(data->validation_rows() == 0);
+  CHECK(data->training_batch(1, 1, 0).targets.back() == 0);  // the last token
+  settings.held_out = 1e-9;
+  CHECK(message_of([&] { (void)make_text_source(tokens, settings); }) ==
+        "the text has 31 tokens, sequences of 30 tokens (--len) need 30 + 1 to train on and as "
+        "many held out");
+  Run run = new_run(3, "sdpa");
+  run.config.len = 30;
+  run.model = std::make_unique<Model>(make_model(run.config));
+  Index saves = 0;
+  std::vector<Index> answers;
+  Watch watch;
+  watch.on_save = [&] { ++saves; };
+  watch.on_evaluation = [&](Index, const Score& score) { answers.push_back(score.answers); };
+  train(run, *data, 1, watch);
+  CHECK(saves == 1);
+  CHECK(answers == std::vector<Index>{0});
+
+  const heed_test::TemporaryFolder folder;
+  settings.instructions = (folder.path / "lines.jsonl").string();
+  std::ofstream(settings.instructions) << R"({"instruction": "a", "output": "b"})"
+                                       << "\n";
+  settings.held_out = 0;
+  CHECK(open_data(settings, ByteTokenizer())->description() ==
+        "1 examples for training, 0 held out, 0 cut");
 }
 
 TEST_CASE(
@@ -472,6 +581,39 @@ TEST_CASE("The plot of a run's speed has the tokens of its steps over the second
   for (const double y : heights) CHECK(y == Approx(top).margin(0.02));  // of the tick at 500
 }
 
+TEST_CASE("A line of progress is cut to the terminal, at a character") {
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE(terminal >= 0);
+  REQUIRE((::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0));
+  const int end = ::open(::ptsname(terminal), O_RDWR | O_NOCTTY), before = ::dup(STDERR_FILENO);
+  REQUIRE((end >= 0 && before >= 0));
+  const auto shown = [&](unsigned short columns, const std::string& text) {
+    winsize size{};
+    size.ws_col = columns;
+    REQUIRE(::ioctl(end, TIOCSWINSZ, &size) == 0);
+    ::setenv("TERM", "xterm", 1);
+    ::dup2(end, STDERR_FILENO);
+    { heed_program::Progress().show(text); }
+    std::fputs("!", stderr);
+    std::fflush(stderr);
+    ::dup2(before, STDERR_FILENO);
+    std::string all;
+    char byte = 0;
+    while (::read(terminal, &byte, 1) == 1 && byte != '!') all += byte;
+    const std::string erase = "\r\033[K";
+    REQUIRE((all.starts_with(erase) && all.ends_with(erase)));
+    return all.substr(erase.size(), all.size() - 2 * erase.size());
+  };
+  const std::string text = "step 12/4000  loss 1.2345  4321 tokens/s  0:01:02 left";
+  CHECK(shown(200, text) == text);
+  CHECK(shown(24, text) == text.substr(0, 23));
+  CHECK(shown(4, "ab\u00e9") == "ab");
+  CHECK(shown(5, "ab\u00e9") == "ab\u00e9");
+  CHECK(shown(1, text).empty());
+  CHECK(shown(0, std::string(100, 'x')) == std::string(79, 'x'));  // a terminal that does not say
+  for (const int descriptor : {terminal, end, before}) ::close(descriptor);
+}
+
 TEST_CASE("A score counts right answers, also by their difficulty, whatever the batch") {
   const auto task = std::make_shared<tasks::FlipFlop>(tasks::FlipFlop::Options{16, 0.5});
   const auto data = make_task_source(task, 3);
@@ -596,7 +738,7 @@ TEST_CASE("A checkpoint that cannot be read is refused in one sentence that begi
 
 namespace {
 
-// A checkpoint with a change, as another file.
+// A checkpoint with a change, as another file without checksums.
 struct Changed {
   std::filesystem::path from, to;
 
@@ -615,7 +757,8 @@ struct Changed {
   void write(const Add& add, const std::string& without = "") const {
     const auto file = heed::io::Safetensors::read(from);
     heed::io::SafetensorsWriter writer;
-    for (const auto& [name, words] : file.metadata()) writer.set_metadata(name, words);
+    for (const auto& [name, words] : file.metadata())
+      if (name != heed::io::kChecksums) writer.set_metadata(name, words);
     for (const auto& [name, info] : file.tensors())
       if (name != without) writer.add_bytes(name, info.dtype, info.shape, file.bytes(name));
     add(writer);
@@ -756,8 +899,54 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
   CHECK(said() == "the model has no place for the tensor 'blocks.0.extra?'");
   changed.write([](auto& writer) { writer.add("more", {1}, std::vector<float>{1}); });
   CHECK(said() == "the model has no place for the tensor 'more'");
+  changed.text("remark", "none");
+  CHECK(said() == "the metadata has 'remark', which this program does not know");
   changed.write([](auto&) {});
   (void)load_run(changed.to);
+}
+
+TEST_CASE("No flipped bit of a checkpoint is taken, be it of a weight, a moment or a setting") {
+  const heed_test::TemporaryFolder folder;
+  const auto path = folder.path / "run.safetensors", other = folder.path / "other.safetensors";
+  Run run = new_run(2, "prototype-art");
+  train_on(run, 1);
+  save_run(run, path);
+  (void)load_run(path);
+  const std::vector<std::byte> bytes = heed::io::read_file(path);
+  std::size_t head = 8;
+  for (std::size_t i = 0; i < 8; ++i) head += std::to_integer<std::size_t>(bytes[i]) << (8 * i);
+  const auto said = [&](std::size_t bit) {
+    std::vector<std::byte> changed = bytes;
+    changed[bit / 8] ^= std::byte(1U << (bit % 8));
+    const std::span<const std::byte> piece(changed);
+    heed::io::write_file_atomically(other, {&piece, 1});
+    return message_of([&] { (void)load_run(other); });
+  };
+  // Primes, so that all bits of bytes and numbers have their turn.
+  for (std::size_t bit = 0; bit < 8 * bytes.size(); bit += bit < 8 * head ? 61 : 7919) {
+    const std::string text = said(bit);
+    INFO("bit " << bit << " of " << 8 * bytes.size() << ": " << text);
+    CHECK(text.rfind(other.string() + ": ", 0) == 0);
+    if (bit >= 8 * head)
+      CHECK(text.ends_with(" does not have its checksum; the file was damaged or changed"));
+  }
+  const auto file = heed::io::Safetensors::read(path);
+  const std::size_t moment = head + file.tensors().at("adamw.second.blocks.1.mlp.0.weight").begin;
+  CHECK(said(8 * moment + 30) ==
+        other.string() +
+            ": tensor 'adamw.second.blocks.1.mlp.0.weight' does not have its "
+            "checksum; the file was damaged or changed");
+}
+
+TEST_CASE("A second moment below 0, which would make each step one that is skipped, is refused") {
+  Run run = new_run(2);
+  train_on(run, 1);
+  require_finite(run, "run.st");
+  run.optimiser.visit_state([](const std::string& name, auto&, std::vector<float>& second) {
+    if (name == "embed.weight") second[3] = -1e-5F;
+  });
+  CHECK(message_of([&] { require_finite(run, "run.st"); }) ==
+        "run.st: number 3 of adamw.second.embed.weight is -1e-05, it must be at least 0");
 }
 
 TEST_CASE("What a model needs at the least is told without making it, within a factor of 16") {
@@ -1018,6 +1207,19 @@ TEST_CASE(
   int asked = 0;
   generate(*run.model, c, prompt, 60, greedy, [&](Index) { return ++asked < 4; });
   CHECK(asked == 4);
+  // Of a prompt with more tokens than positions the last ones are read, all that there is room for.
+  std::vector<Index> lengthy;
+  for (Index n = 0; n < 2 * run.config.len; ++n) lengthy.push_back((n * n + n / 3) % 6);
+  const std::span<const Index> read =
+      std::span<const Index>(lengthy).last(std::size_t(run.config.len));
+  nn::Matrix<float> behind(run.config.len, run.config.vocabulary);
+  run.model->forward(c, 1, read, behind.view());
+  const float* last = behind.view().row(run.config.len - 1);
+  CHECK(longest_context(*run.model, greedy) == run.config.len);
+  generate(*run.model, c, lengthy, 1, greedy, [&](Index id) {
+    CHECK(id == Index(std::max_element(last, last + run.config.vocabulary) - last));
+    return true;
+  });
   CHECK_THROWS_WITH(generate(*run.model, c, {}, 1, greedy, [](Index) { return true; }),
                     Catch::Contains("the prompt has no token"));
 }

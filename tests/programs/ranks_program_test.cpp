@@ -103,7 +103,7 @@ TEST_CASE("heed_lm train has the loss of one process on one, two and four ranks"
       CHECK(std::abs(last_loss(result.out, word) - last_loss(alone.out, word)) <= 1e-3);
     CHECK(lines_of(result.out).size() == lines_of(alone.out).size());
     CHECK(result.err.empty());
-    (void)shell.done(on_ranks(ranks, kTrain + rest + "again.st"));
+    (void)shell.done(on_ranks(ranks, kTrain + rest + "again.st --overwrite"));
     CHECK(heed_test::read(shell.path(file)) == heed_test::read(shell.path("again.st")));
   }
   CHECK(heed_test::read(shell.path("1.st")) == heed_test::read(shell.path("alone.st")));
@@ -197,6 +197,21 @@ TEST_CASE("A rank that is killed ends all ranks with one sentence and a whole ch
   }
 }
 
+TEST_CASE("A signal to any rank ends a run as one to the first does") {
+  for (const std::string rank : {"0", "1", "2"}) {
+    const Shell shell;
+    const Result result = disturbed_run(shell, "kill -TERM $(cat id." + rank + ")", "");
+    INFO(rank << "\n" << result.out << result.err);
+    CHECK(result.code == 0);
+    CHECK(sentences(result.err).empty());
+    const std::string step = std::to_string(step_of(shell, "run.st"));
+    const std::size_t at = result.out.find("stopped after step " + step + " of 1000000; ");
+    REQUIRE(at != std::string::npos);
+    CHECK(result.out.find("--resume run.st goes on from here:\n", at) != std::string::npos);
+    CHECK(lines_of(result.out.substr(at)).size() == 2);
+  }
+}
+
 TEST_CASE("A rank that is stuck ends all ranks after --rank-timeout") {
   for (const std::string rank : {"0", "1"}) {
     const Shell shell;
@@ -217,6 +232,17 @@ TEST_CASE("A rank that is lost in the middle of a sequence ends all ranks, too")
         disturbed_run(shell, then, "--context-ranks 3 --rank-timeout 4", kTrainLong);
     require_one_sentence(shell, result, words, "long.txt");
   }
+}
+
+TEST_CASE("heed_scaling --check takes a short sequence by itself, and says what it works on") {
+  const Shell shell;
+  const Result result =
+      shell.done(on_ranks(2, "heed_scaling --check --heads 2 --kv-heads 1 --dim 16 --threads 1"));
+  const std::vector<std::string> lines = lines_of(result.out);
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[0] == "forward pass of 2048 causal tokens, 2 heads, 1 kv heads, d 16");
+  CHECK(lines[1].rfind("one rank, forward ", 0) == 0);
+  CHECK(lines[3].rfind("2 ranks, gather, forward ", 0) == 0);
 }
 
 TEST_CASE("heed_compare has the results of one process, and keeps them, on any number of ranks") {

@@ -282,6 +282,7 @@ class Operators(unittest.TestCase):
             "documents of keys": (dict(documents=documents, key_documents=1 - documents), hidden(~apart_documents)),
             "allowed": (dict(allowed=allowed), hidden(~allowed)),
             "alibi": (dict(alibi=slopes), -slopes[:, None, None] * (at[:, None] - at[None, :]).abs()),
+            "moved alibi": (dict(alibi=slopes, offset=2), -slopes[:, None, None] * (at[:, None] + 2 - at[None, :]).abs()),
         }
         for name, (arguments, mask) in cases.items():
             with self.subTest(name):

@@ -13,10 +13,13 @@
 #include <heed/core/error.hpp>
 #include <heed/core/narrow.hpp>
 #include <heed/io/atomic_file.hpp>
+#include <heed/io/checksums.hpp>
 #include <heed/io/foreign_file.hpp>
 #include <heed/io/safetensors_header.hpp>
 #include <heed/io/safetensors_types.hpp>
 #include <heed/io/safetensors_writer.hpp>
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -142,6 +145,22 @@ class Safetensors : public SafetensorsIndex {
   [[nodiscard]] std::span<const std::byte> bytes(const std::string& name) const {
     const TensorInfo& tensor = info(name);
     return std::span(file_).subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
+  }
+
+  // Throws unless all tensors and the metadata have the checksums (checksums.hpp) that the file holds; where it holds none, it
+  // is any other writer's, and nothing is said.
+  void require_checksums() const {
+    const auto found = metadata_.find(kChecksums);
+    if (found == metadata_.end()) return;
+    const auto stored = nlohmann::json::parse(found->second, nullptr, false);
+    const auto check = [&](const std::string& name, const std::string& what,
+                           const std::string& sum) {
+      if (!stored.is_object() || !stored.contains(name) || stored.at(name) != sum)
+        refuse(source_, what, " does not have its checksum; the file was damaged or changed");
+    };
+    check(kMetadata, "its metadata", checksum_of(metadata_));
+    for (const auto& [name, tensor] : tensors_)
+      check(name, "tensor " + in_quotes(name), checksum_of(bytes(name)));
   }
 
   // The elements where they lie, valid as long as this object lives. The dtype must be that of Real

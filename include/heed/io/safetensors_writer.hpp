@@ -10,6 +10,7 @@
 #include <heed/core/config.hpp>
 #include <heed/core/error.hpp>
 #include <heed/io/atomic_file.hpp>
+#include <heed/io/checksums.hpp>
 #include <heed/io/safetensors_types.hpp>
 
 #include <nlohmann/json.hpp>
@@ -35,7 +36,14 @@ namespace io {
 class SafetensorsWriter {
  public:
   void set_metadata(const std::string& key, const std::string& value) {
-    metadata_.insert_or_assign(json_text(key), json_text(value));
+    for (const std::string* text : {&key, &value}) (void)json_text(*text);
+    metadata_.insert_or_assign(key, value);
+  }
+  // Sets the entry that Safetensors::require_checksums() reads, of the tensors and the metadata that have been added so far.
+  void set_checksums() {
+    nlohmann::json sums = {{kMetadata, checksum_of(metadata_)}};
+    for (const auto& [name, tensor] : tensors_) sums[name] = checksum_of(tensor.data);
+    set_metadata(kChecksums, sums.dump());
   }
 
   // Adds a tensor. `values` must have as many elements as the shape holds; an empty shape is that of a scalar. A name can
@@ -63,7 +71,7 @@ class SafetensorsWriter {
             " bytes), its shape holds ", *bytes / width);
     require(name.size() <= safetensors_limits::name_bytes, tensor, " has a name of ", name.size(),
             " bytes, more than ", safetensors_limits::name_bytes);
-    require(name != "__metadata__", tensor, " has a reserved name");
+    require(name != kMetadata, tensor, " has a reserved name");
     require(!tensors_.contains(name), tensor, " was added before");
     require(tensors_.size() < safetensors_limits::tensors, tensor, " is number ",
             tensors_.size() + 1, ", more than ", safetensors_limits::tensors);
@@ -133,7 +141,7 @@ class SafetensorsWriter {
   [[nodiscard]] std::string joined_metadata() const {
     std::string text;
     for (const auto& [key, value] : metadata_)
-      text += (text.empty() ? "" : ",") + key + ":" + value;
+      text += (text.empty() ? "" : ",") + json_text(key) + ":" + json_text(value);
     return text;
   }
 
@@ -155,7 +163,7 @@ class SafetensorsWriter {
     return all;
   }
 
-  std::map<std::string, std::string> metadata_;  // both sides as JSON text
+  std::map<std::string, std::string> metadata_;
   std::map<std::string, Tensor> tensors_;
 };
 

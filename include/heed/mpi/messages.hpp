@@ -88,7 +88,7 @@ struct RankStamp {
   void add(const char* name, const Pieces&... pieces) {
     std::string text;
     (heed::detail::append(text, pieces), ...);
-    parts.emplace_back(name, text);
+    parts.emplace_back(name, text.empty() ? "none" : text);
   }
 };
 
@@ -109,8 +109,12 @@ void require_agreement(const Comm& comm, const RankStamp& own, const std::string
   };
   std::vector<std::vector<std::string>> said;
   for (const std::string& one : all) said.push_back(split(one));
-  for (std::size_t r = 0; r < said.size(); ++r)
-    if (!said[r][0].empty()) fail(where, ": on rank ", r, ": ", said[r][0]);
+  const std::string start = where + ": ";  // of the rank's own sentence, too
+  for (std::size_t r = 0; r < said.size(); ++r) {
+    const std::string& error = said[r][0];
+    if (!error.empty())
+      fail(start, "on rank ", r, ": ", error.substr(error.starts_with(start) ? start.size() : 0));
+  }
   for (std::size_t r = 1; r < said.size(); ++r)
     for (std::size_t n = 1; n + 1 < said[0].size(); n += 2) {
       const bool there = n + 1 < said[r].size() && said[r][n] == said[0][n];

@@ -167,12 +167,12 @@ class RankSide {
   [[gnu::noinline]] static void add_gradients(RankStamp& stamp, const OutputGradients<Real>& output,
                                               const Gradients<Real>& grads, bool parameters) {
     std::string asked;
-    for (const auto& [view, name] : {std::pair{&grads.key, " key"},
-                                     {&grads.value, " value"},
-                                     {&grads.bias, " bias"},
-                                     {&grads.key_inputs, " key_inputs"}})
-      if (view->given()) asked += name;
-    if (parameters) asked += " parameters";
+    for (const auto& [given, name] : {std::pair{grads.key.given(), "key"},
+                                      {grads.value.given(), "value"},
+                                      {grads.bias.given(), "bias"},
+                                      {grads.key_inputs.given(), "key_inputs"},
+                                      {parameters, "parameters"}})
+      if (given) asked += (asked.empty() ? "" : ", ") + std::string(name);
     stamp.add("what gradients are asked for", asked);
     stamp.add("whether lse has a gradient", output.lse.given() ? "yes" : "no");
   }
@@ -194,6 +194,7 @@ class RankSide {
     }
     for (int r = 0; r < shards.ranks(); ++r) {
       text += r > 0 ? " | " : "";
+      if (shards.pieces(r).empty()) text += "none";
       for (const Tokens& piece : shards.pieces(r))
         text += "[" + std::to_string(piece.begin) + "," + std::to_string(piece.end) + ")";
     }

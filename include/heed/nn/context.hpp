@@ -8,6 +8,7 @@
 #include <heed/simd/precision.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace heed {
@@ -41,6 +42,9 @@ struct Context {
   // Null, or the ranks over which the tokens of each sequence are spread: rows are then those of this rank, and `part` must say
   // which sequences they are. It must live as long as forward and backward run.
   const SpreadTokens* spread = nullptr;
+  // Empty, or called before each product of layers. It may throw, which ends a pass early: the pass's results, gradients
+  // included, and what layers keep of it for backward are then of no use; weights are as they were.
+  std::function<void()> before_product = {};
   Matrix<Real> packed_factors;      // scratch memory of multiply()
   Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
 

@@ -298,6 +298,7 @@ template <class Real>
 void multiply(Context<Real>& c, Index depth, const Factor<Real>& a, const Factor<Real>& b,
               const MatrixView<Real>& out, Into into = Into::overwrite,
               const Real* bias = nullptr) {
+  if (c.before_product) c.before_product();
   if (out.rows == 0 || out.columns == 0) return;
   if constexpr (std::is_same_v<Real, float>)
     if (c.precision.mixes())
