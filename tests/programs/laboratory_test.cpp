@@ -12,7 +12,9 @@
 #include "heed_compare/plan.hpp"
 #include "heed_compare/student.hpp"
 #include "heed_compare/training_settings.hpp"
+#include "program/file_lock.hpp"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -123,6 +125,44 @@ TEST_CASE("A longer task differs in its length alone") {
   CHECK_FALSE(longer_spec("listops:depth=4,arguments=4,len=48,lists=0.4", 2).has_value());
   CHECK_FALSE(longer_spec("modular-addition:prime=97", 2).has_value());
   CHECK_FALSE(longer_spec("parity:least=1,len=65536", 2).has_value());
+}
+
+TEST_CASE("A lock on a file is held alone or shared, ends with its process, and leaves no file") {
+  using heed_program::FileLock;
+  const heed_test::TemporaryFolder temporary;
+  const auto file = temporary.path / "lock";
+  const std::string own = "process " + std::to_string(::getpid()) + " on ";
+  {
+    FileLock first(file), second(file), third(file);
+    REQUIRE(first.try_alone());
+    CHECK_FALSE(second.try_alone());
+    CHECK(second.holder().starts_with(own));
+    first.share();
+    second.share();
+    CHECK_FALSE(third.try_alone());
+  }
+  CHECK_FALSE(std::filesystem::exists(file));
+  // Who waits for one that removes the file as it leaves has a file that the next one sees.
+  auto first = std::make_unique<FileLock>(file);
+  REQUIRE(first->try_alone());
+  const pid_t process = ::fork();
+  if (process == 0) {
+    FileLock waits(file);
+    waits.share();
+    std::ofstream(temporary.path / "has it").flush();
+    while (true) ::pause();
+  }
+  ::usleep(100000);
+  CHECK_FALSE(std::filesystem::exists(temporary.path / "has it"));
+  first.reset();
+  while (!std::filesystem::exists(temporary.path / "has it")) ::usleep(1000);
+  FileLock next(file);
+  CHECK_FALSE(next.try_alone());
+  ::kill(process, SIGKILL);
+  ::waitpid(process, nullptr, 0);
+  CHECK(std::filesystem::exists(file));
+  CHECK(next.try_alone());
+  CHECK(next.holder().starts_with(own));
 }
 
 TEST_CASE("Work in processes gives the results of work in this one, each once") {
