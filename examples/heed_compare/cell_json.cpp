@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cell_json.hpp"
 
+#include "print.hpp"
+
 #include <nlohmann/json.hpp>
 
 namespace compare {
@@ -9,20 +11,71 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-[[nodiscard]] double number(const Json& json) {
-  return json.is_null() ? kNotFinite : json.get<double>();
-}
-[[nodiscard]] std::vector<double> numbers(const Json& json) {
-  std::vector<double> all;
-  for (const Json& one : json) all.push_back(number(one));
-  return all;
-}
+// A value, and where it stands, such as "result.tests[0].score". What has another form than it should is refused in a sentence
+// that begins with the place.
+class Field {
+ public:
+  Field(const Json& value, std::string place) : value_(value), place_(std::move(place)) {}
 
-[[nodiscard]] Measures measures_of(const Json& json) {
-  Measures measures;
-  for (const auto& [name, value] : json.items()) measures[name] = number(value);
-  return measures;
-}
+  [[nodiscard]] bool is_null() const { return value_.is_null(); }
+  [[nodiscard]] Field operator[](const char* name) const {
+    require(value_.is_object(), "an object");
+    if (!value_.contains(name)) throw std::runtime_error(place_ + "." + name + " is missing");
+    return {value_.at(name), place_ + "." + name};
+  }
+  // The items of a list that has so many.
+  [[nodiscard]] std::vector<Field> items(std::size_t least = 0, std::size_t most = -1) const {
+    require(value_.is_array() && value_.size() >= least && value_.size() <= most,
+            least == 0 ? "a list"
+                       : "a list of " + std::to_string(least) + (most > least ? " or more" : ""));
+    std::vector<Field> all;
+    for (const Json& item : value_)
+      all.emplace_back(item, place_ + "[" + std::to_string(all.size()) + "]");
+    return all;
+  }
+  [[nodiscard]] Index whole(Index least) const {
+    const bool good = value_.is_number_integer() && value_.get<Index>() >= least;
+    require(good, "a whole number from " + std::to_string(least));
+    return value_.get<Index>();
+  }
+  // NaN for null.
+  [[nodiscard]] double number(double least = -kInfinity, double most = kInfinity) const {
+    if (value_.is_null()) return kNotFinite;
+    const bool good =
+        value_.is_number() && value_.get<double>() >= least && value_.get<double>() <= most;
+    require(good, most < kInfinity     ? print("null or a number from %g to %g", least, most)
+                  : least > -kInfinity ? print("null or a number from %g", least)
+                                       : "null or a number");
+    return value_.get<double>();
+  }
+  [[nodiscard]] double loss() const { return number(0); }
+  [[nodiscard]] double share() const { return number(0, 1); }
+  [[nodiscard]] std::string text() const {
+    require(value_.is_string() && value_ != "", "a text");
+    return value_.get<std::string>();
+  }
+  [[nodiscard]] Measures measures() const {
+    require(value_.is_object(), "an object");
+    Measures measures;
+    for (const auto& [name, value] : value_.items())
+      measures[name] = Field(value, place_ + "." + name).number();
+    return measures;
+  }
+
+ private:
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+  void require(bool good, const std::string& form) const {
+    if (good) return;
+    const std::string value = value_.dump();
+    throw std::runtime_error(place_ + " is " +
+                             (value.size() > 60 ? value.substr(0, 60) + "..." : value) +
+                             ", it must be " + form);
+  }
+
+  const Json& value_;
+  std::string place_;
+};
 
 [[nodiscard]] Json json_of(const heed_lm::Score& score) {
   Json parts = Json::array();
@@ -33,44 +86,50 @@ using Json = nlohmann::ordered_json;
           {"answers", score.answers},
           {"by_difficulty", parts}};
 }
-[[nodiscard]] heed_lm::Score score_of(const Json& json) {
+[[nodiscard]] heed_lm::Score score_of(const Field& field) {
   heed_lm::Score score;
-  score.loss = number(json.at("loss"));
-  score.accuracy = number(json.at("accuracy"));
-  score.answers = json.at("answers").get<Index>();
-  for (const Json& one : json.at("by_difficulty")) {
-    heed_lm::Score::Part& part = score.by_difficulty[one.at(0).get<Index>()];
-    part.answers = one.at(1).get<Index>();
-    part.right = one.at(2).get<Index>();
-    part.reports = measures_of(one.at(3));
+  score.loss = field["loss"].loss();
+  score.accuracy = field["accuracy"].share();
+  score.answers = field["answers"].whole(0);
+  for (const Field& one : field["by_difficulty"].items()) {
+    const auto items = one.items(4, 4);
+    heed_lm::Score::Part& part =
+        score.by_difficulty[items[0].whole(std::numeric_limits<Index>::min())];
+    part.answers = items[1].whole(0);
+    part.right = items[2].whole(0);
+    part.reports = items[3].measures();
   }
   return score;
 }
 
-[[nodiscard]] CellResult read(const Json& json) {
+[[nodiscard]] CellResult read(const Field& field) {
   CellResult result;
-  result.parameters = json.at("parameters").get<Index>();
-  result.skipped = json.at("skipped").get<Index>();
-  result.tokens_per_second = number(json.at("tokens_per_second"));
-  for (const Json& test : json.at("tests"))
-    result.tests.push_back({test.at("test").get<std::string>(), score_of(test.at("score"))});
-  for (const Json& one : json.at("course"))
-    result.course.push_back({one.at(0).get<Index>(), number(one.at(1)), number(one.at(2))});
-  for (const Json& one : json.at("stages"))
-    result.stages.push_back(
-        {one.at(0).get<Index>(), one.at(1).get<Index>(), number(one.at(2)), number(one.at(3))});
-  result.curve = {numbers(json.at("curve").at("step")), numbers(json.at("curve").at("loss")),
-                  json.at("curve").at("steps_per_point").get<Index>()};
-  result.measures = measures_of(json.at("measures"));
-  result.at_answers = measures_of(json.at("at_answers"));
-  result.elsewhere = measures_of(json.at("elsewhere"));
-  if (const Json& reading = json.at("reading"); !reading.is_null()) {
-    result.reading.emplace();
-    reading.at("name").get_to(result.reading->name);
-    reading.at("title").get_to(result.reading->title);
-    reading.at("body").get_to(result.reading->body);
-    result.reading->height = number(reading.at("height"));
+  result.parameters = field["parameters"].whole(1);
+  result.skipped = field["skipped"].whole(0);
+  result.tokens_per_second = field["tokens_per_second"].number(0);
+  for (const Field& test : field["tests"].items(1))
+    result.tests.push_back({test["test"].text(), score_of(test["score"])});
+  for (const Field& one : field["course"].items()) {
+    const auto items = one.items(3, 3);
+    result.course.push_back({items[0].whole(1), items[1].loss(), items[2].share()});
   }
+  for (const Field& one : field["stages"].items()) {
+    const auto items = one.items(4, 4);
+    result.stages.push_back(
+        {items[0].whole(0), items[1].whole(0), items[2].loss(), items[3].share()});
+  }
+  const Field curve = field["curve"];
+  for (const Field& step : curve["step"].items()) result.curve.step.push_back(step.number());
+  const std::size_t points = result.curve.step.size();
+  for (const Field& loss : curve["loss"].items(points, points))
+    result.curve.loss.push_back(loss.number());
+  result.curve.steps_per_point = curve["steps_per_point"].whole(1);
+  result.measures = field["measures"].measures();
+  result.at_answers = field["at_answers"].measures();
+  result.elsewhere = field["elsewhere"].measures();
+  if (const Field reading = field["reading"]; !reading.is_null())
+    result.reading = {reading["name"].text(), reading["title"].text(), reading["body"].text(),
+                      reading["height"].number(0)};
   return result;
 }
 
@@ -108,7 +167,7 @@ std::string json_of(const CellResult& result) {
 
 CellResult cell_result_of(const std::string& json) {
   try {
-    return read(Json::parse(json));
+    return read({Json::parse(json), "result"});
   } catch (const nlohmann::json::exception& error) {
     throw std::runtime_error(error.what());
   }

@@ -11,8 +11,10 @@ namespace compare {
 
 CellRunner::CellRunner(const Experiment& experiment, heed_program::Ranks* ranks)
     : experiment_(experiment), ranks_(ranks) {
-  const std::string& folder = experiment.settings().training.out_folder;
-  if (!folder.empty()) folder_.emplace(folder, experiment.shared_settings());
+  const TrainingSettings& training = experiment.settings().training;
+  if (training.out_folder.empty()) return;
+  folder_.emplace(training.out_folder, experiment.shared_settings());
+  if (!training.only_plan) folder_->open();
 }
 
 std::optional<CellResult> CellRunner::find(const Cell& cell) const {
@@ -21,7 +23,6 @@ std::optional<CellResult> CellRunner::find(const Cell& cell) const {
 
 std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
                                         const OnFirst& on_first) const {
-  if (folder_) folder_->prepare();
   std::vector<CellResult> results(cells.size());
   std::vector<bool> there(cells.size(), false);
   std::vector<std::size_t> missing;

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 namespace compare {
@@ -104,11 +105,7 @@ class OtherAlphabet final : public DataSource {
 
 }  // namespace
 
-std::vector<std::string> training_controls() {
-  std::vector<std::string> names = {kUnmatched};
-  for (std::string& name : nn::extra_attention_names()) names.push_back(std::move(name));
-  return names;
-}
+std::vector<std::string> training_controls() { return nn::extra_attention_names(); }
 
 Experiment::Experiment(const Settings& settings) : settings_(settings) {
   if (settings.training.ponder_prior &&
@@ -216,7 +213,6 @@ ModelConfig Experiment::config_of(const Cell& cell) const {
   const ModelSizes& sizes = settings_.training.model;
   ModelConfig config;
   config.variant = cell.variant;
-  if (cell.variant == kUnmatched) config.variant = heed::kBaseline;
   if (cell.variant == kFrozenMemory || cell.variant == kNoMemory)
     config.variant = nn::kPrototypeArt;
   config.vocabulary = of.vocabulary;
@@ -239,13 +235,17 @@ void Experiment::match_parameters() {
     heed_lm::Model model = heed_lm::make_model(config_of(cell), heed_lm::Naming::options);
     return nn::count_weights<float>(model);
   };
-  const Index usual = 4 * settings_.training.model.width;
-  Index largest = 0;
-  for (const std::string& variant : settings_.variants)
-    largest = std::max(largest, parameters(variant, usual));
+  const Index usual = 4 * settings_.training.model.width, most = parameters(heed::kBaseline, usual);
   for (const std::string& variant : settings_.variants) {
     const Index own = parameters(variant, usual), each = parameters(variant, usual + 1) - own;
-    hidden_[variant] = variant == kUnmatched ? usual : usual + (largest - own + each / 2) / each;
+    const Index hidden = usual + std::lround(double(most - own) / double(each));
+    if (hidden < 1)
+      throw std::invalid_argument(
+          print("--width is %td, with which %s without an MLP has %td parameters, %s with its own "
+                "%td; it must be larger",
+                settings_.training.model.width, variant.c_str(), own - usual * each,
+                heed::kBaseline, most));
+    hidden_[variant] = hidden;
   }
 }
 

@@ -6,6 +6,8 @@
 
 #include "../tasks/task_list.hpp"
 
+#include <heed/check/stopwatch.hpp>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -14,6 +16,9 @@
 namespace compare {
 
 namespace {
+
+// Of measurements that choose the number of jobs.
+constexpr int kRounds = 3;
 
 // "48 s", "12 min", "3 h 20 min".
 [[nodiscard]] std::string time_text(double seconds) {
@@ -116,7 +121,8 @@ class Planner {
   }
 
   // Sets jobs_ and threads_. The steps of one variant of each task are measured with all threads, and then as many at once
-  // as there are threads, with one each: what is measured beside others is as slow as it will be beside others.
+  // as there are threads, with one each: what is measured beside others is as slow as it will be beside others. Rounds of
+  // both say how sure that is.
   void choose() {
     std::size_t cells = 0;
     std::vector<Missing> alone;
@@ -131,17 +137,22 @@ class Planner {
     while (int(beside.size()) < most || beside.size() < alone.size())
       beside.push_back(alone[beside.size() % alone.size()]);
     const int share = threads_ / most;
-    measure(alone, 1, threads_, true);
-    measure(beside, most, share, true);
-    double one = 0, several = 0;  // seconds of the steps of each task
-    for (std::size_t n = 0; n < alone.size(); ++n) {
-      one += alone[n].step;
-      several += beside[n].step / most;
+    std::vector<double> gains;
+    for (int round = 0; round < kRounds; ++round) {
+      measure(alone, 1, threads_, true);
+      measure(beside, most, share, true);
+      double one = 0, several = 0;  // seconds of the steps of each task
+      for (std::size_t n = 0; n < alone.size(); ++n) {
+        one += alone[n].step;
+        several += beside[n].step / most;
+      }
+      gains.push_back(one / several);
     }
-    const std::string other = division(several < one ? 1 : most, several < one ? threads_ : share);
-    why_ = print(", %.2g times as fast as %s, by measured steps",
-                 several < one ? one / several : several / one, other.c_str());
-    if (several >= one) return;
+    const Gain gain = gain_of(gains);
+    const std::string other = division(gain.several ? 1 : most, gain.several ? threads_ : share);
+    why_ = print(", %.2g times as fast as %s by measured steps, %.2g to %.2g in %d rounds",
+                 gain.times, other.c_str(), gain.least, gain.most, kRounds);
+    if (!gain.several) return;
     jobs_ = most;
     threads_ = share;
   }
@@ -187,6 +198,17 @@ class Planner {
 };
 
 }  // namespace
+
+Gain gain_of(std::vector<double> gains) {
+  Gain gain;
+  gain.several = heed::median_of(gains) > 1;
+  for (double& one : gains) one = gain.several ? one : 1 / one;
+  gain.times = heed::median_of(gains);
+  const auto [least, most] = std::ranges::minmax(gains);
+  gain.least = least;
+  gain.most = most;
+  return gain;
+}
 
 std::vector<Cell> choosing_cells(const Experiment& experiment, const std::string& task,
                                  const std::string& variant) {

@@ -3,8 +3,8 @@
 
 // A lock between processes that want one thing, such as a folder or the file of a checkpoint. They open one file that is
 // there for the lock alone. The lock ends with the object and with its process, however that ends (flock). The last one that
-// leaves removes the file; a killed process leaves it behind, and it hinders nobody. A forked
-// child has its parent's locks: one that outlives a killed parent keeps them.
+// leaves removes the file; a killed process leaves it behind, and it hinders nobody. A forked child has its parent's locks:
+// one that outlives a killed parent keeps them.
 
 #include <heed/io/atomic_file.hpp>
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <span>
@@ -759,8 +760,14 @@ TEST_CASE("a writer killed at any moment leaves the old file or the new one") {
     old = now;
   }
   CHECK(old / 100000 == children);
-  write_version(path, 7, count);  // leavings of the killed are in nobody's way
+  // What the killed left goes with the next save; what has a living writer, or another name, does not.
+  const fs::path other = folder.path / ".heed-notes.tmp";
+  std::ofstream(other).flush();
+  const heed::io::TemporaryFile living(folder.path, path);
+  write_version(path, 7, count);
   CHECK(version_of(path, count) == 7);
+  CHECK(fs::exists(other));
+  CHECK(folder.files() == 3);
 }
 
 TEST_CASE("the fuzzer's oracle holds on a corpus of sound, broken, cut and flipped files") {

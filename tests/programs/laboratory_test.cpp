@@ -234,10 +234,10 @@ TEST_CASE("The result of a cell comes back from JSON bit for bit, and from its f
 
   const heed_test::TemporaryFolder temporary;
   const auto path = temporary.path / "cells";
-  const CellFolder folder(path, kShared);
+  CellFolder folder(path, kShared);
   CHECK_FALSE(std::filesystem::exists(path));
   CHECK_FALSE(folder.find(kCell).has_value());
-  folder.prepare();
+  folder.open();
   folder.keep(kCell, json_of(result));
   const CellFolder again(path, kShared);
   REQUIRE(again.find(kCell).has_value());
@@ -252,29 +252,91 @@ TEST_CASE("The result of a cell comes back from JSON bit for bit, and from its f
   }
 }
 
-TEST_CASE("A folder of other settings, and a file that is no cell, are refused in one sentence") {
+TEST_CASE("A folder in use is shared by runs of its settings, and refused to others") {
   const heed_test::TemporaryFolder temporary;
   const auto path = temporary.path / "cells";
-  const CellFolder folder(path, kShared);
-  folder.prepare();
-  folder.keep(kCell, json_of(some_result()));
   SharedSettings other = kShared;
   other[0].second = "200";
   other.emplace_back("text", "\"abc\"");
-  CHECK(message_of([&] { CellFolder refused(path, other); }) ==
-        "--out " + path.string() +
-            ": its cells have other settings: steps is 100 there, 200 here; text is not given "
-            "there, \"abc\" here");
-  std::filesystem::path file;
-  for (const auto& entry : std::filesystem::directory_iterator(path))
-    if (entry.path().filename() != "settings.json") file = entry.path();
-  REQUIRE(file.filename().string().starts_with("zoo-alibi_mqar_lr0.002_seed7_"));
-  std::ofstream(file) << "{\"cell\": ";
-  CHECK(message_of([&] { (void)folder.find(kCell); }).starts_with(file.string() + ": "));
-  std::ofstream(file) << "{\"cell\": {\"task\": \"parity\"}, \"result\": {}}";
-  CHECK(message_of([&] { (void)folder.find(kCell); }) ==
-        file.string() +
-            ": it is that of another cell; without this file the cell is trained again");
+  const auto refusal = [&] { return message_of([&] { CellFolder(path, other).open(); }); };
+  auto first = std::make_unique<CellFolder>(path, kShared);
+  first->open();
+  CHECK(std::filesystem::exists(path / "settings.json"));
+  CellFolder second(path, kShared);
+  second.open();
+  const auto begin = "--out " + path.string() + ": process " + std::to_string(::getpid()) + " on ";
+  CHECK(refusal().starts_with(begin));
+  CHECK(refusal().ends_with(
+      " uses it with other settings: steps is 100 there, 200 here; text is not given there, "
+      "\"abc\" here"));
+  std::filesystem::remove(path / "settings.json");
+  CHECK(refusal().starts_with(begin));
+  CHECK(refusal().ends_with(" uses it, and its settings.json is lost"));
+}
+
+TEST_CASE("Settings that no cell has, and no run that lives, are nobody's; those of cells are") {
+  const heed_test::TemporaryFolder temporary;
+  const auto path = temporary.path / "cells", file = path / "settings.json";
+  SharedSettings other = kShared;
+  other[0].second = "200";
+  CellFolder(path, kShared).open();
+  CellFolder(path, other).open();
+  CHECK(message_of([&] { CellFolder refused(path, kShared); }).empty());
+  {
+    CellFolder folder(path, kShared);
+    folder.open();
+    folder.keep(kCell, json_of(some_result()));
+  }
+  CHECK_FALSE(std::filesystem::exists(path / ".lock"));
+  const auto kept = heed::io::read_file(file);
+  const auto refused =
+      "--out " + path.string() + ": its cells have other settings: steps is 100 there, 200 here";
+  CHECK(message_of([&] { CellFolder(path, other); }) == refused);
+  // A settings.json that is lost, damaged or edited is that of the cells.
+  for (const char* text : {"", "{\"format\": ", "{\"format\": 2, \"steps\": 200, \"batch\": 4}"}) {
+    INFO(text);
+    if (*text == '\0')
+      std::filesystem::remove(file);
+    else
+      std::ofstream(file) << text;
+    CHECK(message_of([&] { CellFolder(path, other); }) == refused);
+    CellFolder folder(path, kShared);
+    folder.open();
+    CHECK(folder.find(kCell).has_value());
+    CHECK(heed::io::read_file(file) == kept);
+  }
+}
+
+TEST_CASE("A result is read where it has its form, or the sentence names the field") {
+  struct Case {
+    const char *from, *to, *said;
+  };
+  const std::string text = json_of(some_result());
+  for (const Case& c :
+       {Case{"\"accuracy\":0.6666666666666666", "\"accuracy\":7.5",
+             "result.tests[0].score.accuracy is 7.5, it must be null or a number from 0 to 1"},
+        Case{"\"loss\":0.1", "\"loss\":-3",
+             "result.tests[0].score.loss is -3, it must be null or a number from 0"},
+        Case{"\"parameters\":1234", "\"parameters\":null",
+             "result.parameters is null, it must be a whole number from 1"},
+        Case{"\"parameters\":1234,", "", "result.parameters is missing"},
+        Case{"\"skipped\":2", "\"skipped\":18446744073709551615",
+             "result.skipped is 18446744073709551615, it must be a whole number from 0"},
+        Case{"[10,0.7,0.25]", "[10,0.7]", "result.course[0] is [10,0.7], it must be a list of 3"},
+        Case{"\"loss\":[5e-324,null]", "\"loss\":[]",
+             "result.curve.loss is [], it must be a list of 2"},
+        Case{"\"measures\":{", "\"measures\":[{\"a\":1}],\"other\":{",
+             "result.measures is [{\"a\":1}], it must be an object"},
+        Case{"\"lambda\":0.8", "\"lambda\":\"\"",
+             "result.measures.lambda is \"\", it must be null or a number"},
+        Case{"\"test\":\"2x\"", "\"test\":\"\"", "result.tests[1].test is \"\", it must be a text"},
+        Case{"\"reading\":null", "\"reading\":{}", "result.reading.name is missing"}}) {
+    INFO(c.to);
+    std::string edited = text;
+    REQUIRE(edited.find(c.from) != std::string::npos);
+    edited.replace(edited.find(c.from), std::strlen(c.from), c.to);
+    CHECK(message_of([&] { (void)cell_result_of(edited); }) == c.said);
+  }
 }
 
 TEST_CASE("Backward transfer is the mean of what later stages did to earlier ones") {
@@ -310,4 +372,17 @@ TEST_CASE("A sweep chooses the rate with the smallest loss, of means over seeds"
   CHECK(std::abs(scores[1].accuracy - 0.75) < 1e-12);
   CHECK(best_rate(scores) == 1e-2);
   CHECK(best_rate({{0.2, kNotFinite, 0}, {0.1, kNotFinite, 0}}) == 0.1);
+}
+
+TEST_CASE("One disturbed round of measurements does not choose the number of jobs") {
+  const Gain several = gain_of({1.8, 0.3, 1.9});
+  CHECK(several.several);
+  CHECK(several.times == 1.8);
+  CHECK(several.least == 0.3);
+  CHECK(several.most == 1.9);
+  const Gain one = gain_of({0.5, 4, 0.8});
+  CHECK_FALSE(one.several);
+  CHECK(one.times == 1 / 0.8);
+  CHECK(one.least == 0.25);
+  CHECK(one.most == 2);
 }

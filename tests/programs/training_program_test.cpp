@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <regex>
 #include <sstream>
@@ -76,6 +77,96 @@ TEST_CASE("A folder of other settings is refused, and what differs is named") {
   CHECK(shell.files("cells").size() == 1 + 2 * 2);
 }
 
+TEST_CASE("A variant more does not change the models of the others") {
+  const Shell shell;
+  const std::string command = kSmall + "--task parity:len=6 --out cells ";
+  const Json two = Json::parse(shell.done(command + "--json -").out);
+  const std::string more = std::regex_replace(command, std::regex("sdpa,dar"), "sdpa,dar,intent");
+  const Result plan = shell.done(more + "--json a.json");
+  CHECK(plan.out.find("; 2 are done in cells\n") != std::string::npos);
+  const Json three = Json::parse(read(shell.path("a.json")));
+  CHECK(two.at("variants").at(0).at("hidden") == 64);  // four times the width
+  for (const std::size_t n : {0u, 1u})
+    CHECK(three.at("variants").at(n) == two.at("variants").at(n));
+  CHECK(three.at("variants").at(2).at("hidden") < 64);
+  const auto parameters = [&](std::size_t n) {
+    return three.at("variants").at(n).at("parameters").get<double>();
+  };
+  CHECK(parameters(2) == Approx(parameters(0)).margin(17));  // half of what a column has
+  shell.refuses("heed_compare --train 1 --width 1 --heads 1 --text text.txt --variants prototype",
+                "--width is 1, with which prototype without an MLP has ");
+}
+
+TEST_CASE("A folder in use is refused to other settings, and a killed run leaves it free") {
+  const Shell shell;
+  const auto command = [](const std::string& steps) {
+    return std::regex_replace(kSmall, std::regex("--train 4"), "--train " + steps) +
+           "--task parity:len=6 --out cells ";
+  };
+  (void)shell.done(command("10000000") +
+                   "& echo $! > id; "
+                   "until test -e cells/settings.json; do sleep 0.01; done");
+  const Result refused = shell.run(command("4"));
+  INFO(refused.err);
+  CHECK(refused.code == 2);
+  CHECK(std::regex_match(
+      refused.err,
+      std::regex("heed_compare: --out cells: process " + lines_of(read(shell.path("id")))[0] +
+                 " on \\S+ uses it with other settings: steps is 10000000 there, 4 "
+                 "here\n")));
+  (void)shell.run("kill -9 $(cat id); while kill -0 $(cat id); do sleep 0.01; done");
+  CHECK(shell.files("cells").count(".lock") == 1);
+  std::ofstream(shell.path("cells/.heed-1-0.tmp")) << "left";
+  (void)shell.done(command("4"));
+  CHECK(shell.files("cells").size() == 1 + 2);  // settings.json, variants
+  // Several runs of the same settings may use it.
+  (void)shell.done(command("4") + "--seeds 2 & " + command("4") +
+                   "--seeds 2 --lr 1e-3; code=$?; wait $! && test $code = 0");
+  CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2);
+}
+
+TEST_CASE("Runs whose files are damaged are named and made again, and the others are used") {
+  const Shell shell;
+  const std::string command = kSmall + "--task parity:len=6 --seeds 3 --out cells ";
+  const auto results = [](const std::string& text) { return timeless(text).at("records"); };
+  const Json whole = results(shell.done(command + "--json -").out);
+  Names names = shell.files("cells");
+  names.erase("settings.json");
+  std::vector<std::string> files;
+  for (const std::string& name : names) files.push_back("cells/" + name);
+  const auto edit = [&](std::size_t n, const std::function<void(Json&)>& change) {
+    Json cell = Json::parse(read(shell.path(files[n])));
+    change(cell);
+    std::ofstream(shell.path(files[n])) << cell.dump();
+  };
+  edit(0, [](Json& cell) { cell["result"]["tests"][0]["score"]["accuracy"] = 7.5; });
+  edit(1, [](Json& cell) { cell["result"]["measures"].erase("row_entropy"); });
+  edit(2, [](Json& cell) { cell.erase("result"); });
+  edit(3, [](Json& cell) { cell["cell"]["seed"] = 77; });
+  std::ofstream(shell.path(files[4])) << "{\"settings\": {";
+  const std::string kept = read(shell.path(files[5]));
+  const Result again = shell.done(command + "--json -");
+  CHECK(results(again.out) == whole);
+  const std::string expected[] = {
+      "result.tests[0].score.accuracy is 7.5, it must be null or a number from 0 to 1",
+      "result.measures is not what was written, by its checksum", "result is missing",
+      "cell is another one", "it is cut off, or is no JSON"};
+  for (std::size_t n = 0; n < 5; ++n) {
+    const std::string line =
+        "heed_compare: " + files[n] + ": " + expected[n] + "; this run is made again\n";
+    INFO(line << again.err);
+    CHECK(again.err.find(line) != std::string::npos);
+    CHECK(again.err.find(line) == again.err.rfind(line));
+  }
+  CHECK(read(shell.path(files[5])) == kept);
+  CHECK(again.err.find("plan: 6 runs of 4 steps: 1 task, 2 variants, 3 seeds; 1 is done in") !=
+        std::string::npos);
+  // One with other settings is no damage: both runs are worth something.
+  edit(1, [](Json& cell) { cell["settings"]["steps"] = 5; });
+  shell.refuses(command, "--out cells: " + files[1].substr(6) +
+                             " has other settings: steps is 5 there, 4 here");
+}
+
 TEST_CASE("Results do not depend on how many runs are made at a time") {
   const Shell shell;
   const std::string command =
@@ -97,9 +188,10 @@ TEST_CASE("Without --jobs and --threads the plan says which is faster, and resul
   };
   const Result chosen = shell.done(two_threads + command + tasks + "--json a.json");
   CHECK(std::regex_search(
-      chosen.out, std::regex("about [0-9]+ s with (1 job of 2 threads, [0-9.e+]+ times as fast as "
-                             "2 jobs of 1 thread|2 jobs of 1 thread, [0-9.e+]+ times as fast as 1 "
-                             "job of 2 threads), by measured steps\\n")));
+      chosen.out,
+      std::regex("about [0-9]+ s with (1 job of 2 threads, [0-9.e+]+ times as fast as 2 jobs of 1 "
+                 "thread|2 jobs of 1 thread, [0-9.e+]+ times as fast as 1 job of 2 threads) by "
+                 "measured steps, [0-9.e+-]+ to [0-9.e+-]+ in 3 rounds\\n")));
   const Json json = Json::parse(read(shell.path("a.json")));
   const Json& training = json.at("training");
   CHECK(training.at("jobs").get<int>() * training.at("threads").get<int>() == 2);

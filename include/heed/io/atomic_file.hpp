@@ -10,6 +10,7 @@
 #include <heed/core/error.hpp>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -87,10 +88,12 @@ class File {
       if (errno != EINTR) fail_file(reported_, what, errno);
   }
 
-  // Some file systems report a failed write only here. After EINTR the descriptor is gone as well.
-  void close() {
-    const int result = ::close(std::exchange(descriptor_, -1));
-    if (result != 0 && errno != EINTR) fail_file(reported_, "cannot close the file", errno);
+  // Some file systems report a failed write only when a descriptor is closed: closes a copy, since a lock lasts as long as
+  // this one.
+  void close_copy() const {
+    const int copy = ::fcntl(descriptor_, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0 || (::close(copy) != 0 && errno != EINTR))
+      fail_file(reported_, "cannot close the file", errno);
   }
 
  private:
@@ -152,10 +155,31 @@ class InputFile {
   return bytes;
 }
 
-// A file that exists only until its destructor, unless it has been renamed.
+// Removes the temporary files that killed processes left in the folder, as far as it can. One that is locked has a writer who
+// lives, here or on another machine.
+inline void remove_leftovers(const std::filesystem::path& folder) {
+  std::error_code failed;
+  for (std::filesystem::directory_iterator entry(folder, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    const std::filesystem::path& path = entry->path();
+    const std::string name = path.filename().string(), begin = ".heed-", ending = ".tmp";
+    if (!name.starts_with(begin) || !name.ends_with(ending) ||
+        name.find_first_not_of("0123456789-", begin.size()) != name.size() - ending.size())
+      continue;
+    std::error_code unknown;
+    if (entry->symlink_status(unknown).type() != std::filesystem::file_type::regular) continue;
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (descriptor < 0) continue;
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
+    ::close(descriptor);
+  }
+}
+
+// A file that exists only until its destructor, unless it has been renamed. It is locked as long as the object is there, where
+// the file system has locks, so that nobody takes it for one that was left.
 class TemporaryFile {
  public:
-  // Process number and counter give concurrent writers different names; O_EXCL skips files that a killed process left.
+  // Process number and counter give concurrent writers different names; O_EXCL skips files that cannot be removed.
   TemporaryFile(const std::filesystem::path& folder, const std::filesystem::path& reported)
       : file_(create(folder, path_), reported, "cannot create a temporary file in its folder"),
         reported_(reported) {}
@@ -177,14 +201,23 @@ class TemporaryFile {
   [[nodiscard]] static int create(const std::filesystem::path& folder,
                                   std::filesystem::path& path) {
     static std::atomic<unsigned> counter{0};
+    remove_leftovers(folder);
     int descriptor = -1;
     for (int attempt = 0; attempt < 100; ++attempt) {
       path = folder / (".heed-" + std::to_string(::getpid()) + "-" +
                        std::to_string(counter.fetch_add(1)) + ".tmp");
       descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (descriptor >= 0 || errno != EEXIST) break;
+      if (descriptor < 0 && errno != EEXIST) break;
+      if (descriptor >= 0 && is_kept(descriptor)) break;
+      if (descriptor >= 0) ::close(std::exchange(descriptor, -1));
     }
     return descriptor;
+  }
+  // Locks the file. False where remove_leftovers() of another process was faster.
+  [[nodiscard]] static bool is_kept(int descriptor) {
+    struct stat found {};
+    return (::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) &&
+           ::fstat(descriptor, &found) == 0 && found.st_nlink > 0;
   }
 
   std::filesystem::path path_;  // before file_, whose creation fills it; empty once renamed
@@ -193,7 +226,8 @@ class TemporaryFile {
 };
 
 // Writes the pieces one after the other as the new content of `target`. A failure before the rename
-// leaves the old file untouched and no temporary file; a killed process may leave a `.heed-*.tmp`.
+// leaves the old file untouched and no temporary file; a killed process may leave a `.heed-*.tmp`,
+// which the next write into the folder removes.
 // An existing file keeps its permission bits; a symbolic link is replaced, not followed; a target
 // that exists and is no regular file (a device, a folder) is refused.
 inline void write_file_atomically(const std::filesystem::path& target,
@@ -213,7 +247,7 @@ inline void write_file_atomically(const std::filesystem::path& target,
   if (exists) temporary.file().set_mode(old.st_mode & 0777);
   for (const std::span<const std::byte> piece : pieces) temporary.file().write_all(piece);
   temporary.file().sync();
-  temporary.file().close();
+  temporary.file().close_copy();
   temporary.rename_to(target);
   folder_handle.sync("written, but its folder cannot be synced to disk");
 }
