@@ -28,13 +28,20 @@ using heed_lm::ModelConfig;
 // Added to the seed of a task's held-out rows for those that are watched.
 constexpr std::uint64_t kWatchedSeed = 1000003;
 
-// Reads a text in characters if it is UTF-8, else in bytes.
-[[nodiscard]] std::unique_ptr<heed_lm::Tokenizer> tokenizer_for(const std::string& text) {
-  try {
-    return std::make_unique<heed_lm::CharacterTokenizer>(heed_lm::alphabet_of(text));
-  } catch (const std::invalid_argument&) {
-    return std::make_unique<heed_lm::ByteTokenizer>();
+// Reads texts in characters if all are UTF-8, else in bytes; `why` then says which is not.
+[[nodiscard]] std::unique_ptr<heed_lm::Tokenizer> tokenizer_for(
+    const std::vector<std::pair<std::string, std::string>>& texts, std::string& why) {
+  std::string all;
+  for (const auto& [name, text] : texts) {
+    try {
+      (void)heed_lm::alphabet_of(text);
+    } catch (const std::invalid_argument& error) {
+      why = name + ": " + error.what();
+      return std::make_unique<heed_lm::ByteTokenizer>();
+    }
+    all += text;
   }
+  return std::make_unique<heed_lm::CharacterTokenizer>(heed_lm::alphabet_of(all));
 }
 
 // A source of which only every other held-out row is left, from number `first` on. All of its rows have one length.
@@ -162,37 +169,32 @@ Experiment::Task Experiment::open_task(const std::string& spec) {
 }
 
 Experiment::Task Experiment::open_text() {
-  const std::string text =
-      settings_.text_file.empty() ? default_text() : read_text(settings_.text_file);
-  std::vector<std::string> later;
-  std::string all = text;
-  for (const std::string& file : settings_.training.then_files) {
-    later.push_back(read_text(file, "--then"));
-    all += later.back();
-  }
-  const std::shared_ptr<const heed_lm::Tokenizer> tokenizer = tokenizer_for(all);
-  heed_lm::DataSettings data;
-  data.len = settings_.training.model.len;
-  const auto source = [&](const std::string& whose, const std::string& from) -> Source {
-    try {
-      return heed_lm::make_text_source(tokenizer->encode(from), data);
-    } catch (const std::invalid_argument& error) {
-      throw UsageError(whose + ": " + error.what());
-    }
-  };
   const std::string name =
       settings_.text_file.empty() ? "the text inside the program" : "--text " + settings_.text_file;
+  std::vector<std::pair<std::string, std::string>> texts = {
+      {name, settings_.text_file.empty() ? default_text() : read_text(settings_.text_file)}};
+  for (const std::string& file : settings_.training.then_files)
+    texts.emplace_back("--then " + file, read_text(file, "--then"));
+  std::string why_bytes;
+  const std::shared_ptr<const heed_lm::Tokenizer> tokenizer = tokenizer_for(texts, why_bytes);
+  heed_lm::DataSettings data;
+  data.len = settings_.training.model.len;
   Task task;
   task.spec = kText;
   task.vocabulary = tokenizer->vocab_size();
   task.token_name = [tokenizer](Index id) { return tokenizer->token(id); };
   task.positions = data.len;
-  const Source first = source(name, text);
-  task.stages = {first};
-  for (std::size_t n = 0; n < later.size(); ++n)
-    task.stages.push_back(source("--then " + settings_.training.then_files[n], later[n]));
+  for (const auto& [whose, text] : texts) {
+    try {
+      task.stages.push_back(heed_lm::make_text_source(tokenizer->encode(text), data));
+    } catch (const std::invalid_argument& error) {
+      throw UsageError(whose + ": " + error.what());
+    }
+  }
+  const Source first = task.stages.front();
   for (const Source& stage : task.stages) texts_.push_back(number_text(stage->fingerprint()));
   task.data = first->description() + ", vocabulary " + std::to_string(task.vocabulary);
+  if (!why_bytes.empty()) task.data += ", bytes (" + why_bytes + ")";
   task.evaluate_every = settings_.training.evaluate_every.value_or(0);
   task.watched = std::make_shared<EveryOtherRow>(first, 0);
   Source held_out = first;

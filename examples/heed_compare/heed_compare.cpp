@@ -31,7 +31,7 @@ void take_ranks(compare::Settings& settings, const heed_program::Ranks& ranks) {
 }
 
 int run(int argc, char** argv, heed_program::Ranks& ranks) {
-  if (const char* missing = compare::missing_instruction_set())
+  if (const char* missing = heed_program::missing_instruction_set())
     throw std::runtime_error(std::string("compiled for ") + missing +
                              ", which this processor does not have; compile heed_compare on this "
                              "machine");
@@ -44,8 +44,10 @@ int run(int argc, char** argv, heed_program::Ranks& ranks) {
   }
   const compare::Comparison comparison = compare::run_comparison(parsed.settings);
   heed_program::all_of(
-      {[&] { compare::write_reports(parsed.settings, compare::this_machine(), comparison); },
-       [&] { compare::write_pictures(parsed.settings, compare::this_machine(), comparison); }});
+      {[&] { compare::write_reports(parsed.settings, heed_program::this_machine(), comparison); },
+       [&] {
+         compare::write_pictures(parsed.settings, heed_program::this_machine(), comparison);
+       }});
   compare::require_gradients(comparison);
   return 0;
 }

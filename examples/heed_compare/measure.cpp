@@ -2,6 +2,7 @@
 #include "measure.hpp"
 
 #include "memory_meter.hpp"
+#include "print.hpp"
 #include "runner.hpp"
 
 #include "../program/progress.hpp"
@@ -63,6 +64,14 @@ struct Pass {
   }
 
   [[nodiscard]] double median() const { return heed::median_of(samples); }
+
+  // Of each round, over the baseline's in the same round.
+  [[nodiscard]] std::vector<double> ratios_to(const Pass& baseline) const {
+    std::vector<double> ratios;
+    for (std::size_t round = 0; round < samples.size(); ++round)
+      ratios.push_back(samples[round] / baseline.samples[round]);
+    return ratios;
+  }
 };
 
 struct Timed {
@@ -141,9 +150,8 @@ int time_rounds(std::vector<Timed>& all, const Settings& settings, Dtype dtype, 
   record.pass = pass_name;
   record.ms = pass.median();
   record.gflops = flops / record.ms * 1e-6;
-  record.ratio_to_baseline = record.ms / baseline.median();
-  for (std::size_t round = 0; round < pass.samples.size(); ++round)
-    record.ratios.push_back(pass.samples[round] / baseline.samples[round]);
+  record.ratios = pass.ratios_to(baseline);
+  record.ratio = heed::spread_of(record.ratios);
   record.scratch_bytes = pass.scratch_bytes;
   record.settings = one.runner->settings();
   return record;
@@ -211,6 +219,23 @@ Comparison run_comparison(const Settings& settings) {
   return comparison;
 }
 
+const Record& most_moved(const Comparison& comparison) {
+  return *std::max_element(
+      comparison.records.begin(), comparison.records.end(),
+      [](const Record& a, const Record& b) { return movement_of(a) < movement_of(b); });
+}
+
+std::string movement_text(const Comparison& comparison) {
+  const Record& most = most_moved(comparison);
+  const double movement = movement_of(most);
+  const std::string text =
+      print("move by up to %.0f %% between the quartiles of rounds (%s, %s, %s)", 100 * movement,
+            most.variant.c_str(), most.pass.c_str(), dtype_name(most.dtype));
+  if (movement <= kBusy) return text;
+  return text +
+         print("; the machine is busy: on a quiet one they move by less than %.0f %%", 100 * kBusy);
+}
+
 void require_gradients(const Comparison& comparison) {
   for (const Record& r : comparison.records) {
     if (r.gradient_error <= gradient_bound(r.dtype)) continue;
@@ -247,9 +272,9 @@ std::vector<LengthTime> time_shorter_texts(const Settings& settings) {
     const Timed& baseline = baseline_of(all);
     for (const Timed& one : all) {
       times.push_back({one.runner->name(), "forward", shorter.shape.len,
-                       one.forward.median() / baseline.forward.median()});
+                       one.forward.ratios_to(baseline.forward)});
       times.push_back({one.runner->name(), "backward", shorter.shape.len,
-                       one.backward.median() / baseline.backward.median()});
+                       one.backward.ratios_to(baseline.backward)});
     }
   }
   return times;

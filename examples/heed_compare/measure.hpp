@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "machine.hpp"
+#include "settings.hpp"
+
+#include "../program/machine.hpp"
+
+#include <heed/check/stopwatch.hpp>
 
 #include <map>
 
 namespace compare {
 
+using heed_program::Machine;
+
 // One variant x dtype x pass.
 struct Record {
   std::string variant;
   Dtype dtype = Dtype::float32;
-  std::string pass;              // "forward", "backward"
-  double ms = 0;                 // median over the rounds
-  double gflops = 0;             // of the two (forward) or five (backward) plain products
-  double peak_share = 0;         // gflops over the measured peak of as many threads
-  double ratio_to_baseline = 0;  // ms over that of sdpa, same dtype and pass
-  std::vector<double> ratios;    // of the rounds: a round's ms over that of sdpa in the same round
+  std::string pass;       // "forward", "backward"
+  double ms = 0;          // median over the rounds
+  double gflops = 0;      // of the two (forward) or five (backward) plain products
+  double peak_share = 0;  // gflops over the measured peak of as many threads
+  // Of the rounds: a round's ms over that of sdpa in the same round, same dtype and pass; and their quartiles.
+  std::vector<double> ratios;
+  heed::Spread ratio;
   Index scratch_bytes = 0;    // held by the call beyond inputs, outputs, gradients and saved rows
   double gradient_error = 0;  // worst |analytic - numeric| / max(1, |gradient|)
   std::string settings;
@@ -32,6 +39,17 @@ struct Comparison {
 };
 
 [[nodiscard]] Comparison run_comparison(const Settings& settings);
+
+// The record whose ratios moved most from round to round, by the distance of their quartiles over their median. There must
+// be records.
+[[nodiscard]] const Record& most_moved(const Comparison& comparison);
+[[nodiscard]] inline double movement_of(const Record& record) {
+  return (record.ratio.upper - record.ratio.lower) / record.ratio.median;
+}
+// Of a quiet machine no ratio moves as much.
+inline constexpr double kBusy = 0.1;
+// "move by up to 3 % between the quartiles of rounds (dar, backward, float)", and whether the machine was busy.
+[[nodiscard]] std::string movement_text(const Comparison& comparison);
 
 // The largest gradient error that rounding explains: about a hundred times what is seen, thirty times in bfloat16. A
 // wrong sign of a gradient of that size is found.
@@ -49,7 +67,7 @@ void require_gradients(const Comparison& comparison);
 struct LengthTime {
   std::string variant, pass;
   Index len = 0;
-  double ratio_to_baseline = 0;  // median over the rounds, over that of sdpa
+  std::vector<double> ratios;  // of the rounds, over sdpa in the same round
 };
 
 // The variants at a quarter and at half of the length, in three rounds of the first dtype; nothing below 16

@@ -4,6 +4,7 @@
 #include "../report/page.hpp"
 #include "../report/plots.hpp"
 #include "inner_view.hpp"
+#include "report.hpp"
 #include "text_input.hpp"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ class Pictures {
       if (r.dtype != dtype) continue;
       if (r.pass == "forward") chart.labels.push_back(r.variant);
       heed_report::Group& group = chart.groups[r.pass == "forward" ? 0 : 1];
-      group.values.push_back(r.ratio_to_baseline);
+      group.values.push_back(r.ratio.median);
       group.whiskers.push_back(heed_report::whisker_over(r.ratios));
     }
     chart.reference = 1;
@@ -86,13 +87,13 @@ class Pictures {
     if (times.empty()) return;
     const Dtype dtype = settings_.dtypes.front();
     for (const Record& r : comparison_.records)
-      if (r.dtype == dtype)
-        times.push_back({r.variant, r.pass, settings_.shape.len, r.ratio_to_baseline});
+      if (r.dtype == dtype) times.push_back({r.variant, r.pass, settings_.shape.len, r.ratios});
     for (const std::string pass : {"forward", "backward"}) {
       LinePlot plot{
           "length_" + pass,
           "Time relative to plain attention against length, " + pass + ", " + dtype_name(dtype),
-          "Medians; the longest text of all rounds, the others of three.",
+          "Medians, the longest text of all rounds, the others of three; whiskers reach from the "
+          "lowest to the highest round.",
           {"tokens", true, false, true},
           {"time over that of sdpa", true},
           {}};
@@ -101,7 +102,8 @@ class Pictures {
         for (const LengthTime& t : times)
           if (t.variant == variant && t.pass == pass) {
             series.x.push_back(double(t.len));
-            series.y.push_back(t.ratio_to_baseline);
+            series.y.push_back(heed::median_of(t.ratios));
+            series.whiskers.push_back(heed_report::whisker_over(t.ratios));
           }
         plot.series.push_back(std::move(series));
       }
@@ -135,7 +137,7 @@ class Pictures {
         "Convergence of the resonant flow (ode)",
         "Mean over the rows of all heads, first " + counted(kMapTokens, " tokens, double."),
         {"steps", false, true},
-        {"residual: largest change of a weight in the last step", true},
+        {"largest change of a weight in the last step", true},
         {series}}));
   }
 
@@ -172,7 +174,7 @@ void write_pictures(const Settings& settings, const Machine& machine,
   heed_report::Page page;
   page.title = "Variants of attention compared";
   page.facts = {
-      {"machine", machine.name + ", " + counted(machine.cores, " cores")},
+      {"machine", machine.name + ", " + machine.kind + ", " + counted(machine.cores, " cores")},
       {"compiled", machine.compiler + ": " + machine.flags},
       {"threads", std::to_string(settings.threads)},
       {"shape", "sequences " + counted(s.batch, ", heads ") + counted(s.heads, ", tokens ") +
@@ -180,6 +182,8 @@ void write_pictures(const Settings& settings, const Machine& machine,
                     (settings.causal ? ", causal" : ", every token sees all")},
       {"text", comparison.text_source + ", " + counted(comparison.text_bytes, " bytes")},
       {"seed", std::to_string(settings.seed)}};
+  if (!comparison.records.empty()) page.facts.emplace_back("ratios", movement_text(comparison));
+  for (const Dtype dtype : settings.dtypes) page.tables.push_back(cost_table(comparison, dtype));
   page.pictures = Pictures(settings, comparison).all();
   heed_report::write_page(settings.report_folder, page);
 }

@@ -17,7 +17,8 @@ namespace {
                                       const Comparison& comparison) {
   const heed::Shape& s = settings.shape;
   std::ostringstream text;
-  text << "machine    " << machine.name << ", " << machine.cores << " cores\n"
+  text << "machine    " << machine.name << ", " << machine.kind << ", " << machine.cores
+       << " cores\n"
        << "compiled   " << machine.compiler << ": " << machine.flags << "\n"
        << "threads    " << settings.threads << "\n"
        << "shape      B,H,T,d = " << s.batch << "," << s.heads << "," << s.len << "," << s.dim
@@ -27,6 +28,7 @@ namespace {
   for (const auto& [dtype, peak] : comparison.peak_gflops)
     text << print("peak       %s %.1f GFLOP/s (%d threads), medians of %d rounds\n",
                   dtype_name(dtype), peak, settings.threads, comparison.rounds.at(dtype));
+  if (!comparison.records.empty()) text << "ratios     " << movement_text(comparison) << "\n";
   return text.str();
 }
 
@@ -36,16 +38,22 @@ namespace {
   return print("%.0f MiB", double(bytes) / (1024.0 * 1024.0));
 }
 
+// "1.12-1.18"
+[[nodiscard]] std::string quartiles_text(const heed::Spread& ratio) {
+  const int decimals = ratio.upper < 10 ? 2 : 1;
+  return print("%.*f-%.*f", decimals, ratio.lower, decimals, ratio.upper);
+}
+
 [[nodiscard]] std::string pass_columns(const Record& r) {
-  return print(" %10.3f %5.1f %6.2f %9s", r.ms, 100 * r.peak_share, r.ratio_to_baseline,
-               scratch_text(r.scratch_bytes).c_str());
+  return print(" %9.3f %5.1f %5.2f %9s %8s", r.ms, 100 * r.peak_share, r.ratio.median,
+               quartiles_text(r.ratio).c_str(), scratch_text(r.scratch_bytes).c_str());
 }
 
 [[nodiscard]] std::string table_of(const Comparison& comparison, Dtype dtype) {
-  const int name = 18, pass = 33;
+  const int name = 18, pass = 41;
   std::string text = print("\n%-*s |%*s |%*s | gradient\n", name, dtype_name(dtype), pass,
                            "forward             ", pass, "backward            ");
-  const char* columns = "         ms peak%  ratio   scratch";
+  const char* columns = "        ms peak% ratio quartiles  scratch";
   text += print("%-*s |%s|%s|    error\n", name, "", columns, columns);
   text += std::string(std::size_t(name + 2 * pass + 17), '-') + "\n";
   // Forward and backward of a variant stand side by side in the records.
@@ -65,7 +73,7 @@ namespace {
       << "\npeak%     flops of plain attention's two (forward) or five (backward) products per "
          "second, "
          "as a share of the peak\n"
-         "ratio     time relative to sdpa\n"
+         "ratio     time relative to sdpa in the same round: median and quartiles of the rounds\n"
          "scratch   largest memory held during a call beyond inputs, outputs and saved rows\n"
          "gradient  worst |backward - difference| / max(1, |gradient|) over inputs and parameters; "
          "central differences\n"
@@ -93,7 +101,9 @@ namespace {
           {"ms", r.ms},
           {"gflops", r.gflops},
           {"peak_share", r.peak_share},
-          {"ratio_to_baseline", r.ratio_to_baseline},
+          {"ratio_to_baseline", r.ratio.median},
+          {"ratio_low", r.ratio.lower},
+          {"ratio_high", r.ratio.upper},
           {"scratch_bytes", r.scratch_bytes},
           {"gradient_error", r.gradient_error},
           {"settings", r.settings}};
@@ -111,10 +121,11 @@ namespace {
   std::string line =
       print("%s,%s,\"%s\",%s,%d,%s,", r.variant.c_str(), dtype_name(r.dtype), shape.c_str(),
             settings.causal ? "true" : "false", settings.threads, r.pass.c_str());
-  for (const double x : {r.ms, r.gflops, r.peak_share, r.ratio_to_baseline})
+  for (const double x : {r.ms, r.gflops, r.peak_share, r.ratio.median})
     line += csv_number(x, 6) + ",";
   return line + std::to_string(r.scratch_bytes) + "," + csv_number(r.gradient_error, 6) + "," +
-         csv_quoted(r.settings) + "\n";
+         csv_quoted(r.settings) + "," + csv_number(r.ratio.lower, 6) + "," +
+         csv_number(r.ratio.upper, 6) + "\n";
 }
 
 }  // namespace
@@ -132,6 +143,19 @@ std::string table_text(const Settings& settings, const Machine& machine,
   std::string text = header_text(settings, machine, comparison);
   for (const Dtype dtype : settings.dtypes) text += table_of(comparison, dtype);
   return text + legend_text(comparison) + settings_text(settings, comparison);
+}
+
+heed_report::Table cost_table(const Comparison& comparison, Dtype dtype) {
+  heed_report::Table table{
+      std::string(dtype_name(dtype)) + ": time over that of sdpa, median and quartiles of rounds",
+      {"variant", "pass", "ms", "peak %", "ratio", "quartiles", "scratch", "gradient error"}};
+  for (const Record& r : comparison.records)
+    if (r.dtype == dtype)
+      table.rows.push_back({r.variant, r.pass, print("%.3f", r.ms),
+                            print("%.1f", 100 * r.peak_share), print("%.2f", r.ratio.median),
+                            quartiles_text(r.ratio), scratch_text(r.scratch_bytes),
+                            print("%.1e", r.gradient_error)});
+  return table;
 }
 
 std::string json_text(const Settings& settings, const Machine& machine,
@@ -159,7 +183,7 @@ std::string json_text(const Settings& settings, const Machine& machine,
 std::string csv_text(const Settings& settings, const Comparison& comparison) {
   std::string text =
       "variant,dtype,shape,causal,threads,pass,ms,gflops,peak_share,ratio_to_baseline,"
-      "scratch_bytes,gradient_error,settings\n";
+      "scratch_bytes,gradient_error,settings,ratio_low,ratio_high\n";
   for (const Record& record : comparison.records) text += csv_line(settings, record);
   return text;
 }

@@ -12,9 +12,8 @@ namespace compare {
   return std::accumulate(x.begin(), x.end(), 0.0) / double(x.size());
 }
 
-// The standard deviation; 0 for a single number.
+// The standard deviation of at least two numbers.
 [[nodiscard]] inline double spread_of(const std::vector<double>& x) {
-  if (x.size() < 2) return 0;
   const double mean = mean_of(x);
   double sum = 0;
   for (const double v : x) sum += (v - mean) * (v - mean);

@@ -111,6 +111,17 @@ Measures means_of(const TrainedVariant& variant, Measures CellResult::*measures)
   return means;
 }
 
+const char* loss_unit_of(const std::string& task) {
+  return task == kText ? "nats per token" : "nats per answer";
+}
+
+Index answers_in(const std::vector<const TrainedVariant*>& variants, const std::string& test) {
+  Index most = 0;  // a run that ended early has none
+  for (const TrainedVariant* variant : variants)
+    for (const CellResult& run : variant->runs) most = std::max(most, score_of(run, test).answers);
+  return most;
+}
+
 const char* name_of(Quantity quantity) { return quantity == Quantity::loss ? "loss" : "accuracy"; }
 
 const char* verdict_of(const std::optional<Difference>& difference) {

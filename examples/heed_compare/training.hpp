@@ -41,6 +41,13 @@ struct TrainedVariant {
 // Means over the runs that have the measure.
 [[nodiscard]] Measures means_of(const TrainedVariant& variant, Measures CellResult::*measures);
 
+// The unit of losses, means over what a model is asked for: the answers of a task, all tokens of a text.
+[[nodiscard]] const char* loss_unit_of(const std::string& task);
+// How many the variants' scores in a test are means over: all seeds and variants are asked for the same ones. 0 where none
+// of them has a finite loss.
+[[nodiscard]] Index answers_in(const std::vector<const TrainedVariant*>& variants,
+                               const std::string& test);
+
 enum class Quantity { loss, accuracy };
 [[nodiscard]] const char* name_of(Quantity quantity);
 // "higher", "lower", "no difference seen", or "unknown" where there is no interval.

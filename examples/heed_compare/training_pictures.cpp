@@ -3,6 +3,7 @@
 
 #include "../tasks/task_list.hpp"
 #include "statistics.hpp"
+#include "training_table.hpp"
 
 #include <heed/variants.hpp>
 
@@ -80,7 +81,7 @@ class TaskPictures {
     BarChart chart{file("validation_loss"),
                    title("Validation loss after training"),
                    seeds_,
-                   "loss, nats per token",
+                   std::string("loss, ") + loss_unit_of(task_.spec),
                    names(),
                    {group_of("", [](const TrainedVariant& v) { return losses_of(v); })},
                    true};
@@ -95,7 +96,7 @@ class TaskPictures {
         BarChart{file("forgetting"),
                  title("Loss on the first stage before and after the later ones"),
                  seeds_,
-                 "validation loss, nats per token",
+                 std::string("validation loss, ") + loss_unit_of(task_.spec),
                  names(),
                  {group_of("first stage", [](const TrainedVariant& v) { return losses_of(v); }),
                   group_of("first stage, after the last", forgotten_losses_of),
@@ -105,7 +106,7 @@ class TaskPictures {
   [[nodiscard]] Picture accuracies() const {
     BarChart chart{file("accuracy"),
                    title("Answers that are right"),
-                   seeds_,
+                   seeds_ + " " + answers_note(),
                    "share of answers",
                    names(),
                    {},
@@ -115,46 +116,49 @@ class TaskPictures {
           group_of(test, [&](const TrainedVariant& v) { return accuracies_of(v, test); }));
     return draw(chart);
   }
-  // Means over seeds, of held-out sequences.
+  // "Of 256 answers held out, 1024 sparse; the same ones for all seeds and variants."
+  [[nodiscard]] std::string answers_note() const {
+    std::string note;
+    for (const std::string& test : tests_of(*variants_.front()))
+      note += (note.empty() ? "Of " : ", ") + std::to_string(answers_in(variants_, test)) +
+              (note.empty() ? " answers " : " ") + test;
+    return note + "; the same ones for all seeds and variants.";
+  }
+  // Of held-out sequences.
   [[nodiscard]] Picture by_difficulty() const {
-    LinePlot plot{file("accuracy_by_difficulty"),
-                  title("Answers that are right, by difficulty"),
-                  "Means over seeds.",
-                  {tasks::task_entry(name_).difficulty},
-                  {"share of answers"},
-                  {}};
-    for (const TrainedVariant* v : variants_) {
-      std::map<Index, heed_lm::Score::Part> parts;
-      for (const CellResult& run : v->runs)
-        for (const auto& [difficulty, part] : score_of(run, kHeldOut).by_difficulty) {
-          parts[difficulty].answers += part.answers;
-          parts[difficulty].right += part.right;
-        }
-      heed_report::Series series{v->name, {}, {}, true};
-      for (const auto& [difficulty, part] : parts) {
-        series.x.push_back(double(difficulty));
-        series.y.push_back(double(part.right) / double(part.answers));
-      }
-      plot.series.push_back(std::move(series));
-    }
-    return draw(plot);
+    return course_of("accuracy_by_difficulty", "Answers that are right, by difficulty", seeds_,
+                     tasks::task_entry(name_).difficulty, [](const CellResult& run) {
+                       std::map<double, double> accuracies;
+                       for (const auto& [difficulty, part] : score_of(run, kHeldOut).by_difficulty)
+                         accuracies[double(difficulty)] = double(part.right) / double(part.answers);
+                       return accuracies;
+                     });
   }
   // Seeds have the same steps, but for those that ended early.
   [[nodiscard]] Picture courses() const {
-    LinePlot plot{file("accuracy_course"),
-                  title("Answers that are right, in the course of training"),
-                  "Means over seeds, on rows that no other figure is about.",
-                  {"step"},
-                  {"share of answers"},
-                  {}};
+    return course_of("accuracy_course", "Answers that are right, in the course of training",
+                     seeds_ + " On rows that no other figure is about.", "step",
+                     [](const CellResult& run) {
+                       std::map<double, double> accuracies;
+                       for (const Evaluation& one : run.course)
+                         accuracies[double(one.step)] = one.accuracy;
+                       return accuracies;
+                     });
+  }
+  // The share of right answers against what accuracies(run) has it by.
+  template <class F>
+  [[nodiscard]] Picture course_of(const char* name, const char* named, const std::string& note,
+                                  const std::string& x, F&& accuracies) const {
+    LinePlot plot{file(name), title(named), note, {x}, {"share of answers"}, {}};
     for (const TrainedVariant* v : variants_) {
-      std::map<Index, std::vector<double>> of_step;
+      std::map<double, std::vector<double>> of_seeds;
       for (const CellResult& run : v->runs)
-        for (const Evaluation& one : run.course) of_step[one.step].push_back(one.accuracy);
+        for (const auto& [at, accuracy] : accuracies(run)) of_seeds[at].push_back(accuracy);
       heed_report::Series series{v->name, {}, {}, true};
-      for (const auto& [step, values] : of_step) {
-        series.x.push_back(double(step));
+      for (const auto& [at, values] : of_seeds) {
+        series.x.push_back(at);
         series.y.push_back(mean_of(values));
+        series.whiskers.push_back(heed_report::whisker_over(values));
       }
       plot.series.push_back(std::move(series));
     }
@@ -184,7 +188,7 @@ class TaskPictures {
                   title("Training loss of the first seed"),
                   points_note(),
                   {"step"},
-                  {"loss, nats per token"},
+                  {std::string("loss, ") + loss_unit_of(task_.spec)},
                   {}};
     for (const TrainedVariant* v : variants_) {
       const TrainingCurve& curve = v->runs.front().curve;
@@ -305,6 +309,12 @@ heed_report::Page training_page(const Settings& settings, const TrainingComparis
       "training", "steps " + count(training.steps, ", sequences per step ") +
                       count(m.batch, ", seeds ") + count(training.seeds, " from ") +
                       count(settings.seed, ", threads ") + std::to_string(settings.threads));
+  for (const Experiment::Task& task : comparison.tasks) {
+    page.tables.push_back(score_table(comparison, task));
+    page.tables.push_back(difference_table(comparison, task.spec));
+    if (!page.tables.back().rows.empty() && comparison.tasks.size() > 1)
+      page.tables.back().title = tasks::task_name(task.spec) + ": " + page.tables.back().title;
+  }
   std::size_t answering = 0;
   for (const Experiment::Task& task : comparison.tasks) answering += task.spec != kText;
   if (answering > 1) page.pictures.push_back(accuracy_table(comparison));

@@ -40,7 +40,8 @@ void report_training(const Settings& asked, heed_program::Ranks& ranks) {
   watch.on_task = [&](const Experiment::Task& task) { put(task_head(task)); };
   watch.on_variant = [&](const TrainedVariant& v) { put(variant_lines(v)); };
   watch.on_task_end = [&](const TrainingComparison& c, const Experiment::Task& task) {
-    put(difference_lines(c, task.spec) + (c.tasks.size() > 1 ? "\n" : ""));
+    put(answers_line(c, task.spec) + difference_lines(c, task.spec) +
+        (c.tasks.size() > 1 ? "\n" : ""));
   };
   const TrainingComparison comparison = compare_training(settings, watch, &ranks);
   dismiss(ranks);

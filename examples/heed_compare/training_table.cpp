@@ -14,10 +14,15 @@ namespace {
 
 constexpr std::size_t kTableWidth = 100;
 
+// One number has no spread.
 [[nodiscard]] std::string mean_and_spread(const std::vector<double>& x) {
   const double mean = mean_of(x);
-  if (!std::isfinite(mean)) return print("%-16s  ", "not finite");
-  return print("%.4f +- %.4f  ", mean, spread_of(x));
+  if (!std::isfinite(mean)) return "not finite";
+  return print("%.4f", mean) + (x.size() < 2 ? "" : print(" +- %.4f", spread_of(x)));
+}
+
+[[nodiscard]] std::string padded(const std::vector<double>& x) {
+  return print("%-16s  ", mean_and_spread(x).c_str());
 }
 
 // "loss 0.3120 0.2980": every seed's value.
@@ -78,11 +83,27 @@ constexpr std::size_t kTableWidth = 100;
   return text.empty() ? "" : "    90 % right after steps: " + text + "\n";
 }
 
-[[nodiscard]] std::string sweep_line(const TrainedVariant& v) {
+// The best rate of a sweep says little where it lies at an edge: what is beyond was not tried.
+// "smallest" or "largest" for a rate at an edge.
+[[nodiscard]] std::string edge_of(const TrainedVariant& v) {
+  double least = v.learning_rate, most = v.learning_rate;
+  for (const RateScore& one : v.sweep) {
+    least = std::min(least, one.learning_rate);
+    most = std::max(most, one.learning_rate);
+  }
+  if (least == most || (least < v.learning_rate && v.learning_rate < most)) return "";
+  return v.learning_rate == least ? "smallest" : "largest";
+}
+
+[[nodiscard]] std::string sweep_lines(const TrainedVariant& v) {
   std::vector<std::string> items;
   for (const RateScore& one : v.sweep)
     items.push_back(print("%g loss ", one.learning_rate) + number_or_words(one.loss));
-  return lines_of(print("learning rate %g of ", v.learning_rate), items);
+  const std::string edge = edge_of(v);
+  return lines_of(print("learning rate %g of ", v.learning_rate), items) +
+         (edge.empty() ? ""
+                       : print("    the %s of --sweep; %s ones may do better\n", edge.c_str(),
+                               edge == "smallest" ? "smaller" : "larger"));
 }
 
 // Accuracy is what a task is about, loss what a text is about.
@@ -134,14 +155,14 @@ constexpr std::size_t kTableWidth = 100;
 std::string training_head(const Settings& settings) {
   const TrainingSettings& t = settings.training;
   const ModelSizes& m = t.model;
-  return print(
-      "width %td, heads %td, blocks %td, batch %td, steps %td, seeds %d, threads %d; loss in nats "
-      "per token, its spread over seeds\n",
-      m.width, m.heads, m.depth, m.batch, t.steps, t.seeds, settings.threads);
+  return print("width %td, heads %td, blocks %td, batch %td, steps %td, seeds %d, threads %d%s\n",
+               m.width, m.heads, m.depth, m.batch, t.steps, t.seeds, settings.threads,
+               t.seeds > 1 ? "; means and standard deviations over seeds" : "");
 }
 
 std::string task_head(const Experiment::Task& task) {
-  return task.data + print(", %td positions\n", task.positions) +
+  return task.data +
+         print(", %td positions; loss in %s\n", task.positions, loss_unit_of(task.spec)) +
          print("%-21s %10s %6s  %-17s ", "variant", "parameters", "MLP", "validation loss") +
          (task.spec == kText ? "" : print("%-17s ", "accuracy")) +
          (task.stages.size() < 2 ? ""
@@ -152,12 +173,12 @@ std::string task_head(const Experiment::Task& task) {
 std::string variant_lines(const TrainedVariant& v) {
   std::string text =
       print("%-21s %10td %6td  ", v.name.c_str(), v.runs.front().parameters, v.hidden) +
-      mean_and_spread(losses_of(v));
-  if (v.task != kText) text += mean_and_spread(accuracies_of(v));
+      padded(losses_of(v));
+  if (v.task != kText) text += padded(accuracies_of(v));
   if (!second_losses_of(v).empty())
-    text += mean_and_spread(second_losses_of(v)) + " " + mean_and_spread(forgotten_losses_of(v));
+    text += padded(second_losses_of(v)) + " " + padded(forgotten_losses_of(v));
   text += print("%8.0f\n", tokens_per_second_of(v));
-  text += sweep_line(v);
+  text += sweep_lines(v);
   if (v.runs.size() > 1) {
     text += "    each seed: " + each_of("loss", losses_of(v));
     text += (v.task == kText ? "" : each_of("; accuracy", accuracies_of(v))) + "\n";
@@ -175,23 +196,59 @@ std::string variant_lines(const TrainedVariant& v) {
   return text;
 }
 
-std::string difference_lines(const TrainingComparison& comparison, const std::string& task) {
-  const TrainedVariant* baseline = baseline_of(comparison, task);
-  if (baseline == nullptr || baseline->runs.size() < 2) return "";
-  const Quantity quantity = quantity_of(task);
+std::string answers_line(const TrainingComparison& comparison, const std::string& task) {
+  const std::vector<const TrainedVariant*> variants = variants_of(comparison, task);
   std::string text;
+  for (const std::string& test : tests_of(*variants.front()))
+    text += print("%s %s %td", text.empty() ? "" : ",", test.c_str(), answers_in(variants, test));
+  return (task == kText ? "tokens of each score:" : "answers of each score:") + text +
+         "; the same ones for all seeds and variants\n";
+}
+
+heed_report::Table difference_table(const TrainingComparison& comparison, const std::string& task) {
+  heed_report::Table table;
+  const TrainedVariant* baseline = baseline_of(comparison, task);
+  if (baseline == nullptr || baseline->runs.size() < 2) return table;
+  const Quantity quantity = quantity_of(task);
+  table.title = print("difference in %s to %s, mean and %.0f %% interval of the pairs of one seed",
+                      name_of(quantity), baseline->name.c_str(), 100 * kConfidence);
+  table.head = {"variant", "test", "difference", "verdict"};
   for (const TrainedVariant* v : variants_of(comparison, task)) {
     if (v == baseline) continue;
     for (const std::string& test : tests_of(*v)) {
       const auto d = difference_of(*baseline, *v, test, quantity);
-      text += print("%-21s %-12s ", test == kHeldOut ? v->name.c_str() : "", test.c_str()) +
-              (d ? interval_text(*d) + "  " + verdict_of(d) : "not finite") + "\n";
+      table.rows.push_back({test == kHeldOut ? v->name : "", test,
+                            d ? interval_text(*d) : "not finite", d ? verdict_of(d) : ""});
     }
   }
-  if (text.empty()) return "";
-  return print("difference in %s to %s, mean and %.0f %% interval of the pairs of one seed\n",
-               name_of(quantity), baseline->name.c_str(), 100 * kConfidence) +
-         text;
+  return table;
+}
+
+heed_report::Table score_table(const TrainingComparison& comparison, const Experiment::Task& task) {
+  const bool answers = task.spec != kText;
+  heed_report::Table table{task.data + "; loss in " + loss_unit_of(task.spec) + ", held out",
+                           {"variant", "parameters", "MLP", "learning rate", "loss"},
+                           {}};
+  if (answers) table.head.push_back("accuracy");
+  for (const TrainedVariant* v : variants_of(comparison, task.spec)) {
+    const std::string edge = edge_of(*v);
+    table.rows.push_back({v->name, std::to_string(v->runs.front().parameters),
+                          std::to_string(v->hidden),
+                          print("%g", v->learning_rate) + (edge.empty() ? "" : " (" + edge + ")"),
+                          mean_and_spread(losses_of(*v))});
+    if (answers) table.rows.back().push_back(mean_and_spread(accuracies_of(*v)));
+  }
+  return table;
+}
+
+std::string difference_lines(const TrainingComparison& comparison, const std::string& task) {
+  const heed_report::Table table = difference_table(comparison, task);
+  if (table.rows.empty()) return "";
+  std::string text = table.title + "\n";
+  for (const std::vector<std::string>& row : table.rows)
+    text += print("%-21s %-12s ", row[0].c_str(), row[1].c_str()) + row[2] +
+            (row[3].empty() ? "" : "  " + row[3]) + "\n";
+  return text;
 }
 
 std::string tasks_table(const TrainingComparison& comparison) {

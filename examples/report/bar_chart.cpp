@@ -79,7 +79,7 @@ class BarDrawing {
       for (std::size_t i = 0; i < group.values.size(); ++i) {
         if (!is_drawn(group.values[i])) continue;
         (void)range.include(group.values[i]);
-        if (const auto whisker = whisker_of(group, i))
+        if (const auto whisker = whisker_at(group.whiskers, i))
           (void)(range.include(whisker->low) && range.include(whisker->high));
       }
     return range;
@@ -98,13 +98,6 @@ class BarDrawing {
     Range alone;
     return alone.include(value);
   }
-  [[nodiscard]] static std::optional<Whisker> whisker_of(const Group& group, std::size_t i) {
-    if (i >= group.whiskers.size()) return {};
-    const Whisker& w = group.whiskers[i];
-    if (!is_drawn(w.low) || !is_drawn(w.high) || !(w.low < w.high)) return {};
-    return w;
-  }
-
   void bar(std::size_t g, std::size_t i, const Scale& x) {
     const double value = chart_.groups[g].values[i];
     if (!is_drawn(value)) return;
@@ -122,7 +115,7 @@ class BarDrawing {
       drawing_.text({kWidth - kMargin, y + 4}, "\u2013", Anchor::end);
       return;
     }
-    if (const auto whisker = whisker_of(group, i)) {
+    if (const auto whisker = whisker_at(group.whiskers, i)) {
       const std::string css = chart_.points ? colour("line l", g) : "whisker";
       const double low = x(whisker->low), high = x(whisker->high);
       drawing_.line({low, y}, {high, y}, css);

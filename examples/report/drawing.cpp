@@ -185,17 +185,19 @@ void Drawing::cells(const std::string& data, const std::string& fill) {
 }
 
 void Drawing::text(Point at, std::string_view text, Anchor anchor, const std::string& css) {
-  constexpr const char* names[] = {"", "middle", "end"};
-  body_ += "<text" + attribute("x", at.x) + attribute("y", at.y) +
-           attribute("text-anchor", names[int(anchor)]) + attribute("class", css) + ">" +
-           escaped(text) + "</text>\n";
+  put_text(at, text, anchor, css, "");
 }
 
-void Drawing::upright_text(Point end, std::string_view text) {
-  const std::string place = coordinate(end.x) + " " + coordinate(end.y);
-  body_ += "<text" + attribute("x", end.x) + attribute("y", end.y) +
-           attribute("text-anchor", std::string("end")) +
-           attribute("transform", "rotate(-90 " + place + ")") + ">" + escaped(text) + "</text>\n";
+void Drawing::upright_text(Point at, std::string_view text, Anchor anchor, const std::string& css) {
+  put_text(at, text, anchor, css, "rotate(-90 " + coordinate(at.x) + " " + coordinate(at.y) + ")");
+}
+
+void Drawing::put_text(Point at, std::string_view text, Anchor anchor, const std::string& css,
+                       const std::string& transform) {
+  constexpr const char* names[] = {"", "middle", "end"};
+  body_ += "<text" + attribute("x", at.x) + attribute("y", at.y) +
+           attribute("text-anchor", names[int(anchor)]) + attribute("class", css) +
+           attribute("transform", transform) + ">" + escaped(text) + "</text>\n";
 }
 
 double Drawing::paragraph(double top, const std::string& words, const std::string& css,

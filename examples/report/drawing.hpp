@@ -67,8 +67,9 @@ class Drawing {
   void text(Point at, std::string_view text, Anchor anchor = Anchor::start,
             const std::string& css = "");
 
-  // Text that is read from below and ends at the point.
-  void upright_text(Point end, std::string_view text);
+  // Text that is read from below.
+  void upright_text(Point at, std::string_view text, Anchor anchor = Anchor::end,
+                    const std::string& css = "");
 
   // Sets the text in lines over the whole width, the first with its top at `top`. Returns where the last one ends.
   double paragraph(double top, const std::string& text, const std::string& css = "",
@@ -77,6 +78,9 @@ class Drawing {
   [[nodiscard]] Picture finish(std::string name, std::string title, double height);
 
  private:
+  void put_text(Point at, std::string_view text, Anchor anchor, const std::string& css,
+                const std::string& transform);
+
   std::string body_;
 };
 

@@ -26,6 +26,11 @@ class Heat {
     return heat_colour(double(level) / (kLevels - 1));
   }
 
+  // Of a text on this level.
+  [[nodiscard]] static const char* ink_on(int level) {
+    return 2 * level < kLevels ? "on-dark" : "on-light";
+  }
+
   // Draws a bar of all colours with numbers below. Returns where it ends.
   double legend(Drawing& drawing, double top, const std::string& label) const {
     const double left = 24, right = kWidth - 24, step = (right - left) / kLevels;
@@ -69,6 +74,7 @@ class HeatDrawing {
                  bottom = corner_.y + height_ * double(map_.rows);
     drawing_.text({kMargin, corner_.y - 10}, map_.y_label);
     draw_cells(heat);
+    if (has_numbers_) write_numbers(heat);
     drawing_.rectangle(corner_, right - corner_.x, bottom - corner_.y, "frame");
     name_rows();
     const double below = name_columns(bottom);
@@ -82,7 +88,8 @@ class HeatDrawing {
  private:
   static constexpr double kOverlap =
       0.2;  // of neighbours, so that the background does not shine through
-  static constexpr double kNamedRow = 16, kWidestName = 150;
+  // Columns with an upright name or number are not narrower.
+  static constexpr double kNamedRow = 16, kWidestName = 150, kNarrowest = 13;
 
   void place_cells() {
     const double top = head_of(drawing_, map_.title) + kAxisName;
@@ -95,6 +102,31 @@ class HeatDrawing {
     width_ = height_ = size / count(std::max(map_.rows, map_.columns));
     if (!map_.row_names.empty()) height_ = kNamedRow;
     if (!map_.column_names.empty()) width_ = std::min(4 * kNamedRow, size / count(map_.columns));
+    has_numbers_ = !map_.row_names.empty() && width_ >= kNarrowest;
+    if (has_numbers_ && are_upright()) height_ = std::max(kNamedRow, widest_number() + 6);
+  }
+
+  [[nodiscard]] double widest_number() const {
+    double width = 0;
+    for (const double value : map_.values) width = std::max(width, text_width(label_text(value)));
+    return width;
+  }
+  [[nodiscard]] bool are_upright() const { return widest_number() + 4 > width_; }
+
+  void write_numbers(const Heat& heat) {
+    for (std::size_t r = 0; r < map_.rows; ++r)
+      for (std::size_t c = 0; c < map_.columns; ++c) {
+        const int level = level_at(heat, r, c);
+        if (level < 0) continue;
+        const std::string number = label_text(map_.values[r * map_.columns + c]);
+        const Point middle{corner_.x + (double(c) + 0.5) * width_,
+                           corner_.y + (double(r) + 0.5) * height_};
+        if (are_upright())
+          drawing_.upright_text({middle.x + 4, middle.y}, number, Anchor::middle,
+                                Heat::ink_on(level));
+        else
+          drawing_.text({middle.x, middle.y + 4}, number, Anchor::middle, Heat::ink_on(level));
+      }
   }
 
   [[nodiscard]] std::size_t every() const {
@@ -116,7 +148,7 @@ class HeatDrawing {
       return bottom + 15;
     }
     double longest = 0;
-    const auto each = std::size_t(std::max(1.0, std::ceil(13 / width_)));
+    const auto each = std::size_t(std::max(1.0, std::ceil(kNarrowest / width_)));
     for (std::size_t i = 0; i < map_.columns; i += each) {
       const std::string name = fitted(map_.column_names[i], kWidestName);
       drawing_.upright_text({middle(i) + 4, bottom + 5}, name);
@@ -157,6 +189,7 @@ class HeatDrawing {
   std::size_t left_out_ = 0;
   Point corner_;
   double width_ = 0, height_ = 0;  // of a cell
+  bool has_numbers_ = false;
 };
 
 class StripDrawing {

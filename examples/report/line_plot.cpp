@@ -32,7 +32,7 @@ class LineDrawing {
   [[nodiscard]] Picture run() {
     Range x_range(plot_.x.logarithmic), y_range(plot_.y.logarithmic);
     for (const Series& s : plot_.series)
-      for (std::size_t i = 0; i < s.x.size(); ++i) note(x_range, y_range, s.x[i], s.y[i]);
+      for (std::size_t i = 0; i < s.x.size(); ++i) note(x_range, y_range, s, i);
     for (const auto& [axis, range] : {std::pair(&plot_.x, &x_range), std::pair(&plot_.y, &y_range)})
       if (axis->from_zero && !axis->logarithmic) (void)range->include(0);
     const double top = head_of(drawing_, plot_.title) + kAxisName, bottom = top + height();
@@ -41,8 +41,8 @@ class LineDrawing {
                             kWidth - room_for_names());
     const double left = x(x.ticks().front());
     right_ = x(x.ticks().back());
-    drawing_.text({kMargin, top - 10}, plot_.y.label);
-    const double end = x_axis(drawing_, x, top, bottom, plot_.x.label);
+    drawing_.text({kMargin, top - 10}, text_of(plot_.y));
+    const double end = x_axis(drawing_, x, top, bottom, text_of(plot_.x));
     for (const double tick : y.ticks()) {
       drawing_.line({left, y(tick)}, {right_, y(tick)}, "grid");
       drawing_.text({left - 5, y(tick) + 4}, number_text(tick), Anchor::end);
@@ -58,6 +58,9 @@ class LineDrawing {
   static constexpr double kPlotHeight = 200, kWidestName = 150;
   static constexpr double kNameHeight = 14, kLeader = 20;
 
+  [[nodiscard]] static std::string text_of(const Axis& axis) {
+    return axis.label + (axis.logarithmic ? ", logarithmic" : "");
+  }
   [[nodiscard]] bool is_named() const { return plot_.series.size() > 1; }
   [[nodiscard]] std::string name_of(std::size_t i) const {
     return fitted(plot_.series[i].name, kWidestName);
@@ -81,13 +84,15 @@ class LineDrawing {
   }
 
   // Notes a point in both ranges, or, where one of its coordinates cannot be drawn, in none.
-  void note(Range& x_range, Range& y_range, double x, double y) {
-    if (!is_drawn(x, y)) {
+  void note(Range& x_range, Range& y_range, const Series& s, std::size_t n) {
+    if (!is_drawn(s.x[n], s.y[n])) {
       ++left_out_;
       return;
     }
-    (void)x_range.include(x);
-    (void)y_range.include(y);
+    (void)x_range.include(s.x[n]);
+    (void)y_range.include(s.y[n]);
+    if (const auto whisker = whisker_at(s.whiskers, n, plot_.y.logarithmic))
+      (void)(y_range.include(whisker->low) && y_range.include(whisker->high));
   }
   [[nodiscard]] bool is_drawn(double x, double y) const {
     Range x_alone(plot_.x.logarithmic), y_alone(plot_.y.logarithmic);
@@ -120,11 +125,19 @@ class LineDrawing {
       run.clear();
     };
     for (std::size_t n = 0; n < s.x.size(); ++n)
-      if (is_drawn(s.x[n], s.y[n]))
+      if (is_drawn(s.x[n], s.y[n])) {
         run.push_back({x(s.x[n]), y(s.y[n])});
-      else
+        if (const auto whisker = whisker_at(s.whiskers, n, plot_.y.logarithmic))
+          draw_whisker(run.back().x, y(whisker->low), y(whisker->high),
+                       colour("leader l", looks_[i]));
+      } else {
         put();
+      }
     put();
+  }
+  void draw_whisker(double x, double low, double high, const std::string& css) {
+    drawing_.line({x, low}, {x, high}, css);
+    for (const double end : {low, high}) drawing_.line({x - 3, end}, {x + 3, end}, css);
   }
 
   // Writes the names beside the ends of their lines, each with a thin line that leads to it.

@@ -74,6 +74,7 @@ enum class Look { page, light, dark };
          "svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
          "svg .leader{fill:none;stroke-width:1}"
          "svg .dash1{stroke-dasharray:7 3}svg .dash2{stroke-dasharray:2 2.5}"
+         "svg .on-dark{fill:#fff}svg .on-light{fill:#000}"
          "svg .cells{shape-rendering:crispEdges}svg .column{stroke-width:.6}";
 }
 
@@ -85,11 +86,22 @@ enum class Look { page, light, dark };
          "main{max-width:1248px;margin:0 auto}h1{font-size:22px;margin:8px 0}"
          "dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 12px;margin:0 0 16px}"
          "dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}"
+         ".tables{display:flex;flex-wrap:wrap;align-items:flex-start;gap:0 "
+         "32px}tr{break-inside:avoid}"
+         "table{border-collapse:collapse;margin:0 0 16px;font-size:13px;"
+         "font-variant-numeric:tabular-nums}"
+         "caption{text-align:left;font-weight:600}"
+         "th,td{text-align:left;white-space:nowrap;padding:1px 12px 1px 0;border-bottom:1px solid "
+         "var(--grid)}"
+         "th{color:var(--soft);font-weight:400}"
          ".pictures{columns:3 400px;column-gap:24px}"
          ".beside{column-span:all;display:flex;flex-wrap:wrap;gap:0 24px;padding-top:8px}"
          // One width for all pictures: their text is equally large.
          "figure{margin:0 0 28px;width:400px;max-width:100%;break-inside:avoid}"
-         "svg{display:block;width:100%;max-width:100%;height:auto}" +
+         "svg{display:block;width:100%;max-width:100%;height:auto}"
+         "@page{margin:12mm}@media print{body{padding:0}table{font-size:11px;break-inside:avoid}"
+         ".pictures{columns:2;column-gap:16px}"
+         "figure{width:auto;margin:0 0 16px}.beside figure{width:48%}}" +
          picture_style() + colour_style(Look::page);
 }
 
@@ -99,6 +111,20 @@ enum class Look { page, light, dark };
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + coordinate(kWidth) + " " +
          coordinate(picture.height) + "\" role=\"img\" aria-label=\"" + escaped(picture.title) +
          "\"" + attributes + ">\n" + inside + picture.body + "</svg>\n";
+}
+
+[[nodiscard]] std::string table_element(const Table& table) {
+  if (table.rows.empty()) return "";
+  const auto row_of = [](const std::vector<std::string>& cells, const std::string& kind) {
+    std::string row = "<tr>";
+    for (const std::string& cell : cells)
+      row += "<" + kind + ">" + escaped(cell) + "</" + kind + ">";
+    return row + "</tr>\n";
+  };
+  std::string text =
+      "<table>\n<caption>" + escaped(table.title) + "</caption>\n" + row_of(table.head, "th");
+  for (const std::vector<std::string>& row : table.rows) text += row_of(row, "td");
+  return text + "</table>\n";
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
@@ -130,6 +156,9 @@ std::string html_text(const Page& page) {
       text += "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>\n";
     text += "</dl>\n";
   }
+  text += "<div class=\"tables\">\n";
+  for (const Table& table : page.tables) text += table_element(table);
+  text += "</div>\n";
   text += "<div class=\"pictures\">\n";
   bool beside = false;
   for (const Picture& picture : page.pictures) {

@@ -12,10 +12,17 @@
 
 namespace heed_report {
 
+struct Table {
+  std::string title;
+  std::vector<std::string> head;
+  std::vector<std::vector<std::string>> rows = {};  // each as long as the head
+};
+
 struct Page {
   std::string title;
   std::vector<std::pair<std::string, std::string>> facts;  // name, value
   std::vector<Picture> pictures;
+  std::vector<Table> tables = {};  // above the pictures; none is shown that has no rows
 };
 
 [[nodiscard]] std::string html_text(const Page& page);

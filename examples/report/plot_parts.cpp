@@ -47,6 +47,15 @@ void Legend::add(const std::string& whole_name, std::size_t i) {
   x_ += width;
 }
 
+std::optional<Whisker> whisker_at(const std::vector<Whisker>& whiskers, std::size_t i,
+                                  bool logarithmic) {
+  if (i >= whiskers.size()) return {};
+  const Whisker& w = whiskers[i];
+  Range alone(logarithmic);
+  if (!alone.include(w.low) || !alone.include(w.high) || !(w.low < w.high)) return {};
+  return w;
+}
+
 double widest(const std::vector<double>& ticks) {
   double width = 0;
   for (const double tick : ticks) width = std::max(width, text_width(number_text(tick)));

@@ -3,7 +3,7 @@
 
 // What the kinds of plots share: colours, head and foot, the x axis, the legend.
 
-#include "drawing.hpp"
+#include "plots.hpp"
 #include "scale.hpp"
 
 namespace heed_report {
@@ -36,6 +36,10 @@ class Legend {
   Drawing& drawing_;
   double x_ = kMargin, y_;
 };
+
+// Number `i` of the whiskers, if there is one that the axis can show and that is longer than nothing.
+[[nodiscard]] std::optional<Whisker> whisker_at(const std::vector<Whisker>& whiskers, std::size_t i,
+                                                bool logarithmic = false);
 
 // The width of the widest number.
 [[nodiscard]] double widest(const std::vector<double>& ticks);

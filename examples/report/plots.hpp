@@ -10,14 +10,22 @@
 
 namespace heed_report {
 
+// A line from the lowest to the highest of the numbers that a value was made of. None is drawn where one of them is not
+// finite.
+struct Whisker {
+  double low = 0, high = 0;
+};
+[[nodiscard]] Whisker whisker_over(const std::vector<double>& numbers);
+
 struct Series {
   std::string name;
   std::vector<double> x, y;  // a y that is left out breaks the line
   bool marks = false;        // a dot at each point; points that stand alone have one anyway
+  std::vector<Whisker> whiskers = {};  // of the points; empty: none
 };
 
 struct Axis {
-  std::string label;  // with the unit
+  std::string label;  // with the unit; the plot adds that the axis is logarithmic
   bool logarithmic = false, from_zero = false;
   bool at_points = false;  // of x: the points' own places are the ticks, from two of them on
 };
@@ -30,13 +38,6 @@ struct LinePlot {
   std::vector<Series> series;
 };
 [[nodiscard]] Picture draw(const LinePlot& plot);
-
-// A line from the lowest to the highest of the numbers that a value was made of. None is drawn where one of them is not
-// finite.
-struct Whisker {
-  double low = 0, high = 0;
-};
-[[nodiscard]] Whisker whisker_over(const std::vector<double>& numbers);
 
 // Numbers of one kind, one for each label of the chart.
 struct Group {
@@ -62,7 +63,8 @@ struct HeatMap {
   std::vector<double> values;  // (rows, columns), the first row on top
   std::vector<bool> hidden =
       {};  // likewise, or empty: cells without a value, which are not left out
-  // A name for each row and each column, or empty: they are counted from 0 and the cells are squares.
+  // A name for each row and each column, or empty: they are counted from 0 and the cells are squares. Cells of named rows
+  // have their numbers in them, upright in narrow ones, unless they are narrower than a line is high.
   std::vector<std::string> row_names = {}, column_names = {};
 };
 [[nodiscard]] Picture draw(const HeatMap& map);

@@ -218,9 +218,10 @@ void print_table(const Options& o) {
   std::string text;
   for (const std::string& region : regions) text += (text.empty() ? "" : ", then ") + region;
   if (!text.empty()) std::printf("\nfastest: %s\n", text.c_str());
-  std::puts(
+  std::printf(
       "share: of the time in which the rank that computes longest computes; MiB: keys and values "
-      "of a rank");
+      "that a rank holds%s\n",
+      p.backward ? ", and their gradients" : "");
 }
 
 int run(int argc, char** argv, Ranks& ranks) {

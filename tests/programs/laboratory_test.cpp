@@ -13,6 +13,7 @@
 #include "heed_compare/student.hpp"
 #include "heed_compare/training_settings.hpp"
 #include "program/file_lock.hpp"
+#include "program/machine.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -385,4 +386,22 @@ TEST_CASE("One disturbed round of measurements does not choose the number of job
   CHECK(one.times == 1 / 0.8);
   CHECK(one.least == 0.25);
   CHECK(one.most == 2);
+}
+
+TEST_CASE("A machine is called by its class, others by vendor, family and model") {
+  const auto kind = [](const char* vendor, const char* family, const char* model,
+                       const char* flags) {
+    return heed_program::machine_kind(std::string("processor\t: 0\nvendor_id\t: ") + vendor +
+                                      "\ncpu family\t: " + family + "\nmodel\t\t: " + model +
+                                      "\nmodel name\t: A name\nflags\t\t: fpu " + flags +
+                                      "\n\nprocessor\t: 1\nvendor_id\t: Other\n");
+  };
+  CHECK(kind("AuthenticAMD", "25", "1", "sse2 avx avx2 vaes") == "Zen 3 (AVX2)");
+  CHECK(kind("AuthenticAMD", "25", "17", "sse2 avx avx2 avx512f avx512vl") == "Zen 4 (AVX-512)");
+  CHECK(kind("AuthenticAMD", "26", "2", "sse2 avx avx2 avx512f") == "Zen 5 (AVX-512)");
+  CHECK(kind("GenuineIntel", "6", "143", "sse2 avx avx2 avx512f") ==
+        "GenuineIntel family 6 model 143 (AVX-512)");
+  CHECK(kind("GenuineIntel", "6", "42", "sse2 avx") == "GenuineIntel family 6 model 42 (AVX)");
+  CHECK(heed_program::machine_kind("") == "unknown family unknown model unknown");
+  CHECK_FALSE(heed_program::this_machine().flags.empty());
 }

@@ -178,10 +178,12 @@ struct TextBox {
                                                           : anchor->second == "middle"
                                                               ? x - width / 2
                                                               : x - width;
-    if (e.attributes.contains("transform"))  // upright, and ends at the point
-      boxes.push_back({x - 0.74 * size, y, x + 0.2 * size, y + width, e.text});
-    else
+    if (e.attributes.contains("transform")) {  // upright
+      const double top = anchor->second == "middle" ? y - width / 2 : y;
+      boxes.push_back({x - 0.74 * size, top, x + 0.2 * size, top + width, e.text});
+    } else {
       boxes.push_back({left, y - 0.74 * size, left + width, y + 0.2 * size, e.text});
+    }
   }
   return boxes;
 }
@@ -245,12 +247,17 @@ class Draws {
   plot.x.logarithmic = draws.one_in(3);
   plot.x.at_points = draws.one_in(2);
   const double centre = draws.number(), width = std::pow(10.0, draws.real(-6, 1));
+  const bool whiskers = draws.one_in(2);
   const int points = draws.whole(1, 5), lines = draws.whole(1, draws.one_in(3) ? 45 : 9);
   for (int i = 0; i < lines; ++i) {
     Series series{draws.name(), {}, {}, draws.one_in(2)};
     for (int n = 0; n < points; ++n) {
       series.x.push_back(100 << n);
-      series.y.push_back(draws.one_in(20) ? kNaN : centre * (1 + width * draws.real(-0.5, 0.5)));
+      const double value = centre * (1 + width * draws.real(-0.5, 0.5));
+      series.y.push_back(draws.one_in(20) ? kNaN : value);
+      if (whiskers)
+        series.whiskers.push_back(
+            whisker_over({value, value * draws.real(0.5, 1), value * draws.real(1, 2)}));
     }
     plot.series.push_back(series);
   }
@@ -392,6 +399,38 @@ TEST_CASE("A point of a line plot lies where the ticks of its numbers lie") {
         "middle");  // of x: the first one in the text
   CHECK(says(xml, "A title"));
   CHECK(says(xml, "loss, nats"));
+}
+
+TEST_CASE("An axis that is logarithmic says so") {
+  LinePlot plot = plot_of({{"a", {1, 100}, {1, 10}}});
+  CHECK_FALSE(says(svg(draw(plot)), "logarithmic"));
+  plot.x.logarithmic = true;
+  CHECK(says(svg(draw(plot)), "step, logarithmic"));
+  CHECK_FALSE(says(svg(draw(plot)), "nats, logarithmic"));
+  plot.y.logarithmic = true;
+  CHECK(says(svg(draw(plot)), "loss, nats, logarithmic"));
+}
+
+TEST_CASE("Whiskers of a line's points reach from their lowest to their highest number") {
+  for (const bool logarithmic : {false, true}) {
+    LinePlot plot = plot_of({{"a", {0, 1, 2}, {10, 20, 40}}});
+    plot.y.logarithmic = logarithmic;
+    plot.series[0].whiskers = {whisker_over({8, 10, 50}), whisker_over({20}),
+                               whisker_over({40, kNaN})};
+    const Xml xml = svg(draw(plot));
+    const std::vector<Element> lines = xml.all("line", "l0");
+    REQUIRE(lines.size() == 3);  // one whisker and its two ends
+    const double ten = xml.text_of("10").number("y") - 4, fifty = xml.text_of("50").number("y") - 4;
+    const auto place = [&](double value) {
+      const auto along = [&](double v) { return logarithmic ? std::log(v) : v; };
+      return ten + (fifty - ten) * (along(value) - along(10)) / (along(50) - along(10));
+    };
+    CHECK(lines[0].number("y1") == Approx(place(8)).margin(0.03));
+    CHECK(lines[0].number("y2") == Approx(place(50)).margin(0.03));
+    CHECK(lines[0].number("x1") == lines[0].number("x2"));
+    CHECK(lines[1].number("y1") == lines[0].number("y1"));
+    CHECK(lines[2].number("y2") == lines[0].number("y2"));
+  }
 }
 
 TEST_CASE("A decade of a logarithmic axis has the same length everywhere") {
@@ -646,6 +685,32 @@ TEST_CASE("Rows and columns of a heat map stand beside their names, which cover 
   CHECK(column.attributes.at("transform").rfind("rotate(-90 ", 0) == 0);
 }
 
+TEST_CASE("Named rows of a heat map have their numbers in their cells, in ink that can be read") {
+  HeatMap map{"h", "t", "", "task", "variant", "share", 2, 2, {0.25, 1, 0.5, kNaN}};
+  map.row_names = {"first", "second"};
+  map.column_names = {"a", "b"};
+  const Xml wide = svg(draw(map));
+  CHECK(wide.text_of("0.25").is("on-dark"));
+  CHECK(wide.text_of("1.00").is("on-light"));
+  CHECK(wide.text_of("0.25").number("x") == Approx(wide.text_of("0.50").number("x")));
+  CHECK(wide.text_of("1.00").number("y") == Approx(wide.text_of("first").number("y")));
+  CHECK_FALSE(wide.text_of("1.00").attributes.contains("transform"));
+  CHECK(wide.all("text", "on-dark").size() + wide.all("text", "on-light").size() == 3);
+  // Upright where a cell is as narrow as a name.
+  map.columns = 16;
+  map.column_names.assign(16, "a");
+  map.values.assign(32, 0.25);
+  map.values[5] = 0.75;
+  const Xml narrow = svg(draw(map));
+  CHECK(narrow.text_of("0.75").attributes.at("transform").starts_with("rotate(-90 "));
+  CHECK(narrow.text_of("0.75").number("y") == Approx(narrow.text_of("first").number("y") - 4));
+  map.columns = 40;
+  map.column_names.assign(40, "a");
+  map.values.assign(80, 0.25);
+  CHECK(svg(draw(map)).all("text", "on-dark").empty());
+  CHECK(svg(draw(HeatMap{"h", "t", "", "", "", "", 1, 2, {0, 1}})).all("text", "on-dark").empty());
+}
+
 TEST_CASE("A strip shows each character below its column") {
   TextStrip strip{"s", "t", "", "steps", "tension", {}, {}, {}};
   for (int i = 0; i < 40; ++i) {
@@ -689,6 +754,28 @@ TEST_CASE("A page is well-formed, carries all pictures and needs nothing else") 
     rest.erase(rest.find(own), own.size());
   CHECK(rest.find("http") == std::string::npos);
   CHECK(rest.find("url(") == std::string::npos);
+}
+
+TEST_CASE("Tables of a page have a caption, a head and rows; without rows they are not there") {
+  Page page{"t", {}, {}, {{"Loss < 1", {"variant", "loss"}, {}}}};
+  CHECK(Xml(html_text(page)).all("table").empty());
+  page.tables[0].rows = {{"sdpa", "0.5"}, {"dar & co", "0.4"}};
+  const Xml xml(html_text(page));
+  CHECK(xml.all("caption").at(0).text == "Loss < 1");
+  CHECK(xml.all("tr").size() == 3);
+  REQUIRE(xml.all("th").size() == 2);
+  CHECK(xml.all("th")[1].text == "loss");
+  REQUIRE(xml.all("td").size() == 4);
+  CHECK(xml.all("td")[2].text == "dar & co");
+  CHECK(xml.all("td")[3].text == "0.4");
+}
+
+TEST_CASE("On paper pictures stand in columns, as wide as these") {
+  const std::string html = html_text(Page{"t", {}, {draw(plot_of({}))}});
+  const std::size_t print = html.find("@media print{");
+  REQUIRE(print != std::string::npos);
+  CHECK(html.find(".pictures{columns:2", print) != std::string::npos);
+  CHECK(html.find("figure{width:auto", print) != std::string::npos);
 }
 
 TEST_CASE("A picture in a file of its own has colours for light and for dark surroundings") {

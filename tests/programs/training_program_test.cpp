@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <regex>
+#include <set>
 #include <sstream>
 
 using namespace heed_test;
@@ -296,6 +297,98 @@ TEST_CASE("Differences to the baseline have intervals and a verdict") {
   const Json one = Json::parse(shell.done(kSmall + "--task parity:len=6 --json -").out);
   CHECK(one.at("differences").at(0).at("verdict") == "unknown");
   CHECK(one.at("differences").at(0).at("low").is_null());
+}
+
+TEST_CASE("One seed has no spread, several have") {
+  const Shell shell;
+  const std::string command = kSmall + "--task parity:len=6 ";
+  const Result one = shell.done(command), two = shell.done(command + "--seeds 2");
+  CHECK(one.out.find("+-") == std::string::npos);
+  CHECK(std::regex_search(one.out,
+                          std::regex("\nsdpa +\\d+ +\\d+  \\d\\.\\d{4} +0\\.\\d{4} +\\d+\n")));
+  CHECK(one.out.find("standard deviations") == std::string::npos);
+  CHECK(std::regex_search(two.out,
+                          std::regex("\nsdpa +\\d+ +\\d+  \\d\\.\\d{4} \\+- \\d\\.\\d{4} ")));
+  CHECK(two.out.find("; means and standard deviations over seeds\n") != std::string::npos);
+}
+
+TEST_CASE("Losses have one unit, and scores say of how many answers they are") {
+  const Shell shell;
+  const Result result =
+      shell.done(kSmall +
+                 "--task flip-flop:len=12,text --text text.txt --len 16 --seeds 2 "
+                 "--json a.json --report pages");
+  CHECK(result.out.find("11 positions; loss in nats per answer\n") != std::string::npos);
+  CHECK(result.out.find("16 positions; loss in nats per token\n") != std::string::npos);
+  CHECK(read(shell.path("pages/training_loss_flip-flop.svg")).find("nats per token") ==
+        std::string::npos);
+  CHECK(read(shell.path("pages/validation_loss_text.svg")).find("nats per token") !=
+        std::string::npos);
+  std::map<std::string, std::set<int>> answers;  // of a task's test
+  const Json json = Json::parse(read(shell.path("a.json")));
+  for (const Json& record : json.at("records"))
+    answers[record.at("task").get<std::string>().substr(0, 4) + " " +
+            record.at("test").get<std::string>()]
+        .insert(record.at("answers").get<int>());
+  const auto count = [&](const std::string& test) {
+    REQUIRE(answers.at(test).size() == 1);
+    return std::to_string(*answers.at(test).begin());
+  };
+  const std::string same = "; the same ones for all seeds and variants\n";
+  CHECK(result.out.find("answers of each score: held out " + count("flip held out") + ", sparse " +
+                        count("flip sparse") + ", dense " + count("flip dense") + same) !=
+        std::string::npos);
+  CHECK(result.out.find("tokens of each score: held out " + count("text held out") + same) !=
+        std::string::npos);
+  CHECK(read(shell.path("pages/accuracy_flip-flop.svg")).find(count("flip held out")) !=
+        std::string::npos);
+}
+
+TEST_CASE("A sweep whose best rate lies at an edge says so") {
+  const Shell shell;
+  const std::string command = std::regex_replace(kSmall, std::regex("--train 4"), "--train 60") +
+                              "--task memorise:len=8,vocabulary=6 --sweep lr=";
+  const auto out = [&](const std::string& rates) {
+    return shell.done(std::regex_replace(command, std::regex("sdpa,dar"), "sdpa") + rates).out;
+  };
+  CHECK(out("1e-9,1e-2").find("\n    the largest of --sweep; larger ones may do better\n") !=
+        std::string::npos);
+  CHECK(out("1e-2,1e5").find("\n    the smallest of --sweep; smaller ones may do better\n") !=
+        std::string::npos);
+  CHECK(out("1e-9,1e-2,1e5").find("of --sweep;") == std::string::npos);
+}
+
+TEST_CASE("A text that is not UTF-8 is read as bytes, and the report says which and why") {
+  const Shell shell;
+  const std::string command = kSmall + "--text bytes.txt --len 16 ",
+                    why = "byte 0 of 400 is not UTF-8, it has the value 255)";
+  CHECK(shell.done(command).out.find("vocabulary 256, bytes (--text bytes.txt: " + why) !=
+        std::string::npos);
+  CHECK(shell.done(kSmall + "--text text.txt --then bytes.txt --len 16")
+            .out.find("vocabulary 256, bytes (--then bytes.txt: " + why) != std::string::npos);
+  CHECK(shell.done(kSmall + "--text text.txt --len 16").out.find("bytes") == std::string::npos);
+}
+
+TEST_CASE("A page has the scores, differences, intervals and verdicts of the terminal") {
+  const Shell shell;
+  const Result result =
+      shell.done(std::regex_replace(kSmall, std::regex("sdpa,dar"), "sdpa,intent") +
+                 "--task parity:len=6,induction:len=10 --seeds 3 --report pages");
+  const std::string page = read(shell.path("pages/report.html"));
+  std::size_t differences = 0;
+  for (const std::string& line : lines_of(result.out)) {
+    std::smatch found;
+    if (!std::regex_search(line, found, std::regex("([+-]\\S+ \\[\\S+ \\S+\\])  (.+)$"))) continue;
+    ++differences;
+    CHECK(page.find("<td>" + found[1].str() + "</td><td>" + found[2].str() + "</td>") !=
+          std::string::npos);
+  }
+  CHECK(differences == 1 + 4);  // of parity, tests of 2, 4 and 8 times the length
+  CHECK(page.find("difference in accuracy to sdpa, mean and 95 % interval") != std::string::npos);
+  CHECK(read(shell.path("pages/accuracy_by_task.svg")).find("class=\"on-") != std::string::npos);
+  // The intent of this setting can be calculated from queries, keys and values: what rounding leaves is no picture.
+  CHECK(shell.files("pages").count("measure_intent_distance_parity.svg") == 0);
+  CHECK(shell.files("pages").count("measure_mean_gate_parity.svg") == 1);
 }
 
 TEST_CASE("Several tasks make one table, one JSON and one page") {

@@ -178,19 +178,21 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, const Chose
 class RowSpace {
  public:
   // The part of the row that is orthogonal to the space. It is projected twice: what rounding leaves inside of the
-  // space after the first pass goes with the second.
+  // space after the first pass goes with the second. A rest that is itself but rounding is 0.
   [[nodiscard]] std::vector<double> outside(std::vector<double> row) const {
+    const double whole = dot(row, row);
     for (int pass = 0; pass < 2; ++pass)
       for (const std::vector<double>& axis : axes_) {
         const double along = dot(axis, row);
         for (std::size_t c = 0; c < row.size(); ++c) row[c] -= along * axis[c];
       }
+    if (dot(row, row) <= 1e-20 * whole) row.assign(row.size(), 0.0);
     return row;
   }
   void add(const std::vector<double>& row) {
     std::vector<double> rest = outside(row);
     const double norm = std::sqrt(dot(rest, rest));
-    if (norm <= 1e-10 * std::sqrt(dot(row, row))) return;
+    if (norm == 0) return;
     for (double& x : rest) x /= norm;
     axes_.push_back(std::move(rest));
   }

@@ -2,19 +2,21 @@
 #include "machine.hpp"
 
 #include <fstream>
+#include <sstream>
 #include <thread>
 
-namespace compare {
+namespace heed_program {
 
 namespace {
 
-[[nodiscard]] std::string processor_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.rfind("model name", 0) != 0) continue;
-    const std::size_t start = line.find_first_not_of(" \t", line.find(':') + 1);
-    if (line.find(':') != std::string::npos && start != std::string::npos)
-      return line.substr(start);
+// Of the first processor in the text of /proc/cpuinfo; "unknown" where it is not there.
+[[nodiscard]] std::string field_of(const std::string& cpuinfo, const std::string& name) {
+  std::istringstream lines(cpuinfo);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t colon = line.find(':'), end = line.find_last_not_of(" \t", colon - 1),
+                      start = line.find_first_not_of(" \t", colon + 1);
+    if (colon == std::string::npos || start == std::string::npos) continue;
+    if (line.substr(0, end + 1) == name) return line.substr(start);
   }
   return "unknown";
 }
@@ -103,9 +105,30 @@ const char* missing_instruction_set() {
   return nullptr;
 }
 
-Machine this_machine() {
-  const unsigned cores = std::thread::hardware_concurrency();
-  return {processor_name(), compiler_name(), compile_flags(), cores > 0 ? int(cores) : 1};
+std::string machine_kind(const std::string& cpuinfo) {
+  const std::string vendor = field_of(cpuinfo, "vendor_id"),
+                    family = field_of(cpuinfo, "cpu family"),
+                    flags = " " + field_of(cpuinfo, "flags") + " ";
+  const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
+  const bool wide = has(" avx512f ");
+  const std::string widest = wide             ? " (AVX-512)"
+                             : has(" avx2 ")  ? " (AVX2)"
+                             : has(" avx ")   ? " (AVX)"
+                             : has(" sse2 ")  ? " (SSE2)"
+                             : has(" asimd ") ? " (NEON)"
+                                              : "";
+  // Zen 4 shares its family with Zen 3, which has no AVX-512.
+  if (vendor == "AuthenticAMD" && family == "25") return (wide ? "Zen 4" : "Zen 3") + widest;
+  if (vendor == "AuthenticAMD" && family == "26") return "Zen 5" + widest;
+  return vendor + " family " + family + " model " + field_of(cpuinfo, "model") + widest;
 }
 
-}  // namespace compare
+Machine this_machine() {
+  const unsigned cores = std::thread::hardware_concurrency();
+  std::ostringstream info;
+  info << std::ifstream("/proc/cpuinfo").rdbuf();
+  return {field_of(info.str(), "model name"), machine_kind(info.str()), compiler_name(),
+          compile_flags(), cores > 0 ? int(cores) : 1};
+}
+
+}  // namespace heed_program
