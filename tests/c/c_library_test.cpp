@@ -453,8 +453,7 @@ TEST_CASE("rows that halt by learnt probabilities give steps to C", "[c]") {
   heed_saved_free(saved);
 }
 
-TEST_CASE("gradients of parameters may be of any floats, and that of a number without axes",
-          "[c]") {
+TEST_CASE("gradients of parameters may be of any floats, and stand apart from tangents", "[c]") {
   Tensors tensors;
   const std::vector<float> x{0.5F, -1, 2, 0.25F, 1, -0.5F}, grad_out{1, -2, 3, 0.5F, 1, 2};
   std::vector<float> out(6);
@@ -485,9 +484,33 @@ TEST_CASE("gradients of parameters may be of any floats, and that of a number wi
   narrow.data = &rounded;
   narrow.dtype = {kDLBfloat, 16, 1};
   into(&narrow);
-  heed_saved_free(saved);
   CHECK(wanted != 0);
   CHECK(float(rounded) == float(bfloat16(wanted)));
+
+  std::vector<float> moving(6, 1.0F);
+  const auto refused = [&](const heed_parameter& direction, float* gradient) {
+    const heed_parameter target{"strength", tensors.of_axes(gradient, {1}), nullptr, 0};
+    auto along = sized<heed_tangents>();
+    along.query = tensors.of_axes(moving.data(), {3, 2});
+    along.parameters = &direction;
+    along.parameter_count = 1;
+    auto to = sized<heed_gradients>();
+    to.parameters = &target;
+    to.parameter_count = 1;
+    const int status = heed_hvp(&call, saved, outputs.out, from.out, &along, nullptr, &to);
+    return std::string(status == heed_invalid ? heed_last_error() : "no");
+  };
+  const heed_parameter one{"strength", tensors.of_axes(&strength, {1}), nullptr, 0},
+      other{"strength", tensors.of_axes(&wanted, {1}), nullptr, 0};
+  float room = 0;
+  CHECK(refused(one, &room) == "no");
+  CHECK(refused({"iterations", nullptr, nullptr, 1}, &room) ==
+        "heed::hvp(dar): iterations is not learnt, it has no tangent");
+  CHECK(refused(other, &wanted) ==
+        "heed::hvp(dar): the gradient of strength overlaps the tangent of strength");
+  CHECK(refused(one, &moving[1]) ==
+        "heed::hvp(dar): the gradient of strength overlaps the tangent of query");
+  heed_saved_free(saved);
 }
 
 TEST_CASE("C refuses in the sentences of C++", "[c]") {

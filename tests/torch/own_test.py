@@ -33,6 +33,8 @@ def main():
     for name, a, b in zip(("query", "key", "value", "slope"), torch.autograd.grad(got, inputs, weight),
                           torch.autograd.grad(want, inputs, weight)):
         assert (a - b).abs().max() < 1e-11, f"the gradient of {name} differs from that of its formula"
+    call = lambda *tensors: torch.ops.heed.recency(*tensors[:3], slope=tensors[3], causal=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True, check_fwd_over_rev=True)
     assert torch.ops.heed.sdpa(q, k, v).shape == want.shape  # heed's own library lives beside it
     # What cannot be made into a library is said in one sentence.
     capitals = pathlib.Path(folder) / "Recency.hpp"

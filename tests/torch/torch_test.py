@@ -176,6 +176,7 @@ class Operators(unittest.TestCase):
         weights = lambda x: f.scores(x, k, 0).exp()  # torch.softmax has no tangents of gradients everywhere
         theirs = lambda x: (weights(x) @ v / weights(x).sum(-1, keepdim=True)).square().sum()
         t = transforms
+        one = torch.ones((), dtype=double)
         inner = lambda loss: lambda x: t.grad(loss)(x).square().sum()
         for name, of in {
             "grad": lambda loss: t.grad(loss)(q),
@@ -184,6 +185,8 @@ class Operators(unittest.TestCase):
             "jvp of grad": lambda loss: t.jvp(t.grad(loss), (q,), (v,))[1],
             "grad of jvp": lambda loss: t.grad(lambda x: t.jvp(loss, (x,), (v,))[1])(q),
             "hessian": lambda loss: t.hessian(loss)(q),
+            "grad of jvp of vjp": lambda loss: t.grad(
+                lambda e: t.jvp(lambda g: t.vjp(loss, q)[1](g)[0].square().sum(), (one,), (e,))[1])(one),
             "vmap": lambda loss: t.vmap(loss)(torch.stack([q, 2 * q])),
             "grads of samples": lambda loss: t.vmap(t.grad(loss))(torch.stack([q, 2 * q])),
         }.items():
@@ -241,6 +244,7 @@ class Operators(unittest.TestCase):
     def test_two_axes(self):
         q, k, v = (x.detach()[0, 0].requires_grad_() for x in inputs("sdpa"))
         out = torch.ops.heed.sdpa(q, k, v, causal=True)
+        self.assertEqual(out.shape, q.shape)
         self.assertLess(apart(out, f.sdpa(q, k, v, causal_mask())), 1e-12)
         self.assertEqual(torch.autograd.grad(out.sum(), k, retain_graph=True)[0].shape, k.shape)
         # What no stride of a tensor fits is copied.

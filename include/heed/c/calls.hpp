@@ -113,13 +113,16 @@ void check_apart(const Request<Real>& request, const HvpRequest<Real>& from) {
                                              from.parameters, from.parameter_count});
   require_apart(from.along.parameters, from.along.parameter_count, "the tangent of ",
                 detail::memory_of(from.to), where);
-  const auto apart_from = [&](const std::string& input, const auto& tangent) {
+  const auto apart_from = [&](const std::string& input, const MemoryView& tangent) {
     const std::string name = "the tangent of " + input;
-    const detail::NamedMemory read[] = {detail::named_memory(name.c_str(), tangent)};
+    const detail::NamedMemory read[] = {{name.c_str(), true, tangent, {}}};
     require_apart(from.parameters, from.parameter_count, "the gradient of ", read, where);
   };
   detail::for_each_operand(from.along.inputs, from.along.inputs.bias, apart_from);
   apart_from("grad_out", from.grad_out_tangent);
+  for (std::size_t n = 0; n < from.along.parameter_count; ++n)
+    if (const heed_parameter& one = from.along.parameters[n]; one.tensor != nullptr)
+      apart_from(one.name, SmallTensor(*one.tensor, where).memory());
 }
 
 // One variant of the list.
@@ -195,13 +198,9 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
       Op op = op_of(request), to_op;
       const Op direction = direction_of(op, request, from.along);
       const bool learns = from.parameter_count > 0;
-      std::vector<heed_parameter> read(request.parameters,
-                                       request.parameters + request.parameter_count);
-      read.insert(read.end(), from.along.parameters,
-                  from.along.parameters + from.along.parameter_count);
       Entries<Real> entries = entries_of(op);
-      check_targets(entries, from.parameters, from.parameter_count, read.data(), read.size(),
-                    "gradient", request.where);
+      check_targets(entries, from.parameters, from.parameter_count, request.parameters,
+                    request.parameter_count, "gradient", request.where);
       check_apart(request, from);
       heed::hvp(op, request.in, mask_of_call(request), from.saved, from.out, from.grad_out,
                 from.along.inputs, from.grad_out_tangent, from.to, learns ? &to_op : nullptr,
