@@ -14,6 +14,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -65,14 +66,20 @@ inline std::atomic<pid_t> process_with_threads{0};
   if (workers <= started) return workers;
   std::atomic<bool> done{false};
   std::vector<std::thread> others;
+  const auto end_all = [&] {
+    done = true;
+    done.notify_all();
+    for (std::thread& other : others) other.join();
+  };
   try {
     others.reserve(std::size_t(workers - 1));
     while (int(others.size()) < workers - 1) others.emplace_back([&done] { done.wait(false); });
-  } catch (const std::exception&) {  // of no more threads, or no more memory
+  } catch (const std::system_error&) {  // there are no more threads
+  } catch (...) {
+    end_all();
+    throw;
   }
-  done = true;
-  done.notify_all();
-  for (std::thread& other : others) other.join();
+  end_all();
   return started = 1 + int(others.size());
 }
 
