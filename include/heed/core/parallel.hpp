@@ -109,8 +109,8 @@ inline std::atomic<pid_t> process_with_threads{0};
 struct Abandoned {};
 
 // Runs body(worker) once on each of `workers` threads, or of fewer where no more can be had. The first exception stops no
-// other worker; it is rethrown after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
-// called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
+// other worker; it is rethrown after all have returned. Where workers wait for each other at Turnstiles, release() must
+// abandon() these: it is called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
 inline void run_workers(
     int workers, FunctionRef<int> body, [[maybe_unused]] FunctionRef<> release = [] {}) {
   if (workers <= 1) {
