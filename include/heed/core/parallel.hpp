@@ -14,6 +14,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -65,14 +66,20 @@ inline std::atomic<pid_t> process_with_threads{0};
   if (workers <= started) return workers;
   std::atomic<bool> done{false};
   std::vector<std::thread> others;
+  const auto end_all = [&] {
+    done = true;
+    done.notify_all();
+    for (std::thread& other : others) other.join();
+  };
   try {
     others.reserve(std::size_t(workers - 1));
     while (int(others.size()) < workers - 1) others.emplace_back([&done] { done.wait(false); });
-  } catch (const std::exception&) {  // of no more threads, or no more memory
+  } catch (const std::system_error&) {  // there are no more threads
+  } catch (...) {
+    end_all();
+    throw;
   }
-  done = true;
-  done.notify_all();
-  for (std::thread& other : others) other.join();
+  end_all();
   return started = 1 + int(others.size());
 }
 
@@ -102,8 +109,8 @@ inline std::atomic<pid_t> process_with_threads{0};
 struct Abandoned {};
 
 // Runs body(worker) once on each of `workers` threads, or of fewer where no more can be had. The first exception stops no
-// other worker; it is rethrown after all have returned. Where workers wait for each other at Turnstiles, release() must abandon() these: it is
-// called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
+// other worker; it is rethrown after all have returned. Where workers wait for each other at Turnstiles, release() must
+// abandon() these: it is called for each worker that throws, and the Abandoned that it throws in the others is not rethrown.
 inline void run_workers(
     int workers, FunctionRef<int> body, [[maybe_unused]] FunctionRef<> release = [] {}) {
   if (workers <= 1) {
