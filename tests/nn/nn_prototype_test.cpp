@@ -153,6 +153,23 @@ std::vector<double> train(Model& model, nn::AdamW<double>& optimiser, Index firs
 
 }  // namespace
 
+TEST_CASE("The winner of a row is an index: no mean of it is told") {
+  const auto names = [](const std::string& variant) {
+    const auto layer = nn::attention_by_name<double>(variant, kWidth, 2, 0, 3, 1);
+    nn::Context<double> c;
+    nn::Matrix<double> wide(4, kWidth), y(4, kWidth);
+    for (Index i = 0; i < 4 * kWidth; ++i) wide.view().data[i] = std::sin(double(i));
+    layer->forward(c, 1, wide.view(), y.view());
+    std::vector<std::string> means, tokens;
+    for (const auto& [name, mean] : layer->diagnostics()) means.push_back(name);
+    for (const auto& numbers : layer->token_diagnostics()) tokens.push_back(numbers.name);
+    CHECK(means == tokens);
+    return means;
+  };
+  CHECK(names("prototype").empty());
+  CHECK(names("ode-equilibrium") == std::vector<std::string>{"residual"});
+}
+
 TEST_CASE("A layer without prototypes yet is plain attention") {
   Layer layer = some_layer(four_heads(), some_memory());
   nn::ProjectedAttention<heed::ScaledDot<double>> plain(four_heads(), {}, heed::causal<double>());

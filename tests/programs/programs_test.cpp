@@ -728,6 +728,9 @@ TEST_CASE("heed_bench refuses what it cannot use, and its file has the documente
   if (!HEED_HAS_BENCH) return;
   const Shell shell;
   shell.refuses("heed_bench --nope", "--nope");
+  shell.refuses("heed_bench --benchmark_filtr=dar", "; did you mean --benchmark_filter?\n");
+  if (!HEED_HAS_ZOO)
+    shell.refuses("heed_bench --benchmark_filter=^zoo:sink", "this build has no zoo");
   shell.refuses("heed_bench --tune --benchmark_filter=dar", "--tune");
   shell.refuses("heed_bench --benchmark_format=nope", "\"nope\"");
   shell.refuses("heed_bench --benchmark_repetitions=-1", "\"-1\"");

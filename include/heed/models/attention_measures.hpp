@@ -62,6 +62,7 @@ template <class Op>
   const double rows = double(chosen.count(batch) * g.heads);
   std::vector<Measure> means;
   for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
+    if (!layer.stage.has_mean(d)) continue;
     double sum = 0;
     for (Index b = 0; b < batch; ++b)
       for (Index h = 0; h < g.heads; ++h)
@@ -295,8 +296,6 @@ template <class Op>
     if (chosen.count(sequences) == 0) return {};
   }
   std::vector<Measure> measures = detail::row_means(layer, batch, chosen);
-  std::erase_if(measures,
-                [](const Measure& m) { return m.first == "winner"; });  // an index has no mean
   const auto problem = detail::last_problem(layer, batch, sequences);
   detail::measure_steps(layer, batch, problem.geometry.len_q, chosen, measures);
   const auto op = reference::cast_whole_op<double>(layer.stage.op);

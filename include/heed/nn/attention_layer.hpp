@@ -115,7 +115,7 @@ class AttentionLayer {
          ", the layer has none; its steps have no probabilities that a prior could draw near");
   }
 
-  // Names and means over tokens of the numbers that the last forward() reported.
+  // Names and means over tokens of the numbers that the last forward() reported, without indices, which have no mean.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
@@ -212,6 +212,15 @@ class OpStage {
   // Of the last forward(), (batch, heads, len, step_columns of the readout); empty where the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
 
+  // False for those of the op's reports that are indices.
+  [[nodiscard]] static bool has_mean(std::size_t report) {
+    using Normaliser = typename Op::NormaliserType;
+    using Readout = typename Op::ReadoutType;
+    const int own = int(report) - Normaliser::diagnostics;
+    return own < 0 ? !Normaliser::diagnostic_is_index(int(report))
+                   : !Readout::diagnostic_is_index(own);
+  }
+
   // See AttentionLayer::token_diagnostics().
   [[nodiscard]] std::vector<TokenNumbers> token_diagnostics() const {
     std::vector<TokenNumbers> all;
@@ -227,7 +236,7 @@ class OpStage {
       all.push_back(std::move(numbers));
     };
     for (std::size_t d = 0; d < saved_.diagnostics.size(); ++d)
-      add(saved_.diagnostic_names[d], saved_.diagnostics[d]);
+      if (has_mean(d)) add(saved_.diagnostic_names[d], saved_.diagnostics[d]);
     if (!steps_.empty() && op.readout.steps_are_time()) add("steps", steps_);
     return all;
   }

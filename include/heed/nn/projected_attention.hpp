@@ -254,6 +254,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     std::vector<std::pair<std::string, double>> means;
     const Saved<Real>& saved = stage.saved();
     for (std::size_t d = 0; d < saved.diagnostic_names.size(); ++d) {
+      if (!stage.has_mean(d)) continue;
       double sum = 0;
       for (const Real x : saved.diagnostics[d]) sum += double(x);
       means.emplace_back(saved.diagnostic_names[d],

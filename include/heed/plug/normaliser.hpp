@@ -20,6 +20,7 @@
 //   parameters                             names its parameters and options (plug/parameters.hpp)
 //   maps                             1     score maps per output head, at most kMostMaps (8)
 //   diagnostics, diagnostic_name(i)  0     numbers per row that it reports
+//   diagnostic_is_index(i)       false     report i is an index: it has no mean over rows
 //   uses_extra                   false     reads the op's extra input, one number per row
 //   query_inputs, key_inputs         0     numbers of tokens that it reads (plug/token_inputs.hpp): block.query_inputs and
 //                                          block.key_inputs, adds to block.dquery_inputs and block.dkey_inputs
@@ -174,6 +175,7 @@ struct NormaliserDefaults {
   static constexpr bool uses_extra = false, uses_query = false, counts_visible = false;
   static constexpr bool differentiates_lse = false;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
+  [[nodiscard]] static bool diagnostic_is_index(int) { return false; }
   [[nodiscard]] Source source(const Geometry& g, Index h, int) const { return whole_head(g, h); }
   [[nodiscard]] Index query_heads(Index heads) const { return heads; }
   template <class S>

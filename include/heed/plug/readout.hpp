@@ -34,6 +34,7 @@
 //                                           numbers they are of each row; steps_are_time(), true: they are the time that it
 //                                           takes
 //   diagnostics, diagnostic_name(i)   0     numbers per row that it reports
+//   diagnostic_is_index(i)        false     report i is an index: it has no mean over rows
 //   gates                         false     its answer to mixed rows of ones is a gate, which reports show
 //   rehearses                     false     may ask for a rehearsal: see below
 //   check(geometry, where), keep_jointly()  see plug/parameters.hpp
@@ -138,6 +139,7 @@ struct PlainReadout {
   static constexpr bool uses_score = false, gates = false, rehearses = false, counts_steps = false;
   static constexpr int diagnostics = 0, query_inputs = 0;
   [[nodiscard]] static const char* diagnostic_name(int) { return ""; }
+  [[nodiscard]] static bool diagnostic_is_index(int) { return false; }
   [[nodiscard]] static const char* extra_name() { return "extra"; }
   [[nodiscard]] Index extra_dim(const Geometry&) const { return 0; }
   [[nodiscard]] Index work_rows(const Geometry&, bool) const { return 0; }

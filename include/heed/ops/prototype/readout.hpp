@@ -151,6 +151,7 @@ struct PlainPrototypeReadout : PlainReadout {
   static constexpr bool saves_mixed = true, uses_query = true;
   static constexpr int diagnostics = 1;
   [[nodiscard]] static const char* diagnostic_name(int) { return "winner"; }
+  [[nodiscard]] static bool diagnostic_is_index(int) { return true; }
 };
 
 template <class Real>
