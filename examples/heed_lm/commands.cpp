@@ -5,11 +5,11 @@
 #include "json_fields.hpp"
 #include "open_model.hpp"
 #include "resume.hpp"
+#include "run_memory.hpp"
 #include "run_report.hpp"
 #include "shared_batch.hpp"
 
 #include "../program/file_lock.hpp"
-#include "../program/memory.hpp"
 #include "../program/program.hpp"
 #include "../program/progress.hpp"
 #include "../tasks/task_list.hpp"
@@ -155,46 +155,6 @@ void take_alone(heed_program::FileLock& lock, const std::string& out) {
       throw heed_program::UsageError("--out " + out + ": another run writes it, " + lock.holder());
     return 0;
   });
-}
-
-// The tokens of a step that this rank computes, at the least: examples of --instructions may be short.
-[[nodiscard]] double step_tokens(const TrainCommand& command, const Run& run,
-                                 const heed_program::Ranks& ranks) {
-  const Index len = command.data.instructions.empty() ? task_len(command.data) : 1;
-  return double(run.train.batch) * double(len) / ranks.count();
-}
-
-// What a step needs, by the options that say so.
-[[nodiscard]] std::string memory_sentence(const TrainCommand& command, const Run& run,
-                                          const heed_program::Ranks& ranks) {
-  using heed_program::gib_text;
-  const ModelConfig& c = run.config;
-  const LeastBytes least = least_bytes(c, step_tokens(command, run, ranks), true);
-  return heed::detail::sentence(
-      "training needs ", gib_text(least.all()), " of memory at the least: ", gib_text(least.tokens),
-      " for the tokens of a step (--batch ", run.train.batch, ", --len ", command.data.len,
-      ") and ", gib_text(least.weights), " for ", c.variant, " with its moments (--width ", c.width,
-      ", --depth ", c.depth, ", ", c.vocabulary, " tokens in the vocabulary)");
-}
-
-// f(), which may say that there is not enough memory, in these words.
-template <class F>
-auto within_memory(const TrainCommand& command, const Run& run, const heed_program::Ranks& ranks,
-                   F&& f) {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    throw std::runtime_error("there is not enough memory; " + memory_sentence(command, run, ranks));
-  }
-}
-// Throws UsageError where a step of this run needs more memory than this process may use; a run that needs a little less may
-// still fail, as what each variant adds is not counted.
-void require_memory(const TrainCommand& command, const Run& run, const heed_program::Ranks& ranks) {
-  const double limit = heed_program::memory_limit();
-  const LeastBytes least = least_bytes(run.config, step_tokens(command, run, ranks), true);
-  if (least.all() <= limit) return;
-  throw heed_program::UsageError(memory_sentence(command, run, ranks) + ", this process may use " +
-                                 heed_program::gib_text(limit));
 }
 
 // The run that the command starts or goes on with, and its data in tokens.
@@ -431,13 +391,7 @@ int run_eval(const EvalCommand& command) {
   const auto data = as_usage([&] { return open_data(settings, *run.tokenizer); });
   heed::require(data->validation_rows() > 0,
                 "--held-out is 0, which leaves nothing to compute a loss on; it must be above 0");
-  const double rows = double(std::min(command.batch, data->validation_rows())),
-               least = least_bytes(run.config, rows * double(row_len(*data)), false).all(),
-               limit = heed_program::memory_limit();
-  if (least > limit)
-    throw heed_program::UsageError(heed::detail::sentence(
-        "--batch is ", command.batch, ", which needs ", heed_program::gib_text(least),
-        " of memory at the least, this process may use ", heed_program::gib_text(limit)));
+  require_memory(command, run, *data);
   nn::Context<float> context;
   context.threads = command.threads;
   const Score held_out = score(*run.model, context, *data, command.batch);

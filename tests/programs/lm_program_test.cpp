@@ -264,7 +264,8 @@ TEST_CASE("A run goes on by itself where --out holds it, and replaces no other f
           "anew");
   const std::string other =
       "the file is there, and is no checkpoint of this run; --overwrite replaces it";
-  refuses(with(training(text, parts), {"--seed", "2"}), parts, other);
+  for (const Arguments& option : {Arguments{"--seed", "2"}, {"--lr", "0.01"}, {"--untied"}})
+    refuses(with(training(text, parts), option), parts, other);
   refuses(training(text, notes), notes, other);
   refuses({"train", "--text", text, "--resume", whole, "--steps", "401", "--out", parts}, parts,
           other);

@@ -595,13 +595,19 @@ TEST_CASE("a shorter last window is filled up without targets") {
   CHECK(batch.targets == Ids{23, 24, 25, 26, 27, 28, 29, -100});
 }
 
-TEST_CASE("a hold-out has at least one window") {
-  for (const double fraction : {0.0, 0.01}) {
+TEST_CASE("a hold-out has at least one window, or nothing") {
+  for (const double fraction : {1e-9, 0.01}) {
     const TextData data(counting(10), 4, fraction);
     CHECK(data.validation_tokens() == 5);
     CHECK(data.validation_windows() == 1);
     CHECK(data.training_batch(1, 1, 1).inputs == Ids{0, 1, 2, 3});
   }
+  const TextData all(counting(5), 4, 0);
+  CHECK(all.validation_tokens() == 0);
+  CHECK(all.validation_windows() == 0);
+  CHECK(all.training_batch(1, 1, 1).targets == Ids{1, 2, 3, 4});
+  CHECK(message_of([&] { (void)TextData(counting(4), 4, 0); }) ==
+        "the text has 4 tokens, sequences of 4 tokens (--len) need 4 + 1 to train on");
 }
 
 TEST_CASE("a text that is too short is told with both numbers") {

@@ -1208,18 +1208,20 @@ TEST_CASE(
   generate(*run.model, c, prompt, 60, greedy, [&](Index) { return ++asked < 4; });
   CHECK(asked == 4);
   // Of a prompt with more tokens than positions the last ones are read, all that there is room for.
-  std::vector<Index> lengthy;
-  for (Index n = 0; n < 2 * run.config.len; ++n) lengthy.push_back((n * n + n / 3) % 6);
-  const std::span<const Index> read =
-      std::span<const Index>(lengthy).last(std::size_t(run.config.len));
-  nn::Matrix<float> behind(run.config.len, run.config.vocabulary);
-  run.model->forward(c, 1, read, behind.view());
-  const float* last = behind.view().row(run.config.len - 1);
-  CHECK(longest_context(*run.model, greedy) == run.config.len);
-  generate(*run.model, c, lengthy, 1, greedy, [&](Index id) {
-    CHECK(id == Index(std::max_element(last, last + run.config.vocabulary) - last));
-    return true;
-  });
+  const Index len = run.config.len;
+  CHECK(longest_context(*run.model, greedy) == len);
+  for (std::uint64_t stream = 0; stream < 20; ++stream) {
+    std::vector<Index> lengthy;
+    heed::RandomSequence random(7, stream);
+    for (Index n = 0; n < 2 * len; ++n) lengthy.push_back(random.below(run.config.vocabulary));
+    nn::Matrix<float> behind(len, run.config.vocabulary);
+    run.model->forward(c, 1, std::span<const Index>(lengthy).last(std::size_t(len)), behind.view());
+    const float* last = behind.view().row(len - 1);
+    generate(*run.model, c, lengthy, 1, greedy, [&](Index id) {
+      CHECK(id == Index(std::max_element(last, last + run.config.vocabulary) - last));
+      return true;
+    });
+  }
   CHECK_THROWS_WITH(generate(*run.model, c, {}, 1, greedy, [](Index) { return true; }),
                     Catch::Contains("the prompt has no token"));
 }
