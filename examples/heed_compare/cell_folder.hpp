@@ -8,6 +8,7 @@
 #include "cell.hpp"
 
 #include "../program/file_lock.hpp"
+#include "../program/program.hpp"
 
 #include <optional>
 #include <set>
@@ -26,6 +27,11 @@ class CellFolder {
   // Makes the folder and its settings.json, where they are not there, and keeps runs of other settings away as long as the
   // object is there. Throws UsageError where such a run uses the folder, and std::runtime_error.
   void open();
+
+  // Throws UsageError where no cell can be kept.
+  void require_writable() const {
+    heed_program::require_output("--out", (folder_ / "settings.json").string());
+  }
 
   // What came of the cell; none if it is not there. Of a file that is damaged, or is that of another cell, it says so on
   // standard error, once, and the cell counts as not there. Throws UsageError for a cell of other settings.

@@ -39,6 +39,7 @@ std::vector<CellResult> CellRunner::run(const std::vector<Cell>& cells,
     else
       missing.push_back(at);
   }
+  if (folder_ && !missing.empty()) folder_->require_writable();
   heed_program::Progress progress;
   std::size_t ended = 0;
   const Settings& settings = experiment_.settings();

@@ -208,9 +208,11 @@ void declare_training(CLI::App& app, TrainingWords& words, Settings& settings) {
                  "with tokens that were not there before (default 1)")
       ->type_name("N")
       ->check(heed_program::whole(1, 64));
-  app.add_option("--out", training.out_folder,
-                 "With --train: folder that keeps every run that is finished; started again, the "
-                 "same command goes on with what is missing")
+  app.add_option(
+         "--out", training.out_folder,
+         "With --train: folder that keeps every run that is finished; started again, the "
+         "same command goes on with what is missing. Runs of the same settings may use it at "
+         "once")
       ->type_name("FOLDER")
       ->check(heed_program::path_of("folder"));
   app.add_option("--jobs", training.jobs,

@@ -275,6 +275,35 @@ TEST_CASE("A folder in use is shared by runs of its settings, and refused to oth
   CHECK(refusal().ends_with(" uses it, and its settings.json is lost"));
 }
 
+TEST_CASE("Finished runs are read from a folder that cannot be written, and no other is begun") {
+  const heed_test::TemporaryFolder temporary;
+  const auto path = temporary.path / "cells";
+  {
+    CellFolder folder(path, kShared);
+    folder.open();
+    folder.keep(kCell, json_of(some_result()));
+  }
+  std::filesystem::permissions(temporary.path, std::filesystem::perms{0755});
+  std::filesystem::permissions(path, std::filesystem::perms{0555});
+  const pid_t process = ::fork();
+  if (process == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(1);  // root may write anywhere
+    CellFolder folder(path, kShared);
+    folder.open();
+    const bool found = folder.find(kCell).has_value();
+    const std::string said = message_of([&] { folder.require_writable(); });
+    ::_exit(found && said == "--out " + (path / "settings.json").string() +
+                                 ": cannot create a temporary file in its folder (Permission "
+                                 "denied)"
+                ? 0
+                : 1);
+  }
+  int status = -1;
+  ::waitpid(process, &status, 0);
+  CHECK(status == 0);
+  std::filesystem::permissions(path, std::filesystem::perms{0755});
+}
+
 TEST_CASE("Settings that no cell has, and no run that lives, are nobody's; those of cells are") {
   const heed_test::TemporaryFolder temporary;
   const auto path = temporary.path / "cells", file = path / "settings.json";
@@ -376,12 +405,12 @@ TEST_CASE("A sweep chooses the rate with the smallest loss, of means over seeds"
 }
 
 TEST_CASE("One disturbed round of measurements does not choose the number of jobs") {
-  const Gain several = gain_of({1.8, 0.3, 1.9});
+  const Gain several = gain_of({1.8, 1.9, 0.3});
   CHECK(several.several);
   CHECK(several.times == 1.8);
   CHECK(several.least == 0.3);
   CHECK(several.most == 1.9);
-  const Gain one = gain_of({0.5, 4, 0.8});
+  const Gain one = gain_of({4, 0.5, 0.8});
   CHECK_FALSE(one.several);
   CHECK(one.times == 1 / 0.8);
   CHECK(one.least == 0.25);

@@ -104,9 +104,9 @@ TEST_CASE("A folder in use is refused to other settings, and a killed run leaves
     return std::regex_replace(kSmall, std::regex("--train 4"), "--train " + steps) +
            "--task parity:len=6 --out cells ";
   };
-  (void)shell.done(command("10000000") +
-                   "& echo $! > id; "
-                   "until test -e cells/settings.json; do sleep 0.01; done");
+  (void)shell.done("(ulimit -t 60; exec " + command("10000000") +
+                   ") & echo $! > id; "
+                   "for i in $(seq 600); do test -e cells/settings.json && break; sleep 0.1; done");
   const Result refused = shell.run(command("4"));
   INFO(refused.err);
   CHECK(refused.code == 2);
@@ -123,6 +123,10 @@ TEST_CASE("A folder in use is refused to other settings, and a killed run leaves
   // Several runs of the same settings may use it.
   (void)shell.done(command("4") + "--seeds 2 & " + command("4") +
                    "--seeds 2 --lr 1e-3; code=$?; wait $! && test $code = 0");
+  CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2);
+  // Also a run that writes nothing removes what a killed one left.
+  std::ofstream(shell.path("cells/.heed-1-0.tmp")) << "left";
+  (void)shell.done(command("4") + "--seeds 2");
   CHECK(shell.files("cells").size() == 1 + 2 * 2 * 2);
 }
 
