@@ -63,9 +63,8 @@ Google Benchmark's other options work as well. Each benchmark runs for at least 
 )";
 
 constexpr const char* kOutput =
-    "\nStandard output has the results, standard error describes the machine. bench/FORMATS.md "
-    "describes names and\n"
-    "counters.\n";
+    "\nStandard output has the machine, what the program was compiled for, and the results: times "
+    "are medians. bench/FORMATS.md\ndescribes names and counters.\n";
 
 // The arguments of the command line; those that heed_bench reads itself are removed from it.
 class Arguments {
@@ -145,17 +144,10 @@ void add_all() {
 }
 
 void require_instruction_set() {
-#if defined(__AVX512F__)
-  if (!__builtin_cpu_supports("avx512f"))
-    throw std::runtime_error(
-        "compiled for AVX-512, which this processor does not have; compile heed_bench on this "
-        "machine");
-#elif defined(__AVX2__)
-  if (!__builtin_cpu_supports("avx2"))
-    throw std::runtime_error(
-        "compiled for AVX2, which this processor does not have; compile heed_bench on this "
-        "machine");
-#endif
+  if (const char* missing = heed_program::missing_instruction_set())
+    throw std::runtime_error(std::string("compiled for ") + missing +
+                             ", which this processor does not have; compile heed_bench on this "
+                             "machine");
 }
 
 // Throws UsageError for values that Google Benchmark would misread, or for which it would end the program.
@@ -196,11 +188,7 @@ void require_values(const Arguments& arguments) {
     const std::string& format, bool colours) {
   if (format == "json") return std::make_unique<benchmark::JSONReporter>();
   if (format == "console") return std::make_unique<heed_bench::TableReporter>(colours);
-// Google Benchmark warns that this reporter will go; there is no other.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return std::make_unique<benchmark::CSVReporter>();
-#pragma GCC diagnostic pop
+  return std::make_unique<heed_bench::CsvReporter>();
 }
 
 int run_benchmarks(Arguments& arguments) {
@@ -213,6 +201,10 @@ int run_benchmarks(Arguments& arguments) {
   for (const char* own : {"out", "out_format", "format"}) arguments.remove(own);
   if (!arguments.names("filter") && !arguments.names("list_tests")) arguments.add(usual_filter());
   arguments.initialize();
+  const heed_program::Machine machine = heed_program::this_machine();
+  benchmark::AddCustomContext("machine", machine.name + ", " + machine.kind);
+  benchmark::AddCustomContext("compiler", machine.compiler);
+  benchmark::AddCustomContext("instructions", machine.flags);
   add_all();
   heed_bench::Results results(*shown, filed.get());
   const std::size_t count = benchmark::RunSpecifiedBenchmarks(&results);

@@ -80,9 +80,12 @@ void run(benchmark::State& state, Pass pass, int threads, int busy) {
   std::vector<double> all, one;
   for (auto _ : state) {
     all.push_back(heed::seconds_of([&] { call.run(pass, threads); }));
+    state.PauseTiming();
     state.SetIterationTime(all.back());
     one.push_back(heed::seconds_of([&] { call.run(pass, 1); }));
+    state.ResumeTiming();
   }
+  set_median(state, all, 1);
   state.counters["x_one_thread"] = heed::median_of(all) / heed::median_of(one);
 }
 

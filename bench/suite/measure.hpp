@@ -33,12 +33,14 @@ struct Contender {
   return std::max(1, int(flops / std::max(1.0, c.flops(pass))));
 }
 
-// Time per call; the first call of several warms up.
+// Time per call, of several calls that one more has warmed up.
 class Sampler {
  public:
   Sampler(const Action& call, int calls) : call_(call), calls_(calls) { call_(); }
-  [[nodiscard]] double sample() const {
+  void warm_up() const {
     if (calls_ > 1) call_();
+  }
+  [[nodiscard]] double sample() const {
     return heed::seconds_of([&] {
              for (int i = 0; i < calls_; ++i) call_();
            }) /
@@ -50,9 +52,18 @@ class Sampler {
   int calls_;
 };
 
+// Google Benchmark reports the mean of the times of iterations. Makes them such that it is the median of the samples.
+inline void set_median(benchmark::State& state, const std::vector<double>& times, int calls) {
+  const double median = heed::median_of(times);
+  double rest = 0;
+  for (const double time : times) rest += (median - time) * calls;
+  state.SetIterationTime(rest);
+}
+
 // Counters  GFLOP/s of the plain products and `peak`, their share of the FMA peak of what is computed with; for one
 //           query GB/s of keys and values, as they are stored, and `read`, their share of what reading alone reaches; `x_sdpa`, the time over
 //           that of `baseline`, where there is one.
+// Time      the median of the samples, to which the rates belong. Processor time counts the contender's calls alone.
 template <class Stored>
 void measure(benchmark::State& state, const Case& c, Pass pass, const Contender& contender,
              const Contender* baseline) {
@@ -70,17 +81,26 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
 
   // A sample of short calls counts as all of them: benchmarks of microseconds would otherwise take thousands of
   // samples, and a probe of a millisecond beside each.
-  std::vector<double> rates, shares, ratios;
+  std::vector<double> times, shares, ratios;
   while (state.KeepRunningBatch(calls)) {
+    state.PauseTiming();
+    mine.warm_up();
+    state.ResumeTiming();
     const double time = mine.sample();
+    state.PauseTiming();
     state.SetIterationTime(time * calls);
-    rates.push_back(amount / time * 1e-9);
+    times.push_back(time);
     shares.push_back(amount / time /
                      (reads ? reads->bytes_per_second()
                             : heed::peak_flops<heed::ArithmeticOf<Stored>>(c.threads)));
-    if (other) ratios.push_back(time / other->sample());
+    if (other) {
+      other->warm_up();
+      ratios.push_back(time / other->sample());
+    }
+    state.ResumeTiming();
   }
-  state.counters[c.decodes() ? "GB/s" : "GFLOP/s"] = heed::median_of(rates);
+  set_median(state, times, calls);
+  state.counters[c.decodes() ? "GB/s" : "GFLOP/s"] = amount / heed::median_of(times) * 1e-9;
   state.counters[c.decodes() ? "read" : "peak"] = heed::median_of(shares);
   if (other) state.counters["x_sdpa"] = heed::median_of(ratios);
 }

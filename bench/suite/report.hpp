@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where results go: the console's rows, and after them one table per pass and type, contenders by cases; and a
-// file beside what is shown.
+// Where results go: the console's rows below a line about the machine, and after them one table per pass and type,
+// contenders by cases; and a file beside what is shown.
+
+#include "../../examples/program/machine.hpp"
 
 #include <benchmark/benchmark.h>
 
@@ -16,9 +18,26 @@
 
 namespace heed_bench {
 
+// "AMD EPYC 7763, Zen 3 (AVX2), 2 processors, load 0.1; g++ 12.2.0: avx2 fma avx optimised ndebug openmp"
+[[nodiscard]] inline std::string machine_line(const benchmark::CPUInfo& info) {
+  const heed_program::Machine machine = heed_program::this_machine();
+  std::ostringstream line;
+  line << machine.name << ", " << machine.kind << ", " << machine.cores << " processors";
+  if (!info.load_avg.empty()) line << ", load " << info.load_avg[0];
+  line << "; " << machine.compiler << ": " << machine.flags << "\n";
+  return line.str();
+}
+
+// Rows with the time of a benchmark. That of the processor is that of one thread, and stands in JSON.
 class TableReporter : public benchmark::ConsoleReporter {
  public:
   explicit TableReporter(bool colors) : ConsoleReporter(colors ? OO_Defaults : OO_Tabular) {}
+
+  bool ReportContext(const Context& context) override {
+    name_field_width_ = context.name_field_width;
+    GetOutputStream() << machine_line(context.cpu_info);
+    return true;
+  }
 
   void ReportRuns(const std::vector<Run>& runs) override {
     ConsoleReporter::ReportRuns(runs);
@@ -34,7 +53,57 @@ class TableReporter : public benchmark::ConsoleReporter {
     for (const auto& [name, table] : tables_) print(name, table);
   }
 
+ protected:
+  void PrintHeader(const Run& run) override {
+    std::ostringstream head;
+    head << name_of("Benchmark") << std::setw(kTime + 2) << "Time" << std::setw(kCalls) << "Calls";
+    for (const auto& [name, value] : run.counters) head << std::setw(width_of(name)) << name;
+    const std::string rule(head.str().size(), '-');
+    GetOutputStream() << rule << "\n" << head.str() << "\n" << rule << "\n";
+  }
+
+  void PrintRunData(const Run& run) override {
+    std::ostream& out = GetOutputStream();
+    const bool colours = (output_options_ & OO_Color) != 0;
+    out << (colours ? "\033[32m" : "") << name_of(run.benchmark_name())
+        << (colours ? "\033[m" : "");
+    if (run.error_occurred) {
+      out << " failed: " << run.error_message << "\n";
+      return;
+    }
+    const bool percent = run.run_type == Run::RT_Aggregate &&
+                         run.aggregate_unit == benchmark::StatisticUnit::kPercentage;
+    const auto put = [&](int width, double value, const char* unit) {
+      out << std::setw(width) << number(percent ? 100 * value : value)
+          << (percent ? "%" : std::string(unit));
+    };
+    if (percent)
+      put(kTime, run.real_accumulated_time, "");
+    else
+      put(kTime, run.GetAdjustedRealTime(), benchmark::GetTimeUnitString(run.time_unit));
+    out << std::setw(percent ? kCalls + 1 : kCalls) << run.iterations;
+    for (const auto& [name, counter] : run.counters)
+      put(width_of(name) - (percent ? 1 : 0), counter.value, "");
+    out << "\n";
+  }
+
  private:
+  static constexpr int kTime = 12, kCalls = 9;
+
+  [[nodiscard]] std::string name_of(std::string name) const {
+    name.resize(std::max(name.size(), name_field_width_), ' ');
+    return name;
+  }
+  [[nodiscard]] static int width_of(const std::string& counter) {
+    return std::max(11, int(counter.size()) + 1);
+  }
+  // Four digits.
+  [[nodiscard]] static std::string number(double value) {
+    std::ostringstream text;
+    text << std::setprecision(4) << value;
+    return text.str();
+  }
+
   struct Table {
     std::vector<std::string> rows, columns;
     std::map<std::pair<std::string, std::string>, std::string> cells;
@@ -98,6 +167,18 @@ class TableReporter : public benchmark::ConsoleReporter {
 
   std::map<std::string, Table> tables_;
 };
+
+// Google Benchmark warns that its reporter of CSV will go; there is no other.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+class CsvReporter : public benchmark::CSVReporter {
+ public:
+  bool ReportContext(const Context& context) override {
+    GetErrorStream() << machine_line(context.cpu_info);
+    return true;
+  }
+};
+#pragma GCC diagnostic pop
 
 // What is shown, the text of a file beside it, and the number of benchmarks that failed.
 class Results : public benchmark::BenchmarkReporter {

@@ -116,6 +116,12 @@ TEST_CASE("heed_compare writes the documented fields and files, and no others") 
   CHECK(Json::parse(json).at("format") == 1);
   CHECK(Json::parse(json).at("records").size() == 4 * 2 * 2);
   CHECK(csv_columns(read(shell.path("a.csv"))) == documented("heed_compare --csv"));
+  const Json records = Json::parse(json).at("records");
+  for (const Json& record : records) {
+    CHECK(record.at("ratio_low") <= record.at("ratio_to_baseline"));
+    CHECK(record.at("ratio_to_baseline") <= record.at("ratio_high"));
+    if (record.at("variant") == "sdpa") CHECK(record.at("ratio_high") == 1);
+  }
   const Names files = documented("heed_compare --report");
   CHECK(patterns_of(shell.files("pages"), files) == files);
 }
@@ -157,6 +163,32 @@ TEST_CASE("heed_compare compares variants of the zoo, timed and trained, as it d
   shell.refuses("heed_lm train --text text.txt --steps 1 --variant zoo:natten-2d",
                 "--variant is zoo:natten-2d, which reads later keys by design; a language model "
                 "must not");
+}
+
+TEST_CASE(
+    "heed_compare says how far ratios moved, and of a machine that moved them that it is busy") {
+  const Shell shell;
+  const Result result = shell.done(kCompare + "--dtype float --json a.json --report pages");
+  const std::string page = read(shell.path("pages/report.html"));
+  double most = 0;
+  const Json records = Json::parse(read(shell.path("a.json"))).at("records");
+  for (const Json& record : records) {
+    const double low = record.at("ratio_low"), high = record.at("ratio_high");
+    most = std::max(most, (high - low) / record.at("ratio_to_baseline").get<double>());
+    if (high >= 10) continue;  // with fewer digits
+    char shown[64];
+    std::snprintf(shown, sizeof shown, "%.2f-%.2f", low, high);
+    CHECK(result.out.find(std::string(" ") + shown + " ") != std::string::npos);
+    CHECK(page.find(std::string("<td>") + shown + "</td>") != std::string::npos);
+  }
+  std::smatch said;
+  REQUIRE(std::regex_search(
+      result.out, said,
+      std::regex("\nratios     (move by up to (\\d+) % between the quartiles of rounds \\([a-z]+, "
+                 "(forward|backward), float\\))(; the machine is busy.*)?\n")));
+  CHECK(std::abs(std::stod(said[2]) - 100 * most) <= 0.51);
+  CHECK(said[4].matched == (most > 0.1));
+  CHECK(page.find(said[1]) != std::string::npos);
 }
 
 TEST_CASE("heed_compare --dtype bf16 compares on tensors of bfloat16") {
@@ -225,8 +257,8 @@ TEST_CASE("heed_compare --train --task writes accuracy and loss of each seed and
               files = without(documented("heed_compare --train --report"),
                               {"forgetting", "accuracy_by_task"});
   const Result result = shell.done(kTask + "--json a.json --csv a.csv --report pages");
-  CHECK(result.out.find("task flip-flop:len=16,p_ignore=0.8, vocabulary 5, 15 positions\n") !=
-        std::string::npos);
+  CHECK(result.out.find("task flip-flop:len=16,p_ignore=0.8, vocabulary 5, 15 positions; loss in "
+                        "nats per answer\n") != std::string::npos);
   CHECK(std::regex_search(result.out, std::regex("\n    test sparse +accuracy 0\\.\\d+ ")));
   const std::string json = read(shell.path("a.json"));
   CHECK(paths_of(json, fields) == fields);
@@ -708,6 +740,14 @@ TEST_CASE("Lost output ends with exit code 1, and a file is never where a stream
   CHECK(same.err.find("--json there") != std::string::npos);
 }
 
+TEST_CASE("heed_scaling says whether the memory of a rank has gradients in it") {
+  const Shell shell;
+  const std::string table = "heed_scaling --gflops 100 --len 4096 --ranks 1,8 ",
+                    memory = "MiB: keys and values that a rank holds";
+  CHECK(shell.done(table).out.ends_with(memory + ", and their gradients\n"));
+  CHECK(shell.done(table + "--forward").out.ends_with(memory + "\n"));
+}
+
 TEST_CASE("heed_replay tells a folder that cannot be used from a case that fails") {
   const Shell shell;
   fs::create_directory(shell.path("cases"));
@@ -763,6 +803,34 @@ TEST_CASE("heed_bench refuses what it cannot use, and its file has the documente
     for (const auto& [name, value] : run.items())
       if (usual.count(name) == 0) counters.insert(name);
   CHECK(counters == documented("heed_bench"));
+  CHECK(filed.at("context").at("machine").get<std::string>().find(", ") != std::string::npos);
+  CHECK(filed.at("context").at("instructions").get<std::string>().find("openmp") !=
+        std::string::npos);
+}
+
+TEST_CASE("heed_bench has one time in a row, to which its rates belong, and says what runs where") {
+  if (!HEED_HAS_BENCH) return;
+  const Shell shell;
+  const Result result = shell.done(
+      "heed_bench --benchmark_filter='^dar/forward/float/(H8_T200_d40|H16_T1x1024_d64)/' "
+      "--benchmark_out=a.json");
+  const Json filed = Json::parse(read(shell.path("a.json")));
+  REQUIRE(filed.at("benchmarks").size() == 2);
+  for (const Json& run : filed.at("benchmarks")) {
+    // Products of 8 heads of 200 x 200 pairs and 40 columns; keys and values of 16 heads and 1,024 rows of 64 columns.
+    const bool products = run.contains("GFLOP/s");
+    const double amount = products ? 4.0 * 8 * 200 * 200 * 40 : 2.0 * 16 * 1024 * 64 * 4,
+                 rate = run.at(products ? "GFLOP/s" : "GB/s");
+    CHECK(run.at("real_time").get<double>() * 1e-3 * rate * 1e9 == Approx(amount).epsilon(1e-6));
+  }
+  const std::vector<std::string> lines = lines_of(result.out);
+  REQUIRE(lines.size() > 4);
+  CHECK(lines[0].starts_with(filed.at("context").at("machine").get<std::string>() + ", "));
+  CHECK(lines[0].ends_with(filed.at("context").at("instructions").get<std::string>()));
+  CHECK(std::regex_match(lines[2],
+                         std::regex("Benchmark +Time +Calls +(GB/s|GFLOP/s) +(peak|read) +.*")));
+  CHECK((result.out + result.err).find("DEBUG") == std::string::npos);
+  CHECK(result.out.find("CPU ") == std::string::npos);
 }
 
 TEST_CASE(
