@@ -34,7 +34,7 @@ inline void require_readable(const Tensor& x, const std::string& name) {
               ", it must be on the CPU");
 }
 
-// Its arguments, its tensors' memory and itself live as long as each other: it points into all of them.
+// A call as heed takes it. It points into itself, into the arguments and into the memory of their tensors.
 class Call {
  public:
   Call(const Operator& op, const std::vector<IValue>& arguments) : op_(op), arguments_(arguments) {

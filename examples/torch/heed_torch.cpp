@@ -12,11 +12,12 @@
 //              _NAME_backward  the gradients of sum(out o g)
 //              _NAME_jvp       the tangent of out along a direction d
 //              _NAME_hvp       the tangents of what _NAME_backward gives
-// Tensors    of the CPU, (batch, heads, len, dim), with any strides whose last is 1: x.transpose(1, 2) of a tensor (batch, len,
+// Tensors    of the CPU, (batch, heads, len, dim) or (len, dim), with any strides whose last is 1: x.transpose(1, 2) of a tensor (batch, len,
 //            heads, dim) is read where it lies, and the output then lies in memory like the query. Others are copied.
 // Gradients  of query, key, value, extra, bias and of all learnt parameters, in reverse and in forward mode:
 //              backward(x, g)        by x: hvp(x, g; d, 0) of its cotangents d    by g: jvp(x; d)
 //              jvp(x; d)             by x: hvp(x, u; d, 0) of its cotangent u     by d: backward(x, u)
+//              hvp(x, g; d, e)       by d: hvp(x, g; c, 0) of its cotangents c    by e: jvp(x; c)
 //            There are no third derivatives, and no tangents of tangents.
 // Errors     the sentences of heed, as RuntimeError.
 
@@ -85,6 +86,11 @@ Tensors spread(const Tensors& tensors, const Places& some, const Places& all) {
   for (const std::int64_t place : all)
     list.push_back(next < some.size() && some[next] == place ? tensors[next++] : Tensor());
   return list;
+}
+
+// Is one of them there?
+bool any(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& x) { return x.defined(); });
 }
 
 // Stands for a tensor that is not there.
@@ -233,7 +239,6 @@ Tensors answer(const Question& q, Order order) {
     const bool any_strides = learnt || x.dim() == 0 || x.stride(-1) == 1;
     call.put(along, directions, q.moving[n], any_strides ? x : x.contiguous(), "the tangent of ");
   }
-
   Tensor again;
   const heed_saved* saved = saved_of(q.saved);
   if (saved == nullptr) {
@@ -318,6 +323,7 @@ struct Derivative : torch::autograd::Function<Derivative> {
     const auto order = Order(context->saved_data["order"].toInt());
     const Question from = recall(context);
     const Places places = from.inputs();
+    if (!any(cotangents)) return variable_list(2 + from.variables().size());
     variable_list result(2);  // its first two arguments are no tensors
     Question pulled = from;   // back through out
     if (order == Order::jvp) {
@@ -391,9 +397,6 @@ Tensors take_tangents(Tensors& from) {
   }
   return tangents;
 }
-bool any(const Tensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& x) { return x.defined(); });
-}
 bool learn(const Tensors& variables) {
   return at::GradMode::is_enabled() &&
          std::any_of(variables.begin(), variables.end(),
@@ -419,13 +422,11 @@ void run(const c10::OperatorHandle& handle, Stack* stack) {
   const Operator& op = operator_of(handle);
   std::vector<IValue> arguments = torch::jit::pop(*stack, op.arguments.size());
   prepare(op, arguments);
-
   torch::jit::push(*stack, run_forward(op, arguments, false).first);
 }
 void run_saving(const c10::OperatorHandle& handle, Stack* stack) {
   const Operator& op = operator_of(handle);
   const std::vector<IValue> arguments = torch::jit::pop(*stack, op.arguments.size());
-
   const auto [out, saved] = run_forward(op, arguments, true);
   torch::jit::push(*stack, out, saved);
 }
@@ -470,10 +471,8 @@ void run_derivative_with_autograd(const c10::OperatorHandle& handle, Stack* stac
               order == Order::jvp ? "a tangent" : "a second derivative",
               " was asked for; forward mode goes over reverse mode, as in jacfwd(jacrev(f)), "
               "and no further");
-
   kept->out = kept->out.detach();
   Question along = *kept;
-
   Tensors results;
   if (learn(variables)) {
     results = Derivative::apply(order, kept, at::TensorList(variables));
@@ -481,12 +480,10 @@ void run_derivative_with_autograd(const c10::OperatorHandle& handle, Stack* stac
     const at::AutoDispatchBelowADInplaceOrView guard;
     results = ask(*kept, order);
   }
-
   if (any(tangents)) {
     along.set_variables(variables);
     along.move({tangents.begin() + 1, tangents.end()}, along.inputs());
     along.grad_out_tangent = tangents[0];
-
     const Tensors moved = ask(along, Order::hvp);
     for (std::size_t n = 0; n < results.size(); ++n) results[n]._set_fw_grad(moved[n], 0, false);
   }
