@@ -65,7 +65,7 @@ struct Pass {
 
   [[nodiscard]] double median() const { return heed::median_of(samples); }
 
-  // Of each round, over the baseline's in the same round.
+  // Each round's time over that of the baseline in the same round.
   [[nodiscard]] std::vector<double> ratios_to(const Pass& baseline) const {
     std::vector<double> ratios;
     for (std::size_t round = 0; round < samples.size(); ++round)

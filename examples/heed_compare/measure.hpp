@@ -21,7 +21,7 @@ struct Record {
   double ms = 0;          // median over the rounds
   double gflops = 0;      // of the two (forward) or five (backward) plain products
   double peak_share = 0;  // gflops over the measured peak of as many threads
-  // Of the rounds: a round's ms over that of sdpa in the same round, same dtype and pass; and their quartiles.
+  // Each round's ms over that of sdpa in the same round, same dtype and pass; and the quartiles of these.
   std::vector<double> ratios;
   heed::Spread ratio;
   Index scratch_bytes = 0;    // held by the call beyond inputs, outputs, gradients and saved rows
@@ -46,7 +46,7 @@ struct Comparison {
 [[nodiscard]] inline double movement_of(const Record& record) {
   return (record.ratio.upper - record.ratio.lower) / record.ratio.median;
 }
-// Of a quiet machine no ratio moves as much.
+// On a quiet machine no ratio moves as much.
 inline constexpr double kBusy = 0.1;
 // "move by up to 3 % between the quartiles of rounds (dar, backward, float)", and whether the machine was busy.
 [[nodiscard]] std::string movement_text(const Comparison& comparison);

@@ -124,7 +124,7 @@ class TaskPictures {
               (note.empty() ? " answers " : " ") + test;
     return note + "; the same ones for all seeds and variants.";
   }
-  // Of held-out sequences.
+  // What is held out, by what the task counts as difficulty.
   [[nodiscard]] Picture by_difficulty() const {
     return course_of("accuracy_by_difficulty", "Answers that are right, by difficulty", seeds_,
                      tasks::task_entry(name_).difficulty, [](const CellResult& run) {

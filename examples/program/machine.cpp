@@ -9,7 +9,7 @@ namespace heed_program {
 
 namespace {
 
-// Of the first processor in the text of /proc/cpuinfo; "unknown" where it is not there.
+// A field of the first processor in the text of /proc/cpuinfo; "unknown" where it is not there.
 [[nodiscard]] std::string field_of(const std::string& cpuinfo, const std::string& name) {
   std::istringstream lines(cpuinfo);
   for (std::string line; std::getline(lines, line);) {

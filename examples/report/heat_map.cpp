@@ -26,7 +26,7 @@ class Heat {
     return heat_colour(double(level) / (kLevels - 1));
   }
 
-  // Of a text on this level.
+  // The class of a text on this level.
   [[nodiscard]] static const char* ink_on(int level) {
     return 2 * level < kLevels ? "on-dark" : "on-light";
   }
