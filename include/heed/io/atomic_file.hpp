@@ -9,6 +9,7 @@
 #include <heed/core/config.hpp>
 #include <heed/core/error.hpp>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -23,6 +24,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -158,21 +160,23 @@ class InputFile {
 // Removes the temporary files that killed processes left in the folder, as far as it can. One that is locked has a writer who
 // lives, here or on another machine.
 inline void remove_leftovers(const std::filesystem::path& folder) {
-  std::error_code failed;
-  for (std::filesystem::directory_iterator entry(folder, failed), end; !failed && entry != end;
-       entry.increment(failed)) {
-    const std::filesystem::path& path = entry->path();
-    const std::string name = path.filename().string(), begin = ".heed-", ending = ".tmp";
+  DIR* const directory = ::opendir(folder.c_str());
+  if (directory == nullptr) return;
+  while (const dirent* entry = ::readdir(directory)) {
+    const std::string_view name = entry->d_name, begin = ".heed-", ending = ".tmp";
     if (!name.starts_with(begin) || !name.ends_with(ending) ||
         name.find_first_not_of("0123456789-", begin.size()) != name.size() - ending.size())
       continue;
-    std::error_code unknown;
-    if (entry->symlink_status(unknown).type() != std::filesystem::file_type::regular) continue;
-    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    const int descriptor =
+        ::openat(::dirfd(directory), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (descriptor < 0) continue;
-    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
+    struct stat found {};
+    if (::fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
+        ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
+      ::unlinkat(::dirfd(directory), entry->d_name, 0);
     ::close(descriptor);
   }
+  ::closedir(directory);
 }
 
 // A file that exists only until its destructor, unless it has been renamed. It is locked as long as the object is there, where
