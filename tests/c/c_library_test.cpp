@@ -710,6 +710,7 @@ TEST_CASE("each packed sequence of C has the bits of a call of its own", "[c]") 
     const int forward = heed_forward(&call, &outputs, &saved);
     INFO(heed_last_error());
     REQUIRE(forward == heed_ok);
+    CHECK(heed_check(&call) == heed_ok);
     const int backward = heed_backward(&call, saved, outputs.out, &grads, &gradients);
     heed_saved_free(saved);
     INFO(heed_last_error());
@@ -920,6 +921,7 @@ TEST_CASE("caches and packed sequences of C that do not fit are refused in a sen
   outputs.out = tensors.dense(y.data(), {1, 2, 3, 6});
   const auto refused = [&](const std::string& text) {
     check(heed_forward(&call, &outputs, nullptr), text);
+    check(heed_check(&call), text);
   };
   refused(
       "heed::forward(dar): query has len 3, the cache holds 2 tokens; queries are its last "

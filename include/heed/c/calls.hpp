@@ -14,6 +14,7 @@
 #include <heed/compiled.hpp>
 #include <heed/engine/door_checks.hpp>
 #include <heed/engine/hvp.hpp>
+#include <heed/engine/packed_doors.hpp>
 
 #include <array>
 #include <memory>
@@ -217,8 +218,14 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   void check(const Request<Real>& request) const override {
     const Op op = op_of(request);
     require_options<Real>(request.options, request.where);
+    const Mask<Real> mask = mask_of_call(request);
+    if (request.packed != nullptr) {
+      (void)detail::PackedCalls<Real>(request.in, mask, detail::joins_sequences<Op>, request.where)
+          .plan({}, request.options, detail::geometry_setter(op));
+      return;
+    }
     const Geometry g = geometry_of(op, request.in, request.where);
-    (void)BoundMask<Real>(mask_of_call(request), g, request.where.c_str(), request.options.threads);
+    (void)BoundMask<Real>(mask, g, request.where.c_str(), request.options.threads);
   }
   [[nodiscard]] Entries<Real> entries() override { return entries_of(variant_.op); }
   [[nodiscard]] Index query_heads() const override { return variant_.op.normaliser.query_heads(1); }

@@ -257,14 +257,21 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
 template <class List>
 int check(const heed_call* given, std::string& error) {
   constexpr const char* door = "heed::forward";  // which would say the same
-  return guarded(error, door, [&] {
+  const heed_table* other = nullptr;
+  const int status = guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
+    const heed_cache* const cache = first_cache(call, door);
+    if (cache != nullptr && cache->table != &table<List>()) {
+      other = cache->table;
+      return;
+    }
     with_real(call.query, door, [&]<class Real>(Real) {
       const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
       const std::string where = detail::door_name(door, variant.name());
       variant.check(request_of<Real>(call, variant, &table<List>(), where, 1));
     });
   });
+  return other != nullptr ? other->check(given, error) : status;
 }
 
 // f(entries) of the call's variant as heed's own programs begin with it, changed by what the call gives.
