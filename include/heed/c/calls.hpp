@@ -221,7 +221,7 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
     const Mask<Real> mask = mask_of_call(request);
     if (request.packed != nullptr) {
       (void)detail::PackedCalls<Real>(request.in, mask, detail::joins_sequences<Op>, request.where)
-          .plan(Outputs<Real>(), request.options, detail::geometry_setter(op));
+          .plan(Outputs<Real>(StoredView<Real>()), request.options, detail::geometry_setter(op));
       return;
     }
     const Geometry g = geometry_of(op, request.in, request.where);
