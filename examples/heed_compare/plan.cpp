@@ -17,7 +17,7 @@ namespace compare {
 
 namespace {
 
-// Of measurements that choose the number of jobs.
+// How many rounds of measurements choose the number of jobs.
 constexpr int kRounds = 3;
 
 // "48 s", "12 min", "3 h 20 min".

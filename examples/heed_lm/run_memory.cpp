@@ -12,7 +12,7 @@ namespace {
 
 using heed_program::gib_text;
 
-// Of the tokens of a step that this rank computes; examples of --instructions may be short.
+// Bytes for the tokens of a step that this rank computes; examples of --instructions may be short.
 [[nodiscard]] LeastBytes bytes_of_step(const TrainCommand& command, const Run& run,
                                        const heed_program::Ranks& ranks) {
   const Index len = command.data.instructions.empty() ? task_len(command.data) : 1;

@@ -146,7 +146,7 @@ struct Question : torch::CustomClassHolder {
     return all;
   }
 
-  // Of its inputs that have derivatives, those that are given.
+  // Places of inputs that have derivatives and are given.
   [[nodiscard]] Places inputs() const {
     Places places;
     for (std::size_t n = 0; n < arguments.size(); ++n)

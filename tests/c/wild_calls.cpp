@@ -862,7 +862,7 @@ TEST_CASE("wild calls of C succeed or say in one line what is wrong", "[c]") {
     one.run();
     successes += one.successes;
   }
-  // Of about nine calls a case half are right.
+  // A case makes about nine calls, half of which are right.
   CHECK(successes > 3 * kCases);
 }
 

@@ -1207,7 +1207,7 @@ TEST_CASE(
   int asked = 0;
   generate(*run.model, c, prompt, 60, greedy, [&](Index) { return ++asked < 4; });
   CHECK(asked == 4);
-  // Of a prompt with more tokens than positions the last ones are read, all that there is room for.
+  // A prompt with more tokens than positions is read from its end, as much as there is room for.
   const Index len = run.config.len;
   CHECK(longest_context(*run.model, greedy) == len);
   for (std::uint64_t stream = 0; stream < 20; ++stream) {

@@ -22,7 +22,7 @@ struct ListLimit {
   const char* behind = "";
 };
 
-// Of lists whose length no size of the call tells.
+// The limit of lists whose length no size of the call tells.
 inline constexpr ListLimit kAnyList{"it must have at most ", 4096};
 
 inline void require_list(const void* list, std::size_t count, const char* name,

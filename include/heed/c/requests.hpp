@@ -27,7 +27,7 @@ namespace c {
   return packed.caches != nullptr && packed.cache_count > 0 ? packed.caches[0] : call.cache;
 }
 
-// Of the mask of a call of which as many query heads are one head.
+// The limits of a mask's lists in a call whose `query_heads` query heads are one head.
 template <class Real>
 [[nodiscard]] MaskLimits mask_limits(const Inputs<Real>& in, Index query_heads) {
   const Shape &q = in.query.shape(), &v = in.value.shape();

@@ -176,7 +176,7 @@ class PackedCalls {
     for (Index n = 0; n < size(); ++n) calls.push_back(call(n, options, set_geometry));
     return calls;
   }
-  // Of forward; throws where a sequence does not fit, before any is computed.
+  // The plan of a forward call; throws where a sequence does not fit, before any is computed.
   [[nodiscard]] PackedPlan<Real> plan(const Outputs<Real>& outputs, const Options& options,
                                       const SetGeometry<Real>& set_geometry) const {
     PackedPlan<Real> plan;
