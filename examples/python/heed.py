@@ -279,7 +279,9 @@ def _unmasked(x, name):
 
 
 def _lies_well(array):
-    """Can the library read it as it lies: aligned, each row in one piece, and no axis backwards?"""
+    """Can the library read it as it lies: aligned, each row in one piece, and no axis backwards? Where nothing is read, yes."""
+    if array.size == 0:
+        return True
     steps = [stride for stride, extent in zip(array.strides, array.shape) if extent > 1]
     dense = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
     return dense and array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in steps)
