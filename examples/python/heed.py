@@ -441,7 +441,7 @@ class _Request:
         if packed is None:
             self.struct.first_query = _whole(first_query, "first_query", 0, _INT64[1])
             if cache is not None and not isinstance(cache, Cache):
-                raise TypeError("heed: cache is of " + _kind(cache) + ", it must be a heed.Cache" +
+                raise TypeError("heed: cache is " + _kind(cache) + ", it must be a heed.Cache" +
                                 (", or packed says where its sequences begin" if isinstance(cache, (list, tuple)) else ""))
             self.struct.cache = cache._handle if cache is not None else None
             return None, [cache] if cache is not None else []
@@ -457,7 +457,7 @@ class _Request:
         caches = [] if cache is None else list(cache) if isinstance(cache, (list, tuple)) else [cache]
         for one in caches:
             if not isinstance(one, Cache):
-                raise TypeError("heed: cache holds one of " + _kind(one) + ", it must be a list of heed.Cache")
+                raise TypeError("heed: cache holds one " + _kind(one) + ", it must be a list of heed.Cache")
         if cache is not None:
             struct.caches = (c_void_p * (len(caches) + 1))(*(one._handle for one in caches))
             struct.cache_count = len(caches)
