@@ -283,17 +283,35 @@ TEST_CASE("a forked child of a process that has used threads computes with one",
 }
 #endif
 
+// limit(root) where these files are below the root.
+using Files = std::vector<std::pair<std::string, std::string>>;  // paths and what they hold
+template <class Limit>
+auto limit_with(const Files& files, Limit&& limit) {
+  const heed_test::TemporaryFolder root;
+  for (const auto& [name, text] : files) {
+    const auto path = root.path / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  return limit(root.path.c_str());
+}
+
+TEST_CASE("the memory of control groups is the least one of a group and of all above it",
+          "[plan]") {
+  const auto bytes = [](const Files& files) { return limit_with(files, heed::memory_quota); };
+  const std::string group = "proc/self/cgroup", mount = "sys/fs/cgroup/";
+  CHECK(bytes({}) == heed::kNoMemoryLimit);
+  CHECK(bytes({{group, "0::/a/b\n"}, {mount + "a/b/memory.max", "max\n"}}) == heed::kNoMemoryLimit);
+  CHECK(bytes({{group, "0::/a/b\n"},
+               {mount + "a/b/memory.max", "4000\n"},
+               {mount + "a/memory.max", "3000\n"}}) == 3000);
+  CHECK(bytes({{group, "5:cpu:/c\n4:memory:/m\n"},
+               {mount + "memory/m/memory.limit_in_bytes", "5000\n"},
+               {mount + "memory/c/memory.limit_in_bytes", "1\n"}}) == 5000);
+}
+
 TEST_CASE("a CPU quota is the least one of a control group and of all above it", "[plan]") {
-  using Files = std::vector<std::pair<std::string, std::string>>;  // paths and what they hold
-  const auto quota = [](const Files& files) {
-    const heed_test::TemporaryFolder root;
-    for (const auto& [name, text] : files) {
-      const auto path = root.path / name;
-      std::filesystem::create_directories(path.parent_path());
-      std::ofstream(path) << text;
-    }
-    return cpu_quota(root.path.c_str());
-  };
+  const auto quota = [](const Files& files) { return limit_with(files, cpu_quota); };
   const std::string group = "proc/self/cgroup", mount = "sys/fs/cgroup/";
   CHECK(quota({}) == kNoQuota);
 

@@ -4,7 +4,7 @@
 // Threads. A call has one parallel region, out of which exceptions are carried; turnstiles keep the order of
 // additions the same for any number of threads.
 
-#include <heed/core/cpu_quota.hpp>
+#include <heed/core/control_groups.hpp>
 #include <heed/core/error.hpp>
 #include <heed/core/function_ref.hpp>
 
@@ -36,7 +36,7 @@ struct ThreadCount {
 // What is asked once of the process and its machine.
 struct ProcessorShare {
   int processors = 0;    // that OpenMP counts
-  int quota = kNoQuota;  // of the control groups (core/cpu_quota.hpp)
+  int quota = kNoQuota;  // of the control groups (core/control_groups.hpp)
   bool chosen = false;   // does OMP_NUM_THREADS say a number?
 };
 // The default number of threads where OpenMP's is `openmp`: this one where OMP_NUM_THREADS or omp_set_num_threads() chose it;

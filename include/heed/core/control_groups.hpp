@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The CPU quota of this process: how many processors its control groups let it use. A container on a machine of 64
-// processors may have two of them, and OpenMP counts 64.
+// What the control groups of this process let it use. A container on a machine of 64 processors may have two of them, and
+// OpenMP counts 64.
 //
-//   version 2   /sys/fs/cgroup/GROUP/cpu.max: "150000 100000", microseconds in each period, or "max 100000"
-//   version 1   /sys/fs/cgroup/cpu/GROUP/cpu.cfs_quota_us, -1 without quota, and cpu.cfs_period_us
+//               version 2                     version 1
+//   mount       /sys/fs/cgroup                /sys/fs/cgroup/cpu, /sys/fs/cgroup/memory
+//   processors  cpu.max: "150000 100000",     cpu.cfs_quota_us, -1 without quota, and cpu.cfs_period_us
+//               microseconds in each period,
+//               or "max 100000"
+//   memory      memory.max: bytes, or "max"   memory.limit_in_bytes
 //
-// /proc/self/cgroup names the GROUP. The least quota holds of it and of all groups above it. A container may read its name on
+// /proc/self/cgroup names the group. The least limit holds of it and of all groups above it. A container may read its name on
 // the machine outside, which is not found below the mount; the container's own group is then the mount itself.
-// Files that are missing, as on other systems than Linux, or that hold something else, are no quota. Nothing is allocated.
+// Files that are missing, as on other systems than Linux, or that hold something else, are no limit. Nothing is allocated.
 
 #include <heed/core/config.hpp>
 
@@ -24,6 +28,7 @@ namespace heed {
 inline namespace HEED_ABI {
 
 inline constexpr int kNoQuota = std::numeric_limits<int>::max();
+inline constexpr long long kNoMemoryLimit = std::numeric_limits<long long>::max();
 
 namespace detail {
 
@@ -65,16 +70,18 @@ class FileStart {
   std::size_t size_ = 0;
 };
 
+// The positive number that the text is; 0 for any other text.
+[[nodiscard]] inline long long number_of(std::string_view text) noexcept {
+  long long value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc{} && rest == end && value > 0 ? value : 0;
+}
+
 // Processors, rounded up, of a quota of microseconds in each period, as the files write them.
 [[nodiscard]] inline int processors_of(std::string_view quota, std::string_view period) noexcept {
-  const auto number = [](std::string_view digits) {
-    long long value = 0;
-    const char* const end = digits.data() + digits.size();
-    const auto [rest, error] = std::from_chars(digits.data(), end, value);
-    return error == std::errc{} && rest == end ? value : 0;
-  };
-  const long long time = number(quota), of = number(period);
-  if (time <= 0 || of <= 0) return kNoQuota;
+  const long long time = number_of(quota), of = number_of(period);
+  if (time == 0 || of == 0) return kNoQuota;
   return int(std::min<long long>(1 + (time - 1) / of, kNoQuota));
 }
 
@@ -87,24 +94,36 @@ class FileStart {
   return std::min(processors_of(time, take_until(pair, '\n')),
                   processors_of(take_until(first, '\n'), take_until(second, '\n')));
 }
-// The least one of a group and of all above it.
-[[nodiscard]] inline int quota_of_groups(GroupPath at) noexcept {
-  if (at.group.find("/..") != at.group.npos) at.group = "";  // it stands outside of the mount
-  int least = quota_of_group(at);
-  while (!at.group.empty()) {
-    const std::size_t above = at.group.rfind('/');
-    at.group = at.group.substr(0, above == at.group.npos ? 0 : above);
-    least = std::min(least, quota_of_group(at));
+// The bytes of one group, of either version.
+[[nodiscard]] inline long long bytes_of_group(const GroupPath& at) noexcept {
+  long long least = kNoMemoryLimit;
+  for (const char* const name : {"memory.max", "memory.limit_in_bytes"}) {
+    const FileStart file(at, name);
+    std::string_view text = file.text();
+    if (const long long bytes = number_of(take_until(text, '\n')); bytes > 0)
+      least = std::min(least, bytes);
   }
   return least;
 }
 
-}  // namespace detail
+// The least limit of a group and of all above it.
+template <class Limit>
+[[nodiscard]] auto least_of_groups(GroupPath at, Limit&& limit_of) noexcept {
+  if (at.group.find("/..") != at.group.npos) at.group = "";  // it stands outside of the mount
+  auto least = limit_of(at);
+  while (!at.group.empty()) {
+    const std::size_t above = at.group.rfind('/');
+    at.group = at.group.substr(0, above == at.group.npos ? 0 : above);
+    least = std::min(least, limit_of(at));
+  }
+  return least;
+}
 
-// Processors, rounded up; kNoQuota without one. root: stands before the paths of all files, for tests.
-[[nodiscard]] inline int cpu_quota(const char* root = "") noexcept {
-  using detail::take_until;
-  const detail::FileStart groups({root, "/proc/self", ""}, "cgroup");
+// The least limit of the groups of this process, of either version; `mount` holds those of version 1.
+template <class Limit>
+[[nodiscard]] auto least_of_process(const char* root, std::string_view controller,
+                                    const char* mount, Limit&& limit_of) noexcept {
+  const FileStart groups({root, "/proc/self", ""}, "cgroup");
   std::string_view version_1 = "", version_2 = "", text = groups.text();
   while (!text.empty()) {  // "4:cpu,cpuacct:/GROUP" or "0::/GROUP"
     std::string_view line = take_until(text, '\n');
@@ -112,10 +131,21 @@ class FileStart {
     std::string_view controllers = take_until(line, ':');
     if (controllers.empty()) version_2 = line;
     while (!controllers.empty())
-      if (take_until(controllers, ',') == "cpu") version_1 = line;
+      if (take_until(controllers, ',') == controller) version_1 = line;
   }
-  return std::min(detail::quota_of_groups({root, "/sys/fs/cgroup", version_2}),
-                  detail::quota_of_groups({root, "/sys/fs/cgroup/cpu", version_1}));
+  return std::min(least_of_groups({root, "/sys/fs/cgroup", version_2}, limit_of),
+                  least_of_groups({root, mount, version_1}, limit_of));
+}
+
+}  // namespace detail
+
+// Processors, rounded up; kNoQuota without a quota. root: stands before the paths of all files, for tests.
+[[nodiscard]] inline int cpu_quota(const char* root = "") noexcept {
+  return detail::least_of_process(root, "cpu", "/sys/fs/cgroup/cpu", detail::quota_of_group);
+}
+// Bytes of memory; kNoMemoryLimit without a limit.
+[[nodiscard]] inline long long memory_quota(const char* root = "") noexcept {
+  return detail::least_of_process(root, "memory", "/sys/fs/cgroup/memory", detail::bytes_of_group);
 }
 
 }  // namespace HEED_ABI
