@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
+
 namespace compare {
 
 namespace {
@@ -24,7 +26,7 @@ class Field {
     return {value_.at(name), place_ + "." + name};
   }
   // The items of a list that has so many.
-  [[nodiscard]] std::vector<Field> items(std::size_t least = 0, std::size_t most = -1) const {
+  [[nodiscard]] std::vector<Field> items(std::size_t least = 0, std::size_t most = SIZE_MAX) const {
     require(value_.is_array() && value_.size() >= least && value_.size() <= most,
             least == 0 ? "a list"
                        : "a list of " + std::to_string(least) + (most > least ? " or more" : ""));

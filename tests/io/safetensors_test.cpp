@@ -643,7 +643,7 @@ TEST_CASE("a file whose header is shorter than what tells other files is read wh
   const Folder folder;
   const fs::path path = folder.path / "short.safetensors";
   Bytes bytes = file_of("{" + entry("a", "U8", "3", "0,3") + "}", 3);
-  for (const std::size_t i : {1, 2, 3}) bytes[bytes.size() - i] = std::byte(i);
+  for (std::size_t i = 1; i <= 3; ++i) bytes[bytes.size() - i] = std::byte(i);
   const std::span<const std::byte> piece = bytes;
   heed::io::write_file_atomically(path, {&piece, 1});
   CHECK(Safetensors::read(path).values<int>("a") == std::vector<int>{3, 2, 1});
