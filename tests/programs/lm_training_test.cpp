@@ -70,7 +70,8 @@ std::vector<float> weights_of(Model& model) {
   return all;
 }
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  const auto same = [](float x, float y) { return std::memcmp(&x, &y, sizeof x) == 0; };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
 // Trains to the end, or until `stop_after` steps are done.
