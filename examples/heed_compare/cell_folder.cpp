@@ -6,6 +6,8 @@
 
 #include "../tasks/task_list.hpp"
 
+#include <heed/io/checksums.hpp>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -18,7 +20,7 @@ using Json = nlohmann::json;  // fields in the order of their names, whatever th
 namespace fs = std::filesystem;
 
 // Goes up when the files of a folder change: older ones are then refused as other settings.
-constexpr int kFolderFormat = 2;
+constexpr int kFolderFormat = 3;
 
 constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
 
@@ -67,15 +69,9 @@ constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
   return text;
 }
 
-// The FNV-1a hash of a text.
-[[nodiscard]] std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xCBF29CE484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  return hash;
-}
-
 [[nodiscard]] std::string checksum_of(const Json& value) {
-  return print("%016llx", static_cast<unsigned long long>(hash_of(value.dump())));
+  const std::string text = value.dump();
+  return heed::io::checksum_of(std::as_bytes(std::span(text)));
 }
 
 // What came of the cell, by its file. Throws std::runtime_error that says what is wrong with it.
@@ -161,7 +157,7 @@ fs::path CellFolder::file_of(const Cell& cell) const {
   return folder_ /
          (name +
           print("_lr%g_seed%llu_", cell.learning_rate, static_cast<unsigned long long>(cell.seed)) +
-          checksum_of(json_of(cell)) + ".json");
+          checksum_of(json_of(cell)).substr(1) + ".json");
 }
 
 std::optional<CellResult> CellFolder::find(const Cell& cell) const {
