@@ -12,7 +12,7 @@
 #include <heed/c/mask.hpp>
 #include <heed/c/parameters.hpp>
 #include <heed/compiled.hpp>
-#include <heed/engine/door_checks.hpp>
+#include <heed/engine/checks.hpp>
 #include <heed/engine/hvp.hpp>
 #include <heed/engine/packed_doors.hpp>
 
@@ -217,14 +217,17 @@ class CallsOf final : public VariantCalls<typename Op::Scalar> {
   }
   void check(const Request<Real>& request) const override {
     const Op op = op_of(request);
+    const detail::OpTilesOf<Op> of(op);
+    const OpTiles<Real> tiles = of.tiles();
     require_options<Real>(request.options, request.where);
     const Mask<Real> mask = mask_of_call(request);
     if (request.packed != nullptr) {
-      (void)detail::PackedCalls<Real>(request.in, mask, detail::joins_sequences<Op>, request.where)
-          .plan(Outputs<Real>(StoredView<Real>()), request.options, detail::geometry_setter(op));
+      (void)detail::PackedCalls<Real>(request.in, mask, detail::joins_sequences(tiles),
+                                      request.where)
+          .plan(Outputs<Real>(StoredView<Real>()), request.options, detail::geometry_setter(tiles));
       return;
     }
-    const Geometry g = geometry_of(op, request.in, request.where);
+    const Geometry g = geometry_of(tiles, request.in, request.where);
     (void)BoundMask<Real>(mask, g, request.where.c_str(), request.options.threads);
   }
   [[nodiscard]] Entries<Real> entries() override { return entries_of(variant_.op); }

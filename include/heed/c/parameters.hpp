@@ -6,7 +6,7 @@
 
 #include <heed/c/lists.hpp>
 #include <heed/c/tensors.hpp>
-#include <heed/engine/door_checks.hpp>
+#include <heed/engine/checks.hpp>
 #include <heed/plug/parameters.hpp>
 
 #include <algorithm>

@@ -28,14 +28,13 @@ struct HandedOn {
 };
 
 // A checked call, prepared.
-template <class Op, class Real>
+template <class Real>
 class BackwardPass {
  public:
-  using Worker = BackwardWorker<Op, Real>;
-  using Score = typename Op::ScoreType;
+  using Worker = BackwardWorker<Real>;
 
-  BackwardPass(const Op& op, const Geometry& g, const Operands<Real>& in,
-               const BoundMask<Real>& bound, const Saved<Real>& saved,
+  BackwardPass(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const Geometry& g,
+               const Operands<Real>& in, const BoundMask<Real>& bound, const Saved<Real>& saved,
                const OutputGradientOperands<Real>& output, const GradientOperands<Real>& grads,
                const Options& options)
       : keys_(op, g, in.key, nullptr, {}, in.key_inputs),
@@ -48,7 +47,7 @@ class BackwardPass {
            keys_,
            options.dropout,
            options.precision.products()},
-        shared_(c_, saved, output, grads),
+        shared_(c_, vjps, saved, output, grads),
         units_(g.batch * g.heads * shared_.order.groups),
         elements_(scratch_elements<Real>([&](Scratch<Real>& scratch) { return engage(scratch); })) {
   }
@@ -59,10 +58,16 @@ class BackwardPass {
   [[nodiscard]] Index units() const { return units_; }
   // Numbers that all calls add up, and the gradients that these sums are.
   [[nodiscard]] Index numbers() const { return shared_.numbers(); }
-  [[nodiscard]] Op parameter_gradients(const std::vector<double>& sums) const {
-    return shared_.parameter_gradients(c_, sums);
+  void add_parameter_gradients(const std::vector<double>& sums, OpGradient<Real>& to) const {
+    shared_.add_parameter_gradients(c_, sums, to);
   }
-  [[nodiscard]] Score zero_score() const { return zeros_like(c_.op).score; }
+  [[nodiscard]] std::unique_ptr<PartGradient<Real>> score_gradient() const {
+    return shared_.vjps.score.gradient();
+  }
+  // Do side values of keys add to the score's parameters?
+  [[nodiscard]] bool keys_reach_parameters() const {
+    return KeySide<Real>::reaches_parameters(c_.op.score.traits);
+  }
   [[nodiscard]] const VisitingOrder& order() const { return shared_.order; }
 
   // Ahead of the first visit: side values of keys, and zeros in what visits add to; in the gradient of a bias, too, where
@@ -105,30 +110,29 @@ class BackwardPass {
   }
 
   // Behind the last visit: what side values and inputs of tokens owe; adds to `parameters`, if it is given.
-  void finish(Score* parameters, int threads) {
+  void finish(PartGradient<Real>* parameters, int threads) {
     const GradientOperands<Real>& grads = shared_.grads;
     if (units_ > 0)
-      keys_.chain(shared_.dfeatures.data(), shared_.drows.data(), grads.key, parameters,
+      keys_.chain(shared_.vjps.score, shared_.dfeatures.data(), shared_.drows.data(), grads.key, parameters,
                   grads.key_inputs.given() ? shared_.dkey_inputs.data() : nullptr, threads);
-    if constexpr (InputColumns<Op>::any) {
-      const PartInputs<Real>& parts = grads.part_inputs;
-      const Share& share = c_.geometry.share;
-      const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index before,
-                           Index maps) {
-        sum_over_readers(from, c_.geometry.heads, maps, held_rows(to, before), threads);
-      };
-      sum(shared_.dnormaliser_query, parts.normaliser_query, share.queries_before, 1);
-      sum(shared_.dnormaliser_key, parts.normaliser_key, share.keys_before, 1);
-      sum(shared_.dreadout_query, parts.readout_query, share.queries_before, 1);
-      sum(shared_.dquery_inputs, grads.query_inputs, share.queries_before, 1);
-      sum(shared_.dkey_inputs, grads.key_inputs, share.keys_before, Op::NormaliserType::maps);
-    }
+    if (!c_.op.columns.any()) return;
+    const PartInputs<Real>& parts = grads.part_inputs;
+    const Share& share = c_.geometry.share;
+    const auto sum = [&](const std::vector<Real>& from, const TensorView<Real>& to, Index before,
+                         Index maps) {
+      sum_over_readers(from, c_.geometry.heads, maps, held_rows(to, before), threads);
+    };
+    sum(shared_.dnormaliser_query, parts.normaliser_query, share.queries_before, 1);
+    sum(shared_.dnormaliser_key, parts.normaliser_key, share.keys_before, 1);
+    sum(shared_.dreadout_query, parts.readout_query, share.queries_before, 1);
+    sum(shared_.dquery_inputs, grads.query_inputs, share.queries_before, 1);
+    sum(shared_.dkey_inputs, grads.key_inputs, share.keys_before, c_.op.maps());
   }
 
  private:
-  KeySide<Op, Real> keys_;
-  CallContext<Op, Real> c_;
-  BackwardShared<Op, Real> shared_;
+  KeySide<Real> keys_;
+  CallContext<Real> c_;
+  BackwardShared<Real> shared_;
   Index units_, elements_;
   std::atomic<Index> left_ = 0;  // visits that have ended
   Once begun_;
@@ -136,12 +140,11 @@ class BackwardPass {
 
 // Runs calls of one op together, at least one, the longest first. one_bias: do all of several calls add to the same gradient of a
 // bias? They then take turns at it, head by head, in their order; that of several calls arrives as zeros.
-template <class Op, class Real>
-void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bias, Op* grad_op,
-                  const Options& options) {
-  using Pass = BackwardPass<Op, Real>;
+template <class Real>
+void run_backward(const FixedList<BackwardPass<Real>*>& passes, bool one_bias,
+                  OpGradient<Real>* grad_op, const Options& options) {
+  using Pass = BackwardPass<Real>;
   using Worker = typename Pass::Worker;
-  using Score = typename Op::ScoreType;
   const bool alone = passes.size() == 1;
   Index units = 0, elements = 0;
   double flops = 0;
@@ -156,12 +159,12 @@ void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bia
     visited.emplace(pass);
   }
   const int workers = worker_count(options, flops, units, elements * Index(sizeof(Real)));
-  OrderedSums sums(families, BackwardShared<Op, Real>::places_for(workers, families.size()),
+  OrderedSums sums(families, BackwardShared<Real>::places_for(workers, families.size()),
                    passes[0]->numbers());
   // What side values of keys add to the parameters, of each of several calls.
-  std::vector<Score> parts;
-  if constexpr (KeySide<Op, Real>::kReachesParameters)
-    if (grad_op && !alone) parts.assign(std::size_t(visited.size()), passes[0]->zero_score());
+  std::vector<std::unique_ptr<PartGradient<Real>>> parts;
+  if (grad_op && !alone && passes[0]->keys_reach_parameters())
+    for (std::size_t n = 0; n < visited.size(); ++n) parts.push_back(passes[0]->score_gradient());
   for (Pass* pass : passes)
     if (alone || pass->units() == 0) pass->begin(alone, workers);
   if (units > 0) {
@@ -175,7 +178,7 @@ void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bia
       // Of several calls each is finished while its keys stand in cache.
       Pass& pass = *visited[std::size_t(visit.call)];
       if (!alone && pass.leave())
-        pass.finish(parts.empty() ? nullptr : &parts[std::size_t(visit.call)], 1);
+        pass.finish(parts.empty() ? nullptr : parts[std::size_t(visit.call)].get(), 1);
     };
     run_visits<Real>(
         families, workers, elements,
@@ -190,12 +193,11 @@ void run_backward(const FixedList<BackwardPass<Op, Real>*>& passes, bool one_bia
           bias.abandon();
         });
   }
-  if (grad_op) *grad_op = passes[0]->parameter_gradients(sums.total());
-  if (alone) return passes[0]->finish(grad_op ? &grad_op->score : nullptr, workers);
+  if (grad_op) passes[0]->add_parameter_gradients(sums.total(), *grad_op);
+  if (alone) return passes[0]->finish(grad_op ? grad_op->score.get() : nullptr, workers);
   for (Pass* pass : passes)
     if (pass->units() == 0) pass->finish(nullptr, workers);
-  if constexpr (KeySide<Op, Real>::kReachesParameters)
-    if (grad_op) KeySide<Op, Real>::add_in_order(parts, grad_op->score);
+  if (grad_op) KeySide<Real>::add_in_order(parts, *grad_op->score);
 }
 
 }  // namespace detail

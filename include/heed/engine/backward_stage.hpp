@@ -16,10 +16,10 @@ namespace detail {
 
 // grads: zeros before the first stage; those of keys, values and bias are handed on. Those of the parameters, and what side
 // values owe to the keys, come with the last stage.
-template <class Op, class Real>
-void run_stage(BackwardPass<Op, Real>& pass, HandedOn<Real>& on, bool last, Op* grad_op,
+template <class Real>
+void run_stage(BackwardPass<Real>& pass, HandedOn<Real>& on, bool last, OpGradient<Real>* grad_op,
                const Options& options) {
-  using Worker = typename BackwardPass<Op, Real>::Worker;
+  using Worker = typename BackwardPass<Real>::Worker;
   pass.take_over(on);
   const Families families(pass.order());
   const int workers = worker_count(options, pass.flops(), std::max<Index>(1, pass.units()),
@@ -39,31 +39,42 @@ void run_stage(BackwardPass<Op, Real>& pass, HandedOn<Real>& on, bool last, Op* 
   on.sums = sums.kept();
   pass.hand_over(on);
   if (!last) return;
-  if (grad_op) *grad_op = pass.parameter_gradients(sums.total_of_kept());
-  pass.finish(grad_op ? &grad_op->score : nullptr, workers);
+  if (grad_op) pass.add_parameter_gradients(sums.total_of_kept(), *grad_op);
+  pass.finish(grad_op ? grad_op->score.get() : nullptr, workers);
 }
 
 // backward() of a share, as such a stage.
-template <class Op>
-void backward_stage(const Op& op, const Inputs<typename Op::Scalar>& in,
-                    const Mask<typename Op::Scalar>& mask, const Saved<typename Op::Scalar>& saved,
-                    const StoredView<const typename Op::Scalar>& out,
-                    const OutputGradients<typename Op::Scalar>& output,
-                    const Gradients<typename Op::Scalar>& grads, HandedOn<typename Op::Scalar>& on,
-                    bool last, Op* grad_op, const Options& options) {
-  using Real = typename Op::Scalar;
-  static_assert(!InputColumns<Op>::any);
+template <class Real>
+void Driver<Real>::backward_stage(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                                  const Inputs<Real>& in, const Mask<Real>& mask,
+                                  const Saved<Real>& saved, const StoredView<const Real>& out,
+                                  const OutputGradients<Real>& output,
+                                  const Gradients<Real>& grads, HandedOn<Real>& on, bool last,
+                                  OpGradient<Real>* grad_op, const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
   require_options<Real>(options, where);
   const Geometry g = geometry_of(op, in, where);
   require_share(op, g, options, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_backward(op, g, in, mask, out, output, grads, where);
-  check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
-  BackwardCall<Op> call(op, g, in, bound, saved, out, output, grads, options,
-                        resolve_threads(options.threads));
+  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
+              where);
+  BackwardCall<Real> call(op, vjps, g, in, bound, saved, out, output, grads, options,
+                          resolve_threads(options.threads));
   run_stage(*call.pass(), on, last, grad_op, options);
   call.finish();
+}
+template <class Op, class Real = typename Op::Scalar>
+void backward_stage(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+                    const Saved<Real>& saved, const StoredView<const Real>& out,
+                    const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                    HandedOn<Real>& on, bool last, Op* grad_op, const Options& options) {
+  static_assert(!InputColumns<Op>::any);
+  const OpTilesOf<Op> of(op);
+  with_gradient(op, grad_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+    Driver<Real>::backward_stage(of.tiles(), vjps, in, mask, saved, out, output, grads, on, last,
+                                 gradient, options);
+  });
 }
 
 }  // namespace detail

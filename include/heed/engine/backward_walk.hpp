@@ -25,13 +25,12 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // A panel on its way back.
-template <class Op, class Real>
+template <class Real>
 struct BackwardPanel {
-  Panel<Op, Real> panel;
-  PanelGradients<Op, Real> gradients;
+  Panel<Real> panel;
+  PanelGradients<Real> gradients;
   LaneTile<Real> dmixed;  // [dim_v][lanes]: dL/dmixed
-  StreamStates<typename Op::NormaliserType, Real>
-      states;                         // of streaming normalisers, as forward left them
+  LaneTile<Real> states;  // of streaming normalisers, [number][lanes], as forward left them
   bool any_spoilt = false;            // is a row of the panel NaN?
   BfloatPair* paired;                 // dmixed in pairs of rows, where precision is mixed
   Real* delta;                        // [lanes]: rowsum(dmixed o mixed) - dL/dlse
@@ -40,16 +39,16 @@ struct BackwardPanel {
   LaneTile<Real> weights, dscores;    // [tile][lanes], of streaming normalisers
   PanelTile tile;                     // the tile at hand
 
-  BackwardPanel(const CallContext<Op, Real>& c, BackwardShared<Op, Real>& shared,
-                TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
+  BackwardPanel(const CallContext<Real>& c, BackwardShared<Real>& shared,
+                TileScratch<Real>& work, Index index, Scratch<Real>& scratch)
       : panel(c, scratch, true),
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        states(scratch, c.plan.lanes),
+        states{scratch.take(c.op.normaliser.traits.state_numbers * c.plan.lanes),
+               c.op.normaliser.traits.state_numbers, c.plan.lanes},
         paired(take_pairs(scratch, c.pair_products, pairs_of(c.geometry.dim_v) * c.plan.lanes)),
         delta(scratch.take(c.plan.lanes)),
-        dlse{scratch.take(Op::NormaliserType::maps * c.plan.lanes), Op::NormaliserType::maps,
-             c.plan.lanes} {
+        dlse{scratch.take(c.op.maps() * c.plan.lanes), c.op.maps(), c.plan.lanes} {
     const Index lanes = c.plan.lanes, keys = c.plan.tile;
     weights = {piece_at(work.weights, index * keys * lanes), keys, lanes};
     dscores = {piece_at(work.dscores, index * keys * lanes), keys, lanes};
@@ -57,30 +56,30 @@ struct BackwardPanel {
   BackwardPanel(const BackwardPanel&) = delete;  // gradients refer to the panel
 };
 
-template <class Op, class Real>
+template <class Real>
 class BackwardWorker {
  public:
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, Real>;
-  static constexpr int kMaps = Normaliser::maps;
+  using Context = CallContext<Real>;
 
-  BackwardWorker(const Context& c, BackwardShared<Op, Real>& shared, Scratch<Real>& scratch)
-      : mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, kMaps, true, scratch),
+  BackwardWorker(const Context& c, BackwardShared<Real>& shared, Scratch<Real>& scratch)
+      : traits_(c.op.normaliser.traits),
+        readout_(c.op.readout.traits),
+        maps_(c.op.maps()),
+        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, true, scratch),
         c_(c),
         s_(shared),
         work_(c, scratch),
-        own_(zeros_like(c.op)),
+        own_(shared.vjps),
         panels_(c.plan.group) {
     if (c.pair_products) c_.mixed = &mixed_;
     const Geometry& g = c.geometry;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    const Index span = c.plan.span_keys(Normaliser::streams, g.len_kv);
+    const Index span = c.plan.span_keys(traits_.streams, g.len_kv);
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c_, shared, work_, i, scratch);
-    for (auto& dots : dots_) dots = take(span);
+    for (std::size_t m = 0; m < std::size_t(maps_); ++m) dots_[m] = take(span);
     saved_tile_ = take(g.dim_v);
-    if constexpr (!Normaliser::streams) dweights_ = take(g.len_kv);
+    if (!traits_.streams) dweights_ = take(g.len_kv);
     projected_ = take(c.keys.needs().rank > 0 ? tile : 0);
     top_ = scratch.take(lanes);
     dtable_ = scratch.take(c.keys.needs().table_rows * g.dim_qk);
@@ -89,7 +88,7 @@ class BackwardWorker {
 
   // All that one group of panels adds to the gradients; to those of parameters and tables by `sums`.
   void run(const VisitingOrder::Visit& visit, OrderedSums& sums) {
-    own_.visit([](const char*, auto& param) { param.set_zero(); });
+    own_.set_zero();
     work_.positions.begin();
     std::fill(dtable_, dtable_ + table_size(), Real(0));
     const Index first = visit.group * c_.plan.group;
@@ -100,7 +99,7 @@ class BackwardWorker {
       my.panel.load_queries();
       my.gradients.begin(visit);
       load_output_gradient(my);
-      if constexpr (Normaliser::streams)
+      if (traits_.streams)
         load_state(my);
       else
         weigh_rows(my);
@@ -123,13 +122,13 @@ class BackwardWorker {
       my.gradients.finish(own_, dtable_);
       if (!s_.sums_queries) my.gradients.write_query_gradients();
     });
-    work_.positions.finish(own_.score, visit.head);
+    s_.vjps.score.add_positions(visit.head, work_.positions.finish().data(), *own_.score);
     commit(visit, sums);
   }
 
  private:
-  using My = BackwardPanel<Op, Real>;
-  using WeighedTile = typename PanelGradients<Op, Real>::WeighedTile;
+  using My = BackwardPanel<Real>;
+  using WeighedTile = typename PanelGradients<Real>::WeighedTile;
 
   template <class Body>
   void for_active(Body&& body) {
@@ -148,24 +147,24 @@ class BackwardWorker {
       pack(view.row(place.batch, place.head, place.query), view.strides().row, to);
     };
     pack_view(s_.output.grad_out, my.dmixed);
-    if constexpr (Readout::saves_mixed)
+    if (readout_.saves_mixed)
       pack(s_.saved.mixed.data() + my.panel.first_row() * dim, dim, saved_tile_);
     else
       pack_view(s_.output.out, saved_tile_);
     my.dlse.fill(Real(0));
     if (s_.output.grad_lse.given())
       pack_lanes(s_.output.grad_lse.row(place.batch, place.head, place.query),
-                 s_.output.grad_lse.strides().row, place.rows, kMaps, my.dlse.data, lanes);
+                 s_.output.grad_lse.strides().row, place.rows, maps_, my.dlse.data, lanes);
     ReadoutPanel<Real> readout = my.panel.readout.load(place, my.dmixed);
     readout.saved = saved_tile_.constant();
     readout.delta = my.delta;
     my.gradients.attach(readout);
-    if constexpr (Readout::uses_lse) {
+    if (readout_.uses_lse) {
       restore_lse(my);
       readout.lse = my.panel.lse.constant();
       readout.dlse = my.dlse;
     }
-    if constexpr (Readout::counts_steps) {
+    if (readout_.counts_steps) {
       readout.steps.fill(Real(0));
       if (s_.output.grad_steps.given())
         pack_lanes(s_.output.grad_steps.row(place.batch, place.head, place.query),
@@ -175,7 +174,7 @@ class BackwardWorker {
     }
     my.extra = readout.extra;
     my.query = readout.query;
-    c_.op.read_out_vjp(readout, own_);
+    s_.vjps.readout.read_out_vjp(readout, *own_.readout, *own_.score);
     for (int v = 0; v < c_.plan.vectors && loss_reads_lse(); ++v)
       (Pack<Real>::load(my.delta + v * kLanes<Real>) - my.dlse.load(0, v))
           .store(my.delta + v * kLanes<Real>);
@@ -186,38 +185,38 @@ class BackwardWorker {
   }
 
   [[nodiscard]] bool loss_reads_lse() const {
-    return Readout::uses_lse || s_.output.grad_lse.given();
+    return readout_.uses_lse || s_.output.grad_lse.given();
   }
   void restore_lse(My& my) const {
     const Real* from = s_.saved.lse.data() + my.panel.first_row();
-    for (int m = 0; m < kMaps; ++m, from += c_.geometry.query_rows())
+    for (int m = 0; m < maps_; ++m, from += c_.geometry.query_rows())
       std::copy(from, from + my.panel.place.rows, my.panel.lse.row(m));
   }
 
   // Is lane i of a streaming panel a row that is NaN? So are then the gradients of all that it sees, whatever weight
   // a pair has.
   [[nodiscard]] static bool spoilt(const My& my, Index i) {
-    return std::isnan(my.states.sums()[i]);
+    return std::isnan(my.states.row(0)[i]);
   }
 
   // The states that forward has left, and the gradients of the normaliser's own parameters.
   void load_state(My& my) {
-    const Normaliser& normaliser = c_.op.normaliser;
     const Index count = my.panel.place.rows;
     for (int v = 0; v < c_.plan.vectors; ++v)
-      my.states.store(v, normaliser.begin(my.panel.queries(v)));
-    my.states.restore(s_.saved.state.data() + my.panel.first_row(), c_.geometry.query_rows(),
-                      count);
+      c_.op.normaliser.begin(my.panel.queries(v), v, my.states);
+    for (Index n = 0; n < traits_.state_numbers; ++n)
+      std::copy_n(s_.saved.state.data() + my.panel.first_row() + n * c_.geometry.query_rows(),
+                  count, my.states.row(n));
     for (int v = 0; v < c_.plan.vectors; ++v)
-      normaliser.vjp(my.panel.queries(v, my.gradients.normaliser_inputs()), my.states.load(v),
-                     Pack<Real>::load(my.delta + v * kLanes<Real>), own_.normaliser);
+      s_.vjps.normaliser.vjp(my.panel.queries(v, my.gradients.normaliser_inputs()), v, my.states,
+                             my.delta, *own_.normaliser);
     my.any_spoilt = false;
     for (Index i = 0; i < count; ++i) my.any_spoilt = my.any_spoilt || spoilt(my, i);
   }
 
   // Do all panels see the tile at hand alike? One product over all their queries can then add to dK, and one to dV.
   [[nodiscard]] bool same_tile_for_all() {
-    bool same = Normaliser::streams && active_ > 1;
+    bool same = traits_.streams && active_ > 1;
     const TilePlace& first = panels_[0].tile.at;
     for_active([&](const My& my) {
       const TilePlace& at = my.tile.at;
@@ -230,7 +229,7 @@ class BackwardWorker {
 
   void run_tile(My& my, Index t, bool together) {
     if (my.tile.kind == TileKind::empty) return;
-    if constexpr (Normaliser::streams)
+    if (traits_.streams)
       my.gradients.add(t, my.tile, weigh_tile(my, my.tile, together), together);
     else
       my.gradients.add(t, my.tile, weighed_part(my, my.tile.at), together);
@@ -281,7 +280,8 @@ class BackwardWorker {
     weighed.dscores[0] = my.dscores.part(0, tile.at.keys);
     score_tile(my, 0, tile, weighed.dots[0], weighed.weights, top_);
     weight_gradients(my, tile.at, weighed.dscores[0]);
-    weigh(my, tile.at, weighed.weights, weighed.dscores[0]);
+    s_.vjps.normaliser.weigh_vjp(weighed.weights, weighed.dscores[0], tile.at, c_.plan.vectors,
+                                 my.states, my.delta, my.panel.dropout);
     // Sums over the queries of the whole group read skipped pairs, too.
     if (together)
       for (const auto& rows : {weighed.weights, weighed.dscores[0]})
@@ -321,47 +321,9 @@ class BackwardWorker {
     });
   }
 
-  // Scores become weights, x (X = V dmixed^T) becomes dscores, by the streaming normaliser's formulas:
-  //   weight = weight(state, score) finish(state)     dscore = dscore(state, score, weight, X, delta)
-  // and both are 0 where the pair is hidden. With dropout, drop(): weight -> drop(weight) in what is summed into dV,
-  // X -> drop(X).
-  void weigh(const My& my, const TilePlace& at, const LaneTile<Real>& scores,
-             const LaneTile<Real>& x) const {
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const KeyRange keys = at.keys_of(v);
-      const LaneTile<Real> own_scores = scores.part(keys.begin, keys.size()),
-                           own_x = x.part(keys.begin, keys.size());
-      if (my.panel.dropout.drops())
-        weigh(my, v, my.panel.dropout.along_queries(v, at.key + keys.begin), own_scores, own_x);
-      else
-        weigh(my, v, KeepAll{}, own_scores, own_x);
-    }
-  }
-  struct KeepAll {
-    void next() {}
-    [[nodiscard]] Pack<Real> operator()(Pack<Real> x) const { return x; }
-  };
-  template <class Drop>
-  void weigh(const My& my, int v, Drop drop, const LaneTile<Real>& scores,
-             const LaneTile<Real>& x) const {
-    const Normaliser& normaliser = c_.op.normaliser;
-    const auto state = my.states.load(v);
-    const Pack<Real> factor = normaliser.finish(state);
-    const Pack<Real> delta = Pack<Real>::load(my.delta + v * kLanes<Real>);
-    for (Index j = 0; j < scores.rows; ++j) {
-      drop.next();
-      const Pack<Real> score = scores.load(j, v);
-      const Pack<Real> weight = normaliser.weight(state, score) * factor;
-      const Pack<Real> dscore = normaliser.dscore(state, score, weight, drop(x.load(j, v)), delta);
-      // Both by select: in a row that holds a NaN, the weight of a hidden pair is 0 times NaN.
-      scores.store(j, v, zero_where(is_hidden(score), drop(weight)));
-      x.store(j, v, zero_where(is_hidden(score), dscore));
-    }
-  }
-
   // Row normalisers: scores and X = V dmixed^T of the whole row, then (weights, dscores) by the normaliser's vjp.
   void weigh_rows(My& my) {
-    Panel<Op, Real>& panel = my.panel;
+    Panel<Real>& panel = my.panel;
     RowBlock<Real> block = panel.row_block();
     block.dweights = block.weights = {dweights_.data, panel.seen_by_any.size(), c_.plan.lanes};
     block.dscores = block.scores;
@@ -372,24 +334,24 @@ class BackwardWorker {
     block.dquery_inputs = my.gradients.normaliser_inputs();
     block.dkey_inputs = my.gradients.key_inputs();
     if (loss_reads_lse())
-      for (int m = 0; m < kMaps; ++m) block.dlse[std::size_t(m)] = my.dlse.row(m);
+      for (int m = 0; m < maps_; ++m) block.dlse[std::size_t(m)] = my.dlse.row(m);
     const auto weigh = [&](const KeyRange& keys) {
       const PanelTile tile = panel.tile(keys);
       const WeighedTile weighed = weighed_part(my, tile.at);
       if (tile.kind == TileKind::empty) {
-        for (const auto& scores : weighed.dscores) scores.fill(-kInfinity<Real>);
+        for (int m = 0; m < maps_; ++m) weighed.dscores[std::size_t(m)].fill(-kInfinity<Real>);
         return weighed.weights.fill(Real(0));
       }
-      for (int m = 0; m < kMaps; ++m)
+      for (int m = 0; m < maps_; ++m)
         score_tile(my, m, tile, weighed.dots[std::size_t(m)], weighed.dscores[std::size_t(m)],
-                   panel.rows.max[m]);
+                   panel.rows.max[std::size_t(m)]);
       weight_gradients(my, tile.at, weighed.weights);
       panel.dropout.drop(weighed.weights, tile.at);
       fill_skipped(tile.at, c_.plan.vectors, weighed.weights, Real(0));
     };
     for (Index t = 0; t < c_.plan.tiles; ++t)
       for_parts(c_.plan, t, c_.geometry.len_kv, panel.seen_by_all, weigh);
-    normalise_rows_vjp(c_.op.normaliser, block, own_.normaliser);
+    s_.vjps.normaliser.weights_vjp(block, *own_.normaliser);
     panel.dropout.drop(block.weights, panel.whole_rows());
     for (Index i = 0; i < panel.place.rows; ++i)
       if (panel.rows.saw_nothing(i) && panel.sees_any(i)) spoil_row(my, block, i);
@@ -400,15 +362,12 @@ class BackwardWorker {
     for (const auto& rows : block.dscores)
       if (rows.data) my.panel.spoil(rows, i, my.panel.seen_by_any.begin);
     my.panel.spoil(block.weights, i, my.panel.seen_by_any.begin);
-    if (Normaliser::uses_extra) block.dextra[i] = nan;
+    if (traits_.uses_extra) block.dextra[i] = nan;
     for (Index c = 0; c < block.dquery_inputs.rows; ++c) block.dquery_inputs.row(c)[i] = nan;
-    for (Index j = 0; j < block.keys() && key_inputs_of<Normaliser> != 0; ++j)
+    for (Index j = 0; j < block.keys() && traits_.key_inputs > 0; ++j)
       if (my.panel.sees(i, my.panel.seen_by_any.begin + j))
-        for (Index c = 0; c < key_inputs_of<Normaliser>; ++c) block.dkey_inputs(j, c) = nan;
-    visit_parameters(own_.normaliser, [&](const char*, auto& param) {
-      for (Index n = 0; n < param.size(); ++n)
-        if (param.size() != c_.geometry.heads || n == block.head) param[n] = nan;
-    });
+        for (Index c = 0; c < traits_.key_inputs; ++c) block.dkey_inputs(j, c) = nan;
+    own_.normaliser->make_nan(block.head, c_.geometry.heads);
   }
   // A tile of whole rows: before the vjp, scores stand where dscores do, and X where weights do.
   [[nodiscard]] WeighedTile weighed_part(const My& my, const TilePlace& at) const {
@@ -416,7 +375,7 @@ class BackwardWorker {
       return row.part(at.key - my.panel.seen_by_any.begin, at.keys);
     };
     WeighedTile tile{part(dweights_), {}, {}};
-    for (std::size_t m = 0; m < kMaps; ++m) {
+    for (std::size_t m = 0; m < std::size_t(maps_); ++m) {
       tile.dots[m] = part(dots_[m]);
       tile.dscores[m] = part(my.panel.rows.scores[m]);
     }
@@ -427,23 +386,23 @@ class BackwardWorker {
   void commit(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
     ordered.add(visit, [&](double* sums) {
       if (s_.sums_queries) for_active([](My& my) { my.gradients.write_query_gradients(); });
-      double* to = sums;
-      own_.visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) *to++ += double(param[i]);
-      });
-      to = sums + s_.first_table() + visit.head * table_size();
+      own_.add_to(sums);
+      double* to = sums + s_.first_table() + visit.head * table_size();
       for (Index i = 0; i < table_size(); ++i) to[i] += double(dtable_[i]);
     });
   }
 
+  const NormaliserTraits& traits_;
+  const ReadoutTraits& readout_;
+  const int maps_;
   MixedTile mixed_;
   Context c_;  // the call's, but for mixed_
-  BackwardShared<Op, Real>& s_;
-  TileScratch<Op, Real> work_;
-  Op own_;  // parameter gradients of the group
+  BackwardShared<Real>& s_;
+  TileScratch<Real> work_;
+  OpGradient<Real> own_;  // parameter gradients of the group
   FixedList<My> panels_;
   Index active_ = 0;
-  std::array<LaneTile<Real>, std::size_t(kMaps)> dots_;
+  std::array<LaneTile<Real>, kMostMaps> dots_;  // [map]
   LaneTile<Real> saved_tile_, projected_;
   LaneTile<Real> dweights_;  // of row normalisers
   Real *top_, *dtable_;

@@ -1,29 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The doors' types, and the one place where arguments are checked.
+// What a call is given and what it leaves: the types of the doors. checks.hpp refuses what does not fit.
 
 #include <heed/core/dropout.hpp>
+#include <heed/core/geometry.hpp>
 #include <heed/engine/key_features.hpp>
-#include <heed/engine/sources.hpp>
-#include <heed/engine/token_inputs.hpp>
-#include <heed/mask/bound_mask.hpp>
 #include <heed/mask/mask_stamp.hpp>
-#include <heed/plug/attention.hpp>
-#include <heed/plug/check.hpp>
 #include <heed/simd/precision.hpp>
 #include <heed/simd/stored_view.hpp>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <concepts>
-#include <cstdlib>
-#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace heed {
@@ -191,17 +182,12 @@ struct CallStamp {
   Precision precision = {};
   Index sequences = 0;  // that were packed
 
-  template <class Op, class Real>
-  [[nodiscard]] static CallStamp of(const Geometry& g, const Mask<Real>& mask, double scale,
-                                    const Options& options) {
-    CallStamp stamp{type_name<Op>(),   g, scale, options.dropout, MaskStamp(mask),
-                    options.precision, 0};
+  template <class Real>
+  [[nodiscard]] static CallStamp of(std::string_view op, const Geometry& g, const Mask<Real>& mask,
+                                    double scale, const Options& options) {
+    CallStamp stamp{op, g, scale, options.dropout, MaskStamp(mask), options.precision, 0};
     stamp.geometry.queries_at_end = false;  // what it asks of the mask was asked before
     return stamp;
-  }
-  template <class Op>
-  [[nodiscard]] static std::string_view type_name() {
-    return __PRETTY_FUNCTION__;
   }
 
   // In what `other` differs, as the end of a sentence about saved numbers; empty if in nothing.
@@ -279,284 +265,6 @@ inline std::string CallStamp::text_of_difference(const CallStamp& other) const {
   unless_same(precision == other.precision, "is of a call with precision ", precision.name(),
               ", this one has ", other.precision.name());
   return text.empty() ? mask.difference(other.mask) : text;
-}
-
-namespace detail {
-
-inline std::string door_name(const char* function, const char* op) {
-  return op[0] == '\0' ? std::string(function) : std::string(function) + "(" + op + ")";
-}
-
-inline void require_view(const MemoryView& view, const char* name, const std::string& where) {
-  const Shape& s = view.shape;
-  require(s.batch >= 0 && s.heads >= 0 && s.len >= 0 && s.dim >= 0, where, ": ", name,
-          " has shape ", s, ", extents must not be negative");
-  (void)element_count(s, (where + ": " + name).c_str());
-  if (!view.has_elements()) return;
-  for (Index p = 0; p < view.pages(); ++p) {
-    (void)view.span(p);  // throws where an offset does not fit
-    const std::uintptr_t address = view.address(p);
-    require(address != 0, where, ": ", name, " has a null pointer and shape ", s);
-    const std::uintptr_t past = address % std::uintptr_t(view.alignment);
-    require(past == 0, where, ": ", name, " lies ", past, " bytes past a multiple of ",
-            view.alignment, ", it must be aligned to ", view.alignment, " bytes");
-  }
-}
-
-// Pages that tiles of keys do not straddle.
-inline void require_pages(const MemoryView& view, Index lanes, const char* name,
-                          const std::string& where) {
-  require(view.page_rows % lanes == 0, where, ": ", name, " has pages of ", view.page_rows,
-          " rows, they must be multiples of ", lanes);
-}
-inline void require_one_piece(const MemoryView& view, const char* name, const std::string& where) {
-  require(view.page_rows == 0, where, ": ", name, " has pages of ", view.page_rows,
-          " rows, it must lie in one piece");
-}
-
-inline void require_shape(const MemoryView& view, const Shape& wanted, const char* name,
-                          const std::string& where) {
-  require(view.shape != Shape{} || wanted == Shape{}, where, ": ", name,
-          " was not given, it must have shape ", wanted);
-  require_view(view, name, where);
-  require_one_piece(view, name, where);
-  require(view.shape == wanted, where, ": ", name, " has shape ", view.shape, ", it must be ",
-          wanted);
-}
-
-// What is written: every number has a place of its own.
-inline void require_output(const MemoryView& view, const Shape& wanted, const char* name,
-                           const std::string& where) {
-  require_shape(view, wanted, name, where);
-  if (!view.has_elements()) return;
-  const Shape& s = view.shape;
-  const Strides& strides = view.strides;
-  // Strides that are not used may be anything.
-  const auto step = [](Index stride, Index count) {
-    return std::pair(count > 1 ? std::abs(stride) : 0, count);
-  };
-  std::array<std::pair<Index, Index>, 3> steps{
-      {step(strides.batch, s.batch), step(strides.head, s.heads), step(strides.row, s.len)}};
-  for (const auto& [i, j] : {std::pair{0U, 1U}, {1U, 2U}, {0U, 1U}})
-    if (steps[j] < steps[i]) std::swap(steps[i], steps[j]);
-  Index taken = s.dim;
-  for (const auto& [stride, count] : steps) {
-    if (count == 1) continue;
-    require(stride >= taken, where, ": ", name, " has a stride of ", stride, " where ", taken,
-            " numbers lie side by side; rows that are written must not overlap");
-    taken = (count - 1) * stride + taken;
-  }
-}
-
-// The name of a tensor that belongs to an input, such as "grad_query". Its words are joined where a sentence needs them.
-struct NameOfInput {
-  const char* words;
-  const char* input;
-
-  [[nodiscard]] std::string text() const { return std::string(words) + input; }
-};
-
-// Names are const char* or NameOfInput.
-template <class OutName, class InputName>
-void require_apart(const MemoryView& out, const MemoryView& input, OutName out_name,
-                   InputName input_name, const std::string& where) {
-  require(!may_overlap(out, input), where, ": ", out_name, " overlaps ", input_name);
-}
-template <class OutName, class InputName>
-void require_apart_from_scales(const MemoryView& out, const MemoryView& scales, OutName out_name,
-                               InputName input_name, const std::string& where) {
-  require(!may_overlap(out, scales), where, ": ", out_name, " overlaps the scales of ", input_name);
-}
-template <class Element, class OutName, class InputName>
-void require_apart(const MemoryView& out, const StoredView<Element>& input, OutName out_name,
-                   InputName input_name, const std::string& where) {
-  require_apart(out, MemoryView(input), out_name, input_name, where);
-  require_apart_from_scales(out, input.scales(), out_name, input_name, where);
-}
-
-}  // namespace detail
-
-// Throws, its sentence starting with `where`, unless every option lies in its range for an op of Real.
-template <class Real>
-void require_options(const Options& options, const std::string& where) {
-  require(options.threads >= 0, where, ": Options: threads is ", options.threads,
-          ", it must be 0 (default) or positive");
-  require(options.panel_vectors >= 0 && options.panel_vectors <= kPanelVectors, where,
-          ": Options: panel_vectors is ", options.panel_vectors, ", it must lie in [0, ",
-          kPanelVectors, "]");
-  require(options.key_tile >= 0, where, ": Options: key_tile is ", options.key_tile,
-          ", it must not be negative");
-  require(options.dropout.valid(), where, ": Options: dropout.rate is ", options.dropout.rate,
-          ", it must be in [0, 1)");
-  require(!options.precision.mixes() || std::is_same_v<Real, float>, where,
-          ": Options: precision is mixed, it must be storage for an op of double; an op of float "
-          "has both");
-  constexpr auto largest = double(std::numeric_limits<Real>::max());
-  const double scale = options.scale.value_or(0);
-  require(std::isfinite(scale), where, ": Options: scale is ", scale, ", it must be finite");
-  require(std::abs(scale) <= largest, where, ": Options: scale is ", scale,
-          ", its size must be at most ", largest);
-}
-
-namespace detail {
-
-// Are the numbers of tokens that the op's parts read declared and given, and do they fit? Some part reads some.
-template <class Op, class Real>
-void require_token_inputs(const Op& op, const Inputs<Real>& in, const Geometry& g,
-                          const std::string& where) {
-  using Columns = InputColumns<Op>;
-  using Score = typename Op::ScoreType;
-  if constexpr (reads_inputs<Score>)
-    require_declared_inputs<Real>(op.score, g.dim_qk, where.c_str());
-  const auto check = [&](const StoredView<const Real>& view, Index len, Index count,
-                         const char* argument, const std::string& name) {
-    if (count == 0) return refuse_token_inputs(view, view.given(), argument, where);
-    require_view(view, argument, where);
-    require_one_piece(view, argument, where);
-    require_token_inputs(view, view.given(), g, {len, count, argument, name}, where);
-  };
-  check(in.query_inputs, g.held_queries(), Columns::query, "query_inputs", Columns::query_names());
-  check(in.key_inputs, g.held_keys(), Columns::key, "key_inputs", Columns::key_names());
-  if constexpr (sums_inputs<Score>) {
-    require(g.held_keys() == g.len_kv, where, ": sums of key_inputs (", key_inputs_name<Score>(),
-            ") run over all keys; ", g.held_keys(), " of ", g.len_kv, " are at hand");
-    require(g.query_position(g.len_q) <= g.len_kv, where, ": sums of key_inputs (",
-            key_inputs_name<Score>(), ") are read at the queries' own tokens; first_query is ",
-            g.first_query, ", len_q is ", g.len_q, ", len_kv is ", g.len_kv);
-  }
-}
-template <class Real>
-void refuse_token_inputs(const Inputs<Real>& in, const std::string& where) {
-  refuse_token_inputs(in.query_inputs, in.query_inputs.given(), "query_inputs", where);
-  refuse_token_inputs(in.key_inputs, in.key_inputs.given(), "key_inputs", where);
-}
-
-inline constexpr Index kLastPosition = Index(1) << 53;
-
-inline void require_first_query(Index first_query, const std::string& where) {
-  require(first_query >= 0 && first_query <= kLastPosition, where, ": first_query is ", first_query,
-          ", it must lie in [0, ", kLastPosition, "]");
-}
-
-}  // namespace detail
-
-// Throws unless calls of an op may have these sizes, which no inputs have been asked for.
-template <class Op>
-void require_sizes(const Op& op, const Geometry& g, const std::string& where) {
-  require(g.batch >= 0 && g.heads >= 0 && g.kv_heads >= 0 && g.len_q >= 0 && g.len_kv >= 0, where,
-          ": the geometry has batch ", g.batch, ", heads ", g.heads, ", kv_heads ", g.kv_heads,
-          ", len_q ", g.len_q, ", len_kv ", g.len_kv, "; none may be negative");
-  require(g.dim_qk > 0 && g.dim_v > 0, where, ": the geometry has dim_qk ", g.dim_qk, " and dim_v ",
-          g.dim_v, ", both must be at least 1");
-  detail::require_first_query(g.first_query, where);
-  const Index query_heads = op.normaliser.query_heads(g.heads);
-  require(g.query_heads == query_heads, where, ": the geometry has query_heads ", g.query_heads,
-          ", for ", g.heads, " heads of the op it must be ", query_heads);
-  require(g.heads == 0 || (g.kv_heads > 0 && g.heads % g.kv_heads == 0), where, ": ", g.heads,
-          " heads cannot share ", g.kv_heads, " kv_heads evenly");
-}
-
-namespace detail {
-
-// Of calls that are made with whole tensors alone.
-template <class Real>
-void refuse_share(const Inputs<Real>& in, const std::string& where) {
-  require(in.share == Share{}, where,
-          ": a share of a call was given (Inputs::share); forward() and backward() alone take one");
-}
-
-// len and what stands before and behind it, of queries or keys.
-[[nodiscard]] inline Index whole_length(Index len, Index before, Index behind, const char* of,
-                                        const std::string& where) {
-  Index whole = 0;
-  require(before >= 0 && behind >= 0 && !__builtin_add_overflow(before, behind, &whole) &&
-              !__builtin_add_overflow(whole, len, &whole),
-          where, ": share has ", before, " ", of, " before and ", behind, " behind the ", len,
-          " at hand; neither may be negative, and their sum must fit 64 bits");
-  return whole;
-}
-
-}  // namespace detail
-
-// Sizes of a call; throws std::invalid_argument when the inputs do not fit each other.
-template <class Op, class Real>
-[[nodiscard]] Geometry geometry_of(const Op& op, const Inputs<Real>& in, const std::string& where) {
-  using namespace detail;
-  require(
-      in.packed == nullptr, where,
-      ": packed sequences were given, this takes one of them at a time; forward() and backward() "
-      "take them as PackedInputs");
-  require_view(in.query, "query", where);
-  require_view(in.key, "key", where);
-  require_view(in.value, "value", where);
-  require_one_piece(in.query, "query", where);
-  require_one_piece(in.extra, "extra", where);
-  require_pages(in.key, kPanelLanes<Real>, "key", where);
-  require_pages(in.value, kPanelLanes<Real>, "value", where);
-  const Shape &q = in.query.shape(), &k = in.key.shape(), &v = in.value.shape();
-  for (const auto& [view, name] :
-       {std::pair{&in.query, "query"}, {&in.key, "key"}, {&in.value, "value"}})
-    require(view->given(), where, ": ", name, " was not given");
-  require(k.dim == q.dim, where, ": key has dim_qk ", k.dim, ", query has ", q.dim);
-  require(q.dim > 0, where, ": query has dim_qk 0; it must be at least 1");
-  require(v.dim > 0, where, ": value has dim_v 0; it must be at least 1");
-  require(k.batch == q.batch, where, ": key has batch ", k.batch, ", query has ", q.batch);
-  require(v.batch == q.batch, where, ": value has batch ", v.batch, ", query has ", q.batch);
-  require(v.heads == k.heads, where, ": value has ", v.heads, " heads, key has ", k.heads);
-  require(v.len == k.len, where, ": value has len ", v.len, ", key has ", k.len);
-  const Index per_head = op.normaliser.query_heads(1);
-  require(q.heads % per_head == 0, where, ": query has ", q.heads, " heads, the op reads them in ",
-          per_head, "s");
-  const Index heads = q.heads / per_head;
-  require(heads == 0 || (k.heads > 0 && heads % k.heads == 0), where, ": ", heads,
-          " heads cannot share ", k.heads, " kv_heads evenly");
-  require_first_query(in.first_query, where);
-  const Share& share = in.share;
-  const Geometry g{
-      q.batch,
-      heads,
-      q.heads,
-      k.heads,
-      whole_length(q.len, share.queries_before, share.queries_behind, "queries", where),
-      whole_length(k.len, share.keys_before, share.keys_behind, "keys", where),
-      q.dim,
-      v.dim,
-      in.first_query,
-      share,
-      in.queries_at_end};
-  op.validate(g, where.c_str());
-  require_sources(op.normaliser, g, where);
-  const Index extra = op.extra_dim(g);
-  if (extra > 0) {
-    require(in.extra.given(), where, ": the op needs the input ", op.readout.extra_name(),
-            " of shape ", g.extra_shape(extra), ", none was given");
-    require_shape(in.extra, g.extra_shape(extra), op.readout.extra_name(), where);
-  } else {
-    require(!in.extra.given(), where, ": an extra input of shape ", in.extra.shape(),
-            " was given, the op reads none");
-  }
-  if constexpr (InputColumns<Op>::any)
-    require_token_inputs(op, in, g, where);
-  else
-    refuse_token_inputs(in, where);
-  if constexpr (Op::ReadoutType::uses_own_rows) {
-    require(g.len_q == g.len_kv, where,
-            ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
-            g.len_kv);
-    require(g.held_queries() == 0 || (share.keys_before <= share.queries_before &&
-                                      share.keys_behind <= share.queries_behind),
-            where, ": the readout reads key and value of its own row; queries [",
-            share.queries_before, ", ", g.held_queries_end(), ") and keys [", share.keys_before,
-            ", ", g.held_keys_end(), ") of ", g.len_kv, " are at hand");
-  }
-  return g;
-}
-
-template <class Op>
-[[nodiscard]] double scale_of(const Op& op, const Geometry& g, const Options& options) {
-  if (options.scale) return *options.scale;
-  const Index width = g.heads > 0 ? op.normaliser.source(g, 0, 0).width : g.dim_qk;
-  return 1.0 / std::sqrt(double(width));
 }
 
 }  // namespace HEED_ABI

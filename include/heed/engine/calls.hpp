@@ -14,64 +14,48 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// What the call reads of its tokens, in `operands`; holds the memory of their sums.
-template <class Op, class Real>
-[[nodiscard]] auto take_inputs(const Op& op, const Geometry& g, const Inputs<Real>& in,
-                               WidenedTensors<Real>& copies, int threads,
-                               Operands<Real>& operands) {
-  using Score = typename Op::ScoreType;
-  using Columns = InputColumns<Op>;
-  if constexpr (Columns::any) {
-    const auto query = rows_of_call(copies.read(in.query_inputs), g.share.queries_before),
-               key = rows_of_call(copies.read(in.key_inputs), g.share.keys_before);
-    operands.part_inputs = part_inputs_of<Op>(query, key);
-    auto inputs = std::make_unique<SummedInputs<Score, Real>>(
-        op.score, g, columns_of(query, Columns::score_query), columns_of(key, Columns::score_key),
-        threads);
-    operands.query_inputs = inputs->query();
-    operands.key_inputs = inputs->key();
-    return inputs;
-  } else {
-    return nullptr;
-  }
+// Puts what the call reads of its tokens into `operands`. Returns the memory of their sums; null for ops that read none.
+template <class Real>
+[[nodiscard]] std::unique_ptr<SummedInputs<Real>> take_inputs(
+    const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in,
+    WidenedTensors<Real>& copies, int threads, Operands<Real>& operands) {
+  const TokenColumns& columns = op.columns;
+  if (!columns.any()) return nullptr;
+  const auto query = rows_of_call(copies.read(in.query_inputs), g.share.queries_before),
+             key = rows_of_call(copies.read(in.key_inputs), g.share.keys_before);
+  operands.part_inputs = part_inputs_of(columns, query, key);
+  auto inputs = std::make_unique<SummedInputs<Real>>(op.score, g,
+                                                     columns_of(query, columns.score_query),
+                                                     columns_of(key, columns.score_key), threads);
+  operands.query_inputs = inputs->query();
+  operands.key_inputs = inputs->key();
+  return inputs;
 }
-
-template <class Op>
-using SumsOfInputs =
-    decltype(take_inputs(std::declval<const Op&>(), std::declval<const Geometry&>(),
-                         std::declval<const Inputs<typename Op::Scalar>&>(),
-                         std::declval<WidenedTensors<typename Op::Scalar>&>(), 1,
-                         std::declval<Operands<typename Op::Scalar>&>()));
-
 // Where backward writes what it adds up, in `grads`, which arrive as the caller's.
-template <class Op, class Real, class Sums>
-void take_input_gradients(Sums& sums, GradientOperands<Real>& grads) {
-  using Columns = InputColumns<Op>;
-  grads.part_inputs = part_inputs_of<Op>(grads.query_inputs, grads.key_inputs);
-  grads.query_inputs = columns_of(grads.query_inputs, Columns::score_query);
-  grads.key_inputs = columns_of(grads.key_inputs, Columns::score_key);
+template <class Real>
+void take_input_gradients(const TokenColumns& columns, SummedInputs<Real>& sums,
+                          GradientOperands<Real>& grads) {
+  grads.part_inputs = part_inputs_of(columns, grads.query_inputs, grads.key_inputs);
+  grads.query_inputs = columns_of(grads.query_inputs, columns.score_query);
+  grads.key_inputs = columns_of(grads.key_inputs, columns.score_key);
   sums.take_gradients(grads.query_inputs, grads.key_inputs);
 }
 
 // A checked call of forward: what it reads and writes, and the passes that it runs.
-template <class Op>
+template <class Real>
 class ForwardCall {
  public:
-  using Real = typename Op::Scalar;
-
   // threads: that may prepare it. Op, mask, options and `where` must outlive it.
-  ForwardCall(const Op& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
-              const Outputs<Real>& outputs, Saved<Real>* saved, const Options& options,
-              const std::string& where, int threads)
+  ForwardCall(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in,
+              const Mask<Real>& mask, const Outputs<Real>& outputs, Saved<Real>* saved,
+              const Options& options, const std::string& where, int threads)
       : op_(op),
         g_(g),
         mask_(mask),
@@ -81,8 +65,9 @@ class ForwardCall {
         copies_(threads),
         operands_{of_queries(copies_.read(in.query)), in.key, in.value,
                   of_queries(copies_.read(in.extra))} {
+    const bool own_rows = op.readout.traits.uses_own_rows;
     // Own rows need not lie in the tile at hand, and tiles count keys from those elsewhere on.
-    if (Op::ReadoutType::uses_own_rows || g.share.keys_before > 0) {
+    if (own_rows || g.share.keys_before > 0) {
       operands_.key = rows_of_call(copies_.read(in.key), g.share.keys_before);
       operands_.value = rows_of_call(copies_.read(in.value), g.share.keys_before);
     }
@@ -90,9 +75,9 @@ class ForwardCall {
     to_ = {of_queries(copies_.write(outputs.out)), of_queries(copies_.write(outputs.lse)),
            of_queries(copies_.write(outputs.steps))};
     const bool folds = heads_fold(op, g, mask, bound_, options.dropout);
-    // Of copies and shares of keys, and of heads that are folded in this call alone, nothing can be kept.
-    const bool others = Op::ReadoutType::uses_own_rows || g.held_keys() != g.len_kv ||
-                        (folds && in.key_features && SideNeeds<Op>(op, g).per_query_head);
+    // Copied keys, shards and folded heads bypass the feature cache.
+    const bool others = own_rows || g.held_keys() != g.len_kv ||
+                        (folds && in.key_features && SideNeeds<Real>(op, g).per_query_head);
     kept_ = others ? nullptr : in.key_features;
     if (!folds) return;
     folded_.emplace(fold_heads(g), fold_heads(mask, bound_, g), fold_heads(options));
@@ -105,31 +90,20 @@ class ForwardCall {
 
   // An op whose rows depend on each other is first run as a rehearsal; afterwards it is settled with what all rows of the
   // call have said.
-  [[nodiscard]] static bool needs_rehearsal(const Op& op) {
-    if constexpr (Op::ReadoutType::rehearses) return op.readout.needs_rehearsal();
-    return false;
-  }
   void rehearse() {
-    if constexpr (Op::ReadoutType::rehearses) {
-      settled_.emplace(op_);
-      settled_->readout = op_.readout.rehearsal();
-      ready(*settled_, &reports_);
-    }
+    take_readout(op_.readout.rehearsal());
+    ready(*settled_, &reports_);
   }
   void settle() {
-    if constexpr (Op::ReadoutType::rehearses) {
-      pass_.reset();
-      settled_.emplace(op_);
-      settled_->readout.settle(reports_);
-      ready(*settled_, saved_);
-    }
+    pass_.reset();
+    take_readout(op_.readout.settled(reports_));
+    ready(*settled_, saved_);
   }
   void ready() { ready(op_, saved_); }
-  [[nodiscard]] ForwardPass<Op, Real>* pass() { return &*pass_; }
-
+  [[nodiscard]] ForwardPass<Real>* pass() { return &*pass_; }
   // All of the call, by the worker that asks for it.
   void run_alone() {
-    if (needs_rehearsal(op_)) {
+    if (op_.readout.needs_rehearsal()) {
       rehearse();
       pass_->run_alone();
       settle();
@@ -139,10 +113,10 @@ class ForwardCall {
     pass_->run_alone();
     finish();
   }
-
   void finish() {
     copies_.round();
-    if (saved_) saved_->stamp = CallStamp::of<Op>(g_, mask_, scale_of(op_, g_, options_), options_);
+    if (saved_)
+      saved_->stamp = CallStamp::of(op_.type, g_, mask_, scale_of(op_, g_, options_), options_);
   }
 
  private:
@@ -152,22 +126,25 @@ class ForwardCall {
     Mask<Real> mask;
     Options options;
     std::optional<BoundMask<Real>> bound = {};
-
     Folded(const Geometry& g, Mask<Real> of, const Options& own)
         : geometry(g), mask(std::move(of)), options(own) {}
   };
-
   template <class Element>
   [[nodiscard]] TensorView<Element> of_queries(const TensorView<Element>& held) const {
     return rows_of_call(held, g_.share.queries_before);
   }
-  void ready(const Op& op, Saved<Real>* to) {
+  void take_readout(std::unique_ptr<ReadoutTiles<Real>> readout) {
+    own_readout_ = std::move(readout);
+    settled_.emplace(
+        OpTiles<Real>{op_.score, op_.normaliser, *own_readout_, op_.columns, op_.type});
+  }
+  void ready(const OpTiles<Real>& op, Saved<Real>* to) {
     pass_.emplace(op, folded_ ? folded_->geometry : g_, operands_,
                   folded_ ? *folded_->bound : bound_, to_, to,
                   folded_ ? folded_->options : options_, kept_);
   }
 
-  const Op& op_;
+  const OpTiles<Real>& op_;
   Geometry g_;
   const Mask<Real>& mask_;
   const Options& options_;
@@ -175,14 +152,14 @@ class ForwardCall {
   BoundMask<Real> bound_;
   WidenedTensors<Real> copies_;
   Operands<Real> operands_;
-  SumsOfInputs<Op> inputs_;
+  std::unique_ptr<SummedInputs<Real>> inputs_;
   OutputOperands<Real> to_;
   KeyFeatures<Real>* kept_ = nullptr;
   std::optional<Folded> folded_;
-  std::conditional_t<Op::ReadoutType::rehearses, std::optional<Op>, std::monostate> settled_;
-  std::conditional_t<Op::ReadoutType::rehearses, Saved<Real>, std::monostate>
-      reports_;  // of the rehearsal
-  std::optional<ForwardPass<Op, Real>> pass_;
+  std::unique_ptr<ReadoutTiles<Real>> own_readout_;  // of settled_
+  std::optional<OpTiles<Real>> settled_;
+  Saved<Real> reports_;  // of the rehearsal
+  std::optional<ForwardPass<Real>> pass_;
 };
 
 // Calls are prepared side by side where they are many; few leave the threads to what each of them prepares.
@@ -191,6 +168,7 @@ class Preparation {
   Preparation(Index calls, int threads)
       : workers_(int(std::min<Index>(threads, 1 + calls / 8))),
         threads_(workers_ > 1 ? 1 : threads) {}
+
   // body(n, threads) for each call.
   template <class Body>
   void run(Index calls, Body&& body) const {
@@ -202,33 +180,31 @@ class Preparation {
 };
 
 // Runs calls of one op together.
-template <class Op>
-void run_forward_calls(const Op& op, std::span<ForwardCall<Op>* const> calls,
+template <class Real>
+void run_forward_calls(const OpTiles<Real>& op, std::span<ForwardCall<Real>* const> calls,
                        const Preparation& preparation, const Options& options) {
-  const auto run = [&](auto&& prepare) {
+  const auto run = [&](void (*prepare)(ForwardCall<Real>&)) {
     preparation.run(Index(calls.size()), [&](Index n, int) { prepare(*calls[std::size_t(n)]); });
-    FixedList<ForwardPass<Op, typename Op::Scalar>*> passes(Index(calls.size()));
+    FixedList<ForwardPass<Real>*> passes(Index(calls.size()));
     take_longest_first(calls, passes);
     run_forward(passes, options);
   };
-  if (ForwardCall<Op>::needs_rehearsal(op)) {
-    run([](ForwardCall<Op>& call) { call.rehearse(); });
-    run([](ForwardCall<Op>& call) { call.settle(); });
+  if (op.readout.needs_rehearsal()) {
+    run([](ForwardCall<Real>& call) { call.rehearse(); });
+    run([](ForwardCall<Real>& call) { call.settle(); });
   } else {
-    run([](ForwardCall<Op>& call) { call.ready(); });
+    run([](ForwardCall<Real>& call) { call.ready(); });
   }
-  for (ForwardCall<Op>* call : calls) call->finish();
+  for (ForwardCall<Real>* call : calls) call->finish();
 }
 
 // A checked call of backward, and its pass.
-template <class Op>
+template <class Real>
 class BackwardCall {
  public:
-  using Real = typename Op::Scalar;
-
   // As ForwardCall.
-  BackwardCall(const Op& op, const Geometry& g, const Inputs<Real>& in,
-               const BoundMask<Real>& bound, const Saved<Real>& saved,
+  BackwardCall(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const Geometry& g,
+               const Inputs<Real>& in, const BoundMask<Real>& bound, const Saved<Real>& saved,
                const StoredView<const Real>& out, const OutputGradients<Real>& output,
                const Gradients<Real>& grads, const Options& options, int threads)
       : share_(g.share),
@@ -240,21 +216,22 @@ class BackwardCall {
         grads_{to_queries(grads.query),  to_keys(grads.key),        to_keys(grads.value),
                to_queries(grads.extra),  copies_.write(grads.bias), to_queries(grads.query_inputs),
                to_keys(grads.key_inputs)} {
-    if constexpr (InputColumns<Op>::any) take_input_gradients<Op>(*inputs_, grads_);
-    const Op* run = &op;
-    if constexpr (Op::ReadoutType::rehearses)
-      if (op.readout.needs_rehearsal()) {
-        settled_.emplace(op);
-        settled_->readout.settle(saved);
-        run = &*settled_;
-      }
-    pass_.emplace(*run, g, operands_, bound, saved, output_, grads_, options);
+    if (inputs_) take_input_gradients(op.columns, *inputs_, grads_);
+    if (op.readout.needs_rehearsal()) {
+      readout_ = op.readout.settled(saved);
+      readout_vjps_ = vjps.readout.settled(saved);
+    }
+    op_.emplace(OpTiles<Real>{op.score, op.normaliser, readout_ ? *readout_ : op.readout,
+                              op.columns, op.type});
+    vjps_.emplace(OpVjps<Real>{vjps.score, vjps.normaliser,
+                               readout_vjps_ ? *readout_vjps_ : vjps.readout});
+    pass_.emplace(*op_, *vjps_, g, operands_, bound, saved, output_, grads_, options);
   }
   BackwardCall(const BackwardCall&) = delete;  // its parts refer to each other
 
-  [[nodiscard]] BackwardPass<Op, Real>* pass() { return &*pass_; }
+  [[nodiscard]] BackwardPass<Real>* pass() { return &*pass_; }
   void finish() {
-    if constexpr (InputColumns<Op>::any) inputs_->chain();
+    if (inputs_) inputs_->chain();
     copies_.round();
   }
 
@@ -277,18 +254,22 @@ class BackwardCall {
   Share share_;
   WidenedTensors<Real> copies_;
   Operands<Real> operands_;
-  SumsOfInputs<Op> inputs_;
+  std::unique_ptr<SummedInputs<Real>> inputs_;
   OutputGradientOperands<Real> output_;
   GradientOperands<Real> grads_;
-  std::conditional_t<Op::ReadoutType::rehearses, std::optional<Op>, std::monostate> settled_;
-  std::optional<BackwardPass<Op, Real>> pass_;
+  std::unique_ptr<ReadoutTiles<Real>> readout_;  // settled, where rows depend on each other
+  std::unique_ptr<ReadoutVjps<Real>> readout_vjps_;
+  std::optional<OpTiles<Real>> op_;  // with that readout
+  std::optional<OpVjps<Real>> vjps_;
+  std::optional<BackwardPass<Real>> pass_;
 };
 
 // Runs calls of one op together.
-template <class Op>
-void run_backward_calls(std::span<BackwardCall<Op>* const> calls, bool one_bias, Op* grad_op,
-                        const Preparation& preparation, const Options& options) {
-  FixedList<BackwardPass<Op, typename Op::Scalar>*> passes(Index(calls.size()));
+template <class Real>
+void run_backward_calls(std::span<BackwardCall<Real>* const> calls, bool one_bias,
+                        OpGradient<Real>* grad_op, const Preparation& preparation,
+                        const Options& options) {
+  FixedList<BackwardPass<Real>*> passes(Index(calls.size()));
   take_longest_first(calls, passes);
   run_backward(passes, one_bias, grad_op, options);
   preparation.run(Index(calls.size()), [&](Index n, int) { calls[std::size_t(n)]->finish(); });

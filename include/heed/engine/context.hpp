@@ -9,22 +9,24 @@
 #include <heed/mask/bound_mask.hpp>
 #include <heed/simd/instructions.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 namespace heed {
 inline namespace HEED_ABI {
 
 // What all panels of a call read.
-template <class Op, class Real>
+template <class Real>
 struct CallContext {
-  const Op& op;
+  const OpTiles<Real>& op;
   Geometry geometry;
   const BoundMask<Real>& mask;
   Operands<Real> in;
   Plan plan;
   Real scale;
-  const KeySide<Op, Real>& keys;
+  const KeySide<Real>& keys;
   Dropout dropout = {};
   const PairProducts* pair_products =
       nullptr;  // those of Options::precision, where the call heeds it
@@ -33,7 +35,6 @@ struct CallContext {
   // Where panels read keys and values: `in`, or a worker's tile of it.
   TensorView<const Real> key = in.key.plain(), value = in.value.plain();
 
-  using Score = typename Op::ScoreType;
   // Transposed queries carry this factor: the scale, so that a scaled dot product is a logit. A score or a soft
   // cap may also ask for what the scale has taken away. For them a factor that its inverse, or rows of any
   // ordinary size, would overflow or vanish with stays at the next bound, and logit_factor() is the rest, 0 for a
@@ -55,19 +56,28 @@ struct CallContext {
   // calls dot is the scaled one, projected products are scaled likewise, the feature has the inverse of the
   // factor, and neither overflows where their product does not. dscores stand for dL/d(scaled dot), and rows and
   // dQ carry the factor.
-  static constexpr bool factor_in_feature = normed_dots<Score>;
+  [[nodiscard]] bool factor_in_feature() const { return op.score.traits.normed_dots; }
   // From scaled dot products to what pairs call dot, and from query feature 0 to what they have of it.
-  [[nodiscard]] Real dot_factor() const { return factor_in_feature ? Real(1) : 1 / query_factor(); }
+  [[nodiscard]] Real dot_factor() const { return factor_in_feature() ? Real(1) : 1 / query_factor(); }
   [[nodiscard]] Real feature_factor() const {
-    return factor_in_feature ? 1 / query_factor() : Real(1);
+    return factor_in_feature() ? 1 / query_factor() : Real(1);
   }
   // Of projected queries.
   [[nodiscard]] Real projected_factor() const {
-    return factor_in_feature ? query_factor() : Real(1);
+    return factor_in_feature() ? query_factor() : Real(1);
   }
   // The part of the scale that dscores do not have in backward.
   [[nodiscard]] Real row_factor() const {
-    return plain() || factor_in_feature ? query_factor() : Real(1);
+    return plain() || factor_in_feature() ? query_factor() : Real(1);
+  }
+  [[nodiscard]] LogitFactors<Real> logits() const {
+    const Real cap = mask.soft_cap();
+    return {dot_factor(),
+            logit_factor(),
+            cap,
+            std::min(Real(1) / cap, std::numeric_limits<Real>::max()),
+            feature_factor(),
+            dots_are_logits()};
   }
   // Are the products of a panel of this many queries those of pairs of bfloat16? With few they are bound by memory, and
   // stay as they are.
@@ -83,7 +93,7 @@ struct CallContext {
   }
   // Does the score pass have nothing to do?
   [[nodiscard]] bool plain() const {
-    return Score::plain && mask.soft_cap() == Real(0) && scale != Real(0);
+    return op.score.traits.plain && mask.soft_cap() == Real(0) && scale != Real(0);
   }
 };
 

@@ -15,7 +15,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-enum class Pass { forward, backward };
+enum class Pass : int { forward, backward };
 
 struct Explanation {
   std::string instruction_set;  // that the headers were compiled for
@@ -51,13 +51,13 @@ struct Explanation {
 namespace detail {
 
 // Tiles of all panels by kind, and the products' flops in them.
-template <class Op, class Real>
-void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
+template <class Real>
+void count_tiles(const CallContext<Real>& c, Pass pass, Explanation& e) {
   const Geometry& g = c.geometry;
   const double per_pair = pass == Pass::forward ? 2.0 * double(g.dim_qk + g.dim_v)
                                                 : 2.0 * double(3 * g.dim_qk + 2 * g.dim_v);
   Scratch<Real> none;
-  Panel<Op, Real> panel(c, none, pass == Pass::backward);
+  Panel<Real> panel(c, none, pass == Pass::backward);
   for (Index b = 0; b < g.batch; ++b)
     for (Index h = 0; h < g.heads; ++h)
       for (Index p = 0; p < c.plan.panels; ++p) {
@@ -80,11 +80,10 @@ void count_tiles(const CallContext<Op, Real>& c, Pass pass, Explanation& e) {
       }
 }
 
-template <class Op, class Real>
-void remark(const CallContext<Op, Real>& c, const Options& options, Index worker_bytes,
+template <class Real>
+void remark(const CallContext<Real>& c, const Options& options, Index worker_bytes,
             Explanation& e) {
-  using Score = typename Op::ScoreType;
-  using Normaliser = typename Op::NormaliserType;
+  const ScoreTraits& score = c.op.score.traits;
   const Geometry& g = c.geometry;
   const auto say = [&e](auto&&... parts) {
     std::ostringstream out;
@@ -102,12 +101,12 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
         ": products along the columns, which read each key and value once for four queries");
   else if (last < c.plan.lanes)
     say("the last panel fills ", last, " of ", c.plan.lanes, " lanes");
-  if (!Normaliser::streams)
+  if (!c.op.streams())
     say("the normaliser needs whole rows: scratch grows with len_kv",
         c.plan.vectors < kPanelVectors && g.len_q > c.plan.lanes && options.panel_vectors == 0
             ? ", and panels are narrow so that the rows stay in cache"
             : "");
-  if (!Score::plain && !HasScoreVjp<Score, Pack<Real>>)
+  if (!score.plain && !score.has_vjp)
     say("the score has no score_vjp: backward differentiates it by dual numbers");
   const auto percent = [](double share) { return std::to_string(int(100 * share + 0.5)) + " %"; };
   if (c.plan.wide_tile > 0)
@@ -146,38 +145,37 @@ void remark(const CallContext<Op, Real>& c, const Options& options, Index worker
 
 }  // namespace detail
 
-// What forward() or backward() of `op` on inputs of these sizes will do. Throws as they do.
-template <AttentionOp Op>
-[[nodiscard]] Explanation explain(const Op& op, const Geometry& g,
-                                  const Mask<typename Op::Scalar>& mask = {},
-                                  Pass pass = Pass::forward, const Options& options = {}) {
-  static_assert(check_attention_op<Op>());
-  using Real = typename Op::Scalar;
+namespace detail {
+
+template <class Real>
+Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
+                                  const Geometry& g, const Mask<Real>& mask, Pass pass,
+                                  const Options& options) {
   const bool back = pass == Pass::backward;
-  const std::string where = detail::door_name("heed::explain", options.name);
+  const std::string where = door_name("heed::explain", options.name);
   require_options<Real>(options, where);
   require_sizes(op, g, where);
   op.validate(g, where.c_str());
-  detail::require_sources(op.normaliser, g, where);
+  require_sources(op, g, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  if (!back && detail::heads_fold(op, g, mask, bound, options.dropout)) {
-    Explanation folded = explain(op, detail::fold_heads(g), detail::fold_heads(mask, bound, g),
-                                 pass, detail::fold_heads(options));
+  if (!back && heads_fold(op, g, mask, bound, options.dropout)) {
+    Explanation folded = explain(op, vjps, fold_heads(g), fold_heads(mask, bound, g), pass,
+                                 fold_heads(options));
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }
-  KeySide<Op, Real> keys(op, g, {});
-  const CallContext<Op, Real> c{op,
-                                g,
-                                bound,
-                                {},
-                                detail::plan_call<Real>(op, g, bound, options, 0, back),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout,
-                                options.precision.products()};
+  KeySide<Real> keys(op, g, {});
+  const CallContext<Real> c{op,
+                            g,
+                            bound,
+                            {},
+                            plan_call<Real>(op, g, bound, options, 0, back),
+                            Real(scale_of(op, g, options)),
+                            keys,
+                            options.dropout,
+                            options.precision.products()};
   Explanation e;
-  e.instruction_set = detail::instruction_set();
+  e.instruction_set = instruction_set();
   e.lanes = c.plan.lanes;
   e.key_tile = c.plan.tile;
   e.group = c.plan.group;
@@ -185,22 +183,21 @@ template <AttentionOp Op>
   e.threads = threads.count;
   e.threads_from = threads.source;
   const Saved<Real> saved;
-  std::optional<detail::BackwardShared<Op, Real>> shared;
+  std::optional<BackwardShared<Real>> shared;
+  const bool one_group = c.groups_of(g.group()) == 1;
   Index worker = 0;
   if (back) {
     e.units = g.batch * g.heads * c.groups_of(1);
-    shared.emplace(c, saved, OutputGradientOperands<Real>{}, GradientOperands<Real>{});
+    shared.emplace(c, vjps, saved, OutputGradientOperands<Real>{}, GradientOperands<Real>{});
     worker = scratch_elements<Real>(
-        [&](Scratch<Real>& s) { return detail::BackwardWorker<Op, Real>(c, *shared, s); });
+        [&](Scratch<Real>& s) { return BackwardWorker<Real>(c, *shared, s); });
   } else {
     e.units = g.batch * g.kv_heads * c.groups_of(g.group());
     worker = scratch_elements<Real>([&](Scratch<Real>& s) {
-      return detail::ForwardWorker<Op, Real>(c, {}, nullptr,
-                                             c.groups_of(g.group()) == 1 ? &keys : nullptr, s);
+      return ForwardWorker<Real>(c, {}, nullptr, one_group ? &keys : nullptr, s);
     });
   }
-  if (mergeable<typename Op::NormaliserType> && !back && c.groups_of(g.group()) == 1 &&
-      e.units > 0) {
+  if (op.normaliser.traits.mergeable && !back && one_group && e.units > 0) {
     const Index parts = parts_of_keys(e.units, g.len_kv);
     e.units *= parts;
     if (parts > 1)
@@ -210,9 +207,23 @@ template <AttentionOp Op>
   const Index bytes = worker * Index(sizeof(Real));
   e.workers = worker_count(options, g, e.units, bytes);
   e.scratch_bytes = e.workers * bytes + keys.bytes() + (shared ? shared->bytes(e.workers) : 0);
-  if (e.units > 0) detail::count_tiles(c, pass, e);
-  detail::remark(c, options, bytes, e);
+  if (e.units > 0) count_tiles(c, pass, e);
+  remark(c, options, bytes, e);
   return e;
+}
+
+}  // namespace detail
+
+// What forward() or backward() of `op` on inputs of these sizes will do. Throws as they do.
+template <AttentionOp Op>
+[[nodiscard]] Explanation explain(const Op& op, const Geometry& g,
+                                  const Mask<typename Op::Scalar>& mask = {},
+                                  Pass pass = Pass::forward, const Options& options = {}) {
+  static_assert(check_attention_op<Op>());
+  const detail::OpTilesOf<Op> tiles(op);
+  const detail::OpVjpsOf<Op> vjps(op);
+  return detail::Driver<typename Op::Scalar>::explain(tiles.tiles(), vjps.vjps(), g, mask, pass,
+                                                      options);
 }
 
 }  // namespace HEED_ABI

@@ -6,7 +6,7 @@
 //
 //   (batch, kv_heads * group, 1, dim) -> (batch, kv_heads, group, dim), the same memory
 
-#include <heed/engine/call.hpp>
+#include <heed/engine/checks.hpp>
 #include <heed/mask/bound_mask.hpp>
 #include <heed/plug/token_inputs.hpp>
 
@@ -27,13 +27,13 @@ namespace detail {
 }
 
 // Does every map read the same columns of the same rows, folded or not?
-template <class Normaliser>
-[[nodiscard]] bool sources_fold(const Normaliser& normaliser, const Geometry& g) {
+template <class Real>
+[[nodiscard]] bool sources_fold(const OpTiles<Real>& op, const Geometry& g) {
   const Geometry folded = fold_heads(g);
   bool same = true;
-  for_each_source(normaliser, g, [&](Index h, int map, const Source& s) {
+  for_each_source(op, g, [&](Index h, int map, const Source& s) {
     const Index kv = g.kv_head(h);
-    const Source f = normaliser.source(folded, kv, map);
+    const Source f = op.normaliser.source(folded, kv, map);
     same = same && s.query_head == h && s.kv_head == kv && f.query_head == kv && f.kv_head == kv &&
            s.query_column == f.query_column && s.key_column == f.key_column && s.width == f.width;
   });
@@ -43,17 +43,17 @@ template <class Normaliser>
 // Where every part of the op promises to read no place, and what has a value per head has one for all. Not under
 // a window that hides the first keys; nor with ALiBi's slopes, dropout, functions of positions or numbers of tokens, which
 // may be those of heads.
-template <class Op, class Real>
-[[nodiscard]] bool heads_fold(const Op& op, const Geometry& g, const Mask<Real>& mask,
+template <class Real>
+[[nodiscard]] bool heads_fold(const OpTiles<Real>& op, const Geometry& g, const Mask<Real>& mask,
                               const BoundMask<Real>& bound, const Dropout& dropout) {
-  if constexpr (!place_free<typename Op::ScoreType> || !place_free<typename Op::NormaliserType> ||
-                !place_free<typename Op::ReadoutType> || InputColumns<Op>::any)
-    return false;
+  const auto folds_part = [](const auto& traits) {
+    return traits.place_free && traits.one_value_each;
+  };
   bool folds = g.len_q == 1 && g.group() > 1 && g.query_heads == g.heads && !mask.slopes &&
-               mask.rules.empty() && dropout.rate == 0 && sources_fold(op.normaliser, g);
-  if (!folds) return false;
-  for_each_param(op, [&](const char*, const auto& param) { folds = folds && param.size() <= 1; });
-  for (Index b = 0; b < g.batch; ++b) folds = folds && bound.keys_of(b, 0).begin == 0;
+               mask.rules.empty() && dropout.rate == 0 && folds_part(op.score.traits) &&
+               folds_part(op.normaliser.traits) && folds_part(op.readout.traits) &&
+               !op.columns.any() && sources_fold(op, g);
+  for (Index b = 0; folds && b < g.batch; ++b) folds = bound.keys_of(b, 0).begin == 0;
   return folds;
 }
 

@@ -20,30 +20,35 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-template <class Op, class Real>
-void prepare_saved(const CallContext<Op, Real>& c, Saved<Real>& saved) {
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  const std::size_t rows = std::size_t(c.geometry.query_rows());
-  saved.lse.assign(Normaliser::maps * rows, -kInfinity<Real>);
-  saved.state.assign(Normaliser::streams ? StreamStates<Normaliser, Real>::kNumbers * rows : 0,
-                     Real(0));
-  saved.mixed.assign(Readout::saves_mixed ? rows * std::size_t(c.geometry.dim_v) : 0, Real(0));
-  saved.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
-                           std::vector<Real>(rows, Real(0)));
+template <class Real>
+void name_diagnostics(const OpTiles<Real>& op, Saved<Real>& saved) {
   saved.diagnostic_names.clear();
-  for (int d = 0; d < Normaliser::diagnostics; ++d)
-    saved.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
-  for (int d = 0; d < Readout::diagnostics; ++d)
-    saved.diagnostic_names.push_back(Readout::diagnostic_name(d));
+  for (int d = 0; d < op.normaliser.traits.diagnostics; ++d)
+    saved.diagnostic_names.push_back(op.normaliser.diagnostic_name(d));
+  for (int d = 0; d < op.readout.traits.diagnostics; ++d)
+    saved.diagnostic_names.push_back(op.readout.diagnostic_name(d));
+}
+
+template <class Real>
+void prepare_saved(const OpTiles<Real>& op, const Geometry& g, Saved<Real>& saved) {
+  const NormaliserTraits& normaliser = op.normaliser.traits;
+  const ReadoutTraits& readout = op.readout.traits;
+  const std::size_t rows = std::size_t(g.query_rows());
+  saved.lse.assign(std::size_t(normaliser.maps) * rows, -kInfinity<Real>);
+  saved.state.assign(normaliser.streams ? std::size_t(normaliser.state_numbers) * rows : 0,
+                     Real(0));
+  saved.mixed.assign(readout.saves_mixed ? rows * std::size_t(g.dim_v) : 0, Real(0));
+  saved.diagnostics.assign(std::size_t(normaliser.diagnostics + readout.diagnostics),
+                           std::vector<Real>(rows, Real(0)));
+  name_diagnostics(op, saved);
 }
 
 // Unit `unit` of a call: a group of panels of a key-value head. Longest groups first: under a causal mask the last one.
 struct GroupPlace {
   Index batch, kv_head, group;
 };
-template <class Op, class Real>
-[[nodiscard]] GroupPlace group_at(const CallContext<Op, Real>& c, Index unit) {
+template <class Real>
+[[nodiscard]] GroupPlace group_at(const CallContext<Real>& c, Index unit) {
   const Index heads = c.geometry.kv_heads, groups = c.groups_of(c.geometry.group());
   const Index head = unit / groups;
   return {head / heads, head % heads, groups - 1 - unit % groups};
@@ -66,12 +71,12 @@ class Once {
 };
 
 // A checked call, prepared. The folded heads of one query come here as a call of their own.
-template <class Op, class Real>
+template <class Real>
 class ForwardPass {
  public:
-  using Worker = ForwardWorker<Op, Real>;
+  using Worker = ForwardWorker<Real>;
 
-  ForwardPass(const Op& op, const Geometry& g, const Operands<Real>& in,
+  ForwardPass(const OpTiles<Real>& op, const Geometry& g, const Operands<Real>& in,
               const BoundMask<Real>& mask, const OutputOperands<Real>& out, Saved<Real>* saved,
               const Options& options, KeyFeatures<Real>* kept)
       : keys_(op, g, in.key, kept, door_name("heed::forward", options.name), in.key_inputs),
@@ -88,12 +93,12 @@ class ForwardPass {
         out_(out),
         saved_(saved),
         units_(g.held_queries() > 0 ? g.batch * g.kv_heads * c_.groups_of(g.group()) : 0) {
-    if (saved) prepare_saved(c_, *saved);
+    if (saved) prepare_saved(op, g, *saved);
     // Where one unit reads all keys of a head, side values are computed while their tile is in cache.
     const bool one_group = c_.groups_of(g.group()) == 1;
     if (one_group && !keys_.keeps()) lazy_keys_ = &keys_;
-    if constexpr (mergeable<typename Op::NormaliserType>)
-      if (one_group && units_ > 0) parts_ = parts_of_keys(units_, g.len_kv);
+    if (op.normaliser.traits.mergeable && one_group && units_ > 0)
+      parts_ = parts_of_keys(units_, g.len_kv);
     if (parts_ > 1) left_.resize(std::size_t(units_ * parts_ * Worker::part_elements(c_)));
     if (units_ > 0)
       elements_ = scratch_elements<Real>(
@@ -120,21 +125,18 @@ class ForwardPass {
     worker.emplace(c_, out_, saved_, lazy_keys_, scratch);
   }
   void work(Worker& worker, Index item) {
-    if constexpr (mergeable<typename Op::NormaliserType>)
-      if (parts_ > 1) {
-        const Index unit = item / parts_, n = item % parts_;
-        return worker.mix_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
-      }
+    if (parts_ > 1) {
+      const Index unit = item / parts_, n = item % parts_;
+      return worker.mix_part(unit / kv_heads(), unit % kv_heads(), n, parts_, left(unit, n));
+    }
     const auto [b, kv_head, group] = group_at(c_, item);
     if (!holds(group)) return;
     worker.mix(b, kv_head, group);
     worker.write_out();
   }
-  void join([[maybe_unused]] Worker& worker, [[maybe_unused]] Index unit) {
-    if constexpr (mergeable<typename Op::NormaliserType>) {
-      worker.join_parts(unit / kv_heads(), unit % kv_heads(), parts_, left(unit, 0));
-      worker.write_out();
-    }
+  void join(Worker& worker, Index unit) {
+    worker.join_parts(unit / kv_heads(), unit % kv_heads(), parts_, left(unit, 0));
+    worker.write_out();
   }
 
   // All items, by the worker that asks for it.
@@ -160,11 +162,11 @@ class ForwardPass {
     return left_.data() + (unit * parts_ + part) * Worker::part_elements(c_);
   }
 
-  KeySide<Op, Real> keys_;
-  CallContext<Op, Real> c_;
+  KeySide<Real> keys_;
+  CallContext<Real> c_;
   OutputOperands<Real> out_;
   Saved<Real>* saved_;
-  KeySide<Op, Real>* lazy_keys_ = nullptr;
+  KeySide<Real>* lazy_keys_ = nullptr;
   Index units_, parts_ = 1, elements_ = 0;
   std::vector<Real> left_;  // what the parts of each unit leave for join()
   Once built_;
@@ -191,9 +193,9 @@ void take_longest_first(std::span<Call* const> calls, FixedList<Pass*>& passes) 
 }
 
 // Runs calls of one op together, the longest first. Several of them must not read one KeyFeatures.
-template <class Op, class Real>
-void run_forward(const FixedList<ForwardPass<Op, Real>*>& passes, const Options& options) {
-  using Pass = ForwardPass<Op, Real>;
+template <class Real>
+void run_forward(const FixedList<ForwardPass<Real>*>& passes, const Options& options) {
+  using Pass = ForwardPass<Real>;
   using Worker = typename Pass::Worker;
   Index items = 0, joins = 0, elements = 0;
   double flops = 0;

@@ -14,7 +14,6 @@
 // Memory  per worker O(tile) for streaming ops, O(len_kv) for row normalisers (see plan.hpp).
 
 #include <heed/core/fixed_list.hpp>
-#include <heed/engine/door.hpp>
 #include <heed/engine/fold_heads.hpp>
 #include <heed/engine/tile/few_queries.hpp>
 
@@ -27,33 +26,34 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // A panel and what it mixes.
-template <class Op, class Real>
+template <class Real>
 struct ForwardPanel {
-  Panel<Op, Real> panel;
-  LaneTile<Real> out;                                      // [dim_v][lanes]
-  StreamStates<typename Op::NormaliserType, Real> states;  // of a streaming normaliser
-  RowBlock<Real> block;                                    // of a row normaliser
+  Panel<Real> panel;
+  LaneTile<Real> out;     // [dim_v][lanes]
+  LaneTile<Real> states;  // of a streaming normaliser: [number][lanes], the sum of the weights first
+  RowBlock<Real> block;   // of a row normaliser
 
-  ForwardPanel(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
+  ForwardPanel(const CallContext<Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
         out{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},
-        states(scratch, c.plan.lanes) {}
+        states{scratch.take(c.op.normaliser.traits.state_numbers * c.plan.lanes),
+               c.op.normaliser.traits.state_numbers, c.plan.lanes} {}
 };
 
-template <class Op, class Real>
+template <class Real>
 class ForwardWorker {
  public:
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, Real>;
-  static constexpr int kMaps = Normaliser::maps;
+  using Context = CallContext<Real>;
 
   // lazy_keys: the keys' side values if this worker computes them while their tile is in cache, or null.
   ForwardWorker(const Context& c, const OutputOperands<Real>& out, Saved<Real>* saved,
-                KeySide<Op, Real>* lazy_keys, Scratch<Real>& scratch)
-      : keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
+                KeySide<Real>* lazy_keys, Scratch<Real>& scratch)
+      : traits_(c.op.normaliser.traits),
+        readout_(c.op.readout.traits),
+        maps_(c.op.maps()),
+        keys_(c.in.key, c.plan.tile, !c.keys.needs().keys_by_group, scratch),
         values_(c.in.value, c.plan.tile, false, scratch),
-        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, kMaps, false, scratch),
+        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, maps_, false, scratch),
         c_(c),
         to_(out),
         saved_(saved),
@@ -81,7 +81,7 @@ class ForwardWorker {
   void mix(Index b, Index kv_head, Index group) {
     move_to(b, kv_head, group);
     load_queries();
-    if constexpr (Normaliser::streams) {
+    if (traits_.streams) {
       mix_streaming();
       for (My& my : active()) finish(my);
     } else {
@@ -92,26 +92,25 @@ class ForwardWorker {
   }
 
   // One of `parts` parts of the keys: leaves states and sums in `to`, which has room for part_elements() numbers.
-  void mix_part(Index b, Index kv_head, Index part, Index parts,
-                Real* to) requires Normaliser::streams {
+  void mix_part(Index b, Index kv_head, Index part, Index parts, Real* to) {
     move_to(b, kv_head, 0);
     load_queries();
     tiles_ = {part * c_.plan.tiles / parts, (part + 1) * c_.plan.tiles / parts};
     mix_streaming();
     for (const My& my : active()) {
-      std::copy_n(my.states.data(), my.states.size(), to);
-      std::copy_n(my.out.data, out_size(), to + my.states.size());
+      std::copy_n(my.states.data, states_size(), to);
+      std::copy_n(my.out.data, out_size(), to + states_size());
       to += panel_elements();
     }
   }
   // Joins what mix_part() has left of all parts, and leaves the rows normalised in lanes.
-  void join_parts(Index b, Index kv_head, Index parts, Real* from) requires Normaliser::streams {
+  void join_parts(Index b, Index kv_head, Index parts, Real* from) {
     move_to(b, kv_head, 0);
     Index n = 0;
     for (My& my : active()) {
       Real* part = from + n++ * panel_elements();
-      std::copy_n(part, my.states.size(), my.states.data());
-      std::copy_n(part + my.states.size(), out_size(), my.out.data);
+      std::copy_n(part, states_size(), my.states.data);
+      std::copy_n(part + states_size(), out_size(), my.out.data);
       for (Index p = 1; p < parts; ++p) join(my, part + p * part_elements(c_));
       finish(my);
       if (saved_ && !saved_->mixed.empty()) save_mixed(my);
@@ -119,7 +118,7 @@ class ForwardWorker {
   }
   [[nodiscard]] static Index part_elements(const Context& c) {
     return c.plan.group * c.plan.lanes *
-           (StreamStates<Normaliser, Real>::kNumbers + c.geometry.dim_v);
+           (c.op.normaliser.traits.state_numbers + c.geometry.dim_v);
   }
 
   // Applies the readout and writes the rows to user memory.
@@ -128,7 +127,7 @@ class ForwardWorker {
   }
 
  private:
-  using My = ForwardPanel<Op, Real>;
+  using My = ForwardPanel<Real>;
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
   [[nodiscard]] std::span<My> active() { return {panels_.data(), std::size_t(active_)}; }
@@ -142,7 +141,7 @@ class ForwardWorker {
                 end = std::min(first + c_.plan.group, readers * panels);
     few_queries_ = true;
     for (Index item = first; item < end; ++item) {
-      Panel<Op, Real>& panel = panels_[std::size_t(active_)].panel;
+      Panel<Real>& panel = panels_[std::size_t(active_)].panel;
       panel.move_to(b, kv_head * readers + item / panels, item % panels);
       const KeyRange& seen = panel.seen_by_all;
       core_ = item == first
@@ -206,12 +205,12 @@ class ForwardWorker {
   void mix_streaming() {
     for (My& my : active())
       for (int v = 0; v < c_.plan.vectors; ++v)
-        my.states.store(v, c_.op.normaliser.begin(my.panel.queries(v)));
+        c_.op.normaliser.begin(my.panel.queries(v), v, my.states);
     if (few_queries_)
       // They read keys and values as they are stored.
       for_key_parts(
           [&](Index t) {
-            if (lazy_keys_ && SideNeeds<Op>::any) load_tile(keys_, t);
+            if (lazy_keys_ && c_.keys.needs().any) load_tile(keys_, t);
           },
           [&](const KeyRange& keys) { mix_few(active(), keys); });
     else
@@ -224,20 +223,19 @@ class ForwardWorker {
           [](My&, const PanelTile&) {});
   }
 
-  // Of one panel, what mix_part() leaves.
+  // Numbers that mix_part() writes per panel: its states, and sums of values.
+  [[nodiscard]] Index states_size() const { return traits_.state_numbers * c_.plan.lanes; }
   [[nodiscard]] Index out_size() const { return c_.geometry.dim_v * c_.plan.lanes; }
   [[nodiscard]] Index panel_elements() const { return part_elements(c_) / c_.plan.group; }
   // Adds a part: out = factor * out + factor' * out', and likewise the sums.
   void join(My& my, Real* part) {
-    const StreamStates<Normaliser, Real> others(part, c_.plan.lanes);
-    const LaneTile<Real> out{part + my.states.size(), my.out.rows, my.out.lanes};
+    const LaneTile<Real> others{part, traits_.state_numbers, c_.plan.lanes};
+    const LaneTile<Real> out{part + states_size(), my.out.rows, my.out.lanes};
+    Real *const factors = rescale_, *const other_factors = tile_max_;
+    c_.op.normaliser.join(my.states, others, c_.plan.vectors, factors, other_factors);
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      auto state = my.states.load(v);
-      const auto other = others.load(v);
-      Pack<Real> factor, other_factor;
-      c_.op.normaliser.join(state, other, factor, other_factor);
-      state.sum = state.sum * factor + other.sum * other_factor;
-      my.states.store(v, state);
+      const Pack<Real> factor = Pack<Real>::load(factors + v * kLanes<Real>),
+                       other_factor = Pack<Real>::load(other_factors + v * kLanes<Real>);
       for (Index col = 0; col < my.out.rows; ++col)
         my.out.store(col, v, my.out.load(col, v) * factor + out.load(col, v) * other_factor);
     }
@@ -245,21 +243,25 @@ class ForwardWorker {
 
   // All keys are seen: out becomes finish(state) * out.
   void finish(My& my) {
-    Real* sums = my.states.sums();
-    if constexpr (Normaliser::needs_weight)
+    Real* sums = my.states.row(0);
+    if (traits_.needs_weight)
       for (Index i = 0; i < my.panel.place.rows; ++i)
         if (sums[i] == Real(0) && my.panel.sees_any(i)) sums[i] = kNan;
+    c_.op.normaliser.finish(my.states, c_.plan.vectors, rescale_, my.panel.lse.row(0));
+    scale_out(my);
+    if (!saved_) return;
+    for (Index n = 0; n < traits_.state_numbers; ++n)
+      std::copy_n(my.states.row(n), my.panel.place.rows,
+                  saved_->state.data() + my.panel.first_row() + n * c_.geometry.query_rows());
+    save_lse(my);
+  }
+  // out *= rescale_
+  void scale_out(My& my) {
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      const auto state = my.states.load(v);
-      const Pack<Real> factor = c_.op.normaliser.finish(state);
+      const Pack<Real> factor = Pack<Real>::load(rescale_ + v * kLanes<Real>);
       for (Index col = 0; col < my.out.rows; ++col)
         my.out.store(col, v, my.out.load(col, v) * factor);
-      my.panel.lse.store(0, v, c_.op.normaliser.lse(state));
     }
-    if (!saved_) return;
-    my.states.save(saved_->state.data() + my.panel.first_row(), c_.geometry.query_rows(),
-                   my.panel.place.rows);
-    save_lse(my);
   }
 
   // Panels of few queries and a part of a tile.
@@ -274,13 +276,14 @@ class ForwardWorker {
       seers_.emplace(&my);
       queries += tile.at.rows;
     }
-    if constexpr (Op::ScoreType::has_transform)
+    const bool transforms = c_.op.score.traits.has_transform;
+    if (transforms)
       for (const auto& part : parts_) build_side_values(part.tile.at);
     few_.dot({parts_.data(), parts_.size()});
     for (std::size_t n = 0; n < parts_.size(); ++n) {
       const auto& part = parts_[n];
       My& my = *seers_[n];
-      if constexpr (!Op::ScoreType::has_transform) build_side_values(part.tile.at);
+      if (!transforms) build_side_values(part.tile.at);
       std::fill(tile_max_, tile_max_ + c_.plan.lanes, -kInfinity<Real>);
       few_.score(part, tile_max_);
       move_references(my);
@@ -303,32 +306,12 @@ class ForwardWorker {
     my.panel.query[0].tile_scores(tile.at, tile.kind, scores, projected_, tile_max_);
     move_references(my);
     mix_tile(my, tile, scores, [&] {
-      for (int v = 0; v < c_.plan.vectors; ++v) {
-        const KeyRange keys = tile.at.keys_of(v);
-        weigh(scores.part(keys.begin, keys.size()), v, my.states);
-      }
+      c_.op.normaliser.weigh(scores, tile.at, c_.plan.vectors, my.states);
       my.panel.dropout.drop(scores, tile.at);
     });
   }
 
-  // Scores of vector v become weights before finish(); their sum is added to the state.
-  void weigh(const LaneTile<Real>& scores, int v,
-             const StreamStates<Normaliser, Real>& states) const {
-    auto state = states.load(v);
-    Pack<Real> sum = state.sum;
-    Normaliser::with_weight(c_.op.normaliser, state, [&](const auto& weight_of) {
-      Real* cell = scores.data + v * kLanes<Real>;
-      for (Index j = 0; j < scores.rows; ++j, cell += scores.lanes) {
-        const Pack<Real> weight = weight_of(Pack<Real>::load(cell));
-        weight.store(cell);
-        sum += weight;
-      }
-    });
-    state.sum = sum;
-    states.store(v, state);
-  }
-
-  // Those of the tile that holds `at`, unless the panel before has them built.
+  // Builds the key features of the tile containing `at`, unless the group's previous panel already has.
   void build_side_values(const TilePlace& at) {
     if (!lazy_keys_) return;
     const Index tile = at.key / c_.plan.tile;
@@ -341,22 +324,7 @@ class ForwardWorker {
 
   // Tells the normaliser the maximum of the tile, and rescales what was mixed and summed before.
   void move_references(My& my) {
-    bool moved = false;
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Index at = v * kLanes<Real>;
-      auto state = my.states.load(v);
-      const Pack<Real> rescale =
-          c_.op.normaliser.move(state, Pack<Real>::load(tile_max_ + at), moved);
-      rescale.store(rescale_ + at);
-      state.sum = state.sum * rescale;
-      my.states.store(v, state);
-    }
-    if (!moved) return;
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const Pack<Real> rescale = Pack<Real>::load(rescale_ + v * kLanes<Real>);
-      for (Index col = 0; col < my.out.rows; ++col)
-        my.out.store(col, v, my.out.load(col, v) * rescale);
-    }
+    if (c_.op.normaliser.move(my.states, tile_max_, rescale_, c_.plan.vectors)) scale_out(my);
   }
 
   // All tiles: scores into whole rows; once: scores become weights; all tiles: out += V^T weights.
@@ -368,20 +336,21 @@ class ForwardWorker {
     for_tiles([&](Index t) { load_tile(keys_, t); },
               [&](My& my, const PanelTile& tile) {
                 build_side_values(tile.at);
-                for (int m = 0; m < kMaps; ++m)
+                for (int m = 0; m < maps_; ++m)
                   my.panel.query[std::size_t(m)].tile_scores(
-                      tile.at, tile.kind, part(my, m, tile.at), projected_, my.panel.rows.max[m]);
+                      tile.at, tile.kind, part(my, m, tile.at), projected_,
+                      my.panel.rows.max[std::size_t(m)]);
               },
               [&](My& my, const PanelTile& tile) {
-                for (int m = 0; m < kMaps; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
+                for (int m = 0; m < maps_; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
               });
     for (My& my : active()) {
-      if constexpr (Normaliser::uses_extra || Normaliser::uses_query) {
+      if (traits_.uses_extra || traits_.uses_query) {
         const ReadoutPanel<Real> own = my.panel.readout.load(my.panel.place, my.out);
         my.block.extra = own.extra.data;
         my.block.query = own.query;
       }
-      normalise_rows(c_.op.normaliser, my.block);
+      c_.op.normaliser.weights(my.block);
     }
     for_tiles([&](Index t) { load_tile(values_, t); },
               [&](My& my, const PanelTile& tile) {
@@ -394,16 +363,16 @@ class ForwardWorker {
         if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i)) spoil_row(my, i);
       if (!saved_) continue;
       save_lse(my);
-      save_diagnostics(my, my.block.diagnostics, 0, Normaliser::diagnostics);
+      save_diagnostics(my, my.block.diagnostics, 0, traits_.diagnostics);
     }
   }
 
   // All that query i of the panel has given is NaN: all visible scores of a map are -infinity or NaN.
   void spoil_row(My& my, Index i) {
     for (Index col = 0; col < my.out.rows; ++col) my.out.row(col)[i] = kNan;
-    for (int m = 0; m < kMaps; ++m)
-      if (my.panel.rows.max[m][i] == -kInfinity<Real>) my.panel.lse.row(m)[i] = kNan;
-    for (int d = 0; d < Normaliser::diagnostics; ++d)
+    for (int m = 0; m < maps_; ++m)
+      if (my.panel.rows.max[std::size_t(m)][i] == -kInfinity<Real>) my.panel.lse.row(m)[i] = kNan;
+    for (int d = 0; d < traits_.diagnostics; ++d)
       my.panel.rows.diagnostics[d * c_.plan.lanes + i] = kNan;
   }
 
@@ -451,28 +420,26 @@ class ForwardWorker {
 
   void write_out(My& my) {
     const TilePlace& place = my.panel.place;
-    if constexpr (!Readout::identity) {
+    if (!readout_.identity) {
       ReadoutPanel<Real> panel = my.panel.readout.load(place, my.out);
       panel.lse = my.panel.lse.constant();
-      c_.op.read_out(panel);
+      c_.op.readout.read_out(panel);
       if (saved_)
-        save_diagnostics(my, panel.diagnostics.data, Normaliser::diagnostics, Readout::diagnostics);
-      if constexpr (Readout::counts_steps)
-        if (to_.steps.given())
-          unpack_lanes(panel.steps.data, my.out.lanes, place.rows, panel.steps.rows,
-                       to_.steps.row(place.batch, place.head, place.query),
-                       to_.steps.strides().row);
+        save_diagnostics(my, panel.diagnostics.data, traits_.diagnostics, readout_.diagnostics);
+      if (readout_.counts_steps && to_.steps.given())
+        unpack_lanes(panel.steps.data, my.out.lanes, place.rows, panel.steps.rows,
+                     to_.steps.row(place.batch, place.head, place.query), to_.steps.strides().row);
     }
     unpack_lanes(my.out.data, my.out.lanes, place.rows, c_.geometry.dim_v,
                  to_.out.row(place.batch, place.head, place.query), to_.out.strides().row);
     if (to_.lse.given())
-      unpack_lanes(my.panel.lse.data, my.panel.lse.lanes, place.rows, kMaps,
+      unpack_lanes(my.panel.lse.data, my.panel.lse.lanes, place.rows, maps_,
                    to_.lse.row(place.batch, place.head, place.query), to_.lse.strides().row);
   }
 
   void save_lse(const My& my) {
     const LaneTile<Real>& lse = my.panel.lse;
-    for (int m = 0; m < kMaps; ++m)
+    for (int m = 0; m < maps_; ++m)
       std::copy(lse.row(m), lse.row(m) + my.panel.place.rows,
                 saved_->lse.data() + m * c_.geometry.query_rows() + my.panel.first_row());
   }
@@ -487,23 +454,26 @@ class ForwardWorker {
                  saved_->mixed.data() + my.panel.first_row() * dim, dim);
   }
 
+  const NormaliserTraits& traits_;
+  const ReadoutTraits& readout_;
+  const int maps_;
   TileOfRows<Real> keys_, values_;
   MixedTile mixed_;
   Context c_;  // the call's, but for what keys_, values_ and mixed_ hold
   OutputOperands<Real> to_;
   Saved<Real>* saved_;
-  KeySide<Op, Real>* lazy_keys_;
-  SideTiles<Real> side_tiles_;
+  KeySide<Real>* lazy_keys_;
+  typename KeySide<Real>::Tiles side_tiles_;
   KeyRange tiles_;                           // those that are visited
   Index built_tile_ = -1, built_head_ = 0;   // where side values were built last
   Index finite_key_ = -1, finite_keys_ = 0;  // which values were looked at last
   bool finite_ = true;
-  FewQueries<Op, Real> few_;
+  FewQueries<Real> few_;
   FixedList<My> panels_;
   Index active_ = 0;
   KeyRange core_;                                         // that all queries of the group see
   bool few_queries_ = true;                               // have all its panels few?
-  FixedList<typename FewQueries<Op, Real>::Part> parts_;  // of panels of few queries,
+  FixedList<typename FewQueries<Real>::Part> parts_;  // of panels of few queries,
   FixedList<My*> seers_;                                  // and those panels
   LaneTile<Real> scores_, projected_;
   Real *marks_, *copy_, *tile_max_, *rescale_;

@@ -106,7 +106,9 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
     require(!op.score.projection().given(), where,
             ": the score has a projection, second derivatives are for scores at full width");
   refuse_share(in, where);
-  const Geometry g = geometry_of(op, in, where);
+  const OpTilesOf<Op> of(op);
+  const OpTiles<Real> tiles = of.tiles();
+  const Geometry g = geometry_of(tiles, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
@@ -122,14 +124,15 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
     require_apart_from_tangents(view, name, tangents, where);
     require_apart(view, grad_out_tangent, name, "the tangent of grad_out", where);
   });
-  check_saved<Op>(saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
+  check_saved(tiles, saved,
+              CallStamp::of(tiles.type, g, mask, scale_of(tiles, g, options), options), where);
   const Op direction = op_tangent ? *op_tangent : zeros_like(op);
   require_direction(op, direction, where);
 
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
   [[maybe_unused]] const auto inputs =
-      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
+      take_inputs(tiles, g, in, copies, resolve_threads(options.threads), operands);
   TangentOperands<Real> moving{copies.read(tangents.query),     copies.read(tangents.key),
                                copies.read(tangents.value),     {},
                                copies.read(tangents.bias),      copies.read(tangents.query_inputs),
@@ -144,7 +147,7 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
             options);
   };
   if constexpr (reads_inputs<Score>) {
-    SummedInputProducts<Score, Real> products(*inputs, moving.key_inputs);
+    SummedInputProducts<Score, Real> products(op.score, *inputs, moving.key_inputs);
     inputs->take_tangents(moving.query_inputs, moving.key_inputs);
     run(products.take(wide_to.query_inputs, wide_to.key_inputs));
     products.chain();

@@ -9,6 +9,7 @@
 //
 // Memory  four numbers per token, head and input; nothing for scores that sum nothing.
 
+#include <heed/autodiff/dual.hpp>
 #include <heed/engine/token_inputs.hpp>
 
 #include <vector>
@@ -27,8 +28,9 @@ template <class Score, class Real>
 class SummedInputProducts {
  public:
   // sums: those of the call. tangent: that of the numbers which are summed, if they move.
-  SummedInputProducts(const SummedInputs<Score, Real>& sums, const TensorView<const Real>& tangent)
-      : sums_(sums), tangent_(tangent) {}
+  SummedInputProducts(const Score& score, const SummedInputs<Real>& sums,
+                      const TensorView<const Real>& tangent)
+      : score_(score), sums_(sums), tangent_(tangent) {}
   SummedInputProducts(const SummedInputProducts&) = delete;  // views refer to its memory
 
   // `to_query` and `to_key`, where the caller wants the products, become those of what rows read. Returns where the gradients
@@ -49,13 +51,13 @@ class SummedInputProducts {
   void chain() const {
     if constexpr (sums_inputs<Score>)
       if (to_.given())
-        sums_.for_each_column([&](Index b, Index h, Index c) {
+        sums_.for_each_column([&](Index b, Index h, Index c, auto&) {
           double sum = 0, sum_tangent = 0;
           for (Index t = to_.shape().len - 1; t >= 0; --t) {
             const std::size_t at = sums_.at(b, h, t, c);
             sum += double(of_keys_[at]) + double(of_queries_[at]);
             sum_tangent += double(of_keys_tangent_[at]) + double(of_queries_tangent_[at]);
-            // Of what nobody has read nothing flows back, be it NaN.
+            // An input that no pair read has gradient 0, even if it is NaN.
             const bool read = sum != 0 || sum_tangent != 0;
             to_.row(b, h, t)[c] = read ? product(b, h, t, c, sum, sum_tangent) : Real(0);
           }
@@ -68,11 +70,12 @@ class SummedInputProducts {
     using Moved = Dual<double, 1>;
     const Moved x(double(sums_.terms().row(b, h, t)[c]),
                   {tangent_.given() ? double(tangent_.row(b, h, t)[c]) : 0.0});
-    const Moved slope = sums_.score().summand(Dual<Moved, 1>::variable(x)).grad[0];
+    const Moved slope = score_.summand(Dual<Moved, 1>::variable(x)).grad[0];
     return Real(slope.value * sum_tangent + slope.grad[0] * sum);
   }
 
-  const SummedInputs<Score, Real>& sums_;
+  const Score& score_;
+  const SummedInputs<Real>& sums_;
   TensorView<const Real> tangent_;
   TensorView<Real> to_;
   std::vector<Real> of_keys_, of_queries_, of_keys_tangent_, of_queries_tangent_;

@@ -24,16 +24,15 @@ template <class Op, class Real>
 class MovingKeyChain {
  public:
   using Score = typename Op::ScoreType;
-  using Needs = SideNeeds<Op>;
   using P = Pack<Real>;
   static constexpr int kFeatures = Score::key_features;
   static constexpr Index kInputs = key_inputs_of<Score>;
   static constexpr bool kAny = kFeatures > 0 || Score::has_transform;
 
-  MovingKeyChain(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
+  MovingKeyChain(const Op& op, const CallContext<Real>& c, const TangentOperands<Real>& d,
                  const KeyTangents<Op, Real>& tangents, const Op& direction,
-                 HvpShared<Op, Real>& shared)
-      : c_(c), d_(d), tangents_(tangents), direction_(direction), s_(shared) {}
+                 HvpShared<Real>& shared)
+      : op_(op), c_(c), d_(d), tangents_(tangents), direction_(direction), s_(shared) {}
 
   // Adds to the result for keys and, if they are given, to the score's parameters.
   void run(Score* parameters, int threads) {
@@ -43,7 +42,7 @@ class MovingKeyChain {
       parallel_for(g.batch * g.kv_heads, threads, [&](Index unit) {
         const Index b = unit / g.kv_heads, kv = unit % g.kv_heads;
         for (Index h = 0; h < g.heads; ++h)
-          if (c_.op.normaliser.source(g, h, 0).kv_head == kv && is_reader(h))
+          if (op_.normaliser.source(g, h, 0).kv_head == kv && is_reader(h))
             chain_head(b, h, sums[std::size_t(b * g.heads + h)]);
       });
       if (parameters) add_in_order(sums, *parameters);
@@ -63,7 +62,7 @@ class MovingKeyChain {
 
   void chain_head(Index b, Index h, ParameterSums& sums) const {
     const Geometry& g = c_.geometry;
-    const Source source = c_.op.normaliser.source(g, h, 0);
+    const Source source = op_.normaliser.source(g, h, 0);
     const auto take_sides = [&](Scratch<Real>& s) {
       return MovingSides<Real>::take(s, source.width, c_.keys.needs().key_table_rows(), kInputs,
                                      kWidth);
@@ -77,7 +76,7 @@ class MovingKeyChain {
     const MovingLanes<Real> before = take_rows(scratch), work = take_rows(scratch);
     MovingTransformGradients<Score, Real> transform(tangents_.transform());
     transform.begin();
-    const auto p = moving_scalars<Score>(lanes_of_scalars<Real>(c_.op.score, h),
+    const auto p = moving_scalars<Score>(lanes_of_scalars<Real>(op_.score, h),
                                          lanes_of_scalars<Real>(direction_.score, h));
     // Invariant: the rows of keys before j have all that this head gives them.
     for (Index j = 0; j < g.len_kv; j += kWidth) {
@@ -134,7 +133,7 @@ class MovingKeyChain {
         tangents[i] = load(s_.dfeature_tangents, i);
       }
       const MovingRow<Real> row{rows.value.row(v, key), rows.tangent};
-      const auto dp = chain_moving_features<OfKeys>(c_.op.score, row, p, df, tangents, grads);
+      const auto dp = chain_moving_features<OfKeys>(op_.score, row, p, df, tangents, grads);
       for (std::size_t i = 0; i < dp.size(); ++i)
         sums.scalars[i] += sum_valid_lanes(dp[i], v, count);
     }
@@ -161,11 +160,12 @@ class MovingKeyChain {
     });
   }
 
-  const CallContext<Op, Real>& c_;
+  const Op& op_;
+  const CallContext<Real>& c_;
   TangentOperands<Real> d_;
   const KeyTangents<Op, Real>& tangents_;
   const Op& direction_;
-  HvpShared<Op, Real>& s_;
+  HvpShared<Real>& s_;
 };
 
 }  // namespace detail

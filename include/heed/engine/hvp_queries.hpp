@@ -26,11 +26,12 @@ class MovingQueryGradients {
   static constexpr bool kTransforms = Score::has_transform;
   static constexpr Index kInputs = query_row_inputs<Score>;
 
-  MovingQueryGradients(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
-                       const KeyTangents<Op, Real>& keys, const Panel<Op, Real>& panel,
-                       const ScoreTangents<Op, Real>& tangents, HvpShared<Op, Real>& shared,
+  MovingQueryGradients(const Op& op, const CallContext<Real>& c, const TangentOperands<Real>& d,
+                       const KeyTangents<Op, Real>& keys, const Panel<Real>& panel,
+                       const ScoreTangents<Op, Real>& tangents, HvpShared<Real>& shared,
                        Scratch<Real>& scratch)
-      : c_(c),
+      : op_(op),
+        c_(c),
         d_(d),
         keys_(keys),
         panel_(panel),
@@ -42,7 +43,7 @@ class MovingQueryGradients {
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     dq_ = {take(kTransforms ? width : 0), take(width)};
     before_tangent_ = take(needs.transformed);
-    sides_ = MovingSides<Real>::take(scratch, SideNeeds<Op>::any ? width : 0, needs.table_rows,
+    sides_ = MovingSides<Real>::take(scratch, needs.any ? width : 0, needs.table_rows,
                                      kInputs, lanes);
     sums_.features = MovingLanes<Real>::take(scratch, Score::query_features, lanes);
     sums_.scalar_tangents = take(scalars_of<Score>);
@@ -57,7 +58,7 @@ class MovingQueryGradients {
     const Index width = panel_.query[0].source().width;
     dq_.tangent.rows = width;
     if (kTransforms) dq_.value.rows = before_tangent_.rows = width;
-    if (SideNeeds<Op>::any) sides_.set_width(width);
+    if (c_.keys.needs().any) sides_.set_width(width);
     dq_.fill(Real(0));
     sides_.fill(Real(0));
     sums_.features.fill(Real(0));
@@ -76,7 +77,7 @@ class MovingQueryGradients {
 
   // After the last tile: dQ. of the rows as they are stored. Adds to `parameters` what the panel gives to the score's.
   void finish(Op& parameters) {
-    if constexpr (SideNeeds<Op>::any) chain_side_values();
+    if (c_.keys.needs().any) chain_side_values();
     add_side(dq_.tangent, sides_.tangent.x);
     if constexpr (kTransforms) {
       add_side(dq_.value, sides_.value.x);
@@ -108,7 +109,7 @@ class MovingQueryGradients {
     for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index col = 0; col < dq.rows; ++col) {
         P g = dq.load(col, v) * c_.row_factor();
-        if constexpr (SideNeeds<Op>::any) g += side.load(col, v);
+        if (c_.keys.needs().any) g += side.load(col, v);
         dq.store(col, v, g);
       }
   }
@@ -121,7 +122,7 @@ class MovingQueryGradients {
       add_from_lanes(sums_.by_lane.value, vectors, sides_.value.table);
       add_from_lanes(sums_.by_lane.tangent, vectors, sides_.tangent.table);
     }
-    const auto p = moving_scalars<Score>(side.scalars(), tangents_.scalars());
+    const auto p = moving_scalars<Score>(scalars_in_lanes<Score>(side.scalars()), tangents_.scalars());
     for (int v = 0; v < vectors; ++v) {
       P df[Score::query_features + 1], tangents[Score::query_features + 1];
       for (int i = 0; i < Score::query_features; ++i) {
@@ -129,11 +130,11 @@ class MovingQueryGradients {
         tangents[i] = sums_.features.tangent.load(i, v);
       }
       const MovingRow<Real> row{side.lane_row(v), tangents_.side()};
-      const auto dp = chain_moving_features<OfQueries>(c_.op.score, row, p, df, tangents, sides_);
+      const auto dp = chain_moving_features<OfQueries>(op_.score, row, p, df, tangents, sides_);
       for (std::size_t i = 0; i < dp.size(); ++i) sums_.scalar_tangents.add(Index(i), v, dp[i]);
     }
     if constexpr (Score::has_table)
-      chain_moving_table(c_.op.score, c_.keys.table(panel_.place.head),
+      chain_moving_table(op_.score, c_.keys.table(panel_.place.head),
                          keys_.table(panel_.place.head), vectors, sides_);
     if constexpr (kInputs > 0) {
       const auto write = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
@@ -167,12 +168,13 @@ class MovingQueryGradients {
     });
   }
 
-  const CallContext<Op, Real>& c_;
+  const Op& op_;
+  const CallContext<Real>& c_;
   TangentOperands<Real> d_;
   const KeyTangents<Op, Real>& keys_;
-  const Panel<Op, Real>& panel_;
+  const Panel<Real>& panel_;
   const ScoreTangents<Op, Real>& tangents_;
-  HvpShared<Op, Real>& s_;
+  HvpShared<Real>& s_;
   MovingTransformGradients<Score, Real> transform_;
   MovingLanes<Real> dq_;           // [dim_qk][lanes], the values where rows are transformed
   LaneTile<Real> before_tangent_;  // likewise: of the rows as they are stored

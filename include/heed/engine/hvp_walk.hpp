@@ -21,6 +21,7 @@
 //
 // Memory  per worker as in backward; O(len) for out., lse. and the gradients of key features with their tangents.
 
+#include <heed/engine/op_vjps.hpp>
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/hvp_inputs.hpp>
 #include <heed/engine/hvp_keys.hpp>
@@ -47,21 +48,22 @@ template <class Op, class Real>
 class HvpWorker {
  public:
   using Score = typename Op::ScoreType;
-  using Context = CallContext<Op, Real>;
+  using Context = CallContext<Real>;
   using P = Pack<Real>;
   static constexpr int kFeatures = Score::key_features;
 
-  HvpWorker(const Context& c, const TangentOperands<Real>& d, const KeyTangents<Op, Real>& keys,
-            const Op& direction, const HvpOperands<Real>& operands, HvpShared<Op, Real>& shared,
-            Scratch<Real>& scratch)
-      : c_(c),
+  HvpWorker(const Op& op, const Context& c, const TangentOperands<Real>& d,
+            const KeyTangents<Op, Real>& keys, const Op& direction,
+            const HvpOperands<Real>& operands, HvpShared<Real>& shared, Scratch<Real>& scratch)
+      : op_(op),
+        c_(c),
         d_(d),
         o_(operands),
         s_(shared),
-        own_(zeros_like(c.op)),
+        own_(zeros_like(op)),
         panel_(c, scratch, false),
-        tangents_(c, d, keys, direction, panel_.query[0], scratch),
-        queries_(c, d, keys, panel_, tangents_, shared, scratch),
+        tangents_(op, c, d, keys, direction, panel_.query[0], scratch),
+        queries_(op, c, d, keys, panel_, tangents_, shared, scratch),
         states_(scratch, c.plan.lanes),
         positions_(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
@@ -107,7 +109,12 @@ class HvpWorker {
     queries_.finish(own_);
     if constexpr (Score::has_table) multiply_table();
     if (!s_.sums_queries) queries_.write();
-    positions_.finish(own_.score, visit.head);
+    if constexpr (Score::has_positions) {
+      Param<Real>& to = own_.score.*Score::positions;
+      const std::vector<double>& entries = positions_.finish();
+      const Index first = position_row(to, visit.head);
+      for (std::size_t n = 0; n < entries.size(); ++n) to[first + Index(n)] += Real(entries[n]);
+    }
     ordered.add(visit, [&](double* sums) {
       if (s_.sums_queries) queries_.write();
       double* to = sums;
@@ -151,7 +158,7 @@ class HvpWorker {
     for (int v = 0; v < c_.plan.vectors; ++v) delta_tangent_.add(0, v, lse_tangent_.load(0, v));
     lanes_of(o_.lse_tangent, lse_tangent_);
     for (int v = 0; v < c_.plan.vectors; ++v)
-      states_.store(v, c_.op.normaliser.begin(panel_.queries(v)));
+      states_.store(v, op_.normaliser.begin(panel_.queries(v)));
     states_.restore(saved_state() + panel_.first_row(), c_.geometry.query_rows(), place.rows);
 
     queries_.begin();
@@ -214,7 +221,7 @@ class HvpWorker {
       add_bias(at);
     }
     if (!c_.plain())
-      MovingChain<Op, Real>{c_, panel_.query[0], tangents_, queries_.sums(), positions_}.run(
+      MovingChain<Op, Real>{op_, c_, panel_.query[0], tangents_, queries_.sums(), positions_}.run(
           moving);
     // dQ. = D. K + D K.
     const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
@@ -291,14 +298,14 @@ class HvpWorker {
     panel_.dropout.drop(pull_tangents_.part(0, at.keys), at);
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const auto state = states_.load(v);
-      const P factor = c_.op.normaliser.finish(state);
+      const P factor = op_.normaliser.finish(state);
       const P delta = delta_.load(0, v), delta_tangent = delta_tangent_.load(0, v),
               lse_tangent = lse_tangent_.load(0, v);
       const KeyRange keys = at.keys_of(v);
       for (Index j = keys.begin; j < keys.end; ++j) {
         const P score = weights_.load(j, v);
         const auto hidden = is_hidden(score);
-        const P w = zero_where(hidden, c_.op.normaliser.weight(state, score) * factor);
+        const P w = zero_where(hidden, op_.normaliser.weight(state, score) * factor);
         const P w_tangent = zero_where(hidden, w * (weight_tangents_.load(j, v) - lse_tangent));
         const P pull = dscores_.load(j, v) - delta;
         const P pull_tangent = pull_tangents_.load(j, v) - delta_tangent;
@@ -390,16 +397,17 @@ class HvpWorker {
     if (q_tangent_.given) add(table.value, q_tangent_);
   }
 
+  const Op& op_;
   const Context& c_;
   TangentOperands<Real> d_;
   HvpOperands<Real> o_;
-  HvpShared<Op, Real>& s_;
+  HvpShared<Real>& s_;
   Op own_;  // tangents of the parameters' gradients
-  Panel<Op, Real> panel_;
+  Panel<Real> panel_;
   ScoreTangents<Op, Real> tangents_;
   MovingQueryGradients<Op, Real> queries_;
   StreamStates<typename Op::NormaliserType, Real> states_;
-  PositionSumsOf<Score, Real> positions_;
+  PositionSums<Real> positions_;
   LaneTile<Real> dots_, dot_tangents_, weights_, weight_tangents_, dscores_, dscore_tangents_,
       pull_tangents_, marks_;                           // [tile][lanes]
   LaneTile<Real> dout_, dout_tangent_, out_;            // [dim_v][lanes]
@@ -429,23 +437,27 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
   operands.lse_tangent = moved.lse_tangent;
 
   // Both passes read the same side values of keys.
-  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
-  CallContext<Op, Real> c{op,
+  const OpTilesOf<Op> of(op);
+  const OpTiles<Real> tiles = of.tiles();
+  const OpVjpsOf<Op> vjps(op);
+  const OpVjps<Real> back = vjps.vjps();
+  KeySide<Real> keys(tiles, g, in.key, nullptr, {}, in.key_inputs);
+  CallContext<Real> c{tiles,
                           g,
                           bound,
                           in,
-                          plan_call<Real>(op, g, bound, options, 0, true),
-                          Real(scale_of(op, g, options)),
+                          plan_call<Real>(tiles, g, bound, options, 0, true),
+                          Real(scale_of(tiles, g, options)),
                           keys,
                           options.dropout};
-  KeyTangents<Op, Real> key_tangents(c, d, direction);
-  walk_jvp(c, keys, key_tangents, d, direction, moved, options);
+  KeyTangents<Op, Real> key_tangents(op, c, d, direction);
+  walk_jvp(op, c, keys, key_tangents, d, direction, moved, options);
 
   c.plan.group = 1;
-  HvpShared<Op, Real> shared(c, saved, {operands.out, operands.grad_out}, to);
+  HvpShared<Real> shared(c, back, saved, {operands.out, operands.grad_out}, to);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const auto build = [&](Scratch<Real>& scratch) {
-    return std::make_unique<Worker>(c, d, key_tangents, direction, operands, shared, scratch);
+    return std::make_unique<Worker>(op, c, d, key_tangents, direction, operands, shared, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
@@ -461,9 +473,13 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
           shared.tiles.abandon();
           sums.abandon();
         });
-  if (to_op) *to_op = shared.parameter_gradients(c, sums.total());
+  if (to_op) {
+    OpGradient<Real> gradient(back);
+    shared.add_parameter_gradients(c, sums.total(), gradient);
+    *to_op = OpVjpsOf<Op>::typed(op, gradient);
+  }
   if (units > 0)
-    MovingKeyChain<Op, Real>(c, d, key_tangents, direction, shared)
+    MovingKeyChain<Op, Real>(op, c, d, key_tangents, direction, shared)
         .run(to_op ? &to_op->score : nullptr, workers);
   if constexpr (reads_inputs<typename Op::ScoreType>) {
     sum_over_readers(shared.dquery_input_tangents, g.heads, 1, to.query_inputs, workers);

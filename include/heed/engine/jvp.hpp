@@ -106,8 +106,8 @@ void require_apart_from_tangents(const StoredView<Real>& out, Name name, const T
 }
 
 // Throws where outputs and tangents do not fit the call, or each other; the arguments are those of open_jvp().
-template <class Op, class Real>
-void check_jvp_call(const Op& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
+template <class Real>
+void check_jvp_call(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
                     const StoredView<const Real>& known_out, const Outputs<Real>* written,
                     const Tangents<Real>& d, const Outputs<Real>& tangent,
                     const std::string& where) {
@@ -117,7 +117,7 @@ void check_jvp_call(const Op& op, const Geometry& g, const Inputs<Real>& in, con
   require_apart_from_tangents(tangent.lse, "the tangent of lse", d, where);
   require_apart_from_tangents(tangent.steps, "the tangent of steps", d, where);
   if (tangent.lse.given())
-    require(Op::NormaliserType::differentiates_lse, where,
+    require(op.normaliser.traits.differentiates_lse, where,
             ": the tangent of lse was asked for, the op's normaliser has no derivative of lse "
             "(plug/normaliser.hpp)");
   if (written) {
@@ -156,30 +156,33 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   if (in.packed)
     return jvp_packed(op, in, mask, saved, known_out, written, d, tangent, op_tangent, options,
                       where);
-  const Geometry g = geometry_of(op, in, where);
+  const OpTilesOf<Op> of(op);
+  const OpTiles<Real> tiles = of.tiles();
+  const Geometry g = geometry_of(tiles, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  check_jvp_call(op, g, in, mask, known_out, written, d, tangent, where);
+  check_jvp_call(tiles, g, in, mask, known_out, written, d, tangent, where);
   if (!written)
-    check_saved<Op>(*saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
+    check_saved(tiles, *saved,
+                CallStamp::of(tiles.type, g, mask, scale_of(tiles, g, options), options), where);
   const Op direction = op_tangent ? *op_tangent : zeros_like(op);
   require_direction(op, direction, where);
 
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
                           copies.read(in.extra)};
-  [[maybe_unused]] const auto inputs =
-      take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
+  const auto inputs =
+      take_inputs(tiles, g, in, copies, resolve_threads(options.threads), operands);
   TangentOperands<Real> moving{copies.read(d.query),     copies.read(d.key),
                                copies.read(d.value),     copies.read(d.extra),
                                copies.read(d.bias),      copies.read(d.query_inputs),
                                copies.read(d.key_inputs)};
-  if constexpr (InputColumns<Op>::any) {
-    using Columns = InputColumns<Op>;
-    moving.part_inputs = part_inputs_of<Op>(moving.query_inputs, moving.key_inputs);
-    moving.query_inputs = columns_of(moving.query_inputs, Columns::score_query);
-    moving.key_inputs = columns_of(moving.key_inputs, Columns::score_key);
+  if (inputs) {
+    const TokenColumns& columns = tiles.columns;
+    moving.part_inputs = part_inputs_of(columns, moving.query_inputs, moving.key_inputs);
+    moving.query_inputs = columns_of(moving.query_inputs, columns.score_query);
+    moving.key_inputs = columns_of(moving.key_inputs, columns.score_key);
     inputs->take_tangents(moving.query_inputs, moving.key_inputs);
   }
   JvpOutputs<Real> to;
@@ -204,13 +207,15 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
                 const Saved<Real>* saved, const StoredView<const Real>& known_out,
                 const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
                 const Op* op_tangent, const Options& options, const std::string& where) {
-  const PackedCalls<Real> packed(in, mask, joins_sequences<Op>, where);
+  const OpTilesOf<Op> of(op);
+  const OpTiles<Real> tiles = of.tiles();
+  const PackedCalls<Real> packed(in, mask, joins_sequences(tiles), where);
   require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
           " sequences, forward() alone reads keys and values of caches; give them as tensors");
-  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(op));
+  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(tiles));
   const Geometry whole = packed.whole(calls[0].geometry);
-  check_jvp_call(op, whole, in, mask, known_out, written, d, tangent, where);
-  if (saved) require_packed_saved(op, *saved, whole, mask, options, packed, where);
+  check_jvp_call(tiles, whole, in, mask, known_out, written, d, tangent, where);
+  if (saved) require_packed_saved(tiles, *saved, whole, mask, options, packed, where);
   for (Index n = 0; n < packed.size(); ++n) {
     const PackedCall<Real>& call = calls[std::size_t(n)];
     Tangents<Real> own;

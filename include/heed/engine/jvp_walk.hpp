@@ -58,7 +58,7 @@ struct ReadoutRows {
 template <class Op, class Real>
 struct JvpPanel {
   static constexpr int kMaps = Op::NormaliserType::maps;
-  Panel<Op, Real> panel;
+  Panel<Real> panel;
   std::deque<ScoreTangents<Op, Real>> tangents;  // [map]
   LaneTile<Real> mixed, mixed_tangent;           // [dim_v][lanes]
   StreamStates<typename Op::NormaliserType, Real> states;
@@ -66,14 +66,14 @@ struct JvpPanel {
   std::array<LaneTile<Real>, std::size_t(kMaps)>
       row_tangents;  // of row normalisers, [len_kv][lanes]
 
-  JvpPanel(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
+  JvpPanel(const Op& op, const CallContext<Real>& c, const TangentOperands<Real>& d,
            const KeyTangents<Op, Real>& keys, const Op& direction, Scratch<Real>& scratch)
       : panel(c, scratch, false), states(scratch, c.plan.lanes) {
     const Index lanes = c.plan.lanes;
     const auto take = [&](Index rows) {
       return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
     };
-    for (auto& side : panel.query) tangents.emplace_back(c, d, keys, direction, side, scratch);
+    for (auto& side : panel.query) tangents.emplace_back(op, c, d, keys, direction, side, scratch);
     mixed = take(c.geometry.dim_v);
     mixed_tangent = take(c.geometry.dim_v);
     lse_tangent = take(kMaps);
@@ -88,16 +88,16 @@ class JvpWorker {
  public:
   using Normaliser = typename Op::NormaliserType;
   using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, Real>;
+  using Context = CallContext<Real>;
   static constexpr int kMaps = Normaliser::maps;
 
-  JvpWorker(const Context& c, const TangentOperands<Real>& d, const KeyTangents<Op, Real>& keys,
+  JvpWorker(const Op& op, const Context& c, const TangentOperands<Real>& d, const KeyTangents<Op, Real>& keys,
             const Op& direction, const JvpOutputs<Real>& to, ReadoutRows<Real>& rows,
             Scratch<Real>& scratch)
-      : c_(c), d_(d), direction_(direction), to_(to), rows_(rows) {
+      : op_(op), c_(c), d_(d), direction_(direction), to_(to), rows_(rows) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(c, d, keys, direction, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(op, c, d, keys, direction, scratch);
     dots_ = take(tile);
     scores_ = take(tile);
     tangents_ = take(tile);
@@ -115,7 +115,7 @@ class JvpWorker {
     if constexpr (Normaliser::streams)
       normaliser_moves_ = moves(direction.normaliser);
     else if constexpr (!HasRowJvp<Normaliser, Real>)
-      lifted_ = moving_part(c.op.normaliser, direction.normaliser);
+      lifted_ = moving_part(op.normaliser, direction.normaliser);
   }
   JvpWorker(const JvpWorker&) = delete;
 
@@ -188,7 +188,7 @@ class JvpWorker {
   void mix_streaming() requires Normaliser::streams {
     for_active([&](My& my) {
       for (int v = 0; v < c_.plan.vectors; ++v)
-        my.states.store(v, c_.op.normaliser.begin(my.panel.queries(v)));
+        my.states.store(v, op_.normaliser.begin(my.panel.queries(v)));
       if (!finds_state())
         my.states.restore(to_.saved->state.data() + my.panel.first_row(), c_.geometry.query_rows(),
                           my.panel.place.rows);
@@ -216,7 +216,7 @@ class JvpWorker {
     bool moved = false;
     for (int v = 0; v < c_.plan.vectors; ++v) {
       auto state = my.states.load(v);
-      const P rescale = c_.op.normaliser.move(state, P::load(top_ + v * kLanes<Real>), moved);
+      const P rescale = op_.normaliser.move(state, P::load(top_ + v * kLanes<Real>), moved);
       rescale.store(rescale_ + v * kLanes<Real>);
       state.sum = state.sum * rescale;
       my.states.store(v, state);
@@ -236,7 +236,7 @@ class JvpWorker {
   // Scores become weights w, tangents A s.; sum of B s. to lse_tangent.
   void weigh(My& my, int v, const LaneTile<Real>& scores,
              const LaneTile<Real>& tangents) const requires Normaliser::streams {
-    const Normaliser& normaliser = c_.op.normaliser;
+    const Normaliser& normaliser = op_.normaliser;
     auto state = my.states.load(v);
     const bool finds = finds_state();
     const P factor = finds ? P(Real(1)) : normaliser.finish(state);
@@ -295,7 +295,7 @@ class JvpWorker {
 
   // All keys are seen.
   void finish(My& my) requires Normaliser::streams {
-    const Normaliser& normaliser = c_.op.normaliser;
+    const Normaliser& normaliser = op_.normaliser;
     if (finds_state()) {
       if constexpr (Normaliser::needs_weight)
         for (Index i = 0; i < my.panel.place.rows; ++i)
@@ -324,8 +324,8 @@ class JvpWorker {
   [[nodiscard]] P pull_of_inputs(const My& my, int v) const {
     P pulled = Real(0);
     input_slopes_.fill(Real(0));
-    Normaliser slope = c_.op.normaliser;
-    c_.op.normaliser.vjp(my.panel.queries(v, input_slopes_), my.states.load(v), P(Real(1)), slope);
+    Normaliser slope = op_.normaliser;
+    op_.normaliser.vjp(my.panel.queries(v, input_slopes_), my.states.load(v), P(Real(1)), slope);
     for (Index n = 0; n < input_slopes_.rows; ++n)
       pulled += input_slopes_.load(n, v) * input_tangents_.load(n, v);
     return pulled;
@@ -340,9 +340,9 @@ class JvpWorker {
     for (Index lane = 0; lane < queries.valid; ++lane) {
       P delta = Real(0);
       delta.v[lane] = Real(1);
-      Normaliser slope = c_.op.normaliser;
+      Normaliser slope = op_.normaliser;
       visit_parameters(slope, [](const char*, auto& param) { param.set_zero(); });
-      c_.op.normaliser.vjp(queries, my.states.load(v), delta, slope);
+      op_.normaliser.vjp(queries, my.states.load(v), delta, slope);
       pulled.v[lane] += along(slope);
     }
     return pulled;
@@ -378,13 +378,13 @@ class JvpWorker {
         [&](My& my, const PanelTile& tile) {
           for (int m = 0; m < kMaps; ++m) {
             const auto tangents = part(my, my.row_tangents[std::size_t(m)], tile.at);
-            score_tile(my, m, tile, part(my, my.panel.rows.scores[m], tile.at), tangents,
-                       my.panel.rows.max[m]);
+            score_tile(my, m, tile, part(my, my.panel.rows.scores[std::size_t(m)], tile.at), tangents,
+                       my.panel.rows.max[std::size_t(m)]);
           }
         },
         [&](My& my, const PanelTile& tile) {
           for (int m = 0; m < kMaps; ++m)
-            part(my, my.panel.rows.scores[m], tile.at).fill(-kInfinity<Real>);
+            part(my, my.panel.rows.scores[std::size_t(m)], tile.at).fill(-kInfinity<Real>);
         });
     Index n = 0;
     for_active([&](My& my) {
@@ -432,7 +432,7 @@ class JvpWorker {
         moved.key_inputs = {no_key_inputs_, 0};
       }
     }
-    c_.op.normaliser.jvp(block, moved, direction_.normaliser);
+    op_.normaliser.jvp(block, moved, direction_.normaliser);
     for (Index i = 0; i < place.rows; ++i)
       if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i))
         for (int m = 0; m < kMaps; ++m) my.panel.lse.row(m)[i] = my.lse_tangent.row(m)[i] = kNan;
@@ -473,11 +473,11 @@ class JvpWorker {
     for (Index j = 0; j < keys; ++j) {
       bool seen = false;
       for (int m = 0; m < kMaps; ++m)
-        seen = seen || my.panel.rows.scores[m].row(j)[i] != -kInfinity<Real>;
+        seen = seen || my.panel.rows.scores[std::size_t(m)].row(j)[i] != -kInfinity<Real>;
       if (!seen) continue;
       row.keys.push_back(my.panel.seen_by_any.begin + j);
       for (int m = 0; m < kMaps; ++m) {
-        const double score = double(my.panel.rows.scores[m].row(j)[i]);
+        const double score = double(my.panel.rows.scores[std::size_t(m)].row(j)[i]);
         const double tangent = double(my.row_tangents[std::size_t(m)].row(j)[i]);
         row.scores[std::size_t(m)].push_back(
             moving(score, score == double(-kInfinity<Real>) ? 0 : tangent));
@@ -542,6 +542,7 @@ class JvpWorker {
                                              std::type_identity<Nothing>,
                                              std::type_identity<Rebound<Normaliser, Moving>>>::type;
 
+  const Op& op_;
   const Context& c_;
   TangentOperands<Real> d_;
   const Op& direction_;
@@ -628,7 +629,7 @@ void read_out_moving(const Op& op, const Op& direction, const Geometry& g, const
 
 // Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
 template <class Op, class Real>
-void walk_jvp(const CallContext<Op, Real>& c, KeySide<Op, Real>& keys,
+void walk_jvp(const Op& op, const CallContext<Real>& c, KeySide<Real>& keys,
               KeyTangents<Op, Real>& key_tangents, const TangentOperands<Real>& d,
               const Op& direction, const JvpOutputs<Real>& to, const Options& options) {
   using Worker = JvpWorker<Op, Real>;
@@ -643,7 +644,7 @@ void walk_jvp(const CallContext<Op, Real>& c, KeySide<Op, Real>& keys,
   }
   const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
   const Index elements = scratch_elements<Real>([&](Scratch<Real>& scratch) {
-    return Worker(c, d, key_tangents, direction, to, rows, scratch);
+    return Worker(op, c, d, key_tangents, direction, to, rows, scratch);
   });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   keys.build(workers);
@@ -652,12 +653,12 @@ void walk_jvp(const CallContext<Op, Real>& c, KeySide<Op, Real>& keys,
   if (units > 0)
     run_workers(workers, [&](int) {
       Scratch<Real> scratch(elements);
-      Worker worker(c, d, key_tangents, direction, to, rows, scratch);
+      Worker worker(op, c, d, key_tangents, direction, to, rows, scratch);
       // Longest groups first: under a causal mask the last one.
       for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
         worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
     });
-  if constexpr (!Op::ReadoutType::identity) read_out_moving(c.op, direction, g, c.in, d, rows, to);
+  if constexpr (!Op::ReadoutType::identity) read_out_moving(op, direction, g, c.in, d, rows, to);
 }
 
 // A checked call.
@@ -666,20 +667,22 @@ void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
              const BoundMask<Real>& bound, const TangentOperands<Real>& d, const Op& direction,
              const JvpOutputs<Real>& to, const Options& options) {
   using Normaliser = typename Op::NormaliserType;
-  KeySide<Op, Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  const OpTilesOf<Op> of(op);
+  const OpTiles<Real> tiles = of.tiles();
+  KeySide<Real> keys(tiles, g, in.key, nullptr, {}, in.key_inputs);
   Index row_tiles = 0;
   if constexpr (!Normaliser::streams)
     row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
-  const CallContext<Op, Real> c{op,
+  const CallContext<Real> c{tiles,
                                 g,
                                 bound,
                                 in,
                                 make_plan<Real>(g, bound, options, row_tiles, 0, true),
-                                Real(scale_of(op, g, options)),
+                                Real(scale_of(tiles, g, options)),
                                 keys,
                                 options.dropout};
-  KeyTangents<Op, Real> key_tangents(c, d, direction);
-  walk_jvp(c, keys, key_tangents, d, direction, to, options);
+  KeyTangents<Op, Real> key_tangents(op, c, d, direction);
+  walk_jvp(op, c, keys, key_tangents, d, direction, to, options);
 }
 
 }  // namespace detail

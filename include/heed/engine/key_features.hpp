@@ -26,7 +26,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-template <class Op, class Real>
+template <class Real>
 class KeySide;
 
 namespace detail {
@@ -124,8 +124,7 @@ class KeyFeatures {
   }
 
  private:
-  template <class Op, class Number>
-  friend class KeySide;
+  friend class KeySide<Real>;
 
   // Room for those of `len` keys in each of `blocks` arrays [feature][room] and [room][rank]. Throws std::bad_alloc; they
   // are then as they were.

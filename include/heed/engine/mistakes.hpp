@@ -10,6 +10,8 @@
 // static_assert. These overloads have no definition: nothing runs. A second one, of fewer arguments, says which are asked for.
 
 #include <heed/engine/call.hpp>
+#include <heed/mask/mask.hpp>
+#include <heed/plug/check.hpp>
 
 #include <concepts>
 #include <initializer_list>

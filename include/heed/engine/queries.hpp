@@ -4,10 +4,9 @@
 // One panel of queries, as forward and backward both see it: where it stands, its query rows, its own
 // rows for the readout, its whole-row scratch for row normalisers, and the tiles of keys it walks over.
 
+#include <heed/core/fixed_list.hpp>
 #include <heed/engine/tile/dropout.hpp>
 #include <heed/engine/tile/scores.hpp>
-#include <heed/engine/tile/stream_states.hpp>
-#include <heed/plug/row_formula.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
@@ -22,29 +21,25 @@ void pack_input_rows(const TensorView<const Real>& from, const Geometry& g, cons
 }
 
 // Mixed rows in and out of lanes, for readouts.
-template <class Op, class Real>
+template <class Real>
 class PanelReadout {
  public:
-  using Readout = typename Op::ReadoutType;
-
-  PanelReadout(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) : c_(c) {
+  PanelReadout(const CallContext<Real>& c, Scratch<Real>& scratch, bool backward) : c_(c) {
+    const Geometry& g = c.geometry;
+    const ReadoutTraits& readout = c.op.readout.traits;
     const Index lanes = c.plan.lanes;
     const auto take = [&](Index rows) {
       return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
     };
-    query_ = take(query_dim(c.geometry));
-    own_key_ = take(own_dim(c.geometry.dim_qk));
-    own_value_ = take(own_dim(c.geometry.dim_v));
-    extra_ = take(c.op.extra_dim(c.geometry));
-    inputs_ = take(query_inputs_of<Readout>);
-    work_ = take(c.op.read_out_rows(c.geometry, backward));
-    diagnostics_ = take(Readout::diagnostics);
-    if constexpr (Readout::counts_steps) steps_ = take(c.op.readout.step_columns(c.geometry));
+    query_ = take(c.op.own_query_dim(g));
+    own_key_ = take(c.op.own_row_dim(g.dim_qk));
+    own_value_ = take(c.op.own_row_dim(g.dim_v));
+    extra_ = take(c.op.extra_dim(g));
+    inputs_ = take(readout.query_inputs);
+    work_ = take(c.op.readout.work_rows(g, backward));
+    diagnostics_ = take(readout.diagnostics);
+    if (readout.counts_steps) steps_ = take(c.op.readout.step_columns(g));
   }
-  [[nodiscard]] static Index query_dim(const Geometry& g) {
-    return Readout::uses_query || Op::NormaliserType::uses_query ? g.dim_qk : 0;
-  }
-  [[nodiscard]] static Index own_dim(Index dim) { return Readout::uses_own_rows ? dim : 0; }
 
   // Transposes what the readout reads of the panel's own rows.
   [[nodiscard]] ReadoutPanel<Real> load(const TilePlace& place, const LaneTile<Real>& tile) const {
@@ -59,7 +54,7 @@ class PanelReadout {
     fetch(c_.key, kv, own_key_);
     fetch(c_.value, kv, own_value_);
     fetch(c_.in.extra, place.head, extra_);
-    if constexpr (query_inputs_of<Readout> != 0)
+    if (inputs_.rows > 0)
       pack_input_rows(c_.in.part_inputs.readout_query, c_.geometry, place, inputs_);
     ReadoutPanel<Real> panel;
     panel.geometry = c_.geometry;
@@ -81,48 +76,50 @@ class PanelReadout {
   }
 
  private:
-  const CallContext<Op, Real>& c_;
+  const CallContext<Real>& c_;
   LaneTile<Real> query_, own_key_, own_value_, extra_, inputs_, work_, diagnostics_;
   LaneTile<Real> steps_;  // in backward their gradient
 };
 
 // Whole rows and their lanes for a row normaliser.
-template <class Op, class Real>
+template <class Real>
 struct RowScratch {
-  using Normaliser = typename Op::NormaliserType;
-  LaneTile<Real> scores[Normaliser::maps], work;
-  Real *max[Normaliser::maps], *diagnostics;
+  int maps;
+  std::array<LaneTile<Real>, kMostMaps> scores;
+  LaneTile<Real> work;
+  std::array<Real*, kMostMaps> max{};
+  Real* diagnostics = nullptr;
 
-  [[nodiscard]] static Index tiles(const Op& op, bool backward) {
-    if constexpr (Normaliser::streams)
-      return 0;
-    else
-      return Normaliser::maps + row_work_tiles<Real>(op.normaliser, backward);
+  [[nodiscard]] static Index tiles(const OpTiles<Real>& op, bool backward) {
+    return op.streams() ? 0 : op.maps() + op.normaliser.work_tiles(backward);
   }
-  RowScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward) {
-    if constexpr (!Normaliser::streams) {
-      const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
-      for (int m = 0; m < Normaliser::maps; ++m)
-        scores[m] = {scratch.take(keys * lanes), keys, lanes};
-      const Index rows = row_work_tiles<Real>(c.op.normaliser, backward) * keys;
-      work = {scratch.take(rows * lanes), rows, lanes};
-      for (int m = 0; m < Normaliser::maps; ++m) max[m] = scratch.take(lanes);
-      diagnostics = scratch.take(Normaliser::diagnostics * lanes);
-    }
+
+  RowScratch(const CallContext<Real>& c, Scratch<Real>& scratch, bool backward)
+      : maps(c.op.maps()) {
+    if (c.op.streams()) return;
+    const Index lanes = c.plan.lanes, keys = c.geometry.len_kv;
+    const std::size_t count = std::size_t(maps);
+    for (std::size_t m = 0; m < count; ++m) scores[m] = {scratch.take(keys * lanes), keys, lanes};
+    const Index rows = c.op.normaliser.work_tiles(backward) * keys;
+    work = {scratch.take(rows * lanes), rows, lanes};
+    for (std::size_t m = 0; m < count; ++m) max[m] = scratch.take(lanes);
+    diagnostics = scratch.take(c.op.normaliser.traits.diagnostics * lanes);
   }
   // After all scores: has lane i no number in one of its maps?
   [[nodiscard]] bool saw_nothing(Index i) const {
     bool nothing = false;
-    for (int m = 0; m < Normaliser::maps; ++m) nothing = nothing || max[m][i] == -kInfinity<Real>;
+    for (std::size_t m = 0; m < std::size_t(maps); ++m)
+      nothing = nothing || max[m][i] == -kInfinity<Real>;
     return nothing;
   }
 };
 
 // The plan of a call; in backward a row normaliser keeps the gradients of a row's weights, too.
-template <class Real, class Op>
-[[nodiscard]] Plan plan_call(const Op& op, const Geometry& g, const BoundMask<Real>& mask,
-                             const Options& options, Index page_rows, bool backward) {
-  const Index rows = RowScratch<Op, Real>::tiles(op, backward);
+template <class Real>
+[[nodiscard]] Plan plan_call(const OpTiles<Real>& op, const Geometry& g,
+                             const BoundMask<Real>& mask, const Options& options, Index page_rows,
+                             bool backward) {
+  const Index rows = RowScratch<Real>::tiles(op, backward);
   return make_plan<Real>(g, mask, options, rows > 0 && backward ? rows + 1 : rows, page_rows,
                          backward);
 }
@@ -161,17 +158,14 @@ template <class Panels>
   return all;
 }
 
-template <class Op, class Real>
+template <class Real>
 class Panel {
  public:
-  using Normaliser = typename Op::NormaliserType;
-  using Context = CallContext<Op, Real>;
-  static constexpr int kMaps = Normaliser::maps;
-  static constexpr Index kInputs = query_inputs_of<Normaliser>;
+  using Context = CallContext<Real>;
 
-  std::array<QuerySide<Op, Real>, std::size_t(kMaps)> query;
-  PanelReadout<Op, Real> readout;
-  RowScratch<Op, Real> rows;
+  FixedList<QuerySide<Real>> query;  // [map]
+  PanelReadout<Real> readout;
+  RowScratch<Real> rows;
   PanelDropout<Real> dropout;
   TilePlace place;
   KeyRange seen_by_any;  // keys that some query sees, the band and the key length looked at
@@ -179,13 +173,15 @@ class Panel {
   LaneTile<Real> lse;    // [map][lanes]
 
   Panel(const Context& c, Scratch<Real>& scratch, bool backward)
-      : query{sides(c, scratch, std::make_integer_sequence<int, kMaps>{})},
-        readout(c, scratch, backward),
+      : query(c.op.maps()),
+        readout(c, with_queries(c, scratch), backward),
         rows(c, scratch, backward),
         dropout(c.dropout),
-        lse{scratch.take(kMaps * c.plan.lanes), kMaps, c.plan.lanes},
-        visible_(scratch.take(Normaliser::counts_visible ? c.plan.lanes : 0)),
-        inputs_{scratch.take(kInputs * c.plan.lanes), kInputs, c.plan.lanes},
+        lse{scratch.take(c.op.maps() * c.plan.lanes), c.op.maps(), c.plan.lanes},
+        traits_(c.op.normaliser.traits),
+        visible_(scratch.take(traits_.counts_visible ? c.plan.lanes : 0)),
+        inputs_{scratch.take(traits_.query_inputs * c.plan.lanes), traits_.query_inputs,
+                c.plan.lanes},
         c_(c) {}
 
   // Takes over panel `panel` of head (b, h).
@@ -203,13 +199,13 @@ class Panel {
     dropout.move_to(place);
     seen_by_any = c_.mask.keys_of_rows(b, place.query, place.rows);
     seen_by_all = c_.mask.keys_of_all_rows(b, place.query, place.rows);
-    if constexpr (Normaliser::counts_visible)
+    if (traits_.counts_visible)
       for (Index i = 0; i < c_.plan.lanes; ++i)
         visible_[i] = Real(i < place.rows ? c_.mask.count_visible(b, h, place.query + i) : 0);
   }
   void load_queries() {
-    for (auto& side : query) side.load(place.batch, place.head, place.query, place.rows);
-    if constexpr (kInputs > 0)
+    for (QuerySide<Real>& side : query) side.load(place.batch, place.head, place.query, place.rows);
+    if (inputs_.rows > 0)
       pack_input_rows(c_.in.part_inputs.normaliser_query, c_.geometry, place, inputs_);
   }
 
@@ -220,8 +216,8 @@ class Panel {
     StreamQueries<Real> of{
         place.head, std::clamp<Index>(place.rows - first, 0, kLanes<Real>),
         Pack<Real>::iota() + Real(c_.geometry.query_position(place.query + first)), Real(0)};
-    if constexpr (Normaliser::counts_visible) of.visible = Pack<Real>::load(visible_ + first);
-    if constexpr (kInputs > 0) {
+    if (traits_.counts_visible) of.visible = Pack<Real>::load(visible_ + first);
+    if (inputs_.rows > 0) {
       of.inputs = inputs_.constant();
       of.dinputs = dinputs;
       of.vector = v;
@@ -293,29 +289,31 @@ class Panel {
     block.first_key = seen_by_any.begin;
     block.visible = visible_;
     block.query_inputs = inputs_.constant();
-    if constexpr (key_inputs_of<Normaliser> != 0) {
+    if (traits_.key_inputs > 0) {
       const auto& inputs = c_.in.part_inputs.normaliser_key;
       block.key_inputs = {
           input_row(inputs, c_.geometry, place.batch, place.head, seen_by_any.begin),
           inputs.strides().row};
     }
-    for (int m = 0; m < kMaps; ++m) {
+    for (Index m = 0; m < c_.op.maps(); ++m) {
       const std::size_t i = std::size_t(m);
-      block.scores[i] = {rows.scores[m].data, seen_by_any.size(), c_.plan.lanes};
-      block.score_max[i] = rows.max[m];
+      block.scores[i] = {rows.scores[i].data, seen_by_any.size(), c_.plan.lanes};
+      block.score_max[i] = rows.max[i];
       block.lse[i] = lse.row(m);
-      std::fill(rows.max[m], rows.max[m] + c_.plan.lanes, -kInfinity<Real>);
-      std::fill(lse.row(m), lse.row(m) + c_.plan.lanes, Real(0));
+      std::fill_n(rows.max[i], c_.plan.lanes, -kInfinity<Real>);
+      std::fill_n(lse.row(m), c_.plan.lanes, Real(0));
     }
     return block;
   }
 
  private:
-  template <int... map>
-  [[nodiscard]] static std::array<QuerySide<Op, Real>, std::size_t(kMaps)> sides(
-      const Context& c, Scratch<Real>& scratch, std::integer_sequence<int, map...>) {
-    return {QuerySide<Op, Real>(c, scratch, map)...};
+  // Takes the queries' memory first, where it is read most.
+  [[nodiscard]] Scratch<Real>& with_queries(const Context& c, Scratch<Real>& scratch) {
+    for (int map = 0; map < c.op.maps(); ++map) query.emplace(c, scratch, map);
+    return scratch;
   }
+
+  const NormaliserTraits& traits_;
   Real* visible_;          // [lanes], where the normaliser counts keys
   LaneTile<Real> inputs_;  // [inputs][lanes], of the queries' tokens, where it reads some
   const Context& c_;

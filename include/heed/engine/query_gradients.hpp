@@ -6,35 +6,67 @@
 // turnstiles, in a fixed order.
 
 #include <heed/engine/queries.hpp>
-#include <heed/engine/tile/derivatives.hpp>
 #include <heed/engine/visiting_order.hpp>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
+// Gradients that a panel gathers for one score map over all tiles.
+template <class Real>
+struct QueryGrad {
+  LaneTile<Real> dq;        // [width][lanes]: of the rows, over CallContext::row_factor()
+  LaneTile<Real> features;  // [query_features][lanes]
+  LaneTile<Real> scalars;   // [scalars][lanes]
+  LaneTile<Real> by_lane;   // of a table by distance, as pairs of lanes read it
+  SideTiles<Real> side;     // of the rows (through side values), projected rows and table
+
+  [[nodiscard]] static QueryGrad take(const CallContext<Real>& c, Scratch<Real>& scratch) {
+    const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
+    const auto& needs = c.keys.needs();
+    const ScoreTraits& score = c.op.score.traits;
+    const auto rows = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
+    QueryGrad grad;
+    grad.dq = rows(width);
+    grad.features = rows(score.query_features);
+    grad.scalars = rows(score.scalars);
+    if (score.table_by_distance)
+      grad.by_lane = take_relative(scratch, needs.table_rows, lanes);
+    grad.side = SideTiles<Real>::take(scratch, needs.any ? width : 0, needs.rank, needs.table_rows,
+                                      score.query_inputs, lanes);
+    return grad;
+  }
+  void clear(Index width, bool derives) {
+    dq.rows = width;
+    if (derives) side.x.rows = width;
+    for (const auto& tile :
+         {dq, features, scalars, by_lane, side.x, side.projected, side.table, side.input})
+      tile.fill(Real(0));
+  }
+};
+
 // Scratch for one tile, which all panels of a worker use in turn; and what the panels of a group leave side by
 // side for sums over all their queries.
-template <class Op, class Real>
+template <class Real>
 struct TileScratch {
   Real *weights, *dscores;  // [group][tile][lanes], of streaming normalisers
   Real *q, *dout;  // [group * lanes][whole vectors]: rows of the queries, zeros behind the last one
   LaneTile<Real> marks, projected, dprojected;
   Real* projected_rows;  // finite copy of the panel's projected rows
   Real* copy;            // finite copy of a tile of keys or values
-  Real* key_lanes;       // see ScoredTile
+  Real* key_lanes;       // see ScoreBack
   // Where precision is mixed: the tile's weights and dscores by columns, [tile][group * lanes / 2], and q and dout by
   // rows, [group * lanes / 2][whole vectors].
   BfloatPair *paired_weights, *paired_dscores, *paired_q, *paired_dout;
   // What the panels of a group, which are of one head, add to the table of positions.
-  PositionSumsOf<typename Op::ScoreType, Real> positions;
+  PositionSums<Real> positions;
 
-  TileScratch(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
+  TileScratch(const CallContext<Real>& c, Scratch<Real>& scratch)
       : positions(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile, rank = c.keys.needs().rank;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     const Index queries = c.plan.group * lanes;
-    const Index sums = Op::NormaliserType::streams ? queries * tile : 0;
+    const Index sums = c.op.streams() ? queries * tile : 0;
     weights = scratch.take(sums);
     dscores = scratch.take(sums);
     q = scratch.take(queries * whole_vectors<Real>(c.geometry.dim_qk));
@@ -44,7 +76,7 @@ struct TileScratch {
     dprojected = take(rank > 0 ? tile : 0);
     projected_rows = scratch.take(lanes * whole_vectors<Real>(rank));
     copy = scratch.take(tile * std::max(c.geometry.dim_qk, c.geometry.dim_v));
-    key_lanes = scratch.take(Op::ScoreType::key_features * tile * kLanes<Real>);
+    key_lanes = scratch.take(c.op.score.traits.key_features * tile * kLanes<Real>);
     const auto take_pairs_of_queries = [&](Index columns) {
       return take_pairs(scratch, c.pair_products, queries / 2 * columns);
     };
@@ -55,35 +87,36 @@ struct TileScratch {
   }
 };
 
-template <class Op, class Real>
+template <class Real>
 class PanelGradients {
  public:
-  using Score = typename Op::ScoreType;
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
-  using Context = CallContext<Op, Real>;
-  using Columns = InputColumns<Op>;
-  static constexpr int kMaps = Normaliser::maps;
-  static constexpr Index kKeyInputs = Columns::normaliser_key.count;
+  using Context = CallContext<Real>;
 
   // A tile after the normaliser's vjp, [keys][lanes] each.
   struct WeighedTile {
     LaneTile<Real> weights;
-    std::array<LaneTile<Real>, std::size_t(kMaps)> dots, dscores;
+    std::array<LaneTile<Real>, kMostMaps> dots, dscores;  // [map]
   };
 
   // index: of the panel in its group.
-  PanelGradients(const Context& c, BackwardShared<Op, Real>& shared, const Panel<Op, Real>& panel,
-                 TileScratch<Op, Real>& work, Index index, Scratch<Real>& scratch)
-      : c_(c), s_(shared), panel_(panel), work_(work), index_(index) {
+  PanelGradients(const Context& c, BackwardShared<Real>& shared, const Panel<Real>& panel,
+                 TileScratch<Real>& work, Index index, Scratch<Real>& scratch)
+      : c_(c),
+        score_(c.op.score.traits),
+        s_(shared),
+        panel_(panel),
+        work_(work),
+        index_(index),
+        maps_(std::size_t(c.op.maps())) {
     const Geometry& g = c.geometry;
+    const TokenColumns& columns = c.op.columns;
     const Index lanes = c.plan.lanes;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
     const auto take_rows = [&](Index columns) {
       return scratch.take(lanes * whole_vectors<Real>(columns));
     };
     for (Map& map : maps_) {
-      map.grad = QueryGrad<Op, Real>::take(c, scratch);
+      map.grad = QueryGrad<Real>::take(c, scratch);
       map.q_memory = &map == maps_.data() ? nullptr : take_rows(g.dim_qk);
       map.clean_memory = take_rows(g.dim_qk);
       map.projected = take_rows(c.keys.needs().rank);
@@ -94,12 +127,13 @@ class PanelGradients {
     dout_memory_ = piece_at(work.dout, index * lanes * whole_vectors<Real>(g.dim_v));
     dout_clean_memory_ = take_rows(g.dim_v);
     dextra_ = take(c.op.extra_dim(g));
-    dreadout_inputs_ = take(Columns::readout_query.count);
-    dnormaliser_inputs_ = take(Columns::normaliser_query.count);
-    dkey_inputs_ = {scratch.take(g.len_kv * kKeyInputs), kKeyInputs};
-    dquery_ = take(PanelReadout<Op, Real>::query_dim(g));
-    down_key_ = take(PanelReadout<Op, Real>::own_dim(g.dim_qk));
-    down_value_ = take(PanelReadout<Op, Real>::own_dim(g.dim_v));
+    dreadout_inputs_ = take(columns.readout_query.count);
+    dnormaliser_inputs_ = take(columns.normaliser_query.count);
+    const Index key_inputs = columns.normaliser_key.count;
+    dkey_inputs_ = {scratch.take(g.len_kv * key_inputs), key_inputs};
+    dquery_ = take(c.op.own_query_dim(g));
+    down_key_ = take(c.op.own_row_dim(g.dim_qk));
+    down_value_ = take(c.op.own_row_dim(g.dim_v));
   }
 
   // Gradient of the panel's extra rows, [extra_dim][lanes].
@@ -118,9 +152,9 @@ class PanelGradients {
     for (const auto& tile :
          {dquery_, down_key_, down_value_, dextra_, dreadout_inputs_, dnormaliser_inputs_})
       tile.fill(Real(0));
-    std::fill_n(dkey_inputs_.data, panel_.seen_by_any.size() * kKeyInputs, Real(0));
+    std::fill_n(dkey_inputs_.data, panel_.seen_by_any.size() * dkey_inputs_.stride, Real(0));
     finite_ = true;
-    for (int m = 0; m < kMaps; ++m) copy_queries(m);
+    for (int m = 0; m < maps(); ++m) copy_queries(m);
   }
 
   // Where the readout's vjp writes.
@@ -162,30 +196,19 @@ class PanelGradients {
     marked_ = false;
     if (shares_bias) {
       wait(t);
-      for (const auto& dscores : weighed.dscores) add_bias_gradient(at, dscores);
+      for (int m = 0; m < maps(); ++m) add_bias_gradient(at, weighed.dscores[std::size_t(m)]);
     }
-    for (int m = 0; m < kMaps; ++m) {
+    for (int m = 0; m < maps(); ++m) {
       const std::size_t i = std::size_t(m);
       const LaneTile<Real>& dscores = weighed.dscores[i];
-      ScoreChain<Op, Real> chain{c_, panel_.query[i], maps_[i].grad, work_.positions};
-      const ScoredTile<Real> scored{at,
-                                    weighed.dots[i],
-                                    work_.projected,
-                                    dscores,
-                                    work_.dprojected,
-                                    hides(tile) && !c_.plain() ? marks(tile) : LaneTile<Real>{},
-                                    work_.key_lanes};
-      if (!c_.plain()) {
-        panel_.query[i].projected_dots(at, work_.projected);
-        chain.run(scored);
-      }
+      const int key_gradients = c_.plain() ? 0 : chain_scores(m, tile, weighed.dots[i], dscores);
       add_to_queries(m, tile, dscores);
       if (m == 0 && !shares_bias && !(together && c_.plain())) wait(t);
-      if (!c_.plain()) add_side_values(m, tile, scored, chain);
+      if (!c_.plain()) add_side_values(m, tile, key_gradients);
       if (mixes()) pair_columns_of(dscores, work_.paired_dscores);
       if (!together) add_to_keys(m, tile, dscores);
     }
-    if constexpr (kKeyInputs > 0) add_key_inputs(at);
+    if (dkey_inputs_.stride > 0) add_key_inputs(at);
     if (mixes()) pair_columns_of(weighed.weights, work_.paired_weights);
     if (s_.grads.value.given() && !together)
       add_rows_or_pairs(weighed.weights, tile, dout_, dout_clean_,
@@ -196,38 +219,37 @@ class PanelGradients {
 
   // Adds to the key and value rows at the queries' own positions, where they lie in tile `t`.
   void add_own_rows(Index t) const {
-    if constexpr (Readout::uses_own_rows) {
-      const TilePlace& place = panel_.place;
-      if (place.query / c_.plan.tile != t) return;
-      wait(t);
-      const Index kv = c_.geometry.kv_head(place.head);
-      const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
-        if (to.given())
-          add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
-                             to.row(place.batch, kv, place.query), to.strides().row);
-      };
-      add(down_key_, s_.grads.key);
-      add(down_value_, s_.grads.value);
-    }
+    if (!c_.op.readout.traits.uses_own_rows) return;
+    const TilePlace& place = panel_.place;
+    if (place.query / c_.plan.tile != t) return;
+    wait(t);
+    const Index kv = c_.geometry.kv_head(place.head);
+    const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& to) {
+      if (to.given())
+        add_unpacked_lanes(from.data, from.lanes, place.rows, from.rows,
+                           to.row(place.batch, kv, place.query), to.strides().row);
+    };
+    add(down_key_, s_.grads.key);
+    add(down_value_, s_.grads.value);
   }
 
   // After the last tile: gradients of the panel's rows but for query; adds those of the score's parameters to
   // `parameters` and those of its table to `table`.
-  void finish(Op& parameters, Real* table) {
-    for (int m = 0; m < kMaps; ++m) finish_map(m, parameters);
-    if constexpr (Score::has_table) add_table(table);
+  void finish(OpGradient<Real>& parameters, Real* table) {
+    for (int m = 0; m < maps(); ++m) finish_map(m, parameters);
+    if (score_.has_table) add_table(table);
     const TilePlace& place = panel_.place;
     if (s_.grads.extra.given() && dextra_.rows > 0)
       unpack_lanes(dextra_.data, dextra_.lanes, place.rows, dextra_.rows,
                    s_.grads.extra.row(place.batch, place.head, place.query),
                    s_.grads.extra.strides().row);
-    [[maybe_unused]] const auto keep = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
+    const auto keep = [&](const LaneTile<Real>& from, std::vector<Real>& to) {
+      if (from.rows == 0) return;
       unpack_lanes(from.data, from.lanes, place.rows, from.rows,
                    to.data() + panel_.first_row() * from.rows, from.rows);
     };
-    if constexpr (Columns::readout_query.count > 0) keep(dreadout_inputs_, s_.dreadout_query);
-    if constexpr (Columns::normaliser_query.count > 0)
-      keep(dnormaliser_inputs_, s_.dnormaliser_query);
+    keep(dreadout_inputs_, s_.dreadout_query);
+    keep(dnormaliser_inputs_, s_.dnormaliser_query);
   }
 
   // After finish(): the gradient of query, which is added to rows that others add to where `sums_queries`.
@@ -235,7 +257,7 @@ class PanelGradients {
     if (!s_.grads.query.given()) return;
     const TilePlace& place = panel_.place;
     const Index stride = s_.grads.query.strides().row;
-    for (int m = 0; m < kMaps; ++m) {
+    for (int m = 0; m < maps(); ++m) {
       const LaneTile<Real>& dq = maps_[std::size_t(m)].grad.dq;
       const Source& source = panel_.query[std::size_t(m)].source();
       Real* to =
@@ -253,7 +275,7 @@ class PanelGradients {
  private:
   // One score map.
   struct Map {
-    QueryGrad<Op, Real> grad;
+    QueryGrad<Real> grad;
     Real *q_memory, *clean_memory;
     Real* projected;      // the rows times the score's projection, times projected_factor()
     Rows<Real> q, clean;  // the panel's rows, times the row factor; without non-finite numbers
@@ -290,7 +312,7 @@ class PanelGradients {
     Map& map = maps_[std::size_t(m)];
     const auto& side = panel_.query[std::size_t(m)];
     const Index width = side.source().width, rows = panel_.place.rows;
-    map.grad.clear(width);
+    map.grad.clear(width, c_.keys.needs().any);
     // Those of map 0 stand beside those of the other panels of the group.
     if (m == 0) map.q_memory = work_.q + index_ * c_.plan.lanes * whole_vectors<Real>(width);
     map.q = padded_copy(side.query_rows(), row_factor(), map.q_memory);
@@ -298,13 +320,11 @@ class PanelGradients {
       map.pairs = piece_at(work_.paired_q, index_ * c_.plan.lanes / 2 * whole_vectors<Real>(width));
     const bool finite = mixes() ? pair_rows_of(map.q, map.pairs) : all_finite(map.q);
     finite_ = finite_ && finite;
-    if constexpr (Score::has_projection) {
-      const Index rank = c_.keys.needs().rank;
-      if (rank == 0) return;
-      std::fill(map.projected, map.projected + rows * whole_vectors<Real>(rank), Real(0));
-      unpack_lanes(side.projected().data, c_.plan.lanes, rows, rank, map.projected,
-                   whole_vectors<Real>(rank));
-    }
+    const Index rank = c_.keys.needs().rank;
+    if (rank == 0) return;
+    std::fill(map.projected, map.projected + rows * whole_vectors<Real>(rank), Real(0));
+    unpack_lanes(side.projected().data, c_.plan.lanes, rows, rank, map.projected,
+                 whole_vectors<Real>(rank));
   }
 
   // Pairs of padded rows. Returns whether their numbers are finite.
@@ -393,9 +413,8 @@ class PanelGradients {
       add_paired_keys(m, keys, tile, dscores);
     else
       add_lanes(keys, tile, dscores, map.grad.dq);
-    if constexpr (Score::has_projection)
-      if (map.grad.side.projected.rows > 0)
-        add_lanes(side.projected_keys(at.key, at.keys), tile, work_.dprojected.part(0, at.keys),
+    if (map.grad.side.projected.rows > 0)
+      add_lanes(side.projected_keys(at.key, at.keys), tile, work_.dprojected.part(0, at.keys),
                   map.grad.side.projected);
   }
 
@@ -418,33 +437,56 @@ class PanelGradients {
                       map.pairs, to.data, to.stride);
   }
 
-  void add_side_values(int m, const PanelTile& tile, const ScoredTile<Real>& scored,
-                       const ScoreChain<Op, Real>& chain) {
-    const TilePlace& at = tile.at;
-    const Index row = c_.keys.row(at.batch, at.head, m, at.key);
-    chain.add_key_features(scored, s_.dfeatures.data() + row * Score::key_features);
-    if constexpr (Score::has_projection) {
-      const Index rank = c_.keys.needs().rank;
-      if (rank == 0) return;
-      const Rows<Real> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank,
-                            whole_vectors<Real>(rank)};
-      const Index numbers = c_.keys.needs().row_numbers();
-      Real* to = s_.drows.data() + row * numbers + c_.keys.needs().transformed;
-      const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
-      const bool plainly = !hides(tile) || all_finite(rows);
-      const Rows<Real> clean =
-          plainly ? rows : finite_copy(rows, work_.projected_rows, rows.stride);
-      add_rows(d, tile, rows, clean, plainly, to, numbers);
-    }
+  // dscores become those of the dot products, by the score's vjp. Returns how many key features have gradients.
+  [[nodiscard]] int chain_scores(int m, const PanelTile& tile, const LaneTile<Real>& dots,
+                                 const LaneTile<Real>& dscores) {
+    const auto& side = panel_.query[std::size_t(m)];
+    QueryGrad<Real>& grad = maps_[std::size_t(m)].grad;
+    side.projected_dots(tile.at, work_.projected);
+    return s_.vjps.score.scores_vjp(
+        side.score_tile(tile.at, dots, work_.projected),
+        {dscores, score_.rank > 0 ? work_.dprojected : LaneTile<Real>{},
+         hides(tile) ? marks(tile) : LaneTile<Real>{}, work_.key_lanes, grad.features,
+         grad.scalars, score_.table_by_distance ? grad.by_lane : grad.side.table,
+         &work_.positions, c_.scale / c_.row_factor()});
   }
-
-  // Of the tile's keys, to what all panels of the head add.
+  void add_side_values(int m, const PanelTile& tile, int key_gradients) {
+    const TilePlace& at = tile.at;
+    const Index row = c_.keys.row(at.batch, at.head, m, at.key), rank = score_.rank;
+    if (key_gradients > 0)
+      add_key_features(at.keys, key_gradients, s_.dfeatures.data() + row * score_.key_features);
+    if (rank == 0) return;
+    const Rows<Real> rows{maps_[std::size_t(m)].projected, panel_.place.rows, rank,
+                          whole_vectors<Real>(rank)};
+    const Index numbers = c_.keys.needs().row_numbers();
+    Real* to = s_.drows.data() + row * numbers + c_.keys.needs().transformed;
+    const LaneTile<Real> d = work_.dprojected.part(0, at.keys);
+    const bool plainly = !hides(tile) || all_finite(rows);
+    const Rows<Real> clean = plainly ? rows : finite_copy(rows, work_.projected_rows, rows.stride);
+    add_rows(d, tile, rows, clean, plainly, to, numbers);
+  }
+  // Adds the sums of the lanes of key_lanes to the gradients of features, [key][feature].
+  void add_key_features(Index keys, int count, Real* dfeatures) const {
+    constexpr Index W = kLanes<Real>;
+    const Index features = score_.key_features;
+    for (int i = 0; i < count; ++i)
+      for (Index j = 0; j < keys; j += W) {
+        const Index some = std::min(W, keys - j);
+        Pack<Real> lanes[std::size_t(W)];
+        for (Index k = 0; k < W; ++k)
+          lanes[k] = k < some ? Pack<Real>::load(work_.key_lanes + (i * keys + j + k) * W)
+                              : Pack<Real>(Real(0));
+        const Pack<Real> sums = sums_of_lanes(lanes);
+        for (Index k = 0; k < some; ++k) dfeatures[(j + k) * features + i] += sums.v[k];
+      }
+  }
+  // Adds the gradients of the tile's key inputs to those that all panels of the head add to.
   void add_key_inputs(const TilePlace& at) const {
     const Geometry& g = c_.geometry;
     Real* to = s_.dnormaliser_key.data() +
-               ((at.batch * g.heads + at.head) * g.len_kv + at.key) * kKeyInputs;
+               ((at.batch * g.heads + at.head) * g.len_kv + at.key) * dkey_inputs_.stride;
     const Real* from = &dkey_inputs_(at.key - panel_.seen_by_any.begin, 0);
-    for (Index n = 0; n < at.keys * kKeyInputs; ++n) to[n] += from[n];
+    for (Index n = 0; n < at.keys * dkey_inputs_.stride; ++n) to[n] += from[n];
   }
 
   void add_bias_gradient(const TilePlace& at, const LaneTile<Real>& dscores) const {
@@ -464,57 +506,46 @@ class PanelGradients {
     });
   }
 
-  void finish_map(int m, Op& parameters) {
+  void finish_map(int m, OpGradient<Real>& parameters) {
     auto& grad = maps_[std::size_t(m)].grad;
     const auto& side = panel_.query[std::size_t(m)];
     const TilePlace& place = panel_.place;
-    if constexpr (SideNeeds<Op>::any) chain_features(side, grad);
+    const bool derives = c_.keys.needs().any;
+    if (derives) chain_features(side, grad);
+    const Pack<Real> factor = row_factor();
     for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index col = 0; col < grad.dq.rows; ++col) {
-        Pack<Real> g = grad.dq.load(col, v) * row_factor();
-        if constexpr (SideNeeds<Op>::any) g += grad.side.x.load(col, v);
-        grad.dq.store(col, v, g);
+        const Pack<Real> g = grad.dq.load(col, v);
+        grad.dq.store(col, v, derives ? mul_add(g, factor, grad.side.x.load(col, v)) : g * factor);
       }
-    if constexpr (Score::has_transform)
-      SideTiles<Real>::transform_vjp(c_.op.score, RowSide::query, place.head,
-                                     c_.geometry.query_position(place.query), place.rows,
-                                     side.before(), grad.side.x, grad.dq, parameters.score);
-    double scalars[scalars_of<Score> + 1];
-    for (int i = 0; i < scalars_of<Score>; ++i)
-      scalars[i] = sum_valid_lanes(grad.scalars.row(i), place.rows);
-    chain_scalars(parameters.score, place.head, scalars);
+    if (score_.has_transform)
+      s_.vjps.score.transform_vjp(RowSide::query, place.head,
+                                  c_.geometry.query_position(place.query), place.rows,
+                                  side.before(), grad.side.x, grad.dq, *parameters.score);
+    if (score_.scalars == 0) return;
+    scalar_sums_.resize(std::size_t(score_.scalars));
+    for (int i = 0; i < score_.scalars; ++i)
+      scalar_sums_[std::size_t(i)] = sum_valid_lanes(grad.scalars.row(i), place.rows);
+    s_.vjps.score.add_scalars(place.head, scalar_sums_.data(), *parameters.score);
   }
-
   // From gradients of query features, projected rows and table entries to those of the rows, in x, and of what features
   // read of the parameters.
-  void chain_features(const QuerySide<Op, Real>& side, const QueryGrad<Op, Real>& grad) const {
-    if constexpr (table_by_distance<Score>)
-      add_from_lanes(grad.by_lane, c_.plan.vectors, grad.side.table);
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      Pack<Real> f[Score::query_features + 1], df[Score::query_features + 1];
-      for (int i = 0; i < Score::query_features; ++i) {
-        f[i] = side.features().load(i, v);
-        df[i] = grad.features.load(i, v);
-      }
-      const auto idle = grad.side.idle_lanes(df, Score::query_features, v);
+  void chain_features(const QuerySide<Real>& side, const QueryGrad<Real>& grad) const {
+    if (score_.table_by_distance) add_from_lanes(grad.by_lane, c_.plan.vectors, grad.side.table);
+    if (score_.query_features > 0)
+      s_.vjps.score.features_vjp(RowSide::query, side.side_tiles(), panel_.place.head,
+                                 c_.geometry.query_position(panel_.place.query), side.visible(),
+                                 c_.plan.vectors, side.features(), grad.features, grad.side,
+                                 grad.scalars);
+    for (int v = 0; v < c_.plan.vectors; ++v)
       for (Index r = 0; r < grad.side.projected.rows; ++r)
         grad.side.projected.store(r, v, grad.side.projected.load(r, v) * c_.projected_factor());
-      ScalarsOf<Score, Pack<Real>> dp{};
-      features_vjp<OfQueries>(c_.op.score, side.lane_row(v), side.scalars(), f, df,
-                              grad.side.grad(v), dp);
-      grad.side.clear_lanes(idle, v);
-      if constexpr (features_read_parameters<OfQueries, Score>)
-        for (std::size_t i = 0; i < dp.size(); ++i)
-          grad.scalars.add(Index(i), v, zero_where(idle, dp[i]));
-    }
-    SideTiles<Real>::chain(c_.op.score, c_.keys.table(panel_.place.head), c_.plan.vectors,
-                           grad.side);
-    constexpr Index inputs = query_row_inputs<Score>;
-    if constexpr (inputs > 0)
+    grad.side.chain(c_.op.score.projection, c_.keys.table(panel_.place.head), c_.plan.vectors);
+    const Index inputs = score_.query_inputs;
+    if (inputs > 0)
       add_unpacked_lanes(grad.side.input.data, grad.side.input.lanes, panel_.place.rows, inputs,
                          s_.dquery_inputs.data() + panel_.first_row() * inputs, inputs);
   }
-
   void add_table(Real* table) {
     const auto& grad = maps_[0].grad.side.table;
     const Index width = c_.geometry.dim_qk;
@@ -525,12 +556,16 @@ class PanelGradients {
              q.stride, table, width);
   }
 
+  [[nodiscard]] int maps() const { return c_.op.maps(); }
+
   const Context& c_;
-  BackwardShared<Op, Real>& s_;
-  const Panel<Op, Real>& panel_;
-  TileScratch<Op, Real>& work_;
+  const ScoreTraits& score_;
+  BackwardShared<Real>& s_;
+  const Panel<Real>& panel_;
+  TileScratch<Real>& work_;
   Index index_;
-  std::array<Map, std::size_t(kMaps)> maps_;
+  std::vector<Map> maps_;
+  std::vector<double> scalar_sums_;
   LaneTile<Real> dextra_, dquery_, down_key_, down_value_;
   LaneTile<Real> dreadout_inputs_, dnormaliser_inputs_;
   TokenRows<Real> dkey_inputs_;  // of the keys that the panel sees

@@ -19,13 +19,10 @@ inline namespace HEED_ABI {
 namespace detail {
 
 // The queries of a call, or of a share of it, panel by panel. `in` has its tensors as the engine reads them (held_rows.hpp).
-template <class Op, class Real>
+template <class Real>
 class ReadoutPass {
  public:
-  using Readout = typename Op::ReadoutType;
-  static constexpr int kMaps = Op::NormaliserType::maps;
-
-  ReadoutPass(const Op& op, const Geometry& g, const Operands<Real>& in, const Options& options)
+  ReadoutPass(const OpTiles<Real>& op, const Geometry& g, const Operands<Real>& in, const Options& options)
       : mask_(none_, g, "heed: a readout"),
         keys_(op, g, in.key),
         c_{op,
@@ -45,17 +42,17 @@ class ReadoutPass {
   // given, receives the readout's diagnostics behind those of the normaliser.
   void forward(Real* rows, const Real* lse, const TensorView<Real>& steps,
                Saved<Real>* saved) const {
-    for_panels(false, [&](const TilePlace& place, Lanes& lanes, Op&) {
+    for_panels(false, [&](const TilePlace& place, Lanes& lanes) {
       ReadoutPanel<Real> panel = load(place, lanes, lanes.tile, rows, lse);
-      c_.op.read_out(panel);
+      c_.op.readout.read_out(panel);
       unload(place, lanes.tile, rows);
-      if constexpr (Readout::counts_steps)
-        if (steps.given())
-          unpack_lanes(panel.steps.data, lanes.tile.lanes, place.rows, panel.steps.rows,
-                       row_of(steps, place), steps.strides().row);
-      for (int d = 0; saved && d < Readout::diagnostics; ++d)
+      const ReadoutTraits& readout = c_.op.readout.traits;
+      if (readout.counts_steps && steps.given())
+        unpack_lanes(panel.steps.data, lanes.tile.lanes, place.rows, panel.steps.rows,
+                     row_of(steps, place), steps.strides().row);
+      for (int d = 0; saved && d < readout.diagnostics; ++d)
         std::copy_n(panel.diagnostics.row(d), place.rows,
-                    saved->diagnostics[std::size_t(Op::NormaliserType::diagnostics + d)].data() +
+                    saved->diagnostics[std::size_t(c_.op.normaliser.traits.diagnostics + d)].data() +
                         first_row(place));
     });
   }
@@ -68,13 +65,13 @@ class ReadoutPass {
   };
   // rows in place: dL/dout becomes dL/dmixed. `known`: mixed rows, or those of out, as the readout asks (saves_mixed). The
   // gradients of the parameters are added to `sums`, in the order of visit().
-  void backward(Real* rows, const Real* known, const Real* lse,
+  void backward(const OpVjps<Real>& vjps, Real* rows, const Real* known, const Real* lse,
                 const TensorView<const Real>& grad_steps, const Gradients& to,
                 std::vector<double>& sums) const {
     const Geometry& g = c_.geometry;
     std::vector<std::vector<double>> of_head(std::size_t(g.batch * g.heads));
-    for_panels(true, [&](const TilePlace& place, Lanes& lanes, Op& own) {
-      own.visit([](const char*, auto& param) { param.set_zero(); });
+    for_panels(true, [&](const TilePlace& place, Lanes& lanes) {
+      OpGradient<Real> own(vjps);
       ReadoutPanel<Real> panel = load(place, lanes, lanes.tile, rows, lse);
       pack(place, known, lanes.known);
       panel.saved = lanes.known.constant();
@@ -89,14 +86,14 @@ class ReadoutPass {
       panel.down_value = lanes.down_value;
       lanes.dlse.fill(Real(0));
       panel.dlse = lanes.dlse;
-      if constexpr (Readout::counts_steps) {
+      if (c_.op.readout.traits.counts_steps) {
         panel.steps.fill(Real(0));
         if (grad_steps.given())
           pack_lanes(row_of(grad_steps, place), grad_steps.strides().row, place.rows,
                      panel.steps.rows, panel.steps.data, lanes.tile.lanes);
         panel.dsteps = panel.steps.constant();
       }
-      c_.op.read_out_vjp(panel, own);
+      vjps.readout.read_out_vjp(panel, *own.readout, *own.score);
       unload(place, lanes.tile, rows);
       const auto add = [&](const LaneTile<Real>& from, const TensorView<Real>& view, Index head) {
         if (view.given() && from.rows > 0)
@@ -104,21 +101,18 @@ class ReadoutPass {
                              view.row(place.batch, head, place.query), view.strides().row);
       };
       add(lanes.dquery, to.query, place.head);
-      if (Readout::uses_extra) add(lanes.dextra, to.extra, place.head);
+      if (c_.op.readout.traits.uses_extra) add(lanes.dextra, to.extra, place.head);
       add(lanes.down_key, to.key, g.kv_head(place.head));
       add(lanes.down_value, to.value, g.kv_head(place.head));
-      if constexpr (query_inputs_of<Readout> != 0)
+      if (lanes.dinputs.rows > 0)
         unpack_lanes(lanes.dinputs.data, lanes.dinputs.lanes, place.rows, lanes.dinputs.rows,
                      to.dquery_inputs + first_row(place) * lanes.dinputs.rows, lanes.dinputs.rows);
-      for (int m = 0; m < kMaps; ++m)
+      for (int m = 0; m < c_.op.maps(); ++m)
         for (Index i = 0; i < place.rows; ++i)
           to.dlse[m * g.query_rows() + first_row(place) + i] += lanes.dlse.row(m)[i];
       std::vector<double>& head_sums = of_head[std::size_t(place.batch * g.heads + place.head)];
       head_sums.resize(sums.size());
-      std::size_t at = 0;
-      own.visit([&](const char*, const auto& param) {
-        for (Index i = 0; i < param.size(); ++i) head_sums[at++] += double(param[i]);
-      });
+      own.add_to(head_sums.data());
     });
     for (const std::vector<double>& terms : of_head)
       for (std::size_t i = 0; i < terms.size(); ++i) sums[i] += terms[i];
@@ -127,11 +121,11 @@ class ReadoutPass {
  private:
   // A worker's lane tiles.
   struct Lanes {
-    PanelReadout<Op, Real> readout;
+    PanelReadout<Real> readout;
     LaneTile<Real> tile, known, lse, dlse, dquery, dextra, down_key, down_value, dinputs;
     Real* delta;
 
-    Lanes(const CallContext<Op, Real>& c, Scratch<Real>& scratch, bool backward)
+    Lanes(const CallContext<Real>& c, Scratch<Real>& scratch, bool backward)
         : readout(c, scratch, backward) {
       const Geometry& g = c.geometry;
       const Index lanes = c.plan.lanes;
@@ -140,13 +134,13 @@ class ReadoutPass {
       };
       tile = take(g.dim_v);
       known = take(g.dim_v);
-      lse = take(kMaps);
-      dlse = take(kMaps);
-      dquery = take(PanelReadout<Op, Real>::query_dim(g));
+      lse = take(c.op.maps());
+      dlse = take(c.op.maps());
+      dquery = take(c.op.own_query_dim(g));
       dextra = take(c.op.extra_dim(g));
-      down_key = take(PanelReadout<Op, Real>::own_dim(g.dim_qk));
-      down_value = take(PanelReadout<Op, Real>::own_dim(g.dim_v));
-      dinputs = take(query_inputs_of<Readout>);
+      down_key = take(c.op.own_row_dim(g.dim_qk));
+      down_value = take(c.op.own_row_dim(g.dim_v));
+      dinputs = take(c.op.readout.traits.query_inputs);
       delta = scratch.take(lanes);
     }
   };
@@ -172,14 +166,14 @@ class ReadoutPass {
     pack(place, rows, tile);
     ReadoutPanel<Real> panel = lanes.readout.load(place, tile);
     lanes.lse.fill(Real(0));
-    for (int m = 0; m < kMaps; ++m)
+    for (int m = 0; m < c_.op.maps(); ++m)
       std::copy_n(lse + m * c_.geometry.query_rows() + first_row(place), place.rows,
                   lanes.lse.row(m));
     panel.lse = lanes.lse.constant();
     return panel;
   }
 
-  // body(place, lanes, op) for all panels; those of the heads that share a key-value head one after the other.
+  // body(place, lanes) for all panels; those of the heads that share a key-value head one after the other.
   template <class Body>
   void for_panels(bool backward, Body&& body) const {
     const Geometry& g = c_.geometry;
@@ -188,7 +182,6 @@ class ReadoutPass {
     parallel_for(g.batch * g.kv_heads, threads_, [&](Index unit) {
       Scratch<Real> scratch(elements);
       Lanes lanes = build(scratch);
-      Op own = zeros_like(c_.op);
       for (Index h = 0; h < g.group(); ++h)
         for (Index i = g.share.queries_before; i < g.held_queries_end(); i += c_.plan.lanes) {
           TilePlace place;
@@ -196,15 +189,15 @@ class ReadoutPass {
           place.head = unit % g.kv_heads * g.group() + h;
           place.query = i;
           place.rows = std::min(c_.plan.lanes, g.held_queries_end() - i);
-          body(place, lanes, own);
+          body(place, lanes);
         }
     });
   }
 
   Mask<Real> none_;
   BoundMask<Real> mask_;
-  KeySide<Op, Real> keys_;
-  CallContext<Op, Real> c_;
+  KeySide<Real> keys_;
+  CallContext<Real> c_;
   int threads_;
 };
 

@@ -44,6 +44,12 @@ template <class Real>
   return {scratch.take(places * lanes), places, lanes};
 }
 
+// The clip of a table whose vectors take so many rows.
+template <class Real>
+[[nodiscard, gnu::always_inline]] inline Index clip_of(Index places) {
+  return (places - kLanes<Real>) / 2;
+}
+
 // f(place, lane, row) for every number of a vector of by_lane and the row of the table that it stands for.
 template <class Real, class F>
 void for_each_relative(Index places, F&& f) {

@@ -14,6 +14,7 @@
 
 #include <heed/autodiff/dual.hpp>
 #include <heed/autodiff/lane_dual.hpp>
+#include <heed/engine/op_tiles.hpp>
 #include <heed/engine/context.hpp>
 
 #include <string>
@@ -205,11 +206,10 @@ template <class Real>
 }
 
 // Tangents of what is derived of rows whose tangent is d.x.
-template <class Score, class Real>
-void derive_tangents(const Score& score, const Real* table, const Real* table_tangent,
+template <class Real>
+void derive_tangents(const Real* projection, const Real* table, const Real* table_tangent,
                      const SideTiles<Real>& rows, const SideTiles<Real>& d, int vectors) {
-  d.derive(score, table, vectors);
-  if constexpr (Score::has_table)
+  d.derive(projection, table, vectors);
     if (d.table.rows > 0)
       panel_gemm<Store::add>(d.table.rows, d.x.rows, vectors,
                              Broadcast<Real>{table_tangent, d.x.rows, 1}, rows.x.data, rows.x.lanes,
@@ -239,21 +239,23 @@ class KeyTangents {
   using Score = typename Op::ScoreType;
   static constexpr int kFeatures = Score::key_features;
 
-  KeyTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d, const Op& direction)
-      : c_(c),
+  KeyTangents(const Op& op, const CallContext<Real>& c, const TangentOperands<Real>& d,
+              const Op& direction)
+      : op_(op),
+        c_(c),
         d_(d),
         direction_(direction),
-        moved_(positions_of(c.op.score, direction.score)),
-        positions_(moved_, c.geometry),
-        transform_(c.op.score, direction.score) {
-    if constexpr (!SideNeeds<Op>::any) return;
-    const SideNeeds<Op>& needs = c.keys.needs();
+        moved_(positions_of(op.score, direction.score)),
+        positions_(ScoreTilesOf<Score, Real>(moved_).position_table(c.geometry)),
+        transform_(op.score, direction.score) {
+    const SideNeeds<Real>& needs = c.keys.needs();
+    if (!needs.any) return;
     const Index rows = c.keys.row_count();
     features_.resize(std::size_t(rows * kFeatures));
     projected_.resize(std::size_t(rows * needs.rank));
     transformed_.resize(std::size_t(rows * needs.transformed));
     if constexpr (Score::has_table) {
-      const auto score = moving_part(c.op.score, direction.score);
+      const auto score = moving_part(op.score, direction.score);
       const Index size = table_elements();
       std::vector<Moving> table(std::size_t(size), Moving(0));
       for (Index h = 0; h < c.geometry.heads; ++h) {
@@ -266,7 +268,7 @@ class KeyTangents {
 
   // Fills all of them. The keys' side values must be built.
   void build(int threads) {
-    if constexpr (!SideNeeds<Op>::any) return;
+    if (!c_.keys.needs().any) return;
     const Geometry& g = c_.geometry;
     constexpr Index width = kPanelLanes<Real>;
     const auto take = [&](Scratch<Real>& s) {
@@ -280,7 +282,7 @@ class KeyTangents {
       if (h > 0 && c_.keys.shares(h, h - 1)) return;
       Scratch<Real> scratch(elements);
       const SideTiles<Real> rows = take(scratch), d = take(scratch);
-      for (int map = 0; map < SideNeeds<Op>::maps; ++map)
+      for (int map = 0; map < c_.op.maps(); ++map)
         for (Index j = 0; j < g.len_kv; j += width)
           build_block(rows, d, b, h, map, j, std::min(width, g.len_kv - j));
     });
@@ -318,7 +320,7 @@ class KeyTangents {
   }
   [[nodiscard]] const MovingTransform<Score, Real>& transform() const { return transform_; }
   [[nodiscard]] const Real* table(Index h) const { return tables_.data() + h * table_elements(); }
-  [[nodiscard]] const PositionTableOf<Score, Real>& positions() const { return positions_; }
+  [[nodiscard]] const PositionTable<Real>& positions() const { return positions_; }
 
  private:
   [[nodiscard]] Index table_elements() const {
@@ -333,19 +335,19 @@ class KeyTangents {
 
   void build_block(SideTiles<Real> rows, SideTiles<Real> d, Index b, Index h, int map, Index j,
                    Index count) {
-    const Source source = c_.op.normaliser.source(c_.geometry, h, map);
+    const Source source = op_.normaliser.source(c_.geometry, h, map);
     constexpr int vectors = kPanelVectors;
     rows.x.rows = d.x.rows = source.width;
     load(rows, d, b, h, source, j, count);
-    const auto p = lanes_of_scalars<Real>(c_.op.score, h);
+    const auto p = lanes_of_scalars<Real>(op_.score, h);
     const auto dp = lanes_of_scalars<Real>(direction_.score, h);
-    rows.derive(c_.op.score, c_.keys.table(h), vectors);
-    derive_tangents(c_.op.score, c_.keys.table(h), table(h), rows, d, vectors);
+    rows.derive(c_.op.score.projection, c_.keys.table(h), vectors);
+    derive_tangents(c_.op.score.projection, c_.keys.table(h), table(h), rows, d, vectors);
     for (int v = 0; v < vectors && v * kLanes<Real> < count; ++v) {
       const LaneRow<Real> row = rows.row(v, j);
       Pack<Real> f[std::size_t(kFeatures + 1)], tangents[std::size_t(kFeatures + 1)];
-      features_of<OfKeys>(c_.op.score, row, p, f);
-      feature_tangents<OfKeys>(c_.op.score, row, d, p, dp, f, tangents);
+      features_of<OfKeys>(op_.score, row, p, f);
+      feature_tangents<OfKeys>(op_.score, row, d, p, dp, f, tangents);
       const Index first = v * kLanes<Real>, lanes = std::min<Index>(kLanes<Real>, count - first);
       for (int i = 0; i < kFeatures; ++i) {
         Real values[kLanes<Real>];
@@ -365,12 +367,13 @@ class KeyTangents {
                    transformed_.data() + c_.keys.row(b, h, map, j) * row, row);
   }
 
-  const CallContext<Op, Real>& c_;
+  const Op& op_;
+  const CallContext<Real>& c_;
   TangentOperands<Real> d_;
   const Op& direction_;
   std::vector<Real> features_, projected_, transformed_, tables_;
   Score moved_;
-  PositionTableOf<Score, Real> positions_;
+  PositionTable<Real> positions_;
   MovingTransform<Score, Real> transform_;
 };
 

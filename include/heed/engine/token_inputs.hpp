@@ -12,13 +12,12 @@
 // Memory  forward: a number per token, head and input where they are summed; backward: one per map, and three more where
 //         they are summed.
 
-#include <heed/autodiff/dual.hpp>
 #include <heed/core/error.hpp>
 #include <heed/core/geometry.hpp>
 #include <heed/core/parallel.hpp>
 #include <heed/core/view.hpp>
+#include <heed/engine/tiles.hpp>
 #include <heed/engine/widened.hpp>
-#include <heed/plug/token_inputs.hpp>
 
 #include <algorithm>
 #include <string>
@@ -44,14 +43,14 @@ template <class U>
   shape.dim = columns.count;
   return {inputs.data() ? inputs.data() + columns.first : nullptr, shape, inputs.strides()};
 }
-// Those of normaliser and readout.
-template <class Op, class U>
-[[nodiscard]] PartInputs<U> part_inputs_of(const TensorView<U>& query_inputs,
+// The columns of normaliser and readout.
+template <class U>
+[[nodiscard]] PartInputs<U> part_inputs_of(const TokenColumns& columns,
+                                           const TensorView<U>& query_inputs,
                                            const TensorView<U>& key_inputs) {
-  using Columns = InputColumns<Op>;
-  return {columns_of(query_inputs, Columns::normaliser_query),
-          columns_of(key_inputs, Columns::normaliser_key),
-          columns_of(query_inputs, Columns::readout_query)};
+  return {columns_of(query_inputs, columns.normaliser_query),
+          columns_of(key_inputs, columns.normaliser_key),
+          columns_of(query_inputs, columns.readout_query)};
 }
 
 // What an op reads of each token: `count` numbers, called `name`, in the member `argument` of Inputs.
@@ -87,27 +86,27 @@ inline void refuse_token_inputs(const MemoryView& view, bool given, const char* 
 
 // The sums that rows read, and of which backward writes the gradients; for scores that sum nothing, the numbers of the
 // call themselves.
-template <class Score, class Real>
+template <class Real>
 class SummedInputs {
  public:
-  static constexpr Index kCount = key_inputs_of<Score>;
-
-  SummedInputs(const Score& score, const Geometry& g, const TensorView<const Real>& query_inputs,
-               const TensorView<const Real>& key_inputs, int threads)
+  // score: must outlive this.
+  SummedInputs(const ScoreTiles<Real>& score, const Geometry& g,
+               const TensorView<const Real>& query_inputs, const TensorView<const Real>& key_inputs,
+               int threads)
       : score_(score), g_(g), x_(key_inputs), query_(query_inputs), key_(key_inputs) {
-    if constexpr (sums_inputs<Score>) {
-      threads_ = threads_for_inputs(threads, shape().batch * shape().heads * shape().len * kCount);
-      sums_.resize(numbers());
-      for_each_column([&](Index b, Index h, Index c) {
-        double sum = 0;
-        for (Index t = 0; t < g_.len_kv; ++t) {
-          sum += score_.summand(double(x_.row(b, h, t)[c]));
-          sums_[at(b, h, t, c)] = Real(sum);
-        }
-      });
-      key_ = {sums_.data(), shape()};
-      query_ = of_queries(std::as_const(sums_).data());
-    }
+    if (!sums()) return;
+    threads_ = threads_for_inputs(threads, shape().batch * shape().heads * shape().len * count());
+    sums_.resize(numbers());
+    for_each_column([&](Index b, Index h, Index c, Column& terms) {
+      summands(b, h, c, terms.data(), nullptr);
+      double sum = 0;
+      for (Index t = 0; t < g_.len_kv; ++t) {
+        sum += terms[std::size_t(t)];
+        sums_[at(b, h, t, c)] = Real(sum);
+      }
+    });
+    key_ = {sums_.data(), shape()};
+    query_ = of_queries(std::as_const(sums_).data());
   }
   SummedInputs(const SummedInputs&) = delete;  // the views refer to its memory
 
@@ -116,77 +115,79 @@ class SummedInputs {
 
   // Where backward writes the gradients of what rows read; those of the call are `grad_query` and `grad_key`.
   void take_gradients(TensorView<Real>& grad_query, TensorView<Real>& grad_key) {
-    if constexpr (sums_inputs<Score>) {
-      grad_ = grad_key;
-      if (!grad_.given()) return;
-      of_keys_.resize(numbers());
-      of_queries_.resize(numbers());
-      grad_key = {of_keys_.data(), shape()};
-      grad_query = of_queries(of_queries_.data());
-    }
+    if (!sums()) return;
+    grad_ = grad_key;
+    if (!grad_.given()) return;
+    of_keys_.resize(numbers());
+    of_queries_.resize(numbers());
+    grad_key = {of_keys_.data(), shape()};
+    grad_query = of_queries(of_queries_.data());
   }
   // From tangents of the call's numbers to those of what rows read.
   void take_tangents(TensorView<const Real>& query, TensorView<const Real>& key) {
-    if constexpr (sums_inputs<Score>) {
-      if (!key.given()) return;
-      of_keys_.resize(numbers());
-      for_each_column([&](Index b, Index h, Index c) {
-        double sum = 0;
-        for (Index t = 0; t < g_.len_kv; ++t) {
-          sum += slope(b, h, t, c) * double(key.row(b, h, t)[c]);
-          of_keys_[at(b, h, t, c)] = Real(sum);
-        }
-      });
-      key = {of_keys_.data(), shape()};
-      query = of_queries(std::as_const(of_keys_).data());
-    }
+    if (!sums() || !key.given()) return;
+    of_keys_.resize(numbers());
+    for_each_column([&](Index b, Index h, Index c, Column& slopes) {
+      summands(b, h, c, nullptr, slopes.data());
+      double sum = 0;
+      for (Index t = 0; t < g_.len_kv; ++t) {
+        sum += slopes[std::size_t(t)] * double(key.row(b, h, t)[c]);
+        of_keys_[at(b, h, t, c)] = Real(sum);
+      }
+    });
+    key = {of_keys_.data(), shape()};
+    query = of_queries(std::as_const(of_keys_).data());
   }
   // After backward.
   void chain() const {
-    if constexpr (sums_inputs<Score>)
-      if (grad_.given())
-        for_each_column([&](Index b, Index h, Index c) {
-          double sum = 0;
-          for (Index t = g_.len_kv - 1; t >= 0; --t) {
-            sum += double(of_keys_[at(b, h, t, c)]) + double(of_queries_[at(b, h, t, c)]);
-            // Of what nobody has read nothing flows back, be it NaN.
-            grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(slope(b, h, t, c) * sum);
-          }
-        });
+    if (!sums() || !grad_.given()) return;
+    for_each_column([&](Index b, Index h, Index c, Column& slopes) {
+      summands(b, h, c, nullptr, slopes.data());
+      double sum = 0;
+      for (Index t = g_.len_kv - 1; t >= 0; --t) {
+        sum += double(of_keys_[at(b, h, t, c)]) + double(of_queries_[at(b, h, t, c)]);
+        // An input that no pair read has gradient 0, even if it is NaN.
+        grad_.row(b, h, t)[c] = sum == 0 ? Real(0) : Real(slopes[std::size_t(t)] * sum);
+      }
+    });
   }
 
   // What is summed, and how numbers lie in memory as sums of it do: densely, number c of token t at at(b, h, t, c).
-  [[nodiscard]] const Score& score() const { return score_; }
   [[nodiscard]] const TensorView<const Real>& terms() const { return x_; }
   [[nodiscard]] const Shape& shape() const { return x_.shape(); }
   [[nodiscard]] std::size_t numbers() const {
     return std::size_t(element_count(shape(), "sums of token inputs"));
   }
   [[nodiscard]] std::size_t at(Index b, Index h, Index t, Index c) const {
-    return std::size_t(((b * shape().heads + h) * shape().len + t) * kCount + c);
+    return std::size_t(((b * shape().heads + h) * shape().len + t) * count() + c);
   }
   // Rows of the queries' own tokens, of which those at hand are read.
   template <class U>
   [[nodiscard]] TensorView<U> of_queries(U* rows) const {
-    return {rows + g_.first_query * kCount,
-            {shape().batch, shape().heads, g_.held_queries(), kCount},
+    return {rows + g_.first_query * count(),
+            {shape().batch, shape().heads, g_.held_queries(), count()},
             dense_strides(shape())};
   }
+  // body(b, h, c, column) for each number c of the tokens of a head; `column` has room for one number per token.
+  using Column = std::vector<double>;
   template <class Body>
   void for_each_column(Body&& body) const {
     const Index heads = shape().heads;
-    parallel_for(shape().batch * heads * kCount, threads_, [&](Index unit) {
-      body(unit / kCount / heads, unit / kCount % heads, unit % kCount);
+    parallel_for(shape().batch * heads * count(), threads_, [&](Index unit) {
+      Column column(std::size_t(g_.len_kv));
+      body(unit / count() / heads, unit / count() % heads, unit % count(), column);
     });
   }
 
  private:
-  // Of what is summed, in x.
-  [[nodiscard]] double slope(Index b, Index h, Index t, Index c) const {
-    return score_.summand(Dual<double, 1>::variable(double(x_.row(b, h, t)[c]))).grad[0];
+  [[nodiscard]] bool sums() const { return score_.traits.sums_inputs; }
+  [[nodiscard]] Index count() const { return score_.traits.key_inputs; }
+  void summands(Index b, Index h, Index c, double* values, double* slopes) const {
+    if (g_.len_kv > 0)
+      score_.summands(x_.row(b, h, 0) + c, x_.strides().row, g_.len_kv, values, slopes);
   }
 
-  const Score& score_;
+  const ScoreTiles<Real>& score_;
   Geometry g_;
   TensorView<const Real> x_, query_, key_;
   TensorView<Real> grad_;

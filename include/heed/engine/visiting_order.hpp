@@ -213,11 +213,11 @@ class OrderedSums {
 struct FamilySize {
   Index batches, heads;
 };
-template <class Op>
-[[nodiscard]] FamilySize family_of(const Op& op, const Geometry& g, const Shape& bias_shape,
-                                   bool bias) {
-  const bool all_heads = (bias && bias_shape.heads == 1) || !SideNeeds<Op>(op, g).keys_by_group ||
-                         readers_of_queries(op.normaliser, g, Op::ReadoutType::uses_query) ==
+template <class Real>
+[[nodiscard]] FamilySize family_of(const OpTiles<Real>& op, const Geometry& g,
+                                   const Shape& bias_shape, bool bias) {
+  const bool all_heads = (bias && bias_shape.heads == 1) || !reads_keys_by_group(op, g) ||
+                         readers_of_queries(op, g, op.readout.traits.uses_query) ==
                              QueryReaders::several_heads;
   const Index one = 1;  // a call without batches or heads has no family at all
   return {std::max(one, bias && bias_shape.batch == 1 ? g.batch : one),
@@ -236,8 +236,9 @@ template <class Context>
 }
 
 // What all workers of a backward call read and add to.
-template <class Op, class Real>
+template <class Real>
 struct BackwardShared {
+  const OpVjps<Real>& vjps;
   const Saved<Real>& saved;
   OutputGradientOperands<Real> output;
   GradientOperands<Real> grads;
@@ -251,26 +252,29 @@ struct BackwardShared {
   // Of what normaliser and readout read of tokens, [batch][head][query or key][inputs].
   std::vector<Real> dnormaliser_query, dnormaliser_key, dreadout_query;
 
-  BackwardShared(const CallContext<Op, Real>& c, const Saved<Real>& of_forward,
-                 const OutputGradientOperands<Real>& of_output, const GradientOperands<Real>& to)
-      : saved(of_forward),
+  BackwardShared(const CallContext<Real>& c, const OpVjps<Real>& of_op,
+                 const Saved<Real>& of_forward, const OutputGradientOperands<Real>& of_output,
+                 const GradientOperands<Real>& to)
+      : vjps(of_op),
+        saved(of_forward),
         output(of_output),
         grads(to),
         order(visiting_order(c, to.bias.given())),
         sums_queries(query_readers(c) != QueryReaders::one),
         tiles(order.families() * c.plan.tiles) {
-    const SideNeeds<Op>& needs = c.keys.needs();
-    const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
-    zeros(dfeatures, c.keys.row_count() * Op::ScoreType::key_features);
-    zeros(drows, c.keys.row_count() * needs.row_numbers());
-    zeros(dquery_inputs, c.geometry.query_rows() * query_row_inputs<typename Op::ScoreType>);
-    zeros(dkey_inputs, c.keys.row_count() * key_inputs_of<typename Op::ScoreType>);
-    using Columns = InputColumns<Op>;
+    const SideNeeds<Real>& needs = c.keys.needs();
+    const ScoreTraits& score = c.op.score.traits;
+    const TokenColumns& columns = c.op.columns;
     const Geometry& g = c.geometry;
-    zeros(dnormaliser_query, g.query_rows() * Columns::normaliser_query.count);
-    zeros(dnormaliser_key, g.batch * g.heads * g.len_kv * Columns::normaliser_key.count);
-    zeros(dreadout_query, g.query_rows() * Columns::readout_query.count);
-    for_each_param(c.op, [&](const char*, const auto& param) { parameters_ += param.size(); });
+    const auto zeros = [](auto& numbers, Index count) { numbers.assign(std::size_t(count), 0); };
+    zeros(dfeatures, c.keys.row_count() * score.key_features);
+    zeros(drows, c.keys.row_count() * needs.row_numbers());
+    zeros(dquery_inputs, g.query_rows() * score.query_inputs);
+    zeros(dkey_inputs, c.keys.row_count() * score.key_inputs);
+    zeros(dnormaliser_query, g.query_rows() * columns.normaliser_query.count);
+    zeros(dnormaliser_key, g.batch * g.heads * g.len_kv * columns.normaliser_key.count);
+    zeros(dreadout_query, g.query_rows() * columns.readout_query.count);
+    parameters_ = OpGradient<Real>(of_op).numbers();
     tables_ = c.geometry.heads * needs.table_rows * c.geometry.dim_qk;
   }
 
@@ -300,9 +304,9 @@ struct BackwardShared {
     Real* data = nullptr;
     Index stride = 0;
   };
-  [[nodiscard]] KeyRows key_rows(const CallContext<Op, Real>& c, const TilePlace& at, int map,
+  [[nodiscard]] KeyRows key_rows(const CallContext<Real>& c, const TilePlace& at, int map,
                                  const Source& source) {
-    if constexpr (Op::ScoreType::has_transform) {
+    if (c.op.score.traits.has_transform) {
       const Index numbers = c.keys.needs().row_numbers();
       return {drows.data() + c.keys.row(at.batch, at.head, map, at.key) * numbers, numbers};
     }
@@ -311,29 +315,22 @@ struct BackwardShared {
             grads.key.strides().row};
   }
 
-  // The parameter gradients as an op, from the sums of all visits.
-  [[nodiscard]] Op parameter_gradients(const CallContext<Op, Real>& c,
-                                       const std::vector<double>& sums) const {
-    Op gradients = zeros_like(c.op);
-    const double* from = sums.data();
-    gradients.visit([&](const char*, auto& param) {
-      for (Index i = 0; i < param.size(); ++i) param[i] += Real(*from++);
-    });
-    if constexpr (Op::ScoreType::has_table) {
-      const Index width = c.geometry.dim_qk;
-      for (Index h = 0; h < c.geometry.heads; ++h)
-        c.op.score.table_vjp(h, width, from + h * c.keys.needs().table_rows * width,
-                             gradients.score);
-    }
-    return gradients;
+  // Adds the sums of all visits to the gradients of the parameters.
+  void add_parameter_gradients(const CallContext<Real>& c, const std::vector<double>& sums,
+                               OpGradient<Real>& to) const {
+    to.add_from(sums.data());
+    if (!c.op.score.traits.has_table) return;
+    const Index width = c.geometry.dim_qk, size = c.keys.needs().table_rows * width;
+    for (Index h = 0; h < c.geometry.heads; ++h)
+      vjps.score.table_vjp(h, width, sums.data() + first_table() + h * size, *to.score);
   }
 
  private:
-  [[nodiscard]] static QueryReaders query_readers(const CallContext<Op, Real>& c) {
-    return readers_of_queries(c.op.normaliser, c.geometry, Op::ReadoutType::uses_query);
+  [[nodiscard]] static QueryReaders query_readers(const CallContext<Real>& c) {
+    return readers_of_queries(c.op, c.geometry, c.op.readout.traits.uses_query);
   }
 
-  [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Op, Real>& c, bool bias) {
+  [[nodiscard]] static VisitingOrder visiting_order(const CallContext<Real>& c, bool bias) {
     const Geometry& g = c.geometry;
     const FamilySize family = family_of(c.op, g, c.mask.bias().shape(), bias);
     const GroupRange groups = held_groups(c);

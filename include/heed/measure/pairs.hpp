@@ -9,6 +9,7 @@
 //        units, have the same bits for any number of threads.
 
 #include <heed/core/parallel.hpp>
+#include <heed/engine/op_tiles.hpp>
 #include <heed/engine/queries.hpp>
 #include <heed/plug/attention.hpp>
 
@@ -42,12 +43,14 @@ class PairWalk {
   PairWalk(const Score& score, const TensorView<const Real>& query,
            const TensorView<const Real>& key, const Geometry& g, const BoundMask<Real>& mask)
       : op_{score, {}, {}},
-        keys_(op_, g, key),
-        c_{op_,
+        of_op_(op_),
+        tiles_(of_op_.tiles()),
+        keys_(tiles_, g, key),
+        c_{tiles_,
            g,
            mask,
            {query, key, {}, {}},
-           detail::plan_call<Real>(op_, g, mask, {}, 0, false),
+           detail::plan_call<Real>(tiles_, g, mask, {}, 0, false),
            Real(1.0 / std::sqrt(double(g.dim_qk))),
            keys_,
            {}} {}
@@ -78,10 +81,10 @@ class PairWalk {
 
  private:
   struct Room {
-    detail::Panel<Op, Real> panel;
+    detail::Panel<Real> panel;
     LaneTile<Real> dots, projected, marks;
 
-    Room(const CallContext<Op, Real>& c, Scratch<Real>& scratch) : panel(c, scratch, false) {
+    Room(const CallContext<Real>& c, Scratch<Real>& scratch) : panel(c, scratch, false) {
       for (LaneTile<Real>* tile : {&dots, &projected, &marks})
         *tile = {scratch.take(c.plan.tile * c.plan.lanes), c.plan.tile, c.plan.lanes};
     }
@@ -96,9 +99,10 @@ class PairWalk {
     side.dots(at, dots);
     side.projected_dots(at, room.projected);
     room.panel.mark_hidden(at, tile.kind, marks);
-    const auto scalars = side.scalars();
+    const auto scalars = scalars_in_lanes<Score>(side.scalars());
+    const ScoreTile<Real> score_tile = side.score_tile(at, dots, room.projected);
     for (int v = 0; v < c_.plan.vectors && v * kLanes<Real> < at.rows; ++v) {
-      const LanePairs<Op, Real> pairs(side, at, v, room.projected);
+      const LanePairs<Score, Real> pairs(score_tile, v);
       const Index first = v * kLanes<Real>,
                   queries = std::min<Index>(kLanes<Real>, at.rows - first);
       const KeyRange keys = at.keys_of(v);
@@ -111,8 +115,10 @@ class PairWalk {
   }
 
   Op op_;
-  KeySide<Op, Real> keys_;
-  CallContext<Op, Real> c_;
+  detail::OpTilesOf<Op> of_op_;
+  OpTiles<Real> tiles_;
+  KeySide<Real> keys_;
+  CallContext<Real> c_;
 };
 
 }  // namespace HEED_ABI

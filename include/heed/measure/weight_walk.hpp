@@ -94,32 +94,37 @@ class RowSums {
   std::vector<std::vector<double>> mass, share;  // [set], of w, of |w|
 };
 
-template <class Op, class Real>
+template <class Real>
 class WeightWorker {
  public:
-  using Normaliser = typename Op::NormaliserType;
-  using Context = CallContext<Op, Real>;
-  static constexpr int kMaps = Normaliser::maps;
+  using Context = CallContext<Real>;
 
   // saved: of a streaming normaliser's forward(); row normalisers need none.
   WeightWorker(const Context& c, const Saved<Real>* saved, const std::vector<OrderedKeys>& sets,
                WeightMeasures& to, Scratch<Real>& scratch)
-      : mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, kMaps, false, scratch),
+      : traits_(c.op.normaliser.traits),
+        mixed_(c.pair_products, c.geometry, c.plan.tile, c.plan.lanes, traits_.maps, false,
+               scratch),
         c_(c),
         saved_(saved),
         sets_(sets),
         to_(to),
         panel_(c_, scratch, false),
-        states_(scratch, c.plan.lanes),
         sums_(c.plan.lanes, sets.size()),
         nan_(std::size_t(c.plan.lanes)) {
     if (c.pair_products) c_.mixed = &mixed_;
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
-    const Index own =
-        Normaliser::streams ? tile : 0;  // a row normaliser's scores stand in its panel
+    const auto take_states = [&] {
+      return LaneTile<Real>{scratch.take(traits_.state_numbers * lanes), traits_.state_numbers,
+                            lanes};
+    };
+    states_ = take_states();
+    work_states_ = take_states();
+    const Index own = traits_.streams ? tile : 0;  // a row normaliser's scores stand in its panel
     scores_ = {scratch.take(own * lanes), own, lanes};
     projected_ = {scratch.take(tile * lanes), tile, lanes};
     top_ = scratch.take(lanes);
+    factors_ = scratch.take(lanes);
     least_ = scratch.take(lanes);
   }
   WeightWorker(const WeightWorker&) = delete;  // the panel refers to the context
@@ -130,7 +135,7 @@ class WeightWorker {
     sums_.clear();
     std::fill(nan_.begin(), nan_.end(), false);
     std::fill(least_, least_ + c_.plan.lanes, Real(0));
-    if constexpr (Normaliser::streams)
+    if (traits_.streams)
       measure_streaming();
     else
       measure_rows();
@@ -146,11 +151,13 @@ class WeightWorker {
   }
 
   // Invariant, behind each tile: sums_ and the links of the rows are those of all keys so far.
-  void measure_streaming() requires Normaliser::streams {
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      states_.store(v, c_.op.normaliser.begin(panel_.queries(v)));
-    states_.restore(saved_->state.data() + panel_.first_row(), c_.geometry.query_rows(),
-                    panel_.place.rows);
+  void measure_streaming() {
+    const NormaliserTiles<Real>& normaliser = c_.op.normaliser;
+    for (int v = 0; v < c_.plan.vectors; ++v) normaliser.begin(panel_.queries(v), v, states_);
+    for (Index n = 0; n < traits_.state_numbers; ++n)
+      std::copy_n(saved_->state.data() + panel_.first_row() + n * c_.geometry.query_rows(),
+                  panel_.place.rows, states_.row(n));
+    normaliser.finish(states_, c_.plan.vectors, factors_, panel_.lse.row(0));
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       const PanelTile tile = panel_.tile(tile_keys(t));
       if (tile.kind == TileKind::empty) continue;
@@ -158,31 +165,28 @@ class WeightWorker {
       const LaneTile<Real> scores = scores_.part(0, at.keys);
       std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
       panel_.query[0].tile_scores(at, tile.kind, scores, projected_, top_);
-      for (int v = 0; v < c_.plan.vectors; ++v) weigh(scores, v, at.keys_of(v));
+      weigh(scores, at);
       fill_skipped(at, c_.plan.vectors, scores, Real(0));
       note(scores, at.key);
     }
     // A row whose sum forward has found to be NaN: all its visible scores are -infinity, say.
+    for (std::size_t i = 0; i < nan_.size(); ++i) nan_[i] = std::isnan(factors_[i]);
+  }
+  // Scores of a tile become weights. The normaliser adds their sums to a copy of the states.
+  void weigh(const LaneTile<Real>& scores, const TilePlace& at) const {
+    std::copy_n(states_.data, states_.rows * states_.lanes, work_states_.data);
+    c_.op.normaliser.weigh(scores, at, c_.plan.vectors, work_states_);
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      const P factor = c_.op.normaliser.finish(states_.load(v));
-      for (int lane = 0; lane < kLanes<Real>; ++lane)
-        nan_[std::size_t(v * kLanes<Real> + lane)] = std::isnan(factor.lane(lane));
+      const P factor = P::load(factors_ + v * kWidth);
+      const KeyRange keys = at.keys_of(v);
+      for (Index j = keys.begin; j < keys.end; ++j) {
+        const P weight = scores.load(j, v);
+        scores.store(j, v, zero_where(weight == P(Real(0)), weight * factor));
+      }
     }
   }
-  // Scores of these keys become weights.
-  void weigh(const LaneTile<Real>& scores, int v,
-             const KeyRange& keys) const requires Normaliser::streams {
-    const auto state = states_.load(v);
-    const P factor = c_.op.normaliser.finish(state);
-    Normaliser::with_weight(c_.op.normaliser, state, [&](const auto& weight_of) {
-      for (Index j = keys.begin; j < keys.end; ++j) {
-        const P score = scores.load(j, v);
-        scores.store(j, v, zero_where(is_hidden(score), weight_of(score) * factor));
-      }
-    });
-  }
 
-  void measure_rows() requires(!Normaliser::streams) {
+  void measure_rows() {
     RowBlock<Real> block = panel_.row_block();
     const Index first = panel_.seen_by_any.begin;
     const auto part = [&](int m, Index key, Index keys) {
@@ -191,23 +195,23 @@ class WeightWorker {
     for (Index t = 0; t < c_.plan.tiles; ++t) {
       const PanelTile tile = panel_.tile(tile_keys(t));
       const TilePlace& at = tile.at;
-      for (int m = 0; m < kMaps; ++m) {
+      for (int m = 0; m < traits_.maps; ++m) {
         const LaneTile<Real> scores = part(m, at.key, at.keys);
         if (tile.kind == TileKind::empty)
           scores.fill(-kInfinity<Real>);
         else
           panel_.query[std::size_t(m)].tile_scores(at, tile.kind, scores, projected_,
-                                                   panel_.rows.max[m]);
+                                                   panel_.rows.max[std::size_t(m)]);
       }
     }
-    if constexpr (Normaliser::uses_extra || Normaliser::uses_query) {
+    if (traits_.uses_extra || traits_.uses_query) {
       const ReadoutPanel<Real> own = panel_.readout.load(panel_.place, {});
       block.extra = own.extra.data;
       block.query = own.query;
     }
     for (Index i = 0; i < panel_.place.rows; ++i)
       nan_[std::size_t(i)] = panel_.rows.saw_nothing(i) && panel_.sees_any(i);
-    normalise_rows(c_.op.normaliser, block);
+    c_.op.normaliser.weights(block);
     for (Index j = 0; j < block.keys(); j += c_.plan.tile) {
       const Index keys = std::min(c_.plan.tile, block.keys() - j);
       note(block.scores[0].part(j, keys), first + j);
@@ -338,17 +342,19 @@ class WeightWorker {
                 WeightLink{-1, nan});
   }
 
+  const NormaliserTraits& traits_;
   MixedTile mixed_;
   Context c_;  // the call's, but for mixed_
   const Saved<Real>* saved_;
   const std::vector<OrderedKeys>& sets_;
   WeightMeasures& to_;
-  Panel<Op, Real> panel_;
-  StreamStates<Normaliser, Real> states_;
+  Panel<Real> panel_;
   RowSums<Real> sums_;
   std::vector<char> nan_;  // [lanes]: is the row NaN whatever its weights say?
+  LaneTile<Real> states_, work_states_;  // [number][lanes], as forward left them, and a copy
   LaneTile<Real> scores_, projected_;
-  Real *top_, *least_;  // [lanes]: least_, the size of the last link's weight
+  Real *top_, *factors_;  // [lanes]: factors_, finish() of the states
+  Real* least_;           // [lanes]: the size of the last link's weight
 };
 
 }  // namespace detail

@@ -42,19 +42,19 @@ inline namespace HEED_ABI {
 
 namespace detail {
 
-template <class Op, class Real>
-[[nodiscard]] WeightMeasures open_weights(const Op& op, const Inputs<Real>& in,
-                                          const Mask<Real>& mask, const Saved<Real>* saved,
-                                          const WeightRequest& request, const Options& options) {
-  static_assert(check_attention_op<Op>());
-  using Worker = WeightWorker<Op, Real>;
+template <class Real>
+[[nodiscard]] WeightMeasures drive_weights(const OpTiles<Real>& op, const Inputs<Real>& in,
+                                           const Mask<Real>& mask, const Saved<Real>* saved,
+                                           const WeightRequest& request, const Options& options) {
+  using Worker = WeightWorker<Real>;
   const std::string where = door_name("heed::measure_weights", options.name);
   require_options<Real>(options, where);
   refuse_share(in, where);
   const Geometry g = geometry_of(op, in, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   if (saved)
-    check_saved<Op>(*saved, CallStamp::of<Op>(g, mask, scale_of(op, g, options), options), where);
+    check_saved(op, *saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
+                where);
   require(request.links >= 1, where, ": links is ", request.links, ", it must be at least 1");
   // A row has no more links than keys.
   const Index per_row = std::min(request.links, std::max<Index>(1, g.len_kv));
@@ -75,12 +75,12 @@ template <class Op, class Real>
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), in.value,
                           copies.read(in.extra)};
-  if constexpr (Op::ReadoutType::uses_own_rows) operands.value = copies.read(in.value);
+  if (op.readout.traits.uses_own_rows) operands.value = copies.read(in.value);
   [[maybe_unused]] const auto inputs =
       take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
-  KeySide<Op, Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
+  KeySide<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
-  const CallContext<Op, Real> c{op,
+  const CallContext<Real> c{op,
                                 g,
                                 bound,
                                 operands,
@@ -106,6 +106,15 @@ template <class Op, class Real>
   return to;
 }
 
+template <class Op, class Real>
+[[nodiscard]] WeightMeasures open_weights(const Op& op, const Inputs<Real>& in,
+                                          const Mask<Real>& mask, const Saved<Real>* saved,
+                                          const WeightRequest& request, const Options& options) {
+  static_assert(check_attention_op<Op>());
+  const OpTilesOf<Op> of(op);
+  return drive_weights<Real>(of.tiles(), in, mask, saved, request, options);
+}
+
 }  // namespace detail
 
 // The measures of the rows of a call; `saved` is that of forward() with the same op, inputs, mask, scale, dropout and
@@ -129,7 +138,8 @@ template <AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::
   if constexpr (Op::NormaliserType::streams) {
     const std::string where = detail::door_name("heed::measure_weights", options.name);
     detail::refuse_share(in, where);
-    const Geometry g = geometry_of(op, in, where);
+    const detail::OpTilesOf<Op> of(op);
+    const Geometry g = geometry_of(of.tiles(), in, where);
     std::vector<Real> out(std::size_t(element_count(g.out_shape(), where.c_str())));
     Saved<Real> saved;
     forward(op, in, mask, {out.data(), g.out_shape()}, &saved, options);

@@ -218,23 +218,25 @@ struct RankCall {
   using Real = typename Op::Scalar;
   const Op& op;
   RankSide<Real> side;
+  heed::detail::OpTilesOf<Op> of_op{op};
+  OpTiles<Real> tiles = of_op.tiles();
 
   // Throws where the inputs do not fit the shards or each other.
   void check() {
     require_options<Real>(side.options, side.where);
-    side.geometry = geometry_of(op, side.check_views(), side.where);
+    side.geometry = geometry_of(tiles, side.check_views(), side.where);
     side.check_shards(Way::step(op, side.geometry, side.options));
     Way::require(op, side.geometry, side.sharding, side.where);
   }
   void check_outputs(const Outputs<Real>& out) const {
     Geometry own = side.own_geometry();
     own.len_kv = side.geometry.len_kv;
-    heed::detail::check_outputs(op, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
+    heed::detail::check_outputs(tiles, out, own, Inputs<Real>{}, Mask<Real>{}, side.where);
   }
   void check_gradients(const Saved<Real>& saved, const StoredView<const Real>& out,
                        const OutputGradients<Real>& output, const Gradients<Real>& grads) const {
     side.check_pieces(saved, Way::template kPieces<Op>);
-    heed::detail::check_backward(op, side.own_geometry(), side.in, side.mask, out, output, grads,
+    heed::detail::check_backward(tiles, side.own_geometry(), side.in, side.mask, out, output, grads,
                                  side.where);
   }
   [[nodiscard]] RankStamp stamp() const {
@@ -243,7 +245,7 @@ struct RankCall {
       for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
     });
     return side.stamp(heed::detail::type_text<Op>(),
-                      double(scale_of(op, side.geometry, side.options)), parameters);
+                      scale_of(tiles, side.geometry, side.options), parameters);
   }
 };
 

@@ -164,6 +164,8 @@ class RingCall {
         keys_(keys),
         g_(whole),
         options_(options),
+        of_op_(op),
+        tiles_(of_op_.tiles()),
         bound_(mask, whole, "heed::mpi"),
         copies_(options.threads),
         query_(copies_.read(in.query)),
@@ -172,7 +174,7 @@ class RingCall {
         extra_(copies_.read(in.extra)),
         query_inputs_(copies_.read(in.query_inputs)),
         all_key_inputs_(comm, keys, in.key_inputs),
-        inputs_(op.score, g_, heed::detail::columns_of(query_inputs_, Columns::score_query),
+        inputs_(tiles_.score, g_, heed::detail::columns_of(query_inputs_, Columns::score_query),
                 heed::detail::columns_of(copies_.read(all_key_inputs_.view()), Columns::score_key),
                 resolve_threads(options.threads)) {}
   RingCall(const RingCall&) = delete;
@@ -440,17 +442,12 @@ class RingCall {
       const std::vector<Real> lses = lse_rows(saved, p);
       const std::size_t count = lses.size() / kMaps;
       heed::Saved<Real>& reports = saved.pieces[p * kMaps];
-      using Normaliser = typename Op::NormaliserType;
-      using Readout = typename Op::ReadoutType;
-      reports.diagnostics.assign(Normaliser::diagnostics + Readout::diagnostics,
+      reports.diagnostics.assign(Op::NormaliserType::diagnostics + Op::ReadoutType::diagnostics,
                                  std::vector<Real>(count));
-      for (int d = 0; d < Normaliser::diagnostics; ++d)
-        reports.diagnostic_names.push_back(Normaliser::diagnostic_name(d));
-      for (int d = 0; d < Readout::diagnostics; ++d)
-        reports.diagnostic_names.push_back(Readout::diagnostic_name(d));
-      if constexpr (!Readout::identity) {
+      heed::detail::name_diagnostics(tiles_, reports);
+      if constexpr (!Op::ReadoutType::identity) {
         const Operands<Real> in = readout(piece, first);
-        heed::detail::ReadoutPass<Op, Real>(op_, readout_geometry(piece), in, options_)
+        heed::detail::ReadoutPass<Real>(tiles_, readout_geometry(piece), in, options_)
             .forward(rows.data(), lses.data(), whole_rows(steps, first, piece), &reports);
       }
       for_rows(piece, first, [&](Index b, Index h, std::size_t row, Index n) {
@@ -466,7 +463,7 @@ class RingCall {
   void begin_backward(std::size_t p, const Tokens& piece, Index first, const Saved<Real>& saved,
                       const TensorView<const Real>& known, const TensorView<const Real>& dout,
                       const TensorView<const Real>& dlse, const TensorView<const Real>& dsteps,
-                      const typename heed::detail::ReadoutPass<Op, Real>::Gradients& to,
+                      const typename heed::detail::ReadoutPass<Real>::Gradients& to,
                       const TensorView<Real>& dreadout_inputs, std::vector<MapGradients>& maps) {
     const auto dim = std::size_t(g_.dim_v);
     const std::vector<Real> lses = lse_rows(saved, p);
@@ -487,8 +484,9 @@ class RingCall {
         });
       const Operands<Real> in = readout(piece, first);
       std::vector<Real> of_inputs(count * Columns::readout_query.count);
-      heed::detail::ReadoutPass<Op, Real>(op_, readout_geometry(piece), in, options_)
-          .backward(rows.data(), known_rows.data(), lses.data(), whole_rows(dsteps, first, piece),
+      const heed::detail::OpVjpsOf<Op> vjps(op_);
+      heed::detail::ReadoutPass<Real>(tiles_, readout_geometry(piece), in, options_)
+          .backward(vjps.vjps(), rows.data(), known_rows.data(), lses.data(), whole_rows(dsteps, first, piece),
                     {whole_rows(to.query, first, piece), whole_rows(to.key, first, piece),
                      whole_rows(to.value, first, piece), whole_rows(to.extra, first, piece),
                      dlses.data(), of_inputs.data()},
@@ -556,7 +554,9 @@ class RingCall {
     joined.state = saved.state;
     joined.lse = saved.lse;
     const Geometry g = geometry(piece, keys);
-    joined.stamp = CallStamp::of<OfMap>(g, mask_, scale_of(op, g, options_), options_);
+    const heed::detail::OpTilesOf<OfMap> of_map(op);
+    joined.stamp = CallStamp::of(of_map.tiles().type, g, mask_,
+                                 scale_of(of_map.tiles(), g, options_), options_);
     const TensorView<Real> dq = room(dq_, g.query_shape()), dk = room(dk_, g.key_shape()),
                            dv = room(dv_, g.value_shape());
     StoredView<Real> dbias;
@@ -702,11 +702,13 @@ class RingCall {
   const Shards &queries_, &keys_;
   Geometry g_;
   const Options& options_;
+  heed::detail::OpTilesOf<Op> of_op_;
+  OpTiles<Real> tiles_;
   BoundMask<Real> bound_;
   WidenedTensors<Real> copies_;
   TensorView<const Real> query_, key_, value_, extra_, query_inputs_;
   GatheredRows<Real> all_key_inputs_;
-  heed::detail::SummedInputs<typename Op::ScoreType, Real> inputs_;        // what the score reads
+  heed::detail::SummedInputs<Real> inputs_;                                // what the score reads
   TensorView<Real> dquery_inputs_, dkey_inputs_;                           // their gradients
   std::vector<Real> part_, dq_, dk_, dv_, dq_inputs_, dk_inputs_, dbias_;  // of one call
   std::vector<double> sums_, bias_;  // gradients of the parameters and of the bias

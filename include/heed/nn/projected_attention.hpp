@@ -228,7 +228,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
     in = cache.inputs(in.query, in.extra);
     in.query_inputs = query_inputs;
     // The op may have learnt since the last step.
-    if (!KeySide<Op, Real>::fits(cache.key_features(), stage.op, options_.heads, in.key))
+    if (!detail::key_features_fit(cache.key_features(), stage.op, options_.heads, in.key))
       cache.forget_features();
     try {
       mix(c, batch, in, x.rows, y);

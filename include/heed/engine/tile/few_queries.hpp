@@ -14,21 +14,20 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-template <class Op, class Real>
+template <class Real>
 class FewQueries {
  public:
-  using Normaliser = typename Op::NormaliserType;
   using P = Pack<Real>;
 
   // The pairs of a panel with some keys of a tile, which it sees.
   struct Part {
-    const Panel<Op, Real>* panel;
+    const Panel<Real>* panel;
     PanelTile tile;
     LaneTile<Real> out;  // [dim_v][lanes], what is mixed
     Index first;         // its first query among those of all panels
   };
 
-  FewQueries(const CallContext<Op, Real>& c, Scratch<Real>& scratch)
+  FewQueries(const CallContext<Real>& c, Scratch<Real>& scratch)
       : c_(c),
         stride_(whole_vectors<Real>(c.plan.tile)),
         dots_(most_queries(c)),
@@ -39,7 +38,7 @@ class FewQueries {
     hidden_ = scratch.take(stride_);
   }
   // Of the panels that a worker takes together, where they may all be of few queries; else of the last one.
-  [[nodiscard]] static Index most_queries(const CallContext<Op, Real>& c) {
+  [[nodiscard]] static Index most_queries(const CallContext<Real>& c) {
     const Index len = c.geometry.len_q, most = kNarrowRows<Real>;
     const bool together = len <= most || c.plan.lanes <= most;
     return (together ? c.plan.group : 1) * std::min(len, most);
@@ -78,21 +77,11 @@ class FewQueries {
   }
 
   // Scores become weights before finish(); their sums are added to the states.
-  void weigh(const Part& part, const StreamStates<Normaliser, Real>& states) const {
+  void weigh(const Part& part, const LaneTile<Real>& states) const {
     const PanelTile& tile = part.tile;
-    for (Index i = 0; i < tile.at.rows; ++i) {
-      Real* row = this->row(part, i);
-      const auto state = states.of_lane(i);
-      P sum = Real(0);
-      for (Index j = 0; j < tile.at.keys; j += kLanes<Real>) {
-        const P weight = c_.op.normaliser.weight(state, P::load(row + j));
-        weight.store(row + j);
-        sum += weight;
-      }
-      states.sums()[i] += sum_lanes(sum);
-    }
+    for (Index i = 0; i < tile.at.rows; ++i)
+      c_.op.normaliser.weigh_row(row(part, i), tile.at.keys, i, states);
   }
-
   void drop(const Part& part) const {
     const PanelTile& tile = part.tile;
     if (!part.panel->dropout.drops()) return;
@@ -186,7 +175,7 @@ class FewQueries {
     return {copy, values.count, values.columns, values.columns};
   }
 
-  const CallContext<Op, Real>& c_;
+  const CallContext<Real>& c_;
   Index stride_;
   FixedList<DotQuery<Real>> dots_;
   FixedList<MixQuery<Real>> mixes_;

@@ -130,13 +130,13 @@ template <class Side, class Score, class Real>
 
 // Adds W^T de to the gradients of the rows.
 template <class Score, class Real>
-void chain_moving_table(const Score& score, const Real* table, const Real* table_tangent,
-                        int vectors, const MovingSides<Real>& to) {
+void chain_moving_table(const Score&, const Real* table, const Real* table_tangent, int vectors,
+                        const MovingSides<Real>& to) {
   SideTiles<Real> crossed = to.value;
   crossed.x = to.tangent.x;
-  SideTiles<Real>::chain(score, table_tangent, vectors, crossed);
-  SideTiles<Real>::chain(score, table, vectors, to.tangent);
-  if constexpr (Score::has_transform) SideTiles<Real>::chain(score, table, vectors, to.value);
+  crossed.chain(nullptr, table_tangent, vectors);
+  to.tangent.chain(nullptr, table, vectors);
+  if constexpr (Score::has_transform) to.value.chain(nullptr, table, vectors);
 }
 
 // Sum over the rows of a vector, in every lane, of which `idle` ones and those from `count` on do not count.

@@ -5,9 +5,11 @@
 // of one query with several keys (RowPairs). Both are values, so that a loop over keys keeps in registers what does
 // not change.
 
-#include <heed/engine/context.hpp>
 #include <heed/engine/relative_rows.hpp>
-#include <heed/engine/tile/hidden_pairs.hpp>
+#include <heed/engine/tiles.hpp>
+#include <heed/plug/score.hpp>
+#include <heed/simd/functions.hpp>
+#include <heed/simd/narrow_product.hpp>
 
 #include <algorithm>
 #include <array>
@@ -15,181 +17,165 @@
 
 namespace heed {
 inline namespace HEED_ABI {
-
-template <class Op, class Real>
-class QuerySide;
-
 namespace detail {
 
 // Sets the dot and the logit of a pair from its scaled dot product.
-template <class Op, class Real>
-struct Logits {
-  Real dot, keep, cap, inverse_cap;
-  bool as_they_are;  // are scaled dot products logits?
-  explicit Logits(const CallContext<Op, Real>& c)
-      : dot(c.dot_factor()),
-        keep(c.logit_factor()),
-        cap(c.mask.soft_cap()),
-        inverse_cap(std::min(Real(1) / cap, std::numeric_limits<Real>::max())),
-        as_they_are(c.dots_are_logits()) {}
-  [[gnu::always_inline]] void set(Pack<Real> scaled_dot,
-                                  PairOf<typename Op::ScoreType, Pack<Real>>& pair) const {
-    pair.logit = scaled_dot;
-    pair.dot = scaled_dot * dot;
-    if (as_they_are) [[likely]]
-      return;
-    pair.logit = pair.logit * keep;
-    if (cap != Real(0)) pair.logit = cap * math::tanh(pair.logit * inverse_cap);
-  }
-};
+template <class Score, class Real>
+[[gnu::always_inline]] inline void set_logits(const LogitFactors<Real>& c, Pack<Real> scaled_dot,
+                                              PairOf<Score, Pack<Real>>& pair) {
+  pair.logit = scaled_dot;
+  pair.dot = scaled_dot * c.dot;
+  if (c.dots_are_logits) [[likely]]
+    return;
+  pair.logit = pair.logit * c.keep;
+  if (c.cap != Real(0)) pair.logit = c.cap * math::tanh(pair.logit * c.inverse_cap);
+}
 
 // Query features as pairs have them.
-template <class Op, class Real, std::size_t n>
-void move_factor(const CallContext<Op, Real>& c, std::array<Pack<Real>, n>& query) {
-  if constexpr (normed_dots<typename Op::ScoreType>) {
+template <class Score, class Real, std::size_t n>
+void move_factor(const LogitFactors<Real>& c, std::array<Pack<Real>, n>& query) {
+  if constexpr (normed_dots<Score>) {
     constexpr Real largest = std::numeric_limits<Real>::max();
-    // Of a row of zeros it may overflow, and 0 times infinity is none.
-    query[0] = max(Pack<Real>(-largest), min(Pack<Real>(largest), query[0] * c.feature_factor()));
+    // The feature of a row of zeros may overflow, and 0 times infinity is no number.
+    query[0] = max(Pack<Real>(-largest), min(Pack<Real>(largest), query[0] * c.feature));
   }
 }
 
-// Features and position of the first key of a tile.
-template <class Op, class Real>
-struct KeysOfTile {
-  std::array<const Real*, std::size_t(Op::ScoreType::key_features)> feature;
-  Real position;
-  KeysOfTile(const QuerySide<Op, Real>& side, const TilePlace& place) : position(Real(place.key)) {
-    for (std::size_t i = 0; i < feature.size(); ++i)
-      feature[i] =
-          side.context().keys.feature(place.batch, place.head, side.map(), int(i), place.key);
-  }
-};
-
 }  // namespace detail
 
-// Pairs of the queries in vector `v` of a panel with one key after the other. `projected`: their projected
-// dot products.
-template <class Op, class Real>
+// p[0], p[1], ... in every lane.
+template <class Score, class Real>
+[[nodiscard]] ScalarsOf<Score, Pack<Real>> scalars_in_lanes(const Real* scalars) {
+  ScalarsOf<Score, Pack<Real>> p;
+  for (std::size_t i = 0; i < p.size(); ++i) p[i] = Pack<Real>(scalars[i]);
+  return p;
+}
+
+// Pairs of the queries in vector v of a panel with one key of the tile after the other.
+template <class Score, class Real>
 class LanePairs {
  public:
-  using Score = typename Op::ScoreType;
-
-  LanePairs(const QuerySide<Op, Real>& side, const TilePlace& place, int v,
-            const LaneTile<Real>& projected)
+  LanePairs(const ScoreTile<Real>& t, int v)
       : v_(v),
-        keys_(side, place),
-        logits_(side.context()),
-        projected_(side.side_tiles().projected.rows > 0 ? projected : LaneTile<Real>{}),
-        table_(side.table_by_lane()),
-        first_row_(place.query + v * kLanes<Real>),
-        first_query_(side.context().geometry.query_position(first_row_)),
+        logits_(t.logits),
+        projected_(t.projected),
+        table_(t.table),
+        positions_(t.positions),
+        head_(t.place->head),
+        first_row_(t.place->query + v * kLanes<Real>),
+        first_key_(t.place->key),
+        first_query_(t.first_query + v * kLanes<Real>),
         query_position_(Pack<Real>::iota() + Real(first_query_)),
-        positions_(side.context().keys.positions()),
-        head_(place.head),
-        first_key_(place.key) {
-    if constexpr (table_by_distance<Score>) relative_clip_ = side.context().op.score.table_clip();
-    for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = side.features().load(Index(i), v);
-    detail::move_factor(side.context(), query_);
+        key_position_(Real(first_key_)) {
+    for (std::size_t i = 0; i < key_.size(); ++i)
+      key_[i] = t.key_features + Index(i) * t.key_stride;
+    for (std::size_t i = 0; i < query_.size(); ++i) query_[i] = t.features.load(Index(i), v);
+    detail::move_factor<Score>(logits_, query_);
   }
 
   // Key j of the tile.
   [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<Real>> operator()(
       Index j, Pack<Real> scaled_dot) const {
     PairOf<Score, Pack<Real>> pair;
-    logits_.set(scaled_dot, pair);
+    detail::set_logits<Score>(logits_, scaled_dot, pair);
     if constexpr (Score::has_projection)
       if (projected_.data) pair.projected = projected_.load(j, v_);
-    for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<Real>(keys_.feature[i][j]);
+    for (std::size_t i = 0; i < pair.key.size(); ++i) pair.key[i] = Pack<Real>(key_[i][j]);
     // One by one: GCC copies an array in halves of a vector, which then cannot be loaded as a whole.
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
     if constexpr (table_by_distance<Score>)
-      pair.table =
-          table_.load(relative_place<Real>(relative_clip_, first_query_ - first_key_ - j), v_);
+      pair.table = table_.load(place_of(j), v_);
     else if constexpr (Score::has_table)
-      pair.table = table_.load(Index(keys_.feature[0][j]), v_);
+      pair.table = table_.load(Index(key_[0][j]), v_);
     if constexpr (Score::has_positions)
-      pair.position = positions_.of_queries(head_, first_row_, first_key_ + j);
+      pair.position = positions_->template of_queries<buckets_by_distance<Score>>(head_, first_row_,
+                                                                                  first_key_ + j);
     pair.query_index = query_position_;
-    pair.key_index = keys_.position + Real(j);
+    pair.key_index = key_position_ + Real(j);
     return pair;
   }
   [[nodiscard]] const auto& query() const { return query_; }
+  // The row of by_lane that key j reads of a table by distance.
+  [[nodiscard, gnu::always_inline]] Index place_of(Index j) const {
+    return relative_place<Real>(clip_of<Real>(table_.rows), first_query_ - first_key_ - j);
+  }
 
  private:
   int v_;
-  detail::KeysOfTile<Op, Real> keys_;
-  detail::Logits<Op, Real> logits_;
+  LogitFactors<Real> logits_;
   LaneTile<Real> projected_, table_;
-  Index first_row_, first_query_;  // row and position of lane 0
+  const PositionTable<Real>* positions_;
+  Index head_, first_row_, first_key_;
+  Index first_query_;  // position of lane 0
   Pack<Real> query_position_;
-  const PositionTableOf<Score, Real>& positions_;
-  Index head_, first_key_;
-  Index relative_clip_ = 0;  // of a table by distance
+  Real key_position_;
+  std::array<const Real*, std::size_t(Score::key_features)> key_;
   std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
 };
 
-// Pairs of query `lane` of a panel with W keys at a time. `projected`: a row of its projected dot products.
-template <class Op, class Real>
+// Pairs of one query with W keys at a time.
+template <class Score, class Real>
 class RowPairs {
  public:
-  using Score = typename Op::ScoreType;
-
-  RowPairs(const QuerySide<Op, Real>& side, const TilePlace& place, Index lane,
-           const Real* projected)
-      : score_(side.context().op.score),
-        keys_(side, place),
-        count_(place.keys),
-        logits_(side.context()),
-        projected_(side.side_tiles().projected.rows > 0 ? projected : nullptr),
-        table_(side.side_tiles().table),
-        lane_(lane),
-        query_row_(place.query + lane),
-        query_index_(side.context().geometry.query_position(query_row_)),
-        query_position_(Real(query_index_)),
-        positions_(side.context().keys.positions()),
-        head_(place.head),
-        first_key_(place.key) {
+  explicit RowPairs(const ScoreRow<Real>& r)
+      : count_(r.place->keys),
+        logits_(r.logits),
+        projected_(r.projected),
+        table_(r.table),
+        positions_(r.positions),
+        lane_(r.lane),
+        head_(r.place->head),
+        row_(r.place->query + r.lane),
+        first_key_(r.place->key),
+        position_(r.query_position),
+        query_position_(Real(r.query_position)),
+        key_position_(Real(r.place->key)) {
+    for (std::size_t i = 0; i < key_.size(); ++i)
+      key_[i] = r.key_features + Index(i) * r.key_stride;
     for (std::size_t i = 0; i < query_.size(); ++i)
-      query_[i] = Pack<Real>(side.features().row(Index(i))[lane]);
-    detail::move_factor(side.context(), query_);
+      query_[i] = Pack<Real>(r.features.row(Index(i))[lane_]);
+    detail::move_factor<Score>(logits_, query_);
   }
 
   // Keys j ... j + W - 1 of the tile; those behind the last one have side values of 0.
   [[nodiscard, gnu::always_inline]] PairOf<Score, Pack<Real>> operator()(
       Index j, Pack<Real> scaled_dot) const {
     PairOf<Score, Pack<Real>> pair;
-    logits_.set(scaled_dot, pair);
+    detail::set_logits<Score>(logits_, scaled_dot, pair);
     if constexpr (Score::has_projection)
       if (projected_) pair.projected = Pack<Real>::load(projected_ + j);
     const Index left = count_ - j;
     for (std::size_t i = 0; i < pair.key.size(); ++i)
-      pair.key[i] = left >= kLanes<Real> ? Pack<Real>::load(keys_.feature[i] + j)
-                                         : load_part<Real>(keys_.feature[i] + j, left);
+      pair.key[i] = left >= kLanes<Real> ? Pack<Real>::load(key_[i] + j)
+                                         : load_part<Real>(key_[i] + j, left);
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
-    if constexpr (table_by_distance<Score>)
+    if constexpr (table_by_distance<Score>) {
+      const Index clip = table_.rows / 2;
       for (int k = 0; k < kLanes<Real>; ++k)
-        pair.table.v[k] = table_.row(table_row(score_, query_index_, first_key_ + j + k))[lane_];
-    else if constexpr (Score::has_table)
+        pair.table.v[k] =
+            table_.row(std::clamp(position_ - first_key_ - j - k, -clip, clip) + clip)[lane_];
+    } else if constexpr (Score::has_table) {
       for (int k = 0; k < kLanes<Real>; ++k)
         pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
+    }
     if constexpr (Score::has_positions)
-      pair.position = positions_.of_keys(head_, query_row_, first_key_ + j);
+      pair.position = positions_->template of_keys<buckets_by_distance<Score>>(head_, row_,
+                                                                               first_key_ + j);
     pair.query_index = query_position_;
-    pair.key_index = Pack<Real>::iota() + (keys_.position + Real(j));
+    pair.key_index = Pack<Real>::iota() + (key_position_ + Real(j));
     return pair;
   }
 
  private:
-  const Score& score_;
-  detail::KeysOfTile<Op, Real> keys_;
   Index count_;
-  detail::Logits<Op, Real> logits_;
+  LogitFactors<Real> logits_;
   const Real* projected_;
   LaneTile<Real> table_;
-  Index lane_, query_row_, query_index_;
+  const PositionTable<Real>* positions_;
+  Index lane_, head_, row_, first_key_, position_;
   Pack<Real> query_position_;
-  const PositionTableOf<Score, Real>& positions_;
-  Index head_, first_key_;
+  Real key_position_;
+  std::array<const Real*, std::size_t(Score::key_features)> key_;
   std::array<Pack<Real>, std::size_t(Score::query_features)> query_;
 };
 

@@ -59,10 +59,10 @@ class ScoreTangents {
   static constexpr int kQueryFeatures = Score::query_features;
 
   // `side`: the queries themselves, loaded before load() here.
-  ScoreTangents(const CallContext<Op, Real>& c, const TangentOperands<Real>& d,
+  ScoreTangents(const Op& op, const CallContext<Real>& c, const TangentOperands<Real>& d,
                 const KeyTangents<Op, Real>& keys, const Op& direction,
-                const QuerySide<Op, Real>& side, Scratch<Real>& scratch)
-      : c_(c), d_(d), keys_(keys), direction_(direction), side_(side) {
+                const QuerySide<Real>& side, Scratch<Real>& scratch)
+      : op_(op), c_(c), d_(d), keys_(keys), direction_(direction), side_(side) {
     const Index lanes = c.plan.lanes, width = c.geometry.dim_qk;
     const auto take = [&](Index rows) {
       return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
@@ -70,7 +70,7 @@ class ScoreTangents {
     query_ = take(width);
     tangent_ = take(width);
     features_ = take(kQueryFeatures);
-    if constexpr (SideNeeds<Op>::any) {
+    if (c_.keys.needs().any) {
       const auto& needs = c.keys.needs();
       side_tangents_ = SideTiles<Real>::take(scratch, width, needs.rank, needs.table_rows,
                                              query_row_inputs<Score>, lanes);
@@ -93,7 +93,7 @@ class ScoreTangents {
     };
     query_.rows = tangent_.rows = source.width;
     pack_tangents(tangent_, c_.query_factor());
-    if constexpr (SideNeeds<Op>::any) {
+    if (c_.keys.needs().any) {
       side_tangents_.x.rows = source.width;
       pack_tangents(side_tangents_.x, Real(1));
     }
@@ -108,18 +108,19 @@ class ScoreTangents {
     const Rows<Real> own = side_.query_rows();
     pack_lanes(own.data, own.stride, own.count, own.columns, query_.data, query_.lanes,
                c_.query_factor());
-    if constexpr (SideNeeds<Op>::any) {
+    if (c_.keys.needs().any) {
       load_inputs(d_.query_inputs, c_.geometry, {place.batch, place.head, place.query, place.rows},
                   side_tangents_.input);
-      derive_tangents(c_.op.score, c_.keys.table(place.head), keys_.table(place.head),
+      derive_tangents(c_.op.score.projection, c_.keys.table(place.head), keys_.table(place.head),
                       side_.side_tiles(), side_tangents_, c_.plan.vectors);
       if constexpr (table_by_distance<Score>)
         lay_out_by_lane(side_tangents_.table, c_.plan.vectors, by_lane_);
       for (int v = 0; v < c_.plan.vectors; ++v) {
         P f[std::size_t(kQueryFeatures + 1)], tangents[std::size_t(kQueryFeatures + 1)];
         for (int i = 0; i < kQueryFeatures; ++i) f[i] = side_.features().load(i, v);
-        feature_tangents<OfQueries>(c_.op.score, side_.lane_row(v), side_tangents_, side_.scalars(),
-                                    scalars_, f, tangents);
+        feature_tangents<OfQueries>(op_.score, side_.lane_row(v), side_tangents_,
+                                    scalars_in_lanes<Score>(side_.scalars()), scalars_, f,
+                                    tangents);
         for (int i = 0; i < kQueryFeatures; ++i) features_.store(i, v, tangents[i]);
         for (Index r = 0; r < side_tangents_.projected.rows; ++r)
           side_tangents_.projected.store(
@@ -147,7 +148,7 @@ class ScoreTangents {
               const LaneTile<Real>& projected_tangents, const LaneTile<Real>& tangents,
               Real* scratch) const {
     if (!c_.plain())
-      Score::with_form(c_.op.score, [&](const auto& form) {
+      Score::with_form(op_.score, [&](const auto& form) {
         for (int v = 0; v < c_.plan.vectors; ++v)
           score_vector(form, place, v, dots, projected, projected_tangents, tangents);
       });
@@ -169,7 +170,7 @@ class ScoreTangents {
     [[gnu::always_inline]] PairOf<Score, P> operator()(Index j, P dot,
                                                        const PairOf<Score, P>& pair) const {
       PairOf<Score, P> d;
-      const CallContext<Op, Real>& c = of_.c_;
+      const CallContext<Real>& c = of_.c_;
       d.dot = dot * c.dot_factor();
       d.logit = dot * c.logit_factor();
       if (c.mask.soft_cap() != Real(0)) {
@@ -182,13 +183,13 @@ class ScoreTangents {
       if constexpr (table_by_distance<Score>)
         d.table = of_.by_lane_.load(
             relative_place<Real>(
-                c.op.score.table_clip(),
+                of_.op_.score.table_clip(),
                 c.geometry.query_position(place_.query + v_ * kLanes<Real>) - place_.key - j),
             v_);
       else if constexpr (Score::has_table)
         d.table = of_.side_tangents_.table.load(Index(pair.key[0].lane(0)), v_);
       if constexpr (Score::has_positions)
-        d.position = of_.keys_.positions().of_queries(place_.head, place_.query + v_ * kLanes<Real>,
+        d.position = of_.keys_.positions().template of_queries<buckets_by_distance<Score>>(place_.head, place_.query + v_ * kLanes<Real>,
                                                       place_.key + j);
       for (std::size_t i = 0; i < query_.size(); ++i) d.query[i] = query_[i];
       for (std::size_t i = 0; i < features_.size(); ++i) d.key[i] = P(features_[i][j]);
@@ -253,8 +254,8 @@ class ScoreTangents {
                                                     LaneTile<Real> projected_tangents,
                                                     LaneTile<Real> tangents) const {
     HeldForm<Form> form = of_op;
-    const auto p = side_.scalars();
-    const LanePairs<Op, Real> pairs(side_, place, v, projected);
+    const auto p = scalars_in_lanes<Score>(side_.scalars());
+    const LanePairs<Score, Real> pairs(side_.score_tile(place, dots, projected), v);
     const Pairs moving_pairs(*this, place, v, projected_tangents);
     const KeyRange keys = place.keys_of(v);
     if constexpr (GathersSums<Form>) {
@@ -312,11 +313,12 @@ class ScoreTangents {
     }
   }
 
-  const CallContext<Op, Real>& c_;
+  const Op& op_;
+  const CallContext<Real>& c_;
   TangentOperands<Real> d_;
   const KeyTangents<Op, Real>& keys_;
   const Op& direction_;
-  const QuerySide<Op, Real>& side_;
+  const QuerySide<Real>& side_;
   ScalarsOf<Score, P> scalars_{};
   LaneTile<Real> query_, tangent_;  // the rows and their tangents, times query_factor()
   LaneTile<Real> features_;

@@ -40,17 +40,18 @@ struct MovingChain {
   using P = Pack<Real>;
   using Moved = MovingPack<Real>;
   static constexpr int kFeatures = Score::key_features;
-  const CallContext<Op, Real>& c;
-  const QuerySide<Op, Real>& query;
+  const Op& op;
+  const CallContext<Real>& c;
+  const QuerySide<Real>& query;
   const ScoreTangents<Op, Real>& tangents;
   const MovingSums<Real>& sums;
-  PositionSumsOf<Score, Real>& positions;
+  PositionSums<Real>& positions;
 
   void run(const MovingTile<Real>& tile) const {
     const Index cells = kFeatures * tile.place.keys * kLanes<Real>;
     std::fill_n(tile.key_lanes, cells, Real(0));
     std::fill_n(tile.key_tangent_lanes, cells, Real(0));
-    for (int v = 0; v < c.plan.vectors; ++v) run_vector(c.op.score, tile, v);
+    for (int v = 0; v < c.plan.vectors; ++v) run_vector(op.score, tile, v);
   }
 
   // Adds the lanes' sums to the key features' gradients, key_features numbers per key.
@@ -64,11 +65,11 @@ struct MovingChain {
  private:
   [[gnu::noinline, gnu::flatten]] void run_vector(const Score& score, MovingTile<Real> tile,
                                                   int v) const {
-    const auto p = query.scalars();
+    const auto p = scalars_in_lanes<Score>(query.scalars());
     const auto moving_p = moving_scalars<Score>(p, tangents.scalars());
     const P cap = c.mask.soft_cap(), logit_part = c.scale / c.row_factor();
     const bool capped = c.mask.soft_cap() != Real(0);
-    const LanePairs<Op, Real> pairs(query, tile.place, v, {});
+    const LanePairs<Score, Real> pairs(query.score_tile(tile.place, tile.dots, {}), v);
     const typename ScoreTangents<Op, Real>::Pairs moving_pairs(tangents, tile.place, v, {});
     const KeyRange keys = tile.place.keys_of(v);
     std::array<P, std::size_t(Score::query_features)> features{}, feature_tangents{};
@@ -109,14 +110,14 @@ struct MovingChain {
       }
       if constexpr (table_by_distance<Score>)
         sums.by_lane.add(
-            relative_place<Real>(c.op.score.table_clip(),
+            relative_place<Real>(op.score.table_clip(),
                                  c.geometry.query_position(tile.place.query + v * kLanes<Real>) -
                                      tile.place.key - j),
             v,
             moving_pack(zero_where(none, d.table.value),
                         zero_where(none, tangent_of<Real>(d.table))));
       if constexpr (Score::has_positions)
-        positions.add(tile.place.query + v * kLanes<Real>, tile.place.key + j,
+        positions.template add<buckets_by_distance<Score>>(tile.place.query + v * kLanes<Real>, tile.place.key + j,
                       zero_where(none, tangent_of<Real>(d.position)));
     }
     if constexpr (normed_dots<Score>) {
