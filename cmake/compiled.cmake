@@ -59,7 +59,7 @@ function(heed_write_engine source)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
   file(READ "${header}" engine)
   string(REPLACE "extern template" "template" engine "${engine}")
-  string(REPLACE "#pragma once" "#include <heed/engine/backward_stage.hpp>\n#include <heed/engine/explain.hpp>\n#include <heed/engine/packed_doors.hpp>" engine "${engine}")
+  string(REPLACE "#pragma once" "#include <heed/engine/backward_stage.hpp>\n#include <heed/engine/explain.hpp>\n#include <heed/engine/hvp.hpp>\n#include <heed/engine/packed_doors.hpp>" engine "${engine}")
   file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT "${engine}")
 endfunction()
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The calls of the engine, declared: each is a template of the scalar alone, and takes an op as tiles.hpp and vjps.hpp see it. A
+// The calls of the engine, declared: each is a template of the scalar alone, and takes an op as tiles.hpp, vjps.hpp, jvps.hpp and hvps.hpp see it. A
 // program that links heed::engine compiles none of them (heed/compiled_engine.hpp).
 
 #include <heed/engine/call.hpp>
-#include <heed/engine/vjps.hpp>
+#include <heed/engine/hvps.hpp>
 #include <heed/mask/mask.hpp>
 
 namespace heed {
@@ -51,6 +51,23 @@ struct Driver {
                              const OutputGradients<Real>& output, const Gradients<Real>& grads,
                              HandedOn<Real>& on, bool last, OpGradient<Real>* grad_op,
                              const Options& options);
+  // jvp.hpp. known_out: out of the forward that filled `saved`; written: where out goes without it.
+  static void jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Inputs<Real>& in,
+                  const Mask<Real>& mask, const Saved<Real>* saved,
+                  const StoredView<const Real>& known_out, const Outputs<Real>* written,
+                  const Tangents<Real>& d, const Outputs<Real>& tangent, const Options& options);
+  static void jvp_packed(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Inputs<Real>& in,
+                         const Mask<Real>& mask, const Saved<Real>* saved,
+                         const StoredView<const Real>& known_out, const Outputs<Real>* written,
+                         const Tangents<Real>& d, const Outputs<Real>& tangent,
+                         const Options& options, const std::string& where);
+  // hvp.hpp
+  static void hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
+                  const ScoreHvps<Real>& hvps, const Inputs<Real>& in, const Mask<Real>& mask,
+                  const Saved<Real>& saved, const StoredView<const Real>& out,
+                  const StoredView<const Real>& grad_out, const Tangents<Real>& tangents,
+                  const StoredView<const Real>& grad_out_tangent, const Gradients<Real>& to,
+                  OpGradient<Real>* grad_op, const Options& options);
   // explain.hpp
   [[nodiscard]] static Explanation explain(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
                                            const Geometry& g, const Mask<Real>& mask, Pass pass,

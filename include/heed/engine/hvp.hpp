@@ -21,6 +21,7 @@
 
 #include <heed/engine/hvp_walk.hpp>
 #include <heed/engine/jvp.hpp>
+#include <heed/engine/op_hvps.hpp>
 
 #include <string>
 
@@ -69,6 +70,66 @@ consteval bool check_twice_moving_op() {
   return true;
 }
 
+template <class Real>
+void Driver<Real>::hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
+                       const ScoreHvps<Real>& hvps, const Inputs<Real>& in, const Mask<Real>& mask,
+                       const Saved<Real>& saved, const StoredView<const Real>& out,
+                       const StoredView<const Real>& grad_out, const Tangents<Real>& tangents,
+                       const StoredView<const Real>& grad_out_tangent, const Gradients<Real>& to,
+                       OpGradient<Real>* grad_op, const Options& options) {
+  const std::string where = door_name("heed::hvp", options.name);
+  require_options<Real>(options, where);
+  require(!options.precision.mixes(), where,
+          ": precision is mixed, it must be storage; second derivatives are computed as they are "
+          "stored");
+  require(op.score.projection == nullptr, where,
+          ": the score has a projection, second derivatives are for scores at full width");
+  refuse_share(in, where);
+  const Geometry g = geometry_of(op, in, where);
+  require_one_piece(in.key, "key", where);
+  require_one_piece(in.value, "value", where);
+  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
+  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
+  require_shape(out, out_shape, "out", where);
+  require_shape(grad_out, out_shape, "grad_out", where);
+  if (grad_out_tangent.given())
+    require_shape(grad_out_tangent, out_shape, "the tangent of grad_out", where);
+  check_tangents(tangents, in, mask, where);
+  check_gradients(to, in, mask, out, OutputGradients<Real>(grad_out), where);
+  for_each_operand(to, to.bias, [&](const char* input, const auto& view) {
+    const NameOfInput name{"grad_", input};
+    require_apart_from_tangents(view, name, tangents, where);
+    require_apart(view, grad_out_tangent, name, "the tangent of grad_out", where);
+  });
+  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options), where);
+
+  WidenedTensors<Real> copies(options.threads);
+  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
+  const auto inputs = take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
+  TangentOperands<Real> moving{copies.read(tangents.query),     copies.read(tangents.key),
+                               copies.read(tangents.value),     {},
+                               copies.read(tangents.bias),      copies.read(tangents.query_inputs),
+                               copies.read(tangents.key_inputs)};
+  const HvpOperands<Real> wide{copies.read(out), copies.read(grad_out),
+                               copies.read(grad_out_tangent)};
+  GradientOperands<Real> wide_to{
+      copies.write(to.query), copies.write(to.key),          copies.write(to.value),     {},
+      copies.write(to.bias),  copies.write(to.query_inputs), copies.write(to.key_inputs)};
+  const auto run = [&](const InputGradients<Real>& input_gradients) {
+    run_hvp(op, vjps, jvps, hvps, g, operands, bound, saved, wide, moving, wide_to, input_gradients,
+            grad_op, options);
+  };
+  if (inputs) {
+    SummedInputProducts<Real> products(hvps, *inputs, moving.key_inputs);
+    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
+    run(products.take(wide_to.query_inputs, wide_to.key_inputs));
+    products.chain();
+  } else {
+    run({});
+  }
+  copies.round();
+}
+
 template <class Real, bool fits>
 struct GradOutTangentArgument : ArgumentOf<StoredView<const Real>> {
   static_assert(fits,
@@ -95,66 +156,17 @@ void hvp(const Op& op, const Inputs<Real>& in, const Mask<typename Op::Scalar>& 
          const std::type_identity_t<Op>* op_tangent = nullptr, const Options& options = {}) {
   using namespace detail;
   static_assert(check_attention_op<Op>());
-  using Score = typename Op::ScoreType;
   static_assert(check_moving_op<Op>() && check_twice_moving_op<Op>());
-  const std::string where = door_name("heed::hvp", options.name);
-  require_options<Real>(options, where);
-  require(!options.precision.mixes(), where,
-          ": precision is mixed, it must be storage; second derivatives are computed as they are "
-          "stored");
-  if constexpr (Score::has_projection)
-    require(!op.score.projection().given(), where,
-            ": the score has a projection, second derivatives are for scores at full width");
-  refuse_share(in, where);
   const OpTilesOf<Op> of(op);
-  const OpTiles<Real> tiles = of.tiles();
-  const Geometry g = geometry_of(tiles, in, where);
-  require_one_piece(in.key, "key", where);
-  require_one_piece(in.value, "value", where);
-  const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  const Shape out_shape{g.batch, g.heads, g.len_q, g.dim_v};
-  require_shape(out, out_shape, "out", where);
-  require_shape(grad_out, out_shape, "grad_out", where);
-  if (grad_out_tangent.given())
-    require_shape(grad_out_tangent, out_shape, "the tangent of grad_out", where);
-  check_tangents(tangents, in, mask, where);
-  check_gradients(to, in, mask, out, OutputGradients<Real>(grad_out), where);
-  for_each_operand(to, to.bias, [&](const char* input, const auto& view) {
-    const NameOfInput name{"grad_", input};
-    require_apart_from_tangents(view, name, tangents, where);
-    require_apart(view, grad_out_tangent, name, "the tangent of grad_out", where);
-  });
-  check_saved(tiles, saved,
-              CallStamp::of(tiles.type, g, mask, scale_of(tiles, g, options), options), where);
-  const Op direction = op_tangent ? *op_tangent : zeros_like(op);
-  require_direction(op, direction, where);
-
-  WidenedTensors<Real> copies(options.threads);
-  Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value)};
-  [[maybe_unused]] const auto inputs =
-      take_inputs(tiles, g, in, copies, resolve_threads(options.threads), operands);
-  TangentOperands<Real> moving{copies.read(tangents.query),     copies.read(tangents.key),
-                               copies.read(tangents.value),     {},
-                               copies.read(tangents.bias),      copies.read(tangents.query_inputs),
-                               copies.read(tangents.key_inputs)};
-  const HvpOperands<Real> wide{copies.read(out), copies.read(grad_out),
-                               copies.read(grad_out_tangent)};
-  GradientOperands<Real> wide_to{
-      copies.write(to.query), copies.write(to.key),          copies.write(to.value),     {},
-      copies.write(to.bias),  copies.write(to.query_inputs), copies.write(to.key_inputs)};
-  const auto run = [&](const InputGradients<Real>& input_gradients) {
-    run_hvp(op, g, operands, bound, saved, wide, moving, direction, wide_to, input_gradients, to_op,
-            options);
-  };
-  if constexpr (reads_inputs<Score>) {
-    SummedInputProducts<Score, Real> products(op.score, *inputs, moving.key_inputs);
-    inputs->take_tangents(moving.query_inputs, moving.key_inputs);
-    run(products.take(wide_to.query_inputs, wide_to.key_inputs));
-    products.chain();
-  } else {
-    run({});
-  }
-  copies.round();
+  with_direction(
+      op, op_tangent, door_name("heed::hvp", options.name), [&](const OpJvpsOf<Op>& jvps) {
+        const ScoreHvpsOf<typename Op::ScoreType, Real> hvps(op.score, jvps.direction().score,
+                                                             jvps.score());
+        with_gradient(op, to_op, [&](const OpVjps<Real>& vjps, OpGradient<Real>* gradient) {
+          Driver<Real>::hvp(of.tiles(), vjps, jvps.jvps(), hvps, in, mask, saved, out, grad_out,
+                            tangents, grad_out_tangent, to, gradient, options);
+        });
+      });
 }
 
 // For calls that do not fit (engine/mistakes.hpp).

@@ -8,7 +8,7 @@
 //   X = V dO^T                            X. = V dO.^T + V. dO^T
 //   delta = rowsum(dO o out)              delta. = rowsum(dO. o out + dO o out.)
 //   g = w (X - delta)                     g. = w. (X - delta) + w (X. - delta.)
-//   D = score's vjp of g                  D. by dual numbers (tile/second_derivatives.hpp)
+//   D = score's vjp of g                  D. by dual numbers (op_hvps.hpp)
 //   dQ = D K                              dQ. = D. K + D K.
 //   dK = D^T Q                            dK. = D.^T Q + D^T Q.
 //   dV = w^T dO                           dV. = w.^T dO + w^T dO.
@@ -21,7 +21,6 @@
 //
 // Memory  per worker as in backward; O(len) for out., lse. and the gradients of key features with their tangents.
 
-#include <heed/engine/op_vjps.hpp>
 #include <heed/engine/backward_walk.hpp>
 #include <heed/engine/hvp_inputs.hpp>
 #include <heed/engine/hvp_keys.hpp>
@@ -44,27 +43,26 @@ struct HvpOperands {
 };
 
 // One panel, one score map. Rows by lanes, and by rows with whole vectors.
-template <class Op, class Real>
+template <class Real>
 class HvpWorker {
  public:
-  using Score = typename Op::ScoreType;
   using Context = CallContext<Real>;
   using P = Pack<Real>;
-  static constexpr int kFeatures = Score::key_features;
 
-  HvpWorker(const Op& op, const Context& c, const TangentOperands<Real>& d,
-            const KeyTangents<Op, Real>& keys, const Op& direction,
+  HvpWorker(const Context& c, const OpJvps<Real>& jvps, const ScoreHvps<Real>& hvps,
+            const TangentOperands<Real>& d, const KeyTangents<Real>& keys,
             const HvpOperands<Real>& operands, HvpShared<Real>& shared, Scratch<Real>& scratch)
-      : op_(op),
-        c_(c),
+      : c_(c),
+        traits_(c.op.score.traits),
+        jvps_(jvps),
+        hvps_(hvps),
         d_(d),
         o_(operands),
         s_(shared),
-        own_(zeros_like(op)),
+        own_(shared.vjps),
         panel_(c, scratch, false),
-        tangents_(op, c, d, keys, direction, panel_.query[0], scratch),
-        queries_(op, c, d, keys, panel_, tangents_, shared, scratch),
-        states_(scratch, c.plan.lanes),
+        tangents_(c, d, keys, panel_.query[0], scratch),
+        queries_(c, hvps, d, keys, panel_, tangents_, shared, scratch),
         positions_(c.keys.positions(), scratch) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const Index dim_qk = c.geometry.dim_qk, dim_v = c.geometry.dim_v;
@@ -73,7 +71,8 @@ class HvpWorker {
                                 &dscore_tangents_, &pull_tangents_, &marks_})
       *one = take(tile);
     for (LaneTile<Real>* one : {&dout_, &dout_tangent_, &out_}) *one = take(dim_v);
-    for (LaneTile<Real>* one : {&delta_, &delta_tangent_, &lse_tangent_}) *one = take(1);
+    for (LaneTile<Real>* one : {&delta_, &delta_tangent_, &lse_tangent_, &pulled_}) *one = take(1);
+    states_ = take(c.op.normaliser.traits.state_numbers);
     transposed_ = scratch.take(d.bias.given() ? tile * lanes : 0);
     top_ = scratch.take(lanes);
     copy_ = scratch.take(tile * std::max(dim_qk, dim_v));
@@ -82,15 +81,15 @@ class HvpWorker {
       pair->memory = scratch.take(lanes * whole_vectors<Real>(columns));
       pair->clean_memory = scratch.take(lanes * whole_vectors<Real>(columns));
     }
-    key_lanes_ = scratch.take(kFeatures * tile * kLanes<Real>);
-    key_tangent_lanes_ = scratch.take(kFeatures * tile * kLanes<Real>);
+    key_lanes_ = scratch.take(traits_.key_features * tile * kLanes<Real>);
+    key_tangent_lanes_ = scratch.take(traits_.key_features * tile * kLanes<Real>);
     dtable_ = scratch.take(table_size());
   }
   HvpWorker(const HvpWorker&) = delete;
 
   // All that one panel adds.
   void run(const VisitingOrder::Visit& visit, OrderedSums& ordered) {
-    own_.visit([](const char*, auto& param) { param.set_zero(); });
+    own_.set_zero();
     positions_.begin();
     panel_.move_to(visit.batch, visit.head, visit.group);
     panel_.load_queries();
@@ -106,22 +105,15 @@ class HvpWorker {
       wait(visit, t);
       s_.tiles.pass(visit.gate(t, c_.plan.tiles));
     }
-    queries_.finish(own_);
-    if constexpr (Score::has_table) multiply_table();
+    queries_.finish(*own_.score);
+    if (traits_.has_table) multiply_table();
     if (!s_.sums_queries) queries_.write();
-    if constexpr (Score::has_positions) {
-      Param<Real>& to = own_.score.*Score::positions;
-      const std::vector<double>& entries = positions_.finish();
-      const Index first = position_row(to, visit.head);
-      for (std::size_t n = 0; n < entries.size(); ++n) to[first + Index(n)] += Real(entries[n]);
-    }
+    if (traits_.has_positions)
+      s_.vjps.score.add_positions(visit.head, positions_.finish().data(), *own_.score);
     ordered.add(visit, [&](double* sums) {
       if (s_.sums_queries) queries_.write();
-      double* to = sums;
-      own_.visit([&](const char*, auto& param) {
-        for (Index i = 0; i < param.size(); ++i) *to++ += double(param[i]);
-      });
-      to = sums + s_.first_table() + visit.head * table_size();
+      own_.add_to(sums);
+      double* to = sums + s_.first_table() + visit.head * table_size();
       for (Index i = 0; i < table_size(); ++i) to[i] += double(dtable_[i]);
     });
   }
@@ -157,9 +149,10 @@ class HvpWorker {
     lane_dot<Real>(dout_, out_, c_.plan.vectors, lse_tangent_.data);
     for (int v = 0; v < c_.plan.vectors; ++v) delta_tangent_.add(0, v, lse_tangent_.load(0, v));
     lanes_of(o_.lse_tangent, lse_tangent_);
-    for (int v = 0; v < c_.plan.vectors; ++v)
-      states_.store(v, op_.normaliser.begin(panel_.queries(v)));
-    states_.restore(saved_state() + panel_.first_row(), c_.geometry.query_rows(), place.rows);
+    for (int v = 0; v < c_.plan.vectors; ++v) c_.op.normaliser.begin(panel_.queries(v), v, states_);
+    for (Index n = 0; n < states_.rows; ++n)
+      std::copy_n(s_.saved.state.data() + panel_.first_row() + n * c_.geometry.query_rows(),
+                  place.rows, states_.row(n));
 
     queries_.begin();
     finite_ = true;
@@ -178,7 +171,7 @@ class HvpWorker {
     clear(q_, queries.columns, true);
     copy(queries.data, queries.stride, c_.row_factor(), q_);
     clear(q_tangent_, queries.columns, tangents_.queries_move());
-    if constexpr (Score::has_transform) {
+    if (traits_.has_transform) {
       const LaneTile<Real>& moved = tangents_.side().x;
       unpack_lanes(moved.data, moved.lanes, place.rows, moved.rows, q_tangent_.memory,
                    q_tangent_.rows.stride);
@@ -199,7 +192,6 @@ class HvpWorker {
       for (RowPair* pair : {&q_, &q_tangent_, &do_, &do_tangent_})
         pair->clean = finite_copy(pair->rows, pair->clean_memory, pair->rows.stride);
   }
-  [[nodiscard]] const Real* saved_state() const { return s_.saved.state.data(); }
 
   void run_tile(const VisitingOrder::Visit& visit, Index t, const PanelTile& tile) {
     const TilePlace& at = tile.at;
@@ -208,36 +200,34 @@ class HvpWorker {
     score_tile(tile);
     pulls(tile);
     weigh(at);
-    const MovingTile<Real> moving{at,
-                                  part(dots_),
-                                  part(dot_tangents_),
-                                  hides(tile) ? marks(tile) : LaneTile<Real>{},
-                                  part(dscores_),
-                                  part(dscore_tangents_),
-                                  key_lanes_,
-                                  key_tangent_lanes_};
     if (s_.grads.bias.given()) {
       wait(visit, t);
       add_bias(at);
     }
     if (!c_.plain())
-      MovingChain<Op, Real>{op_, c_, panel_.query[0], tangents_, queries_.sums(), positions_}.run(
-          moving);
+      hvps_.scores_vjp(panel_.query[0].score_tile(at, part(dots_), {}),
+                       tangents_.tangent_tile(at, {}, part(dot_tangents_)),
+                       queries_.back({part(dscores_), part(dscore_tangents_)},
+                                     hides(tile) ? marks(tile) : LaneTile<Real>{}, key_lanes_,
+                                     key_tangent_lanes_, positions_));
     // dQ. = D. K + D K.
     const Rows<Real> keys = panel_.query[0].key_rows(at.key, at.keys);
     const MovingLanes<Real>& dq = queries_.dq();
     add_lanes(keys, tile, dscore_tangents_, dq.tangent);
     if (tangents_.keys_move()) add_lanes(tangents_.key_tangents(at), tile, dscores_, dq.tangent);
-    if constexpr (Score::has_transform) add_lanes(keys, tile, dscores_, dq.value);
+    if (traits_.has_transform) add_lanes(keys, tile, dscores_, dq.value);
     wait(visit, t);
-    if (!c_.plain()) add_key_features(moving);
+    if (!c_.plain()) {
+      add_key_features(at, key_lanes_, s_.dfeatures);
+      add_key_features(at, key_tangent_lanes_, s_.dfeature_tangents);
+    }
     // dK. = D.^T Q + D^T Q.
     const Source& source = panel_.query[0].source();
     if (const auto to = s_.key_tangent_rows(c_, at, source); to.data) {
       add_rows(dscore_tangents_, tile, q_, to.data, to.stride);
       if (q_tangent_.given) add_rows(dscores_, tile, q_tangent_, to.data, to.stride);
     }
-    if constexpr (Score::has_transform) {
+    if (traits_.has_transform) {
       const auto to = s_.key_rows(c_, at, 0, source);
       add_rows(dscores_, tile, q_, to.data, to.stride);
     }
@@ -294,29 +284,35 @@ class HvpWorker {
 
   // Scores and their tangents become w and w., X and X. become g and g.
   void weigh(const TilePlace& at) const {
+    const LaneTile<Real> weights = weights_.part(0, at.keys),
+                         weight_tangents = weight_tangents_.part(0, at.keys);
     panel_.dropout.drop(dscores_.part(0, at.keys), at);
     panel_.dropout.drop(pull_tangents_.part(0, at.keys), at);
+    for_cells(at, [&](Index j, int v) {
+      const auto hidden = is_hidden(weights_.load(j, v));
+      weight_tangents_.store(j, v, weight_tangents_.load(j, v) - lse_tangent_.load(0, v));
+      dscores_.store(j, v, zero_where(hidden, dscores_.load(j, v) - delta_.load(0, v)));
+      pull_tangents_.store(
+          j, v, zero_where(hidden, pull_tangents_.load(j, v) - delta_tangent_.load(0, v)));
+    });
+    jvps_.normaliser.weigh(weights, weight_tangents, at, c_.plan.vectors, states_, false,
+                           pulled_.row(0));
+    for_cells(at, [&](Index j, int v) {
+      const P w = weights_.load(j, v), w_tangent = weight_tangents_.load(j, v);
+      const P pull = dscores_.load(j, v), pull_tangent = pull_tangents_.load(j, v);
+      dscores_.store(j, v, w * pull);
+      dscore_tangents_.store(j, v, w_tangent * pull + w * pull_tangent);
+    });
+    panel_.dropout.drop(weights, at);
+    panel_.dropout.drop(weight_tangents, at);
+  }
+  // f(key, vector) for the keys that each vector reads.
+  template <class F>
+  void for_cells(const TilePlace& at, F&& f) const {
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      const auto state = states_.load(v);
-      const P factor = op_.normaliser.finish(state);
-      const P delta = delta_.load(0, v), delta_tangent = delta_tangent_.load(0, v),
-              lse_tangent = lse_tangent_.load(0, v);
       const KeyRange keys = at.keys_of(v);
-      for (Index j = keys.begin; j < keys.end; ++j) {
-        const P score = weights_.load(j, v);
-        const auto hidden = is_hidden(score);
-        const P w = zero_where(hidden, op_.normaliser.weight(state, score) * factor);
-        const P w_tangent = zero_where(hidden, w * (weight_tangents_.load(j, v) - lse_tangent));
-        const P pull = dscores_.load(j, v) - delta;
-        const P pull_tangent = pull_tangents_.load(j, v) - delta_tangent;
-        weights_.store(j, v, w);
-        weight_tangents_.store(j, v, w_tangent);
-        dscores_.store(j, v, zero_where(hidden, w * pull));
-        dscore_tangents_.store(j, v, zero_where(hidden, w_tangent * pull + w * pull_tangent));
-      }
+      for (Index j = keys.begin; j < keys.end; ++j) f(j, v);
     }
-    panel_.dropout.drop(weights_.part(0, at.keys), at);
-    panel_.dropout.drop(weight_tangents_.part(0, at.keys), at);
   }
 
   // Lanes beyond the last query count as hidden.
@@ -374,14 +370,13 @@ class HvpWorker {
           to[i * step + j] += dscore_tangents_.row(j)[i];
     }
   }
-  void add_key_features(const MovingTile<Real>& tile) const {
-    if constexpr (kFeatures > 0) {
-      const Index row = c_.keys.row(tile.place.batch, tile.place.head, 0, tile.place.key);
-      using Chain = MovingChain<Op, Real>;
-      Chain::add_key_features(tile, tile.key_lanes, s_.dfeatures.data() + row * kFeatures);
-      Chain::add_key_features(tile, tile.key_tangent_lanes,
-                              s_.dfeature_tangents.data() + row * kFeatures);
-    }
+  // Adds the lanes' sums, [key_features][keys][W], to the gradients of key features or to their tangents.
+  void add_key_features(const TilePlace& at, const Real* lanes, std::vector<Real>& to) const {
+    const Index features = traits_.key_features;
+    Real* const first = to.data() + c_.keys.row(at.batch, at.head, 0, at.key) * features;
+    for (Index i = 0; i < features; ++i)
+      for (Index j = 0; j < at.keys; ++j)
+        first[j * features + i] += sum_lanes(P::load(lanes + (i * at.keys + j) * kLanes<Real>));
   }
 
   // dR. = dG. Q + dG Q. ; a query that sees nothing may hold anything, and 0 times a NaN in it must not reach the table.
@@ -397,21 +392,24 @@ class HvpWorker {
     if (q_tangent_.given) add(table.value, q_tangent_);
   }
 
-  const Op& op_;
   const Context& c_;
+  const ScoreTraits& traits_;
+  const OpJvps<Real>& jvps_;
+  const ScoreHvps<Real>& hvps_;
   TangentOperands<Real> d_;
   HvpOperands<Real> o_;
   HvpShared<Real>& s_;
-  Op own_;  // tangents of the parameters' gradients
+  OpGradient<Real> own_;  // tangents of the parameters' gradients
   Panel<Real> panel_;
-  ScoreTangents<Op, Real> tangents_;
-  MovingQueryGradients<Op, Real> queries_;
-  StreamStates<typename Op::NormaliserType, Real> states_;
+  QueryTangents<Real> tangents_;
+  MovingQueryGradients<Real> queries_;
+  LaneTile<Real> states_;
   PositionSums<Real> positions_;
   LaneTile<Real> dots_, dot_tangents_, weights_, weight_tangents_, dscores_, dscore_tangents_,
-      pull_tangents_, marks_;                           // [tile][lanes]
-  LaneTile<Real> dout_, dout_tangent_, out_;            // [dim_v][lanes]
-  LaneTile<Real> delta_, delta_tangent_, lse_tangent_;  // [1][lanes]
+      pull_tangents_, marks_;                 // [tile][lanes]
+  LaneTile<Real> dout_, dout_tangent_, out_;  // [dim_v][lanes]
+  LaneTile<Real> delta_, delta_tangent_, lse_tangent_,
+      pulled_;  // [1][lanes]; nobody reads what is pulled
   RowPair q_, q_tangent_, do_, do_tangent_;
   Real *transposed_, *top_, *copy_, *key_lanes_, *key_tangent_lanes_;
   Real* dtable_;         // [table_rows][dim_qk], tangents of the gradient of a table by distance
@@ -420,12 +418,14 @@ class HvpWorker {
 };
 
 // A checked call.
-template <class Op, class Real>
-void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
+template <class Real>
+void run_hvp(const OpTiles<Real>& op, const OpVjps<Real>& vjps, const OpJvps<Real>& jvps,
+             const ScoreHvps<Real>& hvps, const Geometry& g, const Operands<Real>& in,
              const BoundMask<Real>& bound, const Saved<Real>& saved, HvpOperands<Real> operands,
-             const TangentOperands<Real>& d, const Op& direction, const GradientOperands<Real>& to,
-             const InputGradients<Real>& input_gradients, Op* to_op, const Options& options) {
-  using Worker = HvpWorker<Op, Real>;
+             const TangentOperands<Real>& d, const GradientOperands<Real>& to,
+             const InputGradients<Real>& input_gradients, OpGradient<Real>* grad_op,
+             const Options& options) {
+  using Worker = HvpWorker<Real>;
   std::vector<Real> out_tangent(std::size_t(g.query_rows() * g.dim_v)),
       lse_tangent(std::size_t(g.query_rows()));
   JvpOutputs<Real> moved;
@@ -437,27 +437,23 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
   operands.lse_tangent = moved.lse_tangent;
 
   // Both passes read the same side values of keys.
-  const OpTilesOf<Op> of(op);
-  const OpTiles<Real> tiles = of.tiles();
-  const OpVjpsOf<Op> vjps(op);
-  const OpVjps<Real> back = vjps.vjps();
-  KeySide<Real> keys(tiles, g, in.key, nullptr, {}, in.key_inputs);
-  CallContext<Real> c{tiles,
-                          g,
-                          bound,
-                          in,
-                          plan_call<Real>(tiles, g, bound, options, 0, true),
-                          Real(scale_of(tiles, g, options)),
-                          keys,
-                          options.dropout};
-  KeyTangents<Op, Real> key_tangents(op, c, d, direction);
-  walk_jvp(op, c, keys, key_tangents, d, direction, moved, options);
+  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  CallContext<Real> c{op,
+                      g,
+                      bound,
+                      in,
+                      plan_call<Real>(op, g, bound, options, 0, true),
+                      Real(scale_of(op, g, options)),
+                      keys,
+                      options.dropout};
+  KeyTangents<Real> key_tangents(c, jvps.score, d);
+  walk_jvp(c, jvps, keys, key_tangents, d, moved, options);
 
   c.plan.group = 1;
-  HvpShared<Real> shared(c, back, saved, {operands.out, operands.grad_out}, to);
+  HvpShared<Real> shared(c, vjps, saved, {operands.out, operands.grad_out}, to);
   const Index units = g.batch * g.heads * c.groups_of(1);
   const auto build = [&](Scratch<Real>& scratch) {
-    return std::make_unique<Worker>(op, c, d, key_tangents, direction, operands, shared, scratch);
+    return std::make_unique<Worker>(c, jvps, hvps, d, key_tangents, operands, shared, scratch);
   };
   const Index elements = scratch_elements<Real>(build);
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
@@ -473,15 +469,11 @@ void run_hvp(const Op& op, const Geometry& g, const Operands<Real>& in,
           shared.tiles.abandon();
           sums.abandon();
         });
-  if (to_op) {
-    OpGradient<Real> gradient(back);
-    shared.add_parameter_gradients(c, sums.total(), gradient);
-    *to_op = OpVjpsOf<Op>::typed(op, gradient);
-  }
+  if (grad_op) shared.add_parameter_gradients(c, sums.total(), *grad_op);
   if (units > 0)
-    MovingKeyChain<Op, Real>(op, c, d, key_tangents, direction, shared)
-        .run(to_op ? &to_op->score : nullptr, workers);
-  if constexpr (reads_inputs<typename Op::ScoreType>) {
+    MovingKeyChain<Real>(c, hvps, d, key_tangents, shared)
+        .run(grad_op ? grad_op->score.get() : nullptr, workers);
+  if (op.columns.any()) {
     sum_over_readers(shared.dquery_input_tangents, g.heads, 1, to.query_inputs, workers);
     sum_over_readers(shared.dkey_input_tangents, g.heads, 1, to.key_inputs, workers);
     sum_over_readers(shared.dquery_inputs, g.heads, 1, input_gradients.query, workers);

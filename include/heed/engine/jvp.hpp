@@ -17,6 +17,7 @@
 // Memory  O(len).
 
 #include <heed/engine/jvp_walk.hpp>
+#include <heed/engine/op_jvps.hpp>
 #include <heed/engine/packed_doors.hpp>
 
 namespace heed {
@@ -107,10 +108,10 @@ void require_apart_from_tangents(const StoredView<Real>& out, Name name, const T
 
 // Throws where outputs and tangents do not fit the call, or each other; the arguments are those of open_jvp().
 template <class Real>
-void check_jvp_call(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
-                    const StoredView<const Real>& known_out, const Outputs<Real>* written,
-                    const Tangents<Real>& d, const Outputs<Real>& tangent,
-                    const std::string& where) {
+void check_jvp_call(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in,
+                    const Mask<Real>& mask, const StoredView<const Real>& known_out,
+                    const Outputs<Real>* written, const Tangents<Real>& d,
+                    const Outputs<Real>& tangent, const std::string& where) {
   check_tangents(d, in, mask, where);
   check_outputs(op, tangent, g, in, mask, where);
   require_apart_from_tangents(tangent.out, "the tangent of out", d, where);
@@ -135,51 +136,38 @@ void check_jvp_call(const OpTiles<Real>& op, const Geometry& g, const Inputs<Rea
   }
 }
 
-template <class Op, class Real>
-void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                const Saved<Real>* saved, const StoredView<const Real>& known_out,
-                const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
-                const Op* op_tangent, const Options& options, const std::string& where);
-
-// Both doors. `known_out`: out of the forward that filled `saved`; written_out: where out goes without it.
-template <class Op, class Real>
-void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-              const Saved<Real>* saved, const StoredView<const Real>& known_out,
-              const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
-              const Op* op_tangent, const Options& options) {
-  static_assert(check_moving_op<Op>());
+template <class Real>
+void Driver<Real>::jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Inputs<Real>& in,
+                       const Mask<Real>& mask, const Saved<Real>* saved,
+                       const StoredView<const Real>& known_out, const Outputs<Real>* written,
+                       const Tangents<Real>& d, const Outputs<Real>& tangent,
+                       const Options& options) {
   const std::string where = door_name("heed::jvp", options.name);
   require_options<Real>(options, where);
   require(!options.precision.mixes(), where,
           ": precision is mixed, it must be storage; tangents are computed as they are stored");
   refuse_share(in, where);
   if (in.packed)
-    return jvp_packed(op, in, mask, saved, known_out, written, d, tangent, op_tangent, options,
-                      where);
-  const OpTilesOf<Op> of(op);
-  const OpTiles<Real> tiles = of.tiles();
-  const Geometry g = geometry_of(tiles, in, where);
+    return jvp_packed(op, jvps, in, mask, saved, known_out, written, d, tangent, options, where);
+  const Geometry g = geometry_of(op, in, where);
   require_one_piece(in.key, "key", where);
   require_one_piece(in.value, "value", where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
-  check_jvp_call(tiles, g, in, mask, known_out, written, d, tangent, where);
+  check_jvp_call(op, g, in, mask, known_out, written, d, tangent, where);
   if (!written)
-    check_saved(tiles, *saved,
-                CallStamp::of(tiles.type, g, mask, scale_of(tiles, g, options), options), where);
-  const Op direction = op_tangent ? *op_tangent : zeros_like(op);
-  require_direction(op, direction, where);
+    check_saved(op, *saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
+                where);
 
   WidenedTensors<Real> copies(options.threads);
   Operands<Real> operands{copies.read(in.query), copies.read(in.key), copies.read(in.value),
                           copies.read(in.extra)};
-  const auto inputs =
-      take_inputs(tiles, g, in, copies, resolve_threads(options.threads), operands);
+  const auto inputs = take_inputs(op, g, in, copies, resolve_threads(options.threads), operands);
   TangentOperands<Real> moving{copies.read(d.query),     copies.read(d.key),
                                copies.read(d.value),     copies.read(d.extra),
                                copies.read(d.bias),      copies.read(d.query_inputs),
                                copies.read(d.key_inputs)};
   if (inputs) {
-    const TokenColumns& columns = tiles.columns;
+    const TokenColumns& columns = op.columns;
     moving.part_inputs = part_inputs_of(columns, moving.query_inputs, moving.key_inputs);
     moving.query_inputs = columns_of(moving.query_inputs, columns.score_query);
     moving.key_inputs = columns_of(moving.key_inputs, columns.score_key);
@@ -197,25 +185,25 @@ void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
   } else {
     to.known_out = copies.read(known_out);
   }
-  run_jvp(op, g, operands, bound, moving, direction, to, options);
+  run_jvp(op, jvps, g, operands, bound, moving, to, options);
   copies.round();
 }
 
 // Sequence after sequence, each on all threads.
-template <class Op, class Real>
-void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
-                const Saved<Real>* saved, const StoredView<const Real>& known_out,
-                const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
-                const Op* op_tangent, const Options& options, const std::string& where) {
-  const OpTilesOf<Op> of(op);
-  const OpTiles<Real> tiles = of.tiles();
-  const PackedCalls<Real> packed(in, mask, joins_sequences(tiles), where);
+template <class Real>
+void Driver<Real>::jvp_packed(const OpTiles<Real>& op, const OpJvps<Real>& jvps,
+                              const Inputs<Real>& in, const Mask<Real>& mask,
+                              const Saved<Real>* saved, const StoredView<const Real>& known_out,
+                              const Outputs<Real>* written, const Tangents<Real>& d,
+                              const Outputs<Real>& tangent, const Options& options,
+                              const std::string& where) {
+  const PackedCalls<Real> packed(in, mask, joins_sequences(op), where);
   require(!packed.with_caches(), where, ": packed.caches has ", packed.sequences(),
           " sequences, forward() alone reads keys and values of caches; give them as tensors");
-  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(tiles));
+  const std::vector<PackedCall<Real>> calls = packed.calls(options, geometry_setter(op));
   const Geometry whole = packed.whole(calls[0].geometry);
-  check_jvp_call(tiles, whole, in, mask, known_out, written, d, tangent, where);
-  if (saved) require_packed_saved(tiles, *saved, whole, mask, options, packed, where);
+  check_jvp_call(op, whole, in, mask, known_out, written, d, tangent, where);
+  if (saved) require_packed_saved(op, *saved, whole, mask, options, packed, where);
   for (Index n = 0; n < packed.size(); ++n) {
     const PackedCall<Real>& call = calls[std::size_t(n)];
     Tangents<Real> own;
@@ -228,10 +216,34 @@ void jvp_packed(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
     own.key_inputs = packed.of_keys(d.key_inputs, n);
     std::optional<Outputs<Real>> to;
     if (written) to = packed.outputs(*written, n);
-    open_jvp(op, call.in, call.mask, saved ? &saved->sequences[std::size_t(n)] : nullptr,
-             packed.of_queries(known_out, n), to ? &*to : nullptr, own, packed.outputs(tangent, n),
-             op_tangent, call.options);
+    jvp(op, jvps, call.in, call.mask, saved ? &saved->sequences[std::size_t(n)] : nullptr,
+        packed.of_queries(known_out, n), to ? &*to : nullptr, own, packed.outputs(tangent, n),
+        call.options);
   }
+}
+
+// run(OpJvpsOf) for an op and a direction of its parameters; none is a direction of zeros.
+template <class Op, class Run>
+void with_direction(const Op& op, const Op* op_tangent, const std::string& where, Run&& run) {
+  const Op direction = op_tangent ? *op_tangent : zeros_like(op);
+  require_direction(op, direction, where);
+  const OpJvpsOf<Op> of(op, direction);
+  run(of);
+}
+
+// Both doors. `known_out`: out of the forward that filled `saved`; `written`: where out goes without it.
+template <class Op, class Real>
+void open_jvp(const Op& op, const Inputs<Real>& in, const Mask<Real>& mask,
+              const Saved<Real>* saved, const StoredView<const Real>& known_out,
+              const Outputs<Real>* written, const Tangents<Real>& d, const Outputs<Real>& tangent,
+              const Op* op_tangent, const Options& options) {
+  static_assert(check_moving_op<Op>());
+  const OpTilesOf<Op> of(op);
+  with_direction(op, op_tangent, door_name("heed::jvp", options.name),
+                 [&](const OpJvpsOf<Op>& jvps) {
+                   Driver<Real>::jvp(of.tiles(), jvps.jvps(), in, mask, saved, known_out, written,
+                                     d, tangent, options);
+                 });
 }
 
 template <class Real, bool fits>

@@ -15,28 +15,19 @@
 //
 // Memory  per worker as in backward; O(len) for the tangents of side values, and for readouts.
 
+#include <heed/core/fixed_list.hpp>
 #include <heed/engine/queries.hpp>
+#include <heed/engine/tangents.hpp>
 #include <heed/engine/tile/products.hpp>
-#include <heed/engine/tile/score_tangents.hpp>
-#include <heed/engine/visiting_order.hpp>
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
-
-// Has a row normaliser forward mode by hand?
-template <class Normaliser, class Real>
-concept HasRowJvp = requires(const Normaliser& normaliser, const RowBlock<Real>& block,
-                             const RowTangents<Real>& tangents) {
-  normaliser.jvp(block, tangents, normaliser);
-};
 
 // What a call in forward mode reads and writes beside its inputs and tangents.
 template <class Real>
@@ -55,49 +46,53 @@ struct ReadoutRows {
   std::vector<Real> lse, lse_tangent;      // [map][row]
 };
 
-template <class Op, class Real>
+template <class Real>
 struct JvpPanel {
-  static constexpr int kMaps = Op::NormaliserType::maps;
   Panel<Real> panel;
-  std::deque<ScoreTangents<Op, Real>> tangents;  // [map]
-  LaneTile<Real> mixed, mixed_tangent;           // [dim_v][lanes]
-  StreamStates<typename Op::NormaliserType, Real> states;
+  FixedList<QueryTangents<Real>> tangents;  // [map]
+  LaneTile<Real> mixed, mixed_tangent;      // [dim_v][lanes]
+  LaneTile<Real> states;                    // of streaming normalisers, [number][lanes]
   LaneTile<Real> lse_tangent;  // [map][lanes]; of streaming normalisers U until the last key
-  std::array<LaneTile<Real>, std::size_t(kMaps)>
-      row_tangents;  // of row normalisers, [len_kv][lanes]
+  std::array<LaneTile<Real>, kMostMaps> row_tangents;  // of row normalisers, [len_kv][lanes] each
 
-  JvpPanel(const Op& op, const CallContext<Real>& c, const TangentOperands<Real>& d,
-           const KeyTangents<Op, Real>& keys, const Op& direction, Scratch<Real>& scratch)
-      : panel(c, scratch, false), states(scratch, c.plan.lanes) {
+  JvpPanel(const CallContext<Real>& c, const TangentOperands<Real>& d,
+           const KeyTangents<Real>& keys, Scratch<Real>& scratch)
+      : panel(c, scratch, false), tangents(c.op.maps()) {
     const Index lanes = c.plan.lanes;
     const auto take = [&](Index rows) {
       return LaneTile<Real>{scratch.take(rows * lanes), rows, lanes};
     };
-    for (auto& side : panel.query) tangents.emplace_back(op, c, d, keys, direction, side, scratch);
+    for (const QuerySide<Real>& side : panel.query) tangents.emplace(c, d, keys, side, scratch);
     mixed = take(c.geometry.dim_v);
     mixed_tangent = take(c.geometry.dim_v);
-    lse_tangent = take(kMaps);
-    if constexpr (!Op::NormaliserType::streams)
-      for (auto& rows : row_tangents) rows = take(c.geometry.len_kv);
+    states = take(c.op.normaliser.traits.state_numbers);
+    lse_tangent = take(c.op.maps());
+    for (std::size_t m = 0; m < std::size_t(c.op.maps()) && !c.op.streams(); ++m)
+      row_tangents[m] = take(c.geometry.len_kv);
   }
   JvpPanel(const JvpPanel&) = delete;  // tangents refer to the panel
 };
 
-template <class Op, class Real>
+template <class Real>
 class JvpWorker {
  public:
-  using Normaliser = typename Op::NormaliserType;
-  using Readout = typename Op::ReadoutType;
   using Context = CallContext<Real>;
-  static constexpr int kMaps = Normaliser::maps;
 
-  JvpWorker(const Op& op, const Context& c, const TangentOperands<Real>& d, const KeyTangents<Op, Real>& keys,
-            const Op& direction, const JvpOutputs<Real>& to, ReadoutRows<Real>& rows,
+  JvpWorker(const Context& c, const OpJvps<Real>& jvps, const TangentOperands<Real>& d,
+            const KeyTangents<Real>& keys, const JvpOutputs<Real>& to, ReadoutRows<Real>& rows,
             Scratch<Real>& scratch)
-      : op_(op), c_(c), d_(d), direction_(direction), to_(to), rows_(rows) {
+      : traits_(c.op.normaliser.traits),
+        readout_(c.op.readout.traits),
+        maps_(c.op.maps()),
+        c_(c),
+        jvps_(jvps),
+        d_(d),
+        to_(to),
+        rows_(rows),
+        panels_(c.plan.group) {
     const Index lanes = c.plan.lanes, tile = c.plan.tile;
     const auto take = [&](Index n) { return LaneTile<Real>{scratch.take(n * lanes), n, lanes}; };
-    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace_back(op, c, d, keys, direction, scratch);
+    for (Index i = 0; i < c.plan.group; ++i) panels_.emplace(c, d, keys, scratch);
     dots_ = take(tile);
     scores_ = take(tile);
     tangents_ = take(tile);
@@ -108,14 +103,11 @@ class JvpWorker {
     copy_ = scratch.take(tile * c.geometry.dim_v);
     top_ = scratch.take(lanes);
     rescale_ = scratch.take(lanes);
-    extra_tangents_ = take(Normaliser::uses_extra ? 1 : 0);
-    input_tangents_ = take(query_inputs_of<Normaliser>);
-    input_slopes_ = take(query_inputs_of<Normaliser>);
-    no_key_inputs_ = scratch.take(key_inputs_of<Normaliser>);
-    if constexpr (Normaliser::streams)
-      normaliser_moves_ = moves(direction.normaliser);
-    else if constexpr (!HasRowJvp<Normaliser, Real>)
-      lifted_ = moving_part(op.normaliser, direction.normaliser);
+    extra_tangents_ = take(traits_.uses_extra ? 1 : 0);
+    query_tangents_ = take(traits_.uses_query ? c.geometry.dim_qk : 0);
+    input_tangents_ = take(traits_.query_inputs);
+    input_slopes_ = take(traits_.query_inputs);
+    no_key_inputs_ = scratch.take(traits_.key_inputs);
   }
   JvpWorker(const JvpWorker&) = delete;
 
@@ -130,7 +122,7 @@ class JvpWorker {
       for (auto& tangents : my.tangents) tangents.load(my.panel.place);
       for (const auto& sums : {my.mixed, my.mixed_tangent, my.lse_tangent}) sums.fill(Real(0));
     }
-    if constexpr (Normaliser::streams)
+    if (traits_.streams)
       mix_streaming();
     else
       mix_rows();
@@ -138,7 +130,7 @@ class JvpWorker {
   }
 
  private:
-  using My = JvpPanel<Op, Real>;
+  using My = JvpPanel<Real>;
   using P = Pack<Real>;
   static constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
@@ -164,7 +156,7 @@ class JvpWorker {
   // Is the state found on the way, for want of that of an earlier forward?
   [[nodiscard]] bool finds_state() const { return to_.saved == nullptr; }
   // Is mixed out, which is known?
-  [[nodiscard]] bool knows_mixed() const { return Readout::identity && to_.saved; }
+  [[nodiscard]] bool knows_mixed() const { return readout_.identity && to_.saved; }
 
   // Scores and their tangents.
   void score_tile(My& my, int m, const PanelTile& tile, const LaneTile<Real>& scores,
@@ -185,13 +177,13 @@ class JvpWorker {
 
   // Invariant, behind each tile: over the keys j so far, with w as the state has it,
   //   mixed = sum w_j v_j (unless it is known),  mixed. = sum (A_j s_j.) v_j + w_j v_j.,  lse_tangent = sum B_j s_j.
-  void mix_streaming() requires Normaliser::streams {
+  void mix_streaming() {
     for_active([&](My& my) {
       for (int v = 0; v < c_.plan.vectors; ++v)
-        my.states.store(v, op_.normaliser.begin(my.panel.queries(v)));
-      if (!finds_state())
-        my.states.restore(to_.saved->state.data() + my.panel.first_row(), c_.geometry.query_rows(),
-                          my.panel.place.rows);
+        c_.op.normaliser.begin(my.panel.queries(v), v, my.states);
+      for (Index n = 0; n < traits_.state_numbers && !finds_state(); ++n)
+        std::copy_n(to_.saved->state.data() + my.panel.first_row() + n * c_.geometry.query_rows(),
+                    my.panel.place.rows, my.states.row(n));
     });
     for_tiles(
         [&](My& my, const PanelTile& tile) {
@@ -199,68 +191,23 @@ class JvpWorker {
                                tangents = tangents_.part(0, tile.at.keys);
           std::fill(top_, top_ + c_.plan.lanes, -kInfinity<Real>);
           score_tile(my, 0, tile, scores, tangents, top_);
-          if (finds_state()) move_references(my);
-          for (int v = 0; v < c_.plan.vectors; ++v) {
-            const KeyRange keys = tile.at.keys_of(v);
-            weigh(my, v, scores.part(keys.begin, keys.size()),
-                  tangents.part(keys.begin, keys.size()));
-          }
+          if (finds_state() && c_.op.normaliser.move(my.states, top_, rescale_, c_.plan.vectors))
+            scale_sums(my);
+          jvps_.normaliser.weigh(scores, tangents, tile.at, c_.plan.vectors, my.states,
+                                 finds_state(), my.lse_tangent.row(0));
           mix_tile(my, tile, scores, tangents);
         },
         [](My&, const PanelTile&) {});
     for_active([&](My& my) { finish(my); });
   }
-
-  // Tells the normaliser the maximum of the tile, and rescales what was added up before.
-  void move_references(My& my) requires Normaliser::streams {
-    bool moved = false;
+  // What was added up, times rescale_.
+  void scale_sums(My& my) {
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      auto state = my.states.load(v);
-      const P rescale = op_.normaliser.move(state, P::load(top_ + v * kLanes<Real>), moved);
-      rescale.store(rescale_ + v * kLanes<Real>);
-      state.sum = state.sum * rescale;
-      my.states.store(v, state);
-    }
-    if (moved) scale_sums(my, [&](int v) { return P::load(rescale_ + v * kLanes<Real>); });
-  }
-  // What was added up, times factor(vector).
-  template <class Factor>
-  void scale_sums(My& my, Factor&& factor) {
-    for (int v = 0; v < c_.plan.vectors; ++v) {
-      const P by = factor(v);
+      const P by = P::load(rescale_ + v * kLanes<Real>);
       for (const auto& sums : {my.mixed, my.mixed_tangent, my.lse_tangent})
         for (Index r = 0; r < sums.rows; ++r) sums.store(r, v, sums.load(r, v) * by);
     }
   }
-
-  // Scores become weights w, tangents A s.; sum of B s. to lse_tangent.
-  void weigh(My& my, int v, const LaneTile<Real>& scores,
-             const LaneTile<Real>& tangents) const requires Normaliser::streams {
-    const Normaliser& normaliser = op_.normaliser;
-    auto state = my.states.load(v);
-    const bool finds = finds_state();
-    const P factor = finds ? P(Real(1)) : normaliser.finish(state);
-    P sum = state.sum, pulled = my.lse_tangent.load(0, v);
-    Normaliser::with_weight(normaliser, state, [&](const auto& weight_of) {
-      const P zero = Real(0), one = Real(1);
-      for (Index j = 0; j < scores.rows; ++j) {
-        const P score = scores.load(j, v), tangent = tangents.load(j, v);
-        const P raw = weight_of(score), weight = raw * factor;
-        const auto hidden = is_hidden(score);
-        sum += raw;
-        const P own = normaliser.dscore(state, score, weight, one, zero) * tangent;
-        const P shared = normaliser.dscore(state, score, weight, zero, one) * tangent;
-        pulled += zero_where(hidden, shared);
-        scores.store(j, v, zero_where(hidden, weight));
-        tangents.store(j, v, zero_where(hidden, own));
-      }
-    });
-    pulled.store(my.lse_tangent.row(0) + v * kLanes<Real>);
-    if (!finds) return;
-    state.sum = sum;
-    my.states.store(v, state);
-  }
-
   // mixed += V^T w,  mixed. += V^T w. + V.^T w
   void mix_tile(My& my, const PanelTile& tile, const LaneTile<Real>& weights,
                 const LaneTile<Real>& tangents) {
@@ -294,20 +241,22 @@ class JvpWorker {
   }
 
   // All keys are seen.
-  void finish(My& my) requires Normaliser::streams {
-    const Normaliser& normaliser = op_.normaliser;
-    if (finds_state()) {
-      if constexpr (Normaliser::needs_weight)
-        for (Index i = 0; i < my.panel.place.rows; ++i)
-          if (my.states.sums()[i] == Real(0) && my.panel.sees_any(i)) my.states.sums()[i] = kNan;
-      scale_sums(my, [&](int v) { return normaliser.finish(my.states.load(v)); });
-    } else if (knows_mixed()) {
+  void finish(My& my) {
+    Real* sums = my.states.row(0);
+    if (finds_state() && traits_.needs_weight)
+      for (Index i = 0; i < my.panel.place.rows; ++i)
+        if (sums[i] == Real(0) && my.panel.sees_any(i)) sums[i] = kNan;
+    c_.op.normaliser.finish(my.states, c_.plan.vectors, rescale_, my.panel.lse.row(0));
+    if (finds_state())
+      scale_sums(my);
+    else if (knows_mixed())
       load_rows(my, to_.known_out, my.mixed);
-    }
-    if constexpr (query_inputs_of<Normaliser> != 0) load_input_tangents(my);
+    load_input_tangents(my);
     for (int v = 0; v < c_.plan.vectors; ++v) {
-      my.panel.lse.store(0, v, normaliser.lse(my.states.load(v)));
-      const P pulled = my.lse_tangent.load(0, v) + pull_of_parameters(my, v);
+      Real* const pulled_lanes = my.lse_tangent.row(0) + v * kLanes<Real>;
+      jvps_.normaliser.pull(my.panel.queries(v, input_slopes_), v, my.states, input_tangents_,
+                            pulled_lanes);
+      const P pulled = P::load(pulled_lanes);
       my.lse_tangent.store(0, v, -pulled);
       for (Index col = 0; col < my.mixed.rows; ++col)
         my.mixed_tangent.store(
@@ -319,48 +268,6 @@ class JvpWorker {
     load_inputs(d_.part_inputs.normaliser_query, c_.geometry,
                 {place.batch, place.head, place.query, place.rows}, input_tangents_);
   }
-  // What the numbers of queries' tokens add to U: each lane has numbers of its own, whose gradients for delta = 1 are
-  // multiplied by their tangents.
-  [[nodiscard]] P pull_of_inputs(const My& my, int v) const {
-    P pulled = Real(0);
-    input_slopes_.fill(Real(0));
-    Normaliser slope = op_.normaliser;
-    op_.normaliser.vjp(my.panel.queries(v, input_slopes_), my.states.load(v), P(Real(1)), slope);
-    for (Index n = 0; n < input_slopes_.rows; ++n)
-      pulled += input_slopes_.load(n, v) * input_tangents_.load(n, v);
-    return pulled;
-  }
-  // What the parameters of a streaming normaliser add to U: their gradients for delta = 1 in one lane, times their
-  // tangents.
-  [[nodiscard]] P pull_of_parameters(const My& my, int v) const {
-    P pulled = Real(0);
-    if constexpr (query_inputs_of<Normaliser> != 0) pulled = pull_of_inputs(my, v);
-    if (!normaliser_moves_) return pulled;
-    const auto queries = my.panel.queries(v, input_slopes_);
-    for (Index lane = 0; lane < queries.valid; ++lane) {
-      P delta = Real(0);
-      delta.v[lane] = Real(1);
-      Normaliser slope = op_.normaliser;
-      visit_parameters(slope, [](const char*, auto& param) { param.set_zero(); });
-      op_.normaliser.vjp(queries, my.states.load(v), delta, slope);
-      pulled.v[lane] += along(slope);
-    }
-    return pulled;
-  }
-  // The sum of slopes times tangents over the normaliser's parameters.
-  [[nodiscard]] Real along(const Normaliser& slope) const {
-    std::vector<Real> slopes;
-    visit_parameters(slope, [&](const char*, const auto& param) {
-      slopes.insert(slopes.end(), param.data(), param.data() + param.size());
-    });
-    double sum = 0;
-    auto next = slopes.begin();
-    visit_parameters(direction_.normaliser, [&](const char*, const auto& param) {
-      for (Index i = 0; i < param.size(); ++i) sum += double(*next++) * double(param[i]);
-    });
-    return Real(sum);
-  }
-
   void load_rows(const My& my, const TensorView<const Real>& view, const LaneTile<Real>& to) const {
     const TilePlace& place = my.panel.place;
     pack_lanes(view.row(place.batch, place.head, place.query), view.strides().row, place.rows,
@@ -368,7 +275,7 @@ class JvpWorker {
   }
 
   // All tiles: scores and tangents of whole rows; once: both become weights and theirs; all tiles: the products.
-  void mix_rows() requires(!Normaliser::streams) {
+  void mix_rows() {
     std::vector<RowBlock<Real>> blocks;
     for_active([&](My& my) { blocks.push_back(my.panel.row_block()); });
     const auto part = [](const My& my, const LaneTile<Real>& row, const TilePlace& at) {
@@ -376,23 +283,16 @@ class JvpWorker {
     };
     for_tiles(
         [&](My& my, const PanelTile& tile) {
-          for (int m = 0; m < kMaps; ++m) {
-            const auto tangents = part(my, my.row_tangents[std::size_t(m)], tile.at);
-            score_tile(my, m, tile, part(my, my.panel.rows.scores[std::size_t(m)], tile.at), tangents,
-                       my.panel.rows.max[std::size_t(m)]);
-          }
+          for (std::size_t m = 0; m < std::size_t(maps_); ++m)
+            score_tile(my, int(m), tile, part(my, my.panel.rows.scores[m], tile.at),
+                       part(my, my.row_tangents[m], tile.at), my.panel.rows.max[m]);
         },
         [&](My& my, const PanelTile& tile) {
-          for (int m = 0; m < kMaps; ++m)
-            part(my, my.panel.rows.scores[std::size_t(m)], tile.at).fill(-kInfinity<Real>);
+          for (std::size_t m = 0; m < std::size_t(maps_); ++m)
+            part(my, my.panel.rows.scores[m], tile.at).fill(-kInfinity<Real>);
         });
-    Index n = 0;
-    for_active([&](My& my) {
-      if constexpr (HasRowJvp<Normaliser, Real>)
-        weigh_block(my, blocks[std::size_t(n++)]);
-      else
-        weigh_rows(my);
-    });
+    std::size_t n = 0;
+    for_active([&](My& my) { weigh_rows(my, blocks[n++]); });
     for_tiles(
         [&](My& my, const PanelTile& tile) {
           mix_tile(my, tile, part(my, my.panel.rows.scores[0], tile.at),
@@ -400,114 +300,45 @@ class JvpWorker {
         },
         [](My&, const PanelTile&) {});
   }
-  // Rows of scores become rows of weights, and likewise their tangents, by the normaliser itself.
-  void weigh_block(My& my, RowBlock<Real>& block) requires(!Normaliser::streams) {
+  // Rows of scores become rows of weights, and likewise their tangents.
+  void weigh_rows(My& my, RowBlock<Real>& block) {
     const TilePlace& place = my.panel.place;
     const ReadoutPanel<Real> own = my.panel.readout.load(place, my.mixed);
     block.extra = own.extra.data;
     block.query = own.query;
     RowTangents<Real> moved;
-    for (int m = 0; m < kMaps; ++m) {
-      const LaneTile<Real>& rows = my.row_tangents[std::size_t(m)];
-      moved.scores[std::size_t(m)] = rows.part(0, my.panel.seen_by_any.size());
-      moved.lse[std::size_t(m)] = my.lse_tangent.row(m);
+    for (std::size_t m = 0; m < std::size_t(maps_); ++m) {
+      moved.scores[m] = my.row_tangents[m].part(0, my.panel.seen_by_any.size());
+      moved.lse[m] = my.lse_tangent.row(Index(m));
     }
-    if constexpr (Normaliser::uses_extra) {
-      extra_tangents_.fill(Real(0));
-      if (d_.extra.given()) load_rows(my, d_.extra, extra_tangents_);
-      moved.extra = extra_tangents_.data;
-    }
-    if constexpr (query_inputs_of<Normaliser> != 0) {
-      load_input_tangents(my);
-      moved.query_inputs = input_tangents_.constant();
-    }
-    if constexpr (key_inputs_of<Normaliser> != 0) {
-      const auto& keys = d_.part_inputs.normaliser_key;
-      if (keys.given()) {
-        moved.key_inputs = {
-            input_row(keys, c_.geometry, place.batch, place.head, my.panel.seen_by_any.begin),
-            keys.strides().row};
-      } else {
-        std::fill_n(no_key_inputs_, key_inputs_of<Normaliser>, Real(0));
-        moved.key_inputs = {no_key_inputs_, 0};
-      }
-    }
-    op_.normaliser.jvp(block, moved, direction_.normaliser);
+    load_rows_or_zeros(my, d_.extra, extra_tangents_);
+    load_rows_or_zeros(my, d_.query, query_tangents_);
+    load_input_tangents(my);
+    moved.extra = extra_tangents_.data;
+    moved.query = query_tangents_.constant();
+    moved.query_inputs = input_tangents_.constant();
+    const auto& keys = d_.part_inputs.normaliser_key;
+    std::fill_n(no_key_inputs_, traits_.key_inputs, Real(0));
+    moved.key_inputs = {no_key_inputs_, 0};
+    if (keys.given())
+      moved.key_inputs = {
+          input_row(keys, c_.geometry, place.batch, place.head, my.panel.seen_by_any.begin),
+          keys.strides().row};
+    jvps_.normaliser.weights(block, moved);
     for (Index i = 0; i < place.rows; ++i)
       if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i))
-        for (int m = 0; m < kMaps; ++m) my.panel.lse.row(m)[i] = my.lse_tangent.row(m)[i] = kNan;
+        for (int m = 0; m < maps_; ++m) my.panel.lse.row(m)[i] = my.lse_tangent.row(m)[i] = kNan;
   }
-  // The same by dual numbers.
-  void weigh_rows(My& my) requires(!Normaliser::streams) {
-    const TilePlace& place = my.panel.place;
-    const Index keys = my.panel.seen_by_any.size();
-    for (Index i = 0; i < c_.plan.lanes; ++i) {
-      LongHandRow<Moving> row = row_of(my, i, keys);
-      for (Index j = 0; j < keys; ++j)
-        my.panel.rows.scores[0].row(j)[i] = my.row_tangents[0].row(j)[i] = Real(0);
-      const std::vector<Moving> weights =
-          i < place.rows ? long_hand_weights(lifted_, row) : std::vector<Moving>();
-      for (std::size_t n = 0; n < weights.size(); ++n) {
-        const Index j = row.keys[n] - my.panel.seen_by_any.begin;
-        my.panel.rows.scores[0].row(j)[i] = Real(weights[n].value);
-        my.row_tangents[0].row(j)[i] = Real(weights[n].grad[0]);
-      }
-      const bool spoilt = i < place.rows && my.panel.rows.saw_nothing(i) && my.panel.sees_any(i);
-      for (int m = 0; m < kMaps; ++m) {
-        const Moving lse = row.keys.empty() ? moving(double(-kInfinity<Real>), 0)
-                                            : lifted_.reference_lse(row, std::size_t(m));
-        my.panel.lse.row(m)[i] = spoilt ? kNan : Real(lse.value);
-        my.lse_tangent.row(m)[i] = spoilt ? kNan : Real(lse.grad[0]);
-      }
-    }
+  void load_rows_or_zeros(const My& my, const TensorView<const Real>& view,
+                          const LaneTile<Real>& to) const {
+    if (to.rows > 0 && view.given())
+      load_rows(my, view, to);
+    else
+      to.fill(Real(0));
   }
-  // What query i of the panel sees: keys that some map has a score for.
-  [[nodiscard]] LongHandRow<Moving> row_of(const My& my, Index i, Index keys) const {
-    const TilePlace& place = my.panel.place;
-    LongHandRow<Moving> row;
-    row.scores.resize(std::size_t(kMaps));
-    row.head = place.head;
-    const Index query = place.query + i;
-    row.query = c_.geometry.query_position(query);
-    if (i >= place.rows) return row;
-    for (Index j = 0; j < keys; ++j) {
-      bool seen = false;
-      for (int m = 0; m < kMaps; ++m)
-        seen = seen || my.panel.rows.scores[std::size_t(m)].row(j)[i] != -kInfinity<Real>;
-      if (!seen) continue;
-      row.keys.push_back(my.panel.seen_by_any.begin + j);
-      for (int m = 0; m < kMaps; ++m) {
-        const double score = double(my.panel.rows.scores[std::size_t(m)].row(j)[i]);
-        const double tangent = double(my.row_tangents[std::size_t(m)].row(j)[i]);
-        row.scores[std::size_t(m)].push_back(
-            moving(score, score == double(-kInfinity<Real>) ? 0 : tangent));
-      }
-    }
-    if constexpr (Normaliser::uses_extra)
-      row.extra = moving(c_.in.extra(place.batch, place.head, query, 0),
-                         d_.extra.given() ? d_.extra(place.batch, place.head, query, 0) : 0);
-    if constexpr (Normaliser::uses_query)
-      for (Index col = 0; col < c_.geometry.dim_qk; ++col)
-        row.query_row.push_back(
-            moving(c_.in.query(place.batch, place.head, query, col),
-                   d_.query.given() ? d_.query(place.batch, place.head, query, col) : 0));
-    const auto &inputs = c_.in.part_inputs, &tangents = d_.part_inputs;
-    const auto at = [&](Index token) { return TokenRange{place.batch, place.head, token, 1}; };
-    for (Index n = 0; n < query_inputs_of<Normaliser>; ++n)
-      row.query_inputs.push_back(moving_input(inputs.normaliser_query, tangents.normaliser_query,
-                                              c_.geometry, at(query), n));
-    for (std::size_t k = 0; key_inputs_of<Normaliser> != 0 && k < row.keys.size(); ++k) {
-      row.key_inputs.emplace_back();
-      for (Index n = 0; n < key_inputs_of<Normaliser>; ++n)
-        row.key_inputs.back().push_back(moving_input(inputs.normaliser_key, tangents.normaliser_key,
-                                                     c_.geometry, at(row.keys[k]), n));
-    }
-    return row;
-  }
-
   void write(My& my) {
     const TilePlace& place = my.panel.place;
-    if constexpr (!Normaliser::streams)
+    if (!traits_.streams)
       for (Index i = 0; i < place.rows; ++i)
         if (my.panel.rows.saw_nothing(i) && my.panel.sees_any(i))
           for (const auto& rows : {my.mixed, my.mixed_tangent})
@@ -519,7 +350,7 @@ class JvpWorker {
     };
     unpack(my.panel.lse, to_.lse);
     unpack(my.lse_tangent, to_.lse_tangent);
-    if constexpr (Readout::identity) {
+    if (readout_.identity) {
       unpack(my.mixed, to_.out);
       unpack(my.mixed_tangent, to_.out_tangent);
     } else {
@@ -529,7 +360,7 @@ class JvpWorker {
       };
       keep(my.mixed, rows_.mixed);
       keep(my.mixed_tangent, rows_.mixed_tangent);
-      for (int m = 0; m < kMaps; ++m) {
+      for (int m = 0; m < maps_; ++m) {
         const Index at = m * c_.geometry.query_rows() + first;
         std::copy_n(my.panel.lse.row(m), place.rows, rows_.lse.data() + at);
         std::copy_n(my.lse_tangent.row(m), place.rows, rows_.lse_tangent.data() + at);
@@ -537,115 +368,105 @@ class JvpWorker {
     }
   }
 
-  struct Nothing {};
-  using Lifted = typename std::conditional_t<Normaliser::streams || HasRowJvp<Normaliser, Real>,
-                                             std::type_identity<Nothing>,
-                                             std::type_identity<Rebound<Normaliser, Moving>>>::type;
-
-  const Op& op_;
+  const NormaliserTraits& traits_;
+  const ReadoutTraits& readout_;
+  const int maps_;
   const Context& c_;
+  const OpJvps<Real>& jvps_;
   TangentOperands<Real> d_;
-  const Op& direction_;
   JvpOutputs<Real> to_;
   ReadoutRows<Real>& rows_;
-  Lifted lifted_;                  // of row normalisers
-  bool normaliser_moves_ = false;  // of streaming ones
-  std::deque<My> panels_;
+  FixedList<My> panels_;
   Index active_ = 0;
   LaneTile<Real> dots_, scores_, tangents_, marks_, projected_, projected_tangents_,
-      extra_tangents_;
+      extra_tangents_, query_tangents_;
   LaneTile<Real> input_tangents_, input_slopes_;  // of numbers of queries' tokens (normaliser)
   Real* no_key_inputs_;                           // zeros, where such numbers of keys hold still
   Real *transposed_, *copy_, *top_, *rescale_;
 };
 
 // Rows and their tangents through the readout, all at once: a readout may look at all rows of a call.
-template <class Op, class Real>
-void read_out_moving(const Op& op, const Op& direction, const Geometry& g, const Operands<Real>& in,
+template <class Real>
+void read_out_moving(const CallContext<Real>& c, const ReadoutJvps& readout,
                      const TangentOperands<Real>& d, const ReadoutRows<Real>& rows,
                      const JvpOutputs<Real>& to) {
-  using Readout = typename Op::ReadoutType;
+  const ReadoutTraits& traits = c.op.readout.traits;
+  const Geometry& g = c.geometry;
   const auto zip = [](const std::vector<Real>& values, const std::vector<Real>& tangents) {
     std::vector<Moving> both;
     for (std::size_t n = 0; n < values.size(); ++n)
-      both.push_back(moving(double(values[n]), double(tangents[n])));
+      both.push_back({double(values[n]), {double(tangents[n])}});
     return both;
   };
-  const auto dense = [](bool used, const TensorView<const Real>& values,
-                        const TensorView<const Real>& tangents) {
+  // Rows of `heads` heads as row(view, b, h, t) finds them; none where they are not used.
+  const auto dense = [&](bool used, const TensorView<const Real>& values,
+                         const TensorView<const Real>& tangents, Index heads, auto&& row) {
     std::vector<Moving> both;
     const Shape s = used ? values.shape() : Shape{};
     for (Index b = 0; b < s.batch; ++b)
-      for (Index h = 0; h < s.heads; ++h)
+      for (Index h = 0; h < heads; ++h)
         for (Index t = 0; t < s.len; ++t)
-          for (Index c = 0; c < s.dim; ++c)
-            both.push_back(moving(double(values(b, h, t, c)),
-                                  tangents.given() ? double(tangents(b, h, t, c)) : 0.0));
+          for (Index n = 0; n < s.dim; ++n)
+            both.push_back({double(row(values, b, h, t)[n]),
+                            {tangents.given() ? double(row(tangents, b, h, t)[n]) : 0.0}});
     return both;
+  };
+  const auto of_tensor = [&](bool used, const TensorView<const Real>& values,
+                             const TensorView<const Real>& tangents) {
+    return dense(used, values, tangents, values.shape().heads,
+                 [](const auto& view, Index b, Index h, Index t) { return view.row(b, h, t); });
   };
   ReadoutContext<Moving> context;
   context.geometry = g;
   context.out = zip(rows.mixed, rows.mixed_tangent);
-  context.query = dense(Readout::uses_query, in.query, d.query);
-  context.key = dense(Readout::uses_own_rows, in.key.plain(), d.key);
-  context.value = dense(Readout::uses_own_rows, in.value.plain(), d.value);
-  context.extra = dense(Readout::uses_extra, in.extra, d.extra);
-  for (Index b = 0; b < g.batch && query_inputs_of<Readout> != 0; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index t = 0; t < g.len_q; ++t)
-        for (Index n = 0; n < query_inputs_of<Readout>; ++n)
-          context.query_inputs.push_back(moving_input(
-              in.part_inputs.readout_query, d.part_inputs.readout_query, g, {b, h, t, 1}, n));
+  context.query = of_tensor(traits.uses_query, c.in.query, d.query);
+  context.key = of_tensor(traits.uses_own_rows, c.in.key.plain(), d.key);
+  context.value = of_tensor(traits.uses_own_rows, c.in.value.plain(), d.value);
+  context.extra = of_tensor(traits.uses_extra, c.in.extra, d.extra);
+  context.query_inputs = dense(
+      traits.query_inputs > 0, c.in.part_inputs.readout_query, d.part_inputs.readout_query, g.heads,
+      [&](const auto& view, Index b, Index h, Index t) { return input_row(view, g, b, h, t); });
   const std::vector<Moving> lse = zip(rows.lse, rows.lse_tangent);
-  for (std::size_t m = 0; m < std::size_t(Op::NormaliserType::maps); ++m)
-    context.lse.emplace_back(lse.begin() + std::ptrdiff_t(m) * g.query_rows(),
-                             lse.begin() + std::ptrdiff_t(m + 1) * g.query_rows());
-  context.diagnostics.assign(std::size_t(Readout::diagnostics),
+  for (Index m = 0; m < c.op.maps(); ++m)
+    context.lse.emplace_back(lse.begin() + m * g.query_rows(),
+                             lse.begin() + (m + 1) * g.query_rows());
+  context.diagnostics.assign(std::size_t(traits.diagnostics),
                              std::vector<double>(std::size_t(g.query_rows())));
-  typename Op::template rebind<Moving> lifted;
-  lifted.score = moving_part(op.score, direction.score);
-  lifted.readout = moving_part(op.readout, direction.readout);
-  lifted.read_out_reference(context);
-  std::size_t next = 0;
-  for (Index b = 0; b < g.batch; ++b)
-    for (Index h = 0; h < g.heads; ++h)
-      for (Index t = 0; t < g.len_q; ++t)
-        for (Index c = 0; c < g.dim_v; ++c, ++next) {
-          if (to.out.given()) to.out(b, h, t, c) = Real(context.out[next].value);
-          to.out_tangent(b, h, t, c) = Real(context.out[next].grad[0]);
-        }
-  if constexpr (Readout::counts_steps) {
-    next = 0;
-    for (Index b = 0; b < g.batch && !context.steps.empty(); ++b)
+  readout.read_out(context);
+  const auto write = [&](const std::vector<Moving>& from, Index columns,
+                         const TensorView<Real>& values, const TensorView<Real>& tangents) {
+    std::size_t next = 0;
+    for (Index b = 0; b < g.batch && !from.empty(); ++b)
       for (Index h = 0; h < g.heads; ++h)
         for (Index t = 0; t < g.len_q; ++t)
-          for (Index c = 0; c < op.readout.step_columns(g); ++c, ++next) {
-            if (to.steps.given()) to.steps(b, h, t, c) = Real(context.steps[next].value);
-            if (to.steps_tangent.given())
-              to.steps_tangent(b, h, t, c) = Real(context.steps[next].grad[0]);
+          for (Index n = 0; n < columns; ++n, ++next) {
+            if (values.given()) values(b, h, t, n) = Real(from[next].value);
+            if (tangents.given()) tangents(b, h, t, n) = Real(from[next].grad[0]);
           }
-  }
+  };
+  write(context.out, g.dim_v, to.out, to.out_tangent);
+  if (traits.counts_steps)
+    write(context.steps, c.op.readout.step_columns(g), to.steps, to.steps_tangent);
 }
 
 // Builds the side values of the keys of `c`, which are `keys`, and their tangents, and walks over all panels.
-template <class Op, class Real>
-void walk_jvp(const Op& op, const CallContext<Real>& c, KeySide<Real>& keys,
-              KeyTangents<Op, Real>& key_tangents, const TangentOperands<Real>& d,
-              const Op& direction, const JvpOutputs<Real>& to, const Options& options) {
-  using Worker = JvpWorker<Op, Real>;
-  using Normaliser = typename Op::NormaliserType;
+template <class Real>
+void walk_jvp(const CallContext<Real>& c, const OpJvps<Real>& jvps, KeySide<Real>& keys,
+              KeyTangents<Real>& key_tangents, const TangentOperands<Real>& d,
+              const JvpOutputs<Real>& to, const Options& options) {
+  using Worker = JvpWorker<Real>;
   const Geometry& g = c.geometry;
+  const bool reads_out = !c.op.readout.traits.identity;
   ReadoutRows<Real> rows;
-  if constexpr (!Op::ReadoutType::identity) {
+  if (reads_out) {
     for (auto* numbers : {&rows.mixed, &rows.mixed_tangent})
       numbers->resize(std::size_t(g.query_rows() * g.dim_v));
     for (auto* numbers : {&rows.lse, &rows.lse_tangent})
-      numbers->resize(std::size_t(g.query_rows() * Normaliser::maps));
+      numbers->resize(std::size_t(g.query_rows() * c.op.maps()));
   }
   const Index groups = c.groups_of(1), units = g.batch * g.heads * groups;
-  const Index elements = scratch_elements<Real>([&](Scratch<Real>& scratch) {
-    return Worker(op, c, d, key_tangents, direction, to, rows, scratch);
-  });
+  const Index elements = scratch_elements<Real>(
+      [&](Scratch<Real>& scratch) { return Worker(c, jvps, d, key_tangents, to, rows, scratch); });
   const int workers = worker_count(options, g, units, elements * Index(sizeof(Real)));
   keys.build(workers);
   key_tangents.build(workers);
@@ -653,36 +474,31 @@ void walk_jvp(const Op& op, const CallContext<Real>& c, KeySide<Real>& keys,
   if (units > 0)
     run_workers(workers, [&](int) {
       Scratch<Real> scratch(elements);
-      Worker worker(op, c, d, key_tangents, direction, to, rows, scratch);
+      Worker worker(c, jvps, d, key_tangents, to, rows, scratch);
       // Longest groups first: under a causal mask the last one.
       for (Index unit = dispenser.next(); unit >= 0; unit = dispenser.next())
         worker.run(unit / groups / g.heads, unit / groups % g.heads, groups - 1 - unit % groups);
     });
-  if constexpr (!Op::ReadoutType::identity) read_out_moving(op, direction, g, c.in, d, rows, to);
+  if (reads_out) read_out_moving(c, jvps.readout, d, rows, to);
 }
 
 // A checked call.
-template <class Op, class Real>
-void run_jvp(const Op& op, const Geometry& g, const Operands<Real>& in,
-             const BoundMask<Real>& bound, const TangentOperands<Real>& d, const Op& direction,
+template <class Real>
+void run_jvp(const OpTiles<Real>& op, const OpJvps<Real>& jvps, const Geometry& g,
+             const Operands<Real>& in, const BoundMask<Real>& bound, const TangentOperands<Real>& d,
              const JvpOutputs<Real>& to, const Options& options) {
-  using Normaliser = typename Op::NormaliserType;
-  const OpTilesOf<Op> of(op);
-  const OpTiles<Real> tiles = of.tiles();
-  KeySide<Real> keys(tiles, g, in.key, nullptr, {}, in.key_inputs);
-  Index row_tiles = 0;
-  if constexpr (!Normaliser::streams)
-    row_tiles = 2 * Normaliser::maps + row_work_tiles<Real>(op.normaliser, false);
-  const CallContext<Real> c{tiles,
-                                g,
-                                bound,
-                                in,
-                                make_plan<Real>(g, bound, options, row_tiles, 0, true),
-                                Real(scale_of(tiles, g, options)),
-                                keys,
-                                options.dropout};
-  KeyTangents<Op, Real> key_tangents(op, c, d, direction);
-  walk_jvp(op, c, keys, key_tangents, d, direction, to, options);
+  KeySide<Real> keys(op, g, in.key, nullptr, {}, in.key_inputs);
+  const Index row_tiles = op.streams() ? 0 : 2 * op.maps() + op.normaliser.work_tiles(false);
+  const CallContext<Real> c{op,
+                            g,
+                            bound,
+                            in,
+                            make_plan<Real>(g, bound, options, row_tiles, 0, true),
+                            Real(scale_of(op, g, options)),
+                            keys,
+                            options.dropout};
+  KeyTangents<Real> key_tangents(c, jvps.score, d);
+  walk_jvp(c, jvps, keys, key_tangents, d, to, options);
 }
 
 }  // namespace detail

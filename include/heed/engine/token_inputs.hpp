@@ -110,6 +110,8 @@ class SummedInputs {
   }
   SummedInputs(const SummedInputs&) = delete;  // the views refer to its memory
 
+  // Does the score sum them?
+  [[nodiscard]] bool sums() const { return score_.traits.sums_inputs; }
   [[nodiscard]] const TensorView<const Real>& query() const { return query_; }
   [[nodiscard]] const TensorView<const Real>& key() const { return key_; }
 
@@ -180,7 +182,6 @@ class SummedInputs {
   }
 
  private:
-  [[nodiscard]] bool sums() const { return score_.traits.sums_inputs; }
   [[nodiscard]] Index count() const { return score_.traits.key_inputs; }
   void summands(Index b, Index h, Index c, double* values, double* slopes) const {
     if (g_.len_kv > 0)

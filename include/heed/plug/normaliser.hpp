@@ -127,6 +127,7 @@ struct RowTangents {
   const Real* extra = nullptr;        // [lanes] (uses_extra)
   LaneTile<const Real> query_inputs;  // [query_inputs][lanes]
   TokenRows<const Real> key_inputs;   // may hold anything where a key is hidden
+  LaneTile<const Real> query;         // [dim_qk][lanes] (uses_query)
 };
 
 // One row in long hand: what its query sees.
