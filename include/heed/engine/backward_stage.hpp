@@ -48,17 +48,16 @@ template <class Real>
 void Driver<Real>::backward_stage(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
                                   const Inputs<Real>& in, const Mask<Real>& mask,
                                   const Saved<Real>& saved, const StoredView<const Real>& out,
-                                  const OutputGradients<Real>& output,
-                                  const Gradients<Real>& grads, HandedOn<Real>& on, bool last,
-                                  OpGradient<Real>* grad_op, const Options& options) {
+                                  const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                                  HandedOn<Real>& on, bool last, OpGradient<Real>* grad_op,
+                                  const Options& options) {
   const std::string where = door_name("heed::backward", options.name);
   require_options<Real>(options, where);
   const Geometry g = geometry_of(op, in, where);
   require_share(op, g, options, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_backward(op, g, in, mask, out, output, grads, where);
-  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
-              where);
+  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options), where);
   BackwardCall<Real> call(op, vjps, g, in, bound, saved, out, output, grads, options,
                           resolve_threads(options.threads));
   run_stage(*call.pass(), on, last, grad_op, options);

@@ -29,18 +29,18 @@ template <class Real>
 struct BackwardPanel {
   Panel<Real> panel;
   PanelGradients<Real> gradients;
-  LaneTile<Real> dmixed;  // [dim_v][lanes]: dL/dmixed
-  LaneTile<Real> states;  // of streaming normalisers, [number][lanes], as forward left them
-  bool any_spoilt = false;            // is a row of the panel NaN?
-  BfloatPair* paired;                 // dmixed in pairs of rows, where precision is mixed
-  Real* delta;                        // [lanes]: rowsum(dmixed o mixed) - dL/dlse
-  LaneTile<Real> dlse;                // [map][lanes]: dL/dlse
+  LaneTile<Real> dmixed;    // [dim_v][lanes]: dL/dmixed
+  LaneTile<Real> states;    // of streaming normalisers, [number][lanes], as forward left them
+  bool any_spoilt = false;  // is a row of the panel NaN?
+  BfloatPair* paired;       // dmixed in pairs of rows, where precision is mixed
+  Real* delta;              // [lanes]: rowsum(dmixed o mixed) - dL/dlse
+  LaneTile<Real> dlse;      // [map][lanes]: dL/dlse
   LaneTile<const Real> extra, query;  // what the normaliser reads of the panel's rows
   LaneTile<Real> weights, dscores;    // [tile][lanes], of streaming normalisers
   PanelTile tile;                     // the tile at hand
 
-  BackwardPanel(const CallContext<Real>& c, BackwardShared<Real>& shared,
-                TileScratch<Real>& work, Index index, Scratch<Real>& scratch)
+  BackwardPanel(const CallContext<Real>& c, BackwardShared<Real>& shared, TileScratch<Real>& work,
+                Index index, Scratch<Real>& scratch)
       : panel(c, scratch, true),
         gradients(c, shared, panel, work, index, scratch),
         dmixed{scratch.take(c.geometry.dim_v * c.plan.lanes), c.geometry.dim_v, c.plan.lanes},

@@ -31,9 +31,9 @@ template <class Real>
   const auto query = rows_of_call(copies.read(in.query_inputs), g.share.queries_before),
              key = rows_of_call(copies.read(in.key_inputs), g.share.keys_before);
   operands.part_inputs = part_inputs_of(columns, query, key);
-  auto inputs = std::make_unique<SummedInputs<Real>>(op.score, g,
-                                                     columns_of(query, columns.score_query),
-                                                     columns_of(key, columns.score_key), threads);
+  auto inputs =
+      std::make_unique<SummedInputs<Real>>(op.score, g, columns_of(query, columns.score_query),
+                                           columns_of(key, columns.score_key), threads);
   operands.query_inputs = inputs->query();
   operands.key_inputs = inputs->key();
   return inputs;
@@ -223,8 +223,8 @@ class BackwardCall {
     }
     op_.emplace(OpTiles<Real>{op.score, op.normaliser, readout_ ? *readout_ : op.readout,
                               op.columns, op.type});
-    vjps_.emplace(OpVjps<Real>{vjps.score, vjps.normaliser,
-                               readout_vjps_ ? *readout_vjps_ : vjps.readout});
+    vjps_.emplace(
+        OpVjps<Real>{vjps.score, vjps.normaliser, readout_vjps_ ? *readout_vjps_ : vjps.readout});
     pass_.emplace(*op_, *vjps_, g, operands_, bound, saved, output_, grads_, options);
   }
   BackwardCall(const BackwardCall&) = delete;  // its parts refer to each other

@@ -262,9 +262,8 @@ void require_other_inputs(const OpTiles<Real>& op, const Inputs<Real>& in, const
     refuse_token_inputs(in, where);
   if (!op.readout.traits.uses_own_rows) return;
   const Share& share = g.share;
-  require(g.len_q == g.len_kv, where,
-          ": the readout reads key and value of its own row; len_q is ", g.len_q, ", len_kv is ",
-          g.len_kv);
+  require(g.len_q == g.len_kv, where, ": the readout reads key and value of its own row; len_q is ",
+          g.len_q, ", len_kv is ", g.len_kv);
   require(g.held_queries() == 0 || (share.keys_before <= share.queries_before &&
                                     share.keys_behind <= share.queries_behind),
           where, ": the readout reads key and value of its own row; queries [",
@@ -457,9 +456,10 @@ void check_saved(const OpTiles<Real>& op, const Saved<Real>& saved, const CallSt
 
 // What backward() is given beside its inputs, of a call or of packed sequences.
 template <class Real>
-void check_backward(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in, const Mask<Real>& mask,
-                    const StoredView<const Real>& out, const OutputGradients<Real>& output,
-                    const Gradients<Real>& grads, const std::string& where) {
+void check_backward(const OpTiles<Real>& op, const Geometry& g, const Inputs<Real>& in,
+                    const Mask<Real>& mask, const StoredView<const Real>& out,
+                    const OutputGradients<Real>& output, const Gradients<Real>& grads,
+                    const std::string& where) {
   const Shape out_shape = g.out_shape();
   require_shape(out, out_shape, "out", where);
   require_shape(output.out, out_shape, "grad_out", where);

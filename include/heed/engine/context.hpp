@@ -58,7 +58,9 @@ struct CallContext {
   // dQ carry the factor.
   [[nodiscard]] bool factor_in_feature() const { return op.score.traits.normed_dots; }
   // From scaled dot products to what pairs call dot, and from query feature 0 to what they have of it.
-  [[nodiscard]] Real dot_factor() const { return factor_in_feature() ? Real(1) : 1 / query_factor(); }
+  [[nodiscard]] Real dot_factor() const {
+    return factor_in_feature() ? Real(1) : 1 / query_factor();
+  }
   [[nodiscard]] Real feature_factor() const {
     return factor_in_feature() ? 1 / query_factor() : Real(1);
   }

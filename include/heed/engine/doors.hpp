@@ -44,8 +44,7 @@ void Driver<Real>::backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
   require_share(op, g, options, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   check_backward(op, g, in, mask, out, output, grads, where);
-  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options),
-              where);
+  check_saved(op, saved, CallStamp::of(op.type, g, mask, scale_of(op, g, options), options), where);
   const int threads = resolve_threads(options.threads);
   BackwardCall<Real> call(op, vjps, g, in, bound, saved, out, output, grads, options, threads);
   BackwardCall<Real>* const calls[] = {&call};
@@ -53,8 +52,7 @@ void Driver<Real>::backward(const OpTiles<Real>& op, const OpVjps<Real>& vjps,
 }
 
 template <class Real>
-Index Driver<Real>::share_step(const OpTiles<Real>& op, const Geometry& g,
-                               const Options& options) {
+Index Driver<Real>::share_step(const OpTiles<Real>& op, const Geometry& g, const Options& options) {
   return step_of_shares(op, g, options);
 }
 template <class Real>

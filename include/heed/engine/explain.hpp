@@ -159,8 +159,8 @@ Explanation Driver<Real>::explain(const OpTiles<Real>& op, const OpVjps<Real>& v
   require_sources(op, g, where);
   const BoundMask<Real> bound(mask, g, where.c_str(), options.threads);
   if (!back && heads_fold(op, g, mask, bound, options.dropout)) {
-    Explanation folded = explain(op, vjps, fold_heads(g), fold_heads(mask, bound, g), pass,
-                                 fold_heads(options));
+    Explanation folded =
+        explain(op, vjps, fold_heads(g), fold_heads(mask, bound, g), pass, fold_heads(options));
     folded.remarks.push_back("the heads of a group are taken for queries of one head");
     return folded;
   }

@@ -29,9 +29,10 @@ namespace detail {
 template <class Real>
 struct ForwardPanel {
   Panel<Real> panel;
-  LaneTile<Real> out;     // [dim_v][lanes]
-  LaneTile<Real> states;  // of a streaming normaliser: [number][lanes], the sum of the weights first
-  RowBlock<Real> block;   // of a row normaliser
+  LaneTile<Real> out;  // [dim_v][lanes]
+  LaneTile<Real>
+      states;            // of a streaming normaliser: [number][lanes], the sum of the weights first
+  RowBlock<Real> block;  // of a row normaliser
 
   ForwardPanel(const CallContext<Real>& c, Scratch<Real>& scratch)
       : panel(c, scratch, false),
@@ -117,8 +118,7 @@ class ForwardWorker {
     }
   }
   [[nodiscard]] static Index part_elements(const Context& c) {
-    return c.plan.group * c.plan.lanes *
-           (c.op.normaliser.traits.state_numbers + c.geometry.dim_v);
+    return c.plan.group * c.plan.lanes * (c.op.normaliser.traits.state_numbers + c.geometry.dim_v);
   }
 
   // Applies the readout and writes the rows to user memory.
@@ -337,9 +337,9 @@ class ForwardWorker {
               [&](My& my, const PanelTile& tile) {
                 build_side_values(tile.at);
                 for (int m = 0; m < maps_; ++m)
-                  my.panel.query[std::size_t(m)].tile_scores(
-                      tile.at, tile.kind, part(my, m, tile.at), projected_,
-                      my.panel.rows.max[std::size_t(m)]);
+                  my.panel.query[std::size_t(m)].tile_scores(tile.at, tile.kind,
+                                                             part(my, m, tile.at), projected_,
+                                                             my.panel.rows.max[std::size_t(m)]);
               },
               [&](My& my, const PanelTile& tile) {
                 for (int m = 0; m < maps_; ++m) part(my, m, tile.at).fill(-kInfinity<Real>);
@@ -471,10 +471,10 @@ class ForwardWorker {
   FewQueries<Real> few_;
   FixedList<My> panels_;
   Index active_ = 0;
-  KeyRange core_;                                         // that all queries of the group see
-  bool few_queries_ = true;                               // have all its panels few?
+  KeyRange core_;                                     // that all queries of the group see
+  bool few_queries_ = true;                           // have all its panels few?
   FixedList<typename FewQueries<Real>::Part> parts_;  // of panels of few queries,
-  FixedList<My*> seers_;                                  // and those panels
+  FixedList<My*> seers_;                              // and those panels
   LaneTile<Real> scores_, projected_;
   Real *marks_, *copy_, *tile_max_, *rescale_;
 };

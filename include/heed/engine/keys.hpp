@@ -111,9 +111,8 @@ class KeySide {
     const auto take_keys = [&](Scratch<Real>& s) {
       return TileOfRows<Real>(key_, kWidth, !needs_.keys_by_group, s);
     };
-    const Index elements =
-        scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s); }) +
-        scratch_elements<Real>(take_keys);
+    const Index elements = scratch_elements<Real>([&](Scratch<Real>& s) { return take_tiles(s); }) +
+                           scratch_elements<Real>(take_keys);
     parallel_for(g_.batch * heads(), threads, [&](Index unit) {
       const Index b = unit / heads(), h = reader(unit % heads());
       Scratch<Real> scratch(elements);
@@ -193,7 +192,9 @@ class KeySide {
     std::vector<std::unique_ptr<PartGradient<Real>>> dtransform;
     for (Index n = 0; traits_.has_transform && n < g_.batch * heads() * maps; ++n)
       dtransform.push_back(vjps.gradient());
-    const auto at = [&](Index b, Index side, Index map) { return (b * heads() + side) * maps + map; };
+    const auto at = [&](Index b, Index side, Index map) {
+      return (b * heads() + side) * maps + map;
+    };
     parallel_for(g_.batch * g_.kv_heads, threads, [&](Index unit) {
       const Index b = unit / g_.kv_heads, kv = unit % g_.kv_heads;
       for (Index side = 0; side < heads(); ++side)
@@ -331,8 +332,8 @@ class KeySide {
     if (needs_.transformed > 0)
       unpack_lanes(tiles.side.x.data, kWidth, count, source.width, rows, needs_.row_numbers());
     if (needs_.rank > 0)
-      unpack_lanes(tiles.side.projected.data, kWidth, count, needs_.rank,
-                   rows + needs_.transformed, needs_.row_numbers());
+      unpack_lanes(tiles.side.projected.data, kWidth, count, needs_.rank, rows + needs_.transformed,
+                   needs_.row_numbers());
   }
   [[nodiscard]] static int vectors_of(Index count) {
     return int((count + kLanes<Real> - 1) / kLanes<Real>);
@@ -350,9 +351,9 @@ class KeySide {
       return LaneTile<Real>{s.take(kWidth * traits_.scalars), traits_.scalars, kWidth};
     };
     const auto take_all = [&](Scratch<Real>& s) {
-      return Chained{take_side(s, source.width), take_side(s, source.width), take_rows(s),
-                     take_rows(s),               take_features(s),           take_features(s),
-                     take_scalars(s)};
+      return Chained{
+          take_side(s, source.width), take_side(s, source.width), take_rows(s),   take_rows(s),
+          take_features(s),           take_features(s),           take_scalars(s)};
     };
     Scratch<Real> scratch(scratch_elements<Real>(take_all));
     const Chained c = take_all(scratch);
@@ -374,8 +375,7 @@ class KeySide {
       if (traits_.has_transform) {
         pack_lanes(drows + at * numbers, numbers, count, source.width, c.work.data, kWidth);
         for (int v = 0; v < kVectors; ++v)
-          for (Index col = 0; col < source.width; ++col)
-            c.grads.x.add(col, v, c.work.load(col, v));
+          for (Index col = 0; col < source.width; ++col) c.grads.x.add(col, v, c.work.load(col, v));
         pack_lanes(keys.row(b, source.kv_head, j) + source.key_column, keys.strides().row, count,
                    source.width, c.before.data, kWidth);
         vjps.transform_vjp(RowSide::key, h, j, count, c.before, c.work, c.grads.x, *dtransform);

@@ -333,9 +333,8 @@ class RowTilesOf final : public AnyNormaliserTiles<Normaliser, Real> {
 };
 
 template <class Normaliser, class Real>
-using NormaliserTilesOf =
-    std::conditional_t<Normaliser::streams, StreamTilesOf<Normaliser, Real>,
-                       RowTilesOf<Normaliser, Real>>;
+using NormaliserTilesOf = std::conditional_t<Normaliser::streams, StreamTilesOf<Normaliser, Real>,
+                                             RowTilesOf<Normaliser, Real>>;
 
 // In place of a score that a readout does not read: such readouts are compiled once for all scores.
 struct NoScore {};
@@ -391,8 +390,7 @@ class ReadoutTilesOf final : public ReadoutTiles<Real> {
   const char* without_steps() const override { return readout_.without_steps(); }
   const char* diagnostic_name(int i) const override { return Readout::diagnostic_name(i); }
   void read_out(const ReadoutPanel<Real>& panel) const override {
-    with_score<Readout>(score_,
-                        [&](const auto&... score) { readout_.forward(panel, score...); });
+    with_score<Readout>(score_, [&](const auto&... score) { readout_.forward(panel, score...); });
   }
   bool needs_rehearsal() const override {
     if constexpr (Readout::rehearses) return readout_.needs_rehearsal();
@@ -439,13 +437,13 @@ class OpTilesOf {
 
   [[nodiscard]] OpTiles<Real> tiles() const {
     using Columns = InputColumns<Op>;
-    return {score_,
-            normaliser_,
-            readout_,
-            {Columns::score_query, Columns::normaliser_query, Columns::readout_query,
-             Columns::score_key, Columns::normaliser_key, &Columns::query_names,
-             &Columns::key_names},
-            type_name<Op>()};
+    return {
+        score_,
+        normaliser_,
+        readout_,
+        {Columns::score_query, Columns::normaliser_query, Columns::readout_query,
+         Columns::score_key, Columns::normaliser_key, &Columns::query_names, &Columns::key_names},
+        type_name<Op>()};
   }
 
   // The score as a readout takes it.

@@ -291,8 +291,8 @@ class ScoreVjpsOf final : public ScoreVjps<Real> {
     else if constexpr (Score::has_table)
       back.dtable.add(Index(pair.key[0].lane(0)), v, d.table);
     if constexpr (Score::has_positions)
-      back.positions->template add<buckets_by_distance<Score>>(
-          tile.place->query + v * kLanes<Real>, tile.place->key + j, d.position);
+      back.positions->template add<buckets_by_distance<Score>>(tile.place->query + v * kLanes<Real>,
+                                                               tile.place->key + j, d.position);
   }
 
   const Score& score_;

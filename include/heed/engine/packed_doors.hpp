@@ -91,8 +91,7 @@ void Driver<Real>::backward_packed(const OpTiles<Real>& op, const OpVjps<Real>& 
                                    const OutputGradients<Real>& output,
                                    const Gradients<Real>& grads, OpGradient<Real>* grad_op,
                                    const Options& options) {
-  if (!in.packed)
-    return backward(op, vjps, in, mask, saved, out, output, grads, grad_op, options);
+  if (!in.packed) return backward(op, vjps, in, mask, saved, out, output, grads, grad_op, options);
   const std::string where = door_name("heed::backward", options.name);
   require_options<Real>(options, where);
   const PackedCalls<Real> packed(in, mask, joins_sequences(op), where);

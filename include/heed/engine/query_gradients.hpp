@@ -30,8 +30,7 @@ struct QueryGrad {
     grad.dq = rows(width);
     grad.features = rows(score.query_features);
     grad.scalars = rows(score.scalars);
-    if (score.table_by_distance)
-      grad.by_lane = take_relative(scratch, needs.table_rows, lanes);
+    if (score.table_by_distance) grad.by_lane = take_relative(scratch, needs.table_rows, lanes);
     grad.side = SideTiles<Real>::take(scratch, needs.any ? width : 0, needs.rank, needs.table_rows,
                                       score.query_inputs, lanes);
     return grad;
@@ -415,7 +414,7 @@ class PanelGradients {
       add_lanes(keys, tile, dscores, map.grad.dq);
     if (map.grad.side.projected.rows > 0)
       add_lanes(side.projected_keys(at.key, at.keys), tile, work_.dprojected.part(0, at.keys),
-                  map.grad.side.projected);
+                map.grad.side.projected);
   }
 
   // dq[column][lane] += sum over keys of keys[key][column] * dscores[key][lane]
@@ -446,9 +445,9 @@ class PanelGradients {
     return s_.vjps.score.scores_vjp(
         side.score_tile(tile.at, dots, work_.projected),
         {dscores, score_.rank > 0 ? work_.dprojected : LaneTile<Real>{},
-         hides(tile) ? marks(tile) : LaneTile<Real>{}, work_.key_lanes, grad.features,
-         grad.scalars, score_.table_by_distance ? grad.by_lane : grad.side.table,
-         &work_.positions, c_.scale / c_.row_factor()});
+         hides(tile) ? marks(tile) : LaneTile<Real>{}, work_.key_lanes, grad.features, grad.scalars,
+         score_.table_by_distance ? grad.by_lane : grad.side.table, &work_.positions,
+         c_.scale / c_.row_factor()});
   }
   void add_side_values(int m, const PanelTile& tile, int key_gradients) {
     const TilePlace& at = tile.at;

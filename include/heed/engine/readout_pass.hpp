@@ -22,7 +22,8 @@ namespace detail {
 template <class Real>
 class ReadoutPass {
  public:
-  ReadoutPass(const OpTiles<Real>& op, const Geometry& g, const Operands<Real>& in, const Options& options)
+  ReadoutPass(const OpTiles<Real>& op, const Geometry& g, const Operands<Real>& in,
+              const Options& options)
       : mask_(none_, g, "heed: a readout"),
         keys_(op, g, in.key),
         c_{op,
@@ -51,9 +52,10 @@ class ReadoutPass {
         unpack_lanes(panel.steps.data, lanes.tile.lanes, place.rows, panel.steps.rows,
                      row_of(steps, place), steps.strides().row);
       for (int d = 0; saved && d < readout.diagnostics; ++d)
-        std::copy_n(panel.diagnostics.row(d), place.rows,
-                    saved->diagnostics[std::size_t(c_.op.normaliser.traits.diagnostics + d)].data() +
-                        first_row(place));
+        std::copy_n(
+            panel.diagnostics.row(d), place.rows,
+            saved->diagnostics[std::size_t(c_.op.normaliser.traits.diagnostics + d)].data() +
+                first_row(place));
     });
   }
 

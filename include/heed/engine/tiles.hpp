@@ -44,8 +44,9 @@ struct ScoreTraits {
   bool transform_differs = false;  // differs_by_head() of the transform
   bool key_features_read_p = false, sums_inputs = false;
   int scalars = 0, query_features = 0, key_features = 0;
-  Index query_inputs = 0, key_inputs = 0;  // numbers of its token that the row of a query, of a key has
-  Index rank = 0, table_rows = 0;          // 0 without a projection, without a table
+  Index query_inputs = 0,
+        key_inputs = 0;            // numbers of its token that the row of a query, of a key has
+  Index rank = 0, table_rows = 0;  // 0 without a projection, without a table
   const char* key_inputs_name = "";
 
   // Does a score derive anything of rows?
@@ -76,11 +77,11 @@ struct ReadoutTraits {
 // What the products of a panel are multiplied by before the score sees them (CallContext in context.hpp).
 template <class Real>
 struct LogitFactors {
-  Real dot = 1;                     // pair.dot over the scaled dot product
-  Real keep = 1;                    // pair.logit, before its soft cap, over the scaled dot product
-  Real cap = 0, inverse_cap = 0;    // of the soft cap, 0 for none
-  Real feature = 1;                 // what a pair has of query feature 0 over the feature
-  bool dots_are_logits = true;      // pair.logit is the scaled dot product as it is
+  Real dot = 1;                   // pair.dot over the scaled dot product
+  Real keep = 1;                  // pair.logit, before its soft cap, over the scaled dot product
+  Real cap = 0, inverse_cap = 0;  // of the soft cap, 0 for none
+  Real feature = 1;               // what a pair has of query feature 0 over the feature
+  bool dots_are_logits = true;    // pair.logit is the scaled dot product as it is
 };
 
 // The pairs of one map of a panel with the keys of a tile.
@@ -88,7 +89,7 @@ template <class Real>
 struct ScoreTile {
   const TilePlace* place;
   int vectors;
-  Index first_query;              // position of lane 0
+  Index first_query;  // position of lane 0
   LogitFactors<Real> logits;
   const Real* scalars;            // p[0], p[1], ... of the head
   LaneTile<const Real> features;  // [query_features][lanes]
@@ -106,7 +107,7 @@ struct ScoreTile {
 template <class Real>
 struct ScoreRow {
   const TilePlace* place;
-  Index lane;            // of the query in its panel
+  Index lane;  // of the query in its panel
   Index query_position;
   LogitFactors<Real> logits;
   const Real* scalars;

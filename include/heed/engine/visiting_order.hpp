@@ -216,9 +216,9 @@ struct FamilySize {
 template <class Real>
 [[nodiscard]] FamilySize family_of(const OpTiles<Real>& op, const Geometry& g,
                                    const Shape& bias_shape, bool bias) {
-  const bool all_heads = (bias && bias_shape.heads == 1) || !reads_keys_by_group(op, g) ||
-                         readers_of_queries(op, g, op.readout.traits.uses_query) ==
-                             QueryReaders::several_heads;
+  const bool all_heads =
+      (bias && bias_shape.heads == 1) || !reads_keys_by_group(op, g) ||
+      readers_of_queries(op, g, op.readout.traits.uses_query) == QueryReaders::several_heads;
   const Index one = 1;  // a call without batches or heads has no family at all
   return {std::max(one, bias && bias_shape.batch == 1 ? g.batch : one),
           std::max(one, all_heads ? g.heads : g.group())};

@@ -45,12 +45,12 @@ template <class Real>
 struct ScoreBack {
   LaneTile<Real> dscores;     // in: dL/dscore; out: dL/d(q.k), over CallContext::row_factor()
   LaneTile<Real> dprojected;  // out; data is null without a projection
-  LaneTile<Real> hidden;      // -infinity where a pair is hidden, else 0; data is null where none is
-  Real* key_lanes;            // out, [key_features][keys][W]: gradients of key features, lanes not yet summed
-  LaneTile<Real> dfeatures, dscalars;    // add, [query_features][lanes], [scalars][lanes]
-  LaneTile<Real> dtable;                 // add, shaped as ScoreTile::table
-  PositionSums<Real>* positions;         // add
-  Real logit_part;                       // what dL/dlogit counts in dL/d(q.k)
+  LaneTile<Real> hidden;  // -infinity where a pair is hidden, else 0; data is null where none is
+  Real* key_lanes;  // out, [key_features][keys][W]: gradients of key features, lanes not yet summed
+  LaneTile<Real> dfeatures, dscalars;  // add, [query_features][lanes], [scalars][lanes]
+  LaneTile<Real> dtable;               // add, shaped as ScoreTile::table
+  PositionSums<Real>* positions;       // add
+  Real logit_part;                     // what dL/dlogit counts in dL/d(q.k)
 };
 
 template <class Real>

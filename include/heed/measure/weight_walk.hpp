@@ -350,7 +350,7 @@ class WeightWorker {
   WeightMeasures& to_;
   Panel<Real> panel_;
   RowSums<Real> sums_;
-  std::vector<char> nan_;  // [lanes]: is the row NaN whatever its weights say?
+  std::vector<char> nan_;                // [lanes]: is the row NaN whatever its weights say?
   LaneTile<Real> states_, work_states_;  // [number][lanes], as forward left them, and a copy
   LaneTile<Real> scores_, projected_;
   Real *top_, *factors_;  // [lanes]: factors_, finish() of the states

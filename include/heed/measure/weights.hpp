@@ -81,14 +81,14 @@ template <class Real>
   KeySide<Real> keys(op, g, operands.key, nullptr, {}, operands.key_inputs);
   const Index pages = std::gcd(operands.key.page_rows(), operands.value.page_rows());
   const CallContext<Real> c{op,
-                                g,
-                                bound,
-                                operands,
-                                plan_call<Real>(op, g, bound, options, pages, false),
-                                Real(scale_of(op, g, options)),
-                                keys,
-                                options.dropout,
-                                options.precision.products()};
+                            g,
+                            bound,
+                            operands,
+                            plan_call<Real>(op, g, bound, options, pages, false),
+                            Real(scale_of(op, g, options)),
+                            keys,
+                            options.dropout,
+                            options.precision.products()};
   const Index panels = c.plan.panels, units = g.batch * g.heads * panels;
   if (units == 0) return to;
   const Index elements = scratch_elements<Real>(

@@ -244,8 +244,8 @@ struct RankCall {
     op.visit([&](const char*, const auto& param) {
       for (Index i = 0; i < param.size(); ++i) parameters.add(param[i]);
     });
-    return side.stamp(heed::detail::type_text<Op>(),
-                      scale_of(tiles, side.geometry, side.options), parameters);
+    return side.stamp(heed::detail::type_text<Op>(), scale_of(tiles, side.geometry, side.options),
+                      parameters);
   }
 };
 

@@ -486,7 +486,8 @@ class RingCall {
       std::vector<Real> of_inputs(count * Columns::readout_query.count);
       const heed::detail::OpVjpsOf<Op> vjps(op_);
       heed::detail::ReadoutPass<Real>(tiles_, readout_geometry(piece), in, options_)
-          .backward(vjps.vjps(), rows.data(), known_rows.data(), lses.data(), whole_rows(dsteps, first, piece),
+          .backward(vjps.vjps(), rows.data(), known_rows.data(), lses.data(),
+                    whole_rows(dsteps, first, piece),
                     {whole_rows(to.query, first, piece), whole_rows(to.key, first, piece),
                      whole_rows(to.value, first, piece), whole_rows(to.extra, first, piece),
                      dlses.data(), of_inputs.data()},

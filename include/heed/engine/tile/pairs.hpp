@@ -146,8 +146,8 @@ class RowPairs {
       if (projected_) pair.projected = Pack<Real>::load(projected_ + j);
     const Index left = count_ - j;
     for (std::size_t i = 0; i < pair.key.size(); ++i)
-      pair.key[i] = left >= kLanes<Real> ? Pack<Real>::load(key_[i] + j)
-                                         : load_part<Real>(key_[i] + j, left);
+      pair.key[i] =
+          left >= kLanes<Real> ? Pack<Real>::load(key_[i] + j) : load_part<Real>(key_[i] + j, left);
     for (std::size_t i = 0; i < query_.size(); ++i) pair.query[i] = query_[i];
     if constexpr (table_by_distance<Score>) {
       const Index clip = table_.rows / 2;
@@ -159,8 +159,8 @@ class RowPairs {
         pair.table.v[k] = table_.row(Index(pair.key[0].v[k]))[lane_];
     }
     if constexpr (Score::has_positions)
-      pair.position = positions_->template of_keys<buckets_by_distance<Score>>(head_, row_,
-                                                                               first_key_ + j);
+      pair.position =
+          positions_->template of_keys<buckets_by_distance<Score>>(head_, row_, first_key_ + j);
     pair.query_index = query_position_;
     pair.key_index = Pack<Real>::iota() + (key_position_ + Real(j));
     return pair;

@@ -205,11 +205,10 @@ class QuerySide {
       const DotQuery<Real> query{narrow_projected_ + lane * p.columns, projected};
       row_dots(StoredRows<Real>{p.data, p.stride}, p.count, p.columns, &query, 1);
     }
-    c_.op.score.row_scores({&place, lane, c_.geometry.query_position(place.query + lane), logits_,
-                            scalars_, features_,
-                            c_.keys.features(place.batch, place.head, map_, place.key),
-                            c_.keys.feature_stride(), projects ? projected : nullptr, side_.table,
-                            &c_.keys.positions(), out});
+    c_.op.score.row_scores(
+        {&place, lane, c_.geometry.query_position(place.query + lane), logits_, scalars_, features_,
+         c_.keys.features(place.batch, place.head, map_, place.key), c_.keys.feature_stride(),
+         projects ? projected : nullptr, side_.table, &c_.keys.positions(), out});
   }
 
   // Dot products to scores in one go, in place, for forward.
