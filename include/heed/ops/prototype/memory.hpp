@@ -1,18 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The prototypes W of prototype attention (ops/prototype.hpp), and their traffic with ART memories.
-//
-//   u(x) = x / (|x| + eps)     winner of a row x = argmax_m x . u(W_m), the lowest among equals
-//
-// All u(x) . u(W_m) of a row share |x|, so the winner needs the norms of the prototypes only.
-//
-// Shapes   W (heads, M, dim_qk). Heads may have fewer than M prototypes: counts[h] of them; rows
-//          behind are padding, which wins no row and gets no gradient. Empty W (M = 0) or counts[h]
-//          = 0: no prototypes; the score term and the pull of that head are 0.
-// Bounds   winner 0 for a row of zeros and for one with a NaN.
-// Learning memory.take(memories) -> forward() -> learn_after_forward(memories, keys): the rows of a
-//          call never see what they teach.
+// The prototypes W of prototype attention (ops/prototype.hpp), and their exchange with ART
+// memories.
 
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
@@ -52,7 +42,7 @@ struct PrototypeMemory : PrototypeOptions {
     return row_norm<Real>(W.extent(2), [=](Index c) { return w[c]; });
   }
 
-  // Prototypes and counts of one memory per head; M is the largest count.
+  // Copies prototypes and counts from one memory per head; M becomes the largest count.
   void take(const std::vector<ArtMemory<Real>>& memories) {
     const Index dim = memories.empty() ? 0 : memories[0].dim();
     std::vector<Index> sizes;
@@ -71,9 +61,9 @@ struct PrototypeMemory : PrototypeOptions {
     W = std::move(rows);
     counts = std::move(sizes);
   }
-  // Hands prototypes that an optimiser has moved back to the memories they were taken from. Throws
-  // std::invalid_argument where they are not as many or as wide, or a prototype is not finite; all memories are
-  // then as they were.
+  // Returns prototypes that an optimiser has moved to the memories they were taken from. Throws
+  // std::invalid_argument where their number or width differs, or a prototype is not finite; all
+  // memories are then unchanged.
   void give(std::vector<ArtMemory<Real>>& memories) const {
     const bool taken = W.shape().size() == 3;
     const Index heads = taken ? W.extent(0) : 0, given = Index(memories.size());
@@ -109,7 +99,7 @@ struct PrototypeMemory : PrototypeOptions {
   }
 
  private:
-  static constexpr double kSmallestEps = 1e-37;       // 1 / eps is finite in float as well
+  static constexpr double kSmallestEps = 1e-37;       // largest whole numbers that a float holds
   static constexpr Index kMostRows = Index(1) << 24;  // whole numbers of a float
 
   [[nodiscard]] Index at(Index head, Index m) const { return (head * rows() + m) * W.extent(2); }
@@ -118,7 +108,7 @@ struct PrototypeMemory : PrototypeOptions {
 // Each memory learns its head's rows (batch, heads or kv_heads, len, dim), in (batch, token) order:
 // keys of a finished call, plain numbers without a gradient. Where memories are a multiple of the
 // rows' heads, neighbours share a head, as query heads share keys. Returns one tally per memory. A
-// refused call leaves every memory as it was.
+// refused call changes no memory.
 template <class Real>
 std::vector<ArtTally> learn_after_forward(std::vector<ArtMemory<Real>>& memories,
                                           const TensorView<const Real>& rows) {
