@@ -52,6 +52,8 @@ struct CausalityReport {
   Index runs = 0;       // changes tried
   Index effective = 0;  // changes that reached an output which they may change
   Index leaks = 0;      // outputs, over all runs, that changed and may not
+  // The first of them: what became of the token ("nothing" when run is not the same twice), which
+  // token that was, and the output that noticed.
   std::string change;
   Index batch = -1, token = -1;
   Index out_batch = -1, position = -1, column = -1;

@@ -43,10 +43,9 @@ enum class Method { central_difference, complex_step, dual };
 
 struct GradcheckOptions {
   std::optional<double> tolerance = {};  // >= 0; default 1e-8 central difference, 1e-12 others
-  std::optional<double> step = {};  // > 0; default 1e-5 central (times max(1, |x|)), 1e-30 complex
-  Index max_entries_per_tensor =
-      0;                    // 0: all; otherwise this many, spread the same way in every run
-  Index max_failures = 20;  // failures that a report keeps; it counts all
+  std::optional<double> step = {};   // > 0; default 1e-5 central (times max(1, |x|)), 1e-30 complex
+  Index max_entries_per_tensor = 0;  // 0: all; else this many, the same in every run
+  Index max_failures = 20;           // failures that a report keeps; it counts all
 };
 
 // One entry of one tensor; `error` is relative to max(1, |analytic|, |numeric|), and +inf when a

@@ -16,7 +16,8 @@
 //
 // check_op() makes the first two checks for every op that jvp() takes, and compares backward()
 // itself with the reference. The third needs no backward(); formulas with a jump must not have one
-// near the random inputs. In double, whatever the op's scalar.
+// near the random inputs.
+// In double, whatever the op's scalar.
 // Errors  those of forward() at the sizes asked for. Ops that jvp() refuses do not compile, with the sentence that it has
 //         for them.
 

@@ -28,9 +28,8 @@ inline namespace HEED_ABI {
 
 struct OpReport {
   using Case = std::pair<std::string, GradientReport>;
-  std::vector<Case> cases;  // what was compared, and the result
-  std::vector<std::pair<std::string, std::string>>
-      left_out;  // sizes that did not run, and the reason
+  std::vector<Case> cases;                                    // what was compared, and the result
+  std::vector<std::pair<std::string, std::string>> left_out;  // sizes not run, and why
 
   [[nodiscard]] bool passed() const {
     for (const auto& [name, report] : cases)

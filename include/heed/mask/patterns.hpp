@@ -86,8 +86,8 @@ template <class Real>
 }
 
 // Row n of blocks of `block` queries sees blocks indices[start[n]], ..., indices[start[n + 1] - 1]
-//   of `block` keys. Child et al. 2019, "Generating Long Sequences with Sparse Transformers";
-//   Zaheer et al. 2020, "Big Bird"
+// of `block` keys.
+//   Child et al. 2019, "Generating Long Sequences with Sparse Transformers"; Zaheer et al. 2020, "Big Bird"
 template <class Real>
 [[nodiscard]] Mask<Real> block_sparse(std::vector<Index> start, std::vector<Index> indices,
                                       Index block) {
@@ -96,8 +96,8 @@ template <class Real>
 
 // A token sees itself and its ancestors: its parent, the parent's parent, ... parents[j] < j, or -1
 // for a root. A walk through the tree numbers the tokens; enter[j] is the first number in j's
-// branch and leave[j] the first behind it: enter[j] <= enter[i] < leave[j]. Calls may have fewer
-// tokens than the tree, but not more.
+// branch and leave[j] the first behind it: enter[j] <= enter[i] < leave[j].
+// Calls may have fewer tokens than the tree, but not more.
 //   Miao et al. 2024, "SpecInfer", section 4.2, where the tokens are guesses that a model verifies together
 template <class Real>
 [[nodiscard]] Mask<Real> tree(const std::vector<Index>& parents, Align align = Align::top_left) {

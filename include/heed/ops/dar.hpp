@@ -2,8 +2,8 @@
 #pragma once
 
 // Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a
-// vigilance threshold; a gate decides how much more. Each formula has its derivative below, with G
-// = dL/dscore.
+// vigilance threshold; a gate decides how much more. Each formula has its derivative below, with
+// G = dL/dscore.
 //
 //   x = q_i . k_j                        low rank: q P and k P stand for q and k in x, n and m, and nowhere else
 //   n = 1/(|q_i| + eps)                  dq = -n^2 q/|q| dn;     m = 1/(|k_j| + eps) likewise

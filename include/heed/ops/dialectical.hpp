@@ -2,7 +2,7 @@
 #pragma once
 
 // Dialectical attention: the mixed values are read in two opposed ways, and the query moves step by
-// step towards a synthesis of both readings, further the more they disagree. A row halts once its
+// step towards a synthesis of both readings, further where they disagree more. A row halts once its
 // steps have become small.
 //
 //       m = sum_j softmax(scale q . k_j)_j v_j
@@ -27,7 +27,8 @@
 //
 //   Halting::adaptive (adaptive computation time): learnt probabilities say after which step a row
 //   halts, and out is the mean of z after each step, weighted by them. After step n, with the
-//   halting unit of the head: (7) h_n = sigmoid(halt . z_n + bh)
+//   halting unit of the head:
+//   (7) h_n = sigmoid(halt . z_n + bh)
 //       N = the first n with h_1 + ... + h_n >= 1 - spare_eps, or max_steps
 //       p_n = h_n for n < N,  p_N = R = 1 - (h_1 + ... + h_(N-1)),  rho = N + R
 //         dR = dp_N + drho      dh_n = dp_n - dR  for n < N,  dh_N = 0
@@ -39,8 +40,8 @@
 //   constant, and out and rho jump where N changes.
 //
 //   Halting::outside: every row takes max_steps steps, and z after each of them is a result, for a
-//   loss that reads them all (PonderNet: nn/ponder_attention.hpp). (9) steps = [z_1 | ... |
-//   z_(max_steps - 1)], out = z_max_steps
+//   loss that reads them all (PonderNet: nn/ponder_attention.hpp).
+//   (9) steps = [z_1 | ... | z_(max_steps - 1)],  out = z_max_steps
 //         dz_n += dsteps_n
 //
 // Halting decisions are constants. Formulas (1) to (3) do not depend on z: they are computed once.
@@ -55,7 +56,7 @@
 //           those steps that were not below halt_eps, for an adaptive row all of them; tension.
 //           With Halting::outside both are max_steps.
 // Limits    bh = -infinity: N = max_steps, R = 1, out has the same bits as with halt_eps = 0. bh
-// large: as with max_steps = 1.
+//           large: as with max_steps = 1.
 // Bounds    adaptive rows: spare_eps <= R <= 1 up to rounding and N <= rho <= N + 1; p sums to 1.
 //           tension in [sigmoid(-1), sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and
 //           which still recurses. No NaN where all products of a row are finite, however long u or

@@ -4,7 +4,7 @@
 // The functions of core/functions.hpp for every lane of a pack.
 //
 //   log1p    1 + x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), plus the rounding error of 1 + x
-//            in f: k log(2) + 2 atanh(s), s = f / (2 + f), 2 atanh(s) = 2 s + s^3 r(s^2)
+//            in f: k log(2) + 2 atanh(s),  s = f / (2 + f),  2 atanh(s) = 2 s + s^3 r(s^2)
 //   expm1    2^n (r + r^2 e(r)) + (2^n - 1),  x = n log(2) + r
 //   softplus max(x, 0) + log1p(e^-|x|)
 //   sin, cos n = round(2 x / pi),  r = x - n pi / 2 in three parts of pi / 2;  polynomials in r^2
@@ -16,11 +16,12 @@
 //           With or without FMA; tests/simd/functions_test.cpp holds them to it.
 // Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases, and
 //           results that are no normal number: computed lane by lane with <cmath>, hence right, and
-//           slow. expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is
-//           0 below -87.33 or -708.39. Special values are those of <cmath>: NaN, infinities, the
-//           sign of 0. Lanes do not influence each other. The width of registers changes no bit,
-//           but for erf, softplus and pow of float: the exponential of exp.hpp adds its terms in
-//           another order in registers of 64 bytes.
+//           slow.
+//           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or
+//           -708.39. Special values are those of <cmath>: NaN, infinities, the sign of 0. Lanes do
+//           not influence each other. The width of registers changes no bit, but for erf, softplus
+//           and pow of float: the exponential of exp.hpp adds its terms in another order in
+//           registers of 64 bytes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/functions.hpp>
@@ -53,6 +54,7 @@ struct FunctionConstants<float> {
                                        -0.0415033586F, 0.00989522971F, -0.00182921533F,
                                        0.000186335834F};
   static constexpr float erf_is_one = 4.0F;  // erf rounds to 1 from here on
+  // In two numbers: 1/3 and 2 / log(2).
   static constexpr float third[] = {0.333333343F, -9.93410776e-09F};
   static constexpr float two_log2e[] = {2.88539004F, 3.85192607e-08F};
   static constexpr float split = 4097.0F;                 // 2^12 + 1

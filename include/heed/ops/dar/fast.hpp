@@ -7,8 +7,9 @@
 // equals the formula (dar_forms_test).
 //
 //   StaticForm              sums three numbers over a query's keys, from which its five gradients
-//                           follow: dlambda = sum g r drho = -sum e dalpha = (sum e c - rho sum e)
-//                           / alpha dn = sum e c / n with e = dL/dc
+//                           follow:
+//                           dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha
+//                           dn = sum e c / n     with e = dL/dc
 //   FastForm<Gate>          the unrolled and the converged gate
 
 #include <heed/ops/dar/gate.hpp>
@@ -57,8 +58,8 @@ struct FastCurve {
   }
 };
 
-// Finds the fixed point of FastCurve by a few of Halley's steps, of third order. With F = g - r, t
-// = alpha beta, s = g (1 - g):
+// Finds the fixed point of FastCurve by a few of Halley's steps, of third order. With F = g - r,
+// t = alpha beta, s = g (1 - g):
 //
 //   F' = t s - 1    F'' = t^2 s (1 - 2 g)    r <- r - 2 F F' / max(2 F'^2 - F F'', F'^2), cut to [0, 1]
 //

@@ -23,9 +23,9 @@
 //
 // A policy is a struct of parameters that inherits DifferenceOptions and has
 //
-//   PlaceFree                     itself, if lambda_of() uses `head` only to find a parameter
-//   (plug/promises.hpp) static constexpr bool uses_extra parameters, check(), keep_jointly() its
-//   parameters and options, `pairing` included (plug/parameters.hpp);
+//   PlaceFree                     itself, if lambda_of() uses `head` only to find a parameter (plug/promises.hpp)
+//   static constexpr bool uses_extra
+//   parameters, check(), keep_jointly()      its parameters and options, `pairing` included (plug/parameters.hpp);
 //                                 a check of its own calls that of DifferenceOptions
 //   lambda_of<S>(head, extra)     lambda of a row, or of a pack of rows
 //   chain_lambda(head, dlambda, grad)    without uses_extra: adds to the parameters of `grad`

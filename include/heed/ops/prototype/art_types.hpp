@@ -33,9 +33,8 @@ template <class Real>
 struct ArtEvent {
   Index index = -1;  // the prototype that resonated or was created; -1: memory full
   ArtOutcome outcome = ArtOutcome::full;
-  Real match = 0;  // of the resonating prototype, else of the first candidate; 0: empty memory
-  Index searched =
-      0;  // prototypes that were tested against the vigilance; 1: the first choice resonated
+  Real match = 0;      // of the resonating prototype, else of the first candidate; 0: empty memory
+  Index searched = 0;  // tested against the vigilance; 1: the first choice resonated
   bool operator==(const ArtEvent&) const = default;
 };
 

@@ -1,8 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The prototypes W of prototype attention (ops/prototype.hpp), and their exchange with ART
-// memories.
+// The prototypes W of prototype attention (ops/prototype.hpp), and their exchange with ART memories.
+//
+//   u(x) = x / (|x| + eps)     winner of a row x = argmax_m x . u(W_m), the lowest among equals
+//
+// All u(x) . u(W_m) of a row share |x|, so the winner needs the norms of the prototypes only.
+//
+// Shapes   W (heads, M, dim_qk). Heads may have fewer than M prototypes: counts[h] of them; rows
+//          behind are padding, which wins no row and gets no gradient. Empty W (M = 0) or counts[h]
+//          = 0: no prototypes; the score term and the pull of that head are 0.
+// Bounds   winner 0 for a row of zeros and for one with a NaN.
+// Learning memory.take(memories) -> forward() -> learn_after_forward(memories, keys): the rows of a
+//          call never see what they teach.
 
 #include <heed/core/geometry.hpp>
 #include <heed/core/param.hpp>
@@ -99,8 +109,8 @@ struct PrototypeMemory : PrototypeOptions {
   }
 
  private:
-  static constexpr double kSmallestEps = 1e-37;       // largest whole numbers that a float holds
-  static constexpr Index kMostRows = Index(1) << 24;  // whole numbers of a float
+  static constexpr double kSmallestEps = 1e-37;       // 1 / eps is finite in float as well
+  static constexpr Index kMostRows = Index(1) << 24;  // largest whole numbers that a float holds
 
   [[nodiscard]] Index at(Index head, Index m) const { return (head * rows() + m) * W.extent(2); }
 };

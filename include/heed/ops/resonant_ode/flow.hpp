@@ -58,8 +58,7 @@ struct SoftmaxFlow {
     return sum_over_keys<Real>(keys, [&](Index j) {
       const P e = argument.load(j);
       const P p = exp2_weight(mul_add(now.load(j), factor, e));
-      const P visible =
-          zero_where(is_hidden(e), p);  // p is NaN in the whole lane if the lane holds a NaN
+      const P visible = zero_where(is_hidden(e), p);  // p is NaN in the lane of a NaN
       next.store(j, visible);
       return visible;
     });
