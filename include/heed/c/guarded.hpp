@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the functions of c.h return in place of exceptions.
+// Turns exceptions into the status values that functions of c.h return.
 
 #include <heed/c.h>
 #include <heed/core/config.hpp>
@@ -16,7 +16,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-// f(), with what it throws as a status and its sentence, which begins with the name of the function.
+// Calls f(). An exception becomes a status and a sentence, which begins with the name of the
+// function.
 template <class F>
 [[nodiscard]] int guarded(std::string& error, const std::string_view door, F&& f) noexcept {
   const auto failed = [&](int status, std::string_view text) {
@@ -36,7 +37,7 @@ template <class F>
     return failed(heed_invalid, wrong.what());
   } catch (const std::bad_alloc&) {
     return failed(heed_no_memory, "memory ran out");
-  } catch (const std::length_error&) {  // more numbers than a vector may ever hold
+  } catch (const std::length_error&) {  // more numbers than a vector can hold
     return failed(heed_no_memory, "memory ran out");
   } catch (const std::exception& other) {
     return failed(heed_failed, other.what());
