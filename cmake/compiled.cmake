@@ -53,7 +53,8 @@ function(heed_add_compiled)
   target_link_libraries(heed_compiled PUBLIC ${HEED_CORE_TARGET})
 endfunction()
 
-# heed_write_engine(source): writes the file `source`, which defines what heed/compiled_engine.hpp promises.
+# heed_write_engine(source): writes the file `source`, which defines the functions that
+# heed/compiled_engine.hpp declares.
 function(heed_write_engine source)
   set(header "${HEED_INCLUDE}/heed/compiled_engine.hpp")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")

@@ -7,7 +7,7 @@
 #   HEED_USAGE_ERROR  out: why the wishes cannot be met, or empty
 set(HEED_USAGE_ERROR "")
 
-# What is found here is made visible where a parent of this directory links heed.
+# Packages found here are made visible if a parent of this directory links heed.
 macro(heed_find_global package target)
   if(NOT TARGET ${target})
     find_package(${package} QUIET ${ARGN})

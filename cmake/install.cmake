@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 set(heed_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/heed")
 set(heed_pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
 
-# "../..", whatever the data directory is called.
+# "../..", whatever the name of the data directory is.
 file(RELATIVE_PATH HEED_PC_UP "/prefix/${heed_pc_dir}" /prefix)
 string(REGEX REPLACE "/$" "" HEED_PC_UP "${HEED_PC_UP}")
 set(HEED_PC_INCLUDEDIR "\${prefix}")

@@ -8,7 +8,7 @@
 //         after an optional first line that begins with #version. Tokens are spelled in printable
 //         characters, one for each byte. A token that is neither a byte nor made by a merge is a special token: any
 //         number of them in angle or square brackets, at most 64 others.
-// Errors  std::runtime_error when a file cannot be read, std::invalid_argument for what it holds.
+// Errors  std::runtime_error when a file cannot be read, std::invalid_argument for wrong contents.
 
 #include "bpe_merges.hpp"
 #include "bpe_split.hpp"

@@ -27,7 +27,7 @@ class RunReport {
   [[nodiscard]] bool failed() const { return failed_; }
 
  private:
-  static constexpr std::size_t kSpeeds = 60;  // points; of fewer steps, each would jump more
+  static constexpr std::size_t kSpeeds = 60;  // points; more would scatter, of few steps each
   [[nodiscard]] heed_report::Page page() const;
   [[nodiscard]] heed_report::Picture losses() const;
   [[nodiscard]] heed_report::Picture speed() const;

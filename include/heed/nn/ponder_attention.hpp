@@ -14,7 +14,6 @@
 //
 //   Training: the model runs everything behind the layer on y_1 ... y_N, and gets l_n, the loss of
 //   the token with y_n.
-//
 //   (4) L = sum_n p_n l_n + beta KL(p || g)
 //       g_n = prior (1 - prior)^(n - 1)  for n < N,  g_N = (1 - prior)^(N - 1)
 //       KL(p || g) = sum_n p_n (log p_n - log g_n)
