@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a causal attention layer takes whose sequence is divided among ranks: a cost model (cost_model.hpp) of the three ways
-// to divide it, from the measured engine and a network's latency and bandwidth, for up to thousands of ranks. --check holds the
-// model against this machine; under mpirun with two ranks, against their messages, too.
+// Predicts the time of a causal attention layer whose sequence is divided among ranks, by a cost
+// model (cost_model.hpp) of the three ways to divide it, from the measured engine and a network's
+// latency and bandwidth, for up to thousands of ranks. --check compares the model with this
+// machine, and under mpirun with two ranks also with their messages.
 //
 // Exit code  0 done, 1 the work could not be finished, 2 options that cannot be used.
 
@@ -25,7 +26,7 @@ using heed::Index;
 using heed_program::Ranks;
 using heed_program::UsageError;
 
-// Tokens of --check, a few seconds of work; those of the table would take minutes.
+// Tokens of --check, a few seconds of work; the table's tokens would take minutes.
 constexpr Count kCheckLen = 2048;
 
 struct Options {
@@ -65,7 +66,7 @@ class Call {
   heed::Options options_;
 };
 
-// The least of several times: what else the machine does can only add to it.
+// The smallest of several times: other work of the machine only adds to it.
 template <class Work>
 [[nodiscard]] double least_seconds(int most, const Work& work) {
   double least = std::numeric_limits<double>::infinity(), sum = 0;
@@ -98,7 +99,7 @@ void measure_engine(const Problem& p, int threads, Machine& machine) {
   machine.call = std::max(0.0, of_small - flops(small) / machine.flops);
 }
 
-// The least of several times of work that all ranks do together.
+// The smallest of several times of work that all ranks do together.
 template <class Work>
 [[nodiscard]] double least_together(Ranks& ranks, const Work& work) {
   double least = std::numeric_limits<double>::infinity();
@@ -120,7 +121,8 @@ void print_line(const char* what, double measured, double predicted) {
   std::fflush(stdout);
 }
 
-// Holds the model's forward pass against this machine: one call of the whole sequence, and on several ranks the gather.
+// Compares the model's forward pass with this machine: one call of the whole sequence, and on
+// several ranks the gather.
 void check_model(const Options& o, Ranks& ranks) {
   Problem p = o.problem;
   p.backward = false;

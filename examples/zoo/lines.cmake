@@ -27,7 +27,7 @@ function(heed_zoo_name out file)
   endif()
 endfunction()
 
-# heed_zoo_files(out): those that have a variant.
+# heed_zoo_files(out): the files that have a variant.
 function(heed_zoo_files out)
   file(GLOB files "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/*.hpp")
   set(variants "")

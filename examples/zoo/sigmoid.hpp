@@ -7,7 +7,8 @@
 //   ds_j = w_j (1 - w_j) G_j         G = dL/dw
 //
 // Source  J. Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention (2024): the bias is minus the
-//         logarithm of the length. Here n counts what the mask shows, and a number per head is learnt on top.
+//         logarithm of the length. Here n counts the visible keys, and a number per head is learnt
+//         in addition.
 
 #include "kit.hpp"
 
