@@ -30,7 +30,8 @@ struct Turned {
   }
 };
 
-// Turns both sides; its formula over numbers that move forgets the learnt angle where `wrong` says so.
+// A transform of both sides; with `wrong` its formula over numbers with tangents ignores the learnt
+// angle.
 template <class T>
 struct Angle : PlainTransform {
   Param<T> angle = T(0.3);

@@ -29,7 +29,7 @@ namespace {
 // Whole panels; long enough for the parts of pages below.
 constexpr Index kPage = std::max<Index>(32, kPanelLanes<float>);
 
-// A score that no library was built with: kv_pool.hpp brings the code of its calls along.
+// A score that no library contains: kv_pool.hpp brings the code of its calls along.
 template <class T>
 struct Closeness {
   using Features = SquaredNorms;
@@ -89,7 +89,7 @@ class Twin {
     caches[number]->truncate(len);
     tokens[number].resize(std::size_t(len));
   }
-  // counts[n] new tokens for each, and a call whose queries they are.
+  // Adds counts[n] tokens to each sequence, and makes a call with them as queries.
   void grow(const std::vector<Index>& numbers, const std::vector<Index>& counts, int threads) {
     std::vector<Index> at(1, 0), fresh;
     for (const Index count : counts) {
@@ -282,7 +282,7 @@ TEST_CASE("a pool says what does not fit, and stays as it was", "[kv_pool]") {
         "KvPool: page_rows is 7, it must be a positive multiple of " +
             std::to_string(kPanelLanes<float>));
 
-  // Gradients of caches are not to be had, and keys in two places are not read.
+  // Gradients of caches cannot be requested, and keys in two places are refused.
   std::vector<float> out(16);
   PackedInputs<float> in = pool.inputs({c, d}, view(2));
   const StoredView<float> to(out.data(), {1, 2, 2, 4});

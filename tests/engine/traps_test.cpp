@@ -38,7 +38,7 @@ template <class T>
   return std::all_of(x.begin(), x.end(), [](double v) { return std::isfinite(v); });
 }
 
-// One variant by itself, its parameters as they are.
+// One variant alone, with its parameters unchanged.
 template <class Op>
 [[nodiscard]] Tensor<typename Op::Scalar> run(const Op& op, const Call<typename Op::Scalar>& call) {
   using T = typename Op::Scalar;

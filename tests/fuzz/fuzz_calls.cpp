@@ -80,7 +80,7 @@ constexpr const char* kHelp =
   return s;
 }
 
-// The line of the case at hand, for the last words of a crash.
+// The line of the current case, for the message of a crash.
 thread_local std::string running;
 
 extern "C" void last_words(int signal) {

@@ -69,7 +69,8 @@ template <class Layer>
   return all;
 }
 
-// Gradients of x, of a memory of so many more tokens per sequence, and of the weights; no memory where there are none.
+// Compares gradients of x, of the weights, and of a memory with `more` further tokens per sequence,
+// with differences; no memory if the layer has none.
 template <class Layer>
 void check(Layer layer, Index more) {
   shake<double>(layer);

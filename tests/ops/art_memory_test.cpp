@@ -699,7 +699,7 @@ struct ScratchFile {
   ScratchFile& operator=(const ScratchFile&) = delete;
 };
 
-// What a good file of one prototype (0.5, 0.25) holds; a test spoils one field.
+// The contents of a good file of one prototype (0.5, 0.25); a test changes one field.
 struct Fields {
   std::map<std::string, std::string> metadata{{"format", "heed.art_memory"},
                                               {"version", "1"},

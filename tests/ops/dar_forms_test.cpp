@@ -10,7 +10,7 @@ using namespace heed_test;
 
 namespace {
 
-// Does with_form() hand out another type than the score itself?
+// True if with_form() passes another type than the score itself.
 [[nodiscard]] bool has_fast_form(const DarScore<double>& score) {
   bool fast = false;
   DarScore<double>::with_form(score, [&](const auto& form) {

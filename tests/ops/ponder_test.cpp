@@ -32,7 +32,7 @@ using Op = Dialectical<Real>;
 
 [[nodiscard]] double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// Every parameter random, rows of which halt after 1, 2, ... steps.
+// Random parameters, with which rows halt after 1, 2, ... steps.
 template <class T = double>
 [[nodiscard]] Dialectical<T> random_op(const Geometry& g, int max_steps, std::uint64_t seed = 7) {
   auto op = make_dialectical<T>(g, {.max_steps = max_steps, .halting = Halting::adaptive});
@@ -47,7 +47,7 @@ template <class T = double>
   return op;
 }
 
-// Of all rows and steps, how near the probabilities spent come to 1 - spare_eps.
+// The smallest distance, over all rows and steps, of the spent probabilities to 1 - spare_eps.
 [[nodiscard]] double to_jump(const Op& op, const reference::Problem<double>& problem) {
   double nearest = 1;
   const double enough = 1 - op.readout.spare_eps;
@@ -445,7 +445,7 @@ TEST_CASE("ponder: steps may be stored as bfloat16 and in any layout") {
 
 namespace {
 
-// What every step leaves is a result.
+// An op whose steps are all results.
 [[nodiscard]] Op outside_op(const Geometry& g, int max_steps) {
   Op op = random_op(g, max_steps);
   op.readout.halting = Halting::outside;
@@ -477,7 +477,7 @@ TEST_CASE("ponder: with halting outside, steps are the rows of ops with fewer st
                                       : call.steps[std::size_t(r * 18 + (n - 1) * 6 + c)]);
     CHECK(rows == other.out);
   }
-  // A call that asks for no steps has the same rows, and a loss that reads none the same gradients
+  // A call without steps has the same rows, and a loss that reads no steps the same gradients
   OpCall<Op> without(call.op, g, causal<double>());
   without.grad_out = call.grad_out;
   without.forward();

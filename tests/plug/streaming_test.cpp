@@ -94,7 +94,7 @@ struct SquaredRelu : StreamedRows<Real, 1> {
   }
 };
 
-// out = mixed * sigmoid(lse): a row that matches nothing is quiet.
+// out = mixed * sigmoid(lse): a row that matches no key is small.
 template <class Real>
 struct LoudRows : PlainReadout {
   static constexpr bool saves_mixed = true, uses_lse = true;

@@ -103,7 +103,7 @@ void check_every_failure() {
       INFO(threads << " threads, call " << at);
       CHECK_THROWS_AS(queue.forward(threads, at), PartFailed);
       CHECK_THROWS_AS(queue.backward(threads, -1),
-                      std::invalid_argument);  // `saved` is of a call that failed
+                      std::invalid_argument);  // `saved` belongs to a call that failed
       queue.forward(threads, -1);
       CHECK_THROWS_AS(queue.backward(threads, at), PartFailed);
       CHECK_NOTHROW(queue.backward(threads, -1));

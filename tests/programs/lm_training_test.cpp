@@ -408,7 +408,7 @@ TEST_CASE("A prior of PonderNet says how many steps a model takes") {
     REQUIRE(answers > 0);
     return steps / answers;
   };
-  // Of six steps 4.1 with a prior of 0.15, and 1.2 with 0.8
+  // The mean is 4.1 of six steps with a prior of 0.15, and 1.2 with 0.8.
   const double slow = steps_of(0.15), fast = steps_of(0.8);
   CAPTURE(slow, fast);
   CHECK(slow > 3.3);
@@ -841,7 +841,7 @@ TEST_CASE("Every number of a checkpoint is checked against what the file holds")
   CHECK(model("variant", std::string(1 << 20, 'x')).size() < 2000);  // it lists all variants
   CHECK(model("activation", "relu6").find(own + "cannot be used: ") == 0);
 
-  // Numbers that the file's tensors do not bear out; 1 TB and more if they were believed.
+  // Numbers that contradict the file's tensors; they would take 1 TB and more.
   CHECK(model("vocabulary", Index(1) << 40) ==
         own + "has vocabulary = 1099511627776, its tokenizer has " + words + " tokens");
   CHECK(model("width", 65'536) ==

@@ -8,7 +8,7 @@ include("${SOURCE}/cmake/packages.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/blocks.cmake")
 set(every_help "")
 
-# heed_read_help(command...): sets `help` to what the program says of itself.
+# heed_read_help(command...): sets `help` to the program's help text.
 function(heed_read_help)
   list(POP_FRONT ARGN program)
   if(NOT EXISTS "${BIN}/${program}")

@@ -147,7 +147,7 @@ inline std::vector<double> widened(const std::vector<float>& x) { return {x.begi
 template <class Op32>
 class FloatCheck {
  public:
-  // `steepness`: how much a rounding of what the score reads is enlarged in the score, beside S.
+  // `steepness`: the factor by which a rounding of the score's inputs grows in the score, beside S.
   FloatCheck(const Op32& op, const GoldenCase& golden, const ParamNames& names,
              const GradientTerms& terms, double steepness, Report& report)
       : op_(op), golden_(golden), names_(names), terms_(terms), report_(report), s_(steepness) {}

@@ -51,7 +51,8 @@ TEST_CASE("a share 1 - rate of all places is kept, in every column and in every 
           rows[std::size_t(r)] += 1.0 / size;
           columns[std::size_t(c)] += 1.0 / size;
         }
-    // Of 1,200 shares one in 16,000 lies beyond four standard deviations; five leave room for the next seed.
+    // One in 16,000 shares lies beyond four standard deviations; for 1,200 shares five leave room
+    // for another seed.
     const double deviation = std::sqrt(rate * (1 - rate) / size);
     double mean = 0, farthest = 0;
     for (const auto* shares : {&rows, &columns})

@@ -42,7 +42,7 @@ struct Call {
     (void)heed::explain(op, sizes, mask, heed::Pass::backward);
     (void)heed::reference::gradients(op, heed::reference::Problem<Real>{}, numbers);
   }
-  // Of ops whose weights are one softmax.
+  // Instantiates the calls that only ops with one softmax have.
   template <class Op>
   void of_softmax(Op op) {
     both_ways(op);
