@@ -26,8 +26,8 @@ struct RateScore {
 [[nodiscard]] std::vector<Cell> result_cells(const Experiment& experiment, const std::string& task,
                                              const std::string& variant, double learning_rate);
 
-// Whether several jobs are faster than one with all threads, and by which factor the faster way is
-// faster.
+// The answer whether several jobs are faster than one with all threads, and by which factor the
+// faster way is faster.
 struct Gain {
   bool several = false;
   double times = 1, least = 1, most = 1;  // the median of rounds, and their range

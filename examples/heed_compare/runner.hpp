@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One variant of one dtype and shape, ready to run. Its type is hidden behind an interface, so that variants can be timed
-// in turn; runners_float.cpp and its neighbours compile the variants.
+// One variant of one dtype and shape, ready to run. An interface hides its type, so that variants
+// can be timed in turn; runners_float.cpp and its neighbours compile the variants.
 
 #include "text_input.hpp"
 

@@ -31,7 +31,7 @@ struct BpeMerge {
   Index line;  // of merges.txt, for messages
 };
 
-// Where tokens and merges came from, for messages.
+// The sources of tokens and merges, for messages.
 struct BpeNames {
   std::string tokens, merges;
 };

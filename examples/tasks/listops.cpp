@@ -14,8 +14,8 @@ class Lists {
  public:
   Lists(const ListOps::Options& options, Draws& draws) : options_(options), draws_(draws) {}
 
-  // The value of a list that begins on level `level`, from 1. Its tokens are appended; when they are too many, the rest
-  // is left out.
+  // The value of a list that begins on level `level`, from 1. Appends its tokens; when they are too
+  // many, the rest is left out.
   Index list(Index level) {
     deepest_ = std::max(deepest_, level);
     const Index op = ListOps::min + draws_.below(4),

@@ -402,7 +402,7 @@ TEST_CASE("The gradient of a GPT with attention dropout is that of its loss", "[
     auto model = small_gpt(0.4, dropout);
     nn::Context<double> c = context(true);
     CHECK(model.gradient(c, kBatch, ids(1), ids(2)) == loss_of(model, c));
-    // Along one random direction per tensor.
+    // One random direction per tensor.
     std::uint64_t stream = 500;
     model.visit(
         [&](const std::string& name, heed::Param<double>& value, heed::Param<double>& grad) {

@@ -62,7 +62,7 @@ void check_sequence(const Run& run, const Call<T>& call, const Call<T>& other) {
   heed::KvCache<Stored> moved(std::move(cache));
   append(moved, other, 1);
   check_same(run, moved, other, 1);
-  append(cache, other, 4);  // what was moved from is as new
+  append(cache, other, 4);  // a moved-from cache is as new
   check_same(run, cache, other, 1);
 }
 

@@ -230,7 +230,7 @@ TEST_CASE(
     options.threads = threads;
     const int most = heed::resolve_threads(threads);
     CHECK(heed::worker_count(options, large, 1000, 1) == most);
-    CHECK(heed::worker_count(options, small, 1000, 1) == most);  // who asks for threads gets them
+    CHECK(heed::worker_count(options, small, 1000, 1) == most);  // an explicit number counts
     CHECK(heed::worker_count(options, large, 3, 1) == std::min(most, 3));
     CHECK(heed::worker_count(options, large, 0, 1) == 1);
     for (const Index bytes : {Index(1) << 20, heed::kScratchBytes / 4, 2 * heed::kScratchBytes}) {

@@ -71,7 +71,7 @@ std::string refusal(const Bytes& bytes) {
 struct Malformed {
   const char* rule;
   Bytes bytes;
-  std::string message;  // what must stand in it
+  std::string message;  // words that it must contain
 };
 
 std::string many_tensors(std::size_t count) {

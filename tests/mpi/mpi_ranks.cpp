@@ -21,7 +21,7 @@ using heed::mpi::Shards;
 
 namespace {
 
-// From before the first test to behind the last one.
+// MPI from before the first test to behind the last one.
 struct Program {
   Program() {
     int provided = 0;

@@ -476,7 +476,7 @@ TEST_CASE("Noise on queries and keys is a test of its own, which changes no othe
   };
   const Json without = Json::parse(shell.done(command).out);
   CHECK(records(with, "held out") == records(without, "held out"));
-  for (const std::size_t n : {0u, 1u})  // what is measured has none
+  for (const std::size_t n : {0u, 1u})  // the measured data have none
     CHECK(with.at("variants").at(n).at("measures") == without.at("variants").at(n).at("measures"));
   CHECK(records(with, "noise 0.01")[0].at("loss") != records(with, "held out")[0].at("loss"));
   CHECK(records(with, "noise 0.01")[0].at("loss").get<double>() ==

@@ -35,7 +35,7 @@ template <class T>
 }
 
 // Backward recomputes the weights and adds up four products: three times the naive error, and
-// four times the slack of forward. Its terms are of size 1 for inputs of size 1 even where they
+// four times the slack of forward. The terms are of size 1 for inputs of size 1 even where they
 // cancel to less, hence max(1, largest).
 [[nodiscard]] constexpr double backward_beside_naive(double naive_error, double largest) {
   return 3 * naive_error + 16 * eps<float> * std::max(1.0, largest);

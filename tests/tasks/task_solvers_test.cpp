@@ -289,7 +289,7 @@ TEST_CASE("selective-copy: the tokens between the blanks, in their order") {
       const auto copy = std::find(prompt.begin(), prompt.end(), Index(15));
       Tokens seen;
       std::copy_if(prompt.begin(), copy, std::back_inserter(seen), [](Index t) { return t != 14; });
-      const auto blanks = prompt.end() - copy - 2;  // those that were answered before
+      const auto blanks = prompt.end() - copy - 2;  // blanks that were answered before
       return Index(seen.size()) == copies ? seen[std::size_t(blanks)] : Index(-1);
     });
 }

@@ -36,7 +36,7 @@ struct Request {
   const heed_parameter* parameters;
   std::size_t parameter_count;
   std::string where;                                     // begins error texts
-  std::unique_ptr<const Packed<Real>> packed = nullptr;  // what `in` points to
+  std::unique_ptr<const Packed<Real>> packed = nullptr;  // the lengths to which `in` points
 };
 
 // The further arguments of backward.

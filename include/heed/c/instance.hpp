@@ -232,7 +232,7 @@ template <class Real>
 
 template <class List>
 int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
-  constexpr const char* door = "heed::forward";  // which would say the same
+  constexpr const char* door = "heed::forward";  // errors are those of this call
   return guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);
     heed_shapes found = adopt(shapes, "shapes", door);
@@ -256,7 +256,7 @@ int shapes_of(const heed_call* given, heed_shapes* shapes, std::string& error) {
 
 template <class List>
 int check(const heed_call* given, std::string& error) {
-  constexpr const char* door = "heed::forward";  // which would say the same
+  constexpr const char* door = "heed::forward";  // errors are those of this call
   const heed_table* other = nullptr;
   const int status = guarded(error, door, [&] {
     const heed_call call = adopt(given, "the call", door);

@@ -28,7 +28,7 @@ inline namespace HEED_ABI {
 
 struct OpReport {
   using Case = std::pair<std::string, GradientReport>;
-  std::vector<Case> cases;                                    // what was compared, and the result
+  std::vector<Case> cases;                                    // comparisons and their results
   std::vector<std::pair<std::string, std::string>> left_out;  // sizes not run, and why
 
   [[nodiscard]] bool passed() const {

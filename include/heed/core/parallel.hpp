@@ -178,7 +178,7 @@ class Turnstiles {
     }
   }
   void pass(Index gate) { passed_[std::size_t(gate)].fetch_add(1, std::memory_order_release); }
-  // From now on wait() throws where it would wait.
+  // After this call wait() throws where it would wait.
   void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
  private:

@@ -53,8 +53,8 @@ struct Strides {
   return {checked_product(s.heads, head, "TensorView: heads x len x dim"), head, s.dim};
 }
 
-// Where the memory of a view lies, whatever its elements are. Checks take this type, so that they
-// are compiled once for all element types.
+// The place of a view's memory, whatever its elements are. Checks take this type, so that they are
+// compiled once for all element types.
 struct MemoryView {
   Shape shape;
   Strides strides;  // in elements
@@ -132,7 +132,7 @@ namespace detail {
 
 }  // namespace detail
 
-// Whether two views may touch a common byte.
+// True if two views may touch a common byte.
 [[nodiscard]] inline bool may_overlap(const MemoryView& a, const MemoryView& b) {
   if (!a.has_elements() || !b.has_elements()) return false;
   for (Index p = 0; p < a.pages(); ++p)

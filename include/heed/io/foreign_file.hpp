@@ -26,8 +26,8 @@ inline constexpr std::size_t foreign_bytes = 64;
   return start.starts_with("<!doctype html") || start.starts_with("<html");
 }
 
-// What a file that begins with these bytes seems to be, as the end of a sentence: "begins like a Git LFS pointer: fetch the
-// file itself". Empty for possible safetensors, JSON or plain text.
+// The kind of a file that begins with these bytes, as the end of a sentence: "begins like a Git LFS
+// pointer: fetch the file itself". Empty for possible safetensors, JSON or plain text.
 [[nodiscard]] inline std::string_view foreign_kind(std::string_view bytes) {
   if (bytes.starts_with("version https://git-lfs"))
     return "begins like a Git LFS pointer: fetch the file itself";

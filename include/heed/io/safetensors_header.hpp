@@ -244,7 +244,7 @@ class SafetensorsHeader {
   Place place_ = Place::outside;
   bool has_metadata_ = false;
   std::string name_, key_, field_, dtype_;
-  std::array<bool, 3> fields_{};  // which of known_fields were seen
+  std::array<bool, 3> fields_{};  // flags of the known_fields that were seen
   std::vector<Index> shape_;
   std::vector<std::uint64_t> offsets_;
 };

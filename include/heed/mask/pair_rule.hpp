@@ -20,7 +20,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// How many pairs of a tile are visible: none, some, all.
+// The visible pairs of a tile: none, some, all.
 enum class TileKind : std::uint8_t { empty, partial, full };
 
 // Queries [query, query + rows) and keys [key, key + keys) of head (batch, head); none of them is empty.

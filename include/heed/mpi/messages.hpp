@@ -79,8 +79,8 @@ template <class Comm>
   return all;
 }
 
-// What ranks compare of a call, by names, and the reason why this rank cannot make it, if there is
-// one.
+// The parts of a call that ranks compare, by names, and the reason why this rank cannot make the
+// call, if there is one.
 struct RankStamp {
   std::vector<std::pair<std::string, std::string>> parts;
   std::string error;

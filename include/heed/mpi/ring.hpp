@@ -713,8 +713,8 @@ class RingCall {
   WidenedTensors<Real> copies_;
   TensorView<const Real> query_, key_, value_, extra_, query_inputs_;
   GatheredRows<Real> all_key_inputs_;
-  heed::detail::SummedInputs<typename Op::ScoreType, Real> inputs_;        // inputs of the score
-  TensorView<Real> dquery_inputs_, dkey_inputs_;                           // their gradients
+  heed::detail::SummedInputs<typename Op::ScoreType, Real> inputs_;  // inputs of the score
+  TensorView<Real> dquery_inputs_, dkey_inputs_;  // gradients of the score's inputs
   std::vector<Real> part_, dq_, dk_, dv_, dq_inputs_, dk_inputs_, dbias_;  // memory for one call
   std::vector<double> sums_, bias_;  // gradients of the parameters and of the bias
 };

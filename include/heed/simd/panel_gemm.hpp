@@ -37,8 +37,7 @@ struct SegmentedBroadcast {
   }
 };
 
-// How C is written: it is overwritten, added to, or overwritten while the maximum of each column is
-// kept.
+// Overwrites C, adds to it, or overwrites it while keeping the maximum of each column.
 enum class Store { overwrite, add, overwrite_and_max };
 
 namespace detail {
@@ -46,7 +45,7 @@ namespace detail {
 template <class Real>
 using VectorOf = typename Pack<Real>::Vector;
 
-// How a kernel reads elements of A and B, and multiplies them: as the scalars that C holds.
+// The kernel's way to read elements of A and B, and to multiply them: as the scalars that C holds.
 template <class Element>
 struct Elements {
   using Sum = Element;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Precision: the arithmetic of large products. Its value points to the products of pairs of
-// bfloat16, so that a file which never names Precision::mixed compiles none of them.
+// The arithmetic of large products. Precision points to the products of pairs of bfloat16, so that
+// a file which never names Precision::mixed compiles none of them.
 
 #include <heed/simd/bfloat_pairs.hpp>
 
