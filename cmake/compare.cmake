@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds and runs the comparison of all variants, from any directory:
 #   cmake -P cmake/compare.cmake [-- ARGUMENT...]      for the arguments: -- --help
-# Standard output has what heed_compare prints, standard error all else.
+# Standard output has the output of heed_compare, standard error everything else.
 cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The packages behind heed's tests, benchmarks and examples. Everything is looked for first, so that
-# one message names all that is missing. Headers that read or write safetensors need nlohmann_json, the others none of them.
+# The packages behind heed's tests, benchmarks and examples. All packages are searched first, so
+# that one message names all missing ones. Headers that read or write safetensors need
+# nlohmann_json, the others need no package.
 include("${CMAKE_CURRENT_LIST_DIR}/packages.cmake")
 
 # g++ collects garbage less often with this flag: it saves a fifth of its time on files full of

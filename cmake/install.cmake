@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Headers, CMake package and pkg-config file; nothing of it depends on the architecture or on the prefix. With
-# HEED_INSTALL_COMPILED also the library heed_compiled, built with the flags of this build, which does.
+# Headers, CMake package and pkg-config file; nothing of it depends on the architecture or on the
+# prefix. With HEED_INSTALL_COMPILED also the library heed_compiled, which is built with the flags
+# of this build and depends on them.
 include(CMakePackageConfigHelpers)
 set(heed_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/heed")
 set(heed_pc_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")

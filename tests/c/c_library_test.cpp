@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libheed beside the calls of C++: the same numbers, the same sentences, the same list of variants, with every instruction
-// set that the library and this processor have.
+// libheed compared with the calls of C++: the same numbers, the same sentences, the same list of
+// variants, with every instruction set that the library and this processor have.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of C that nobody should make: right ones in which some things were changed for random others. Pointers that are not null
-// are valid, and so is the memory that a tensor claims, unless no memory could be there. A call succeeds or says in one line what
-// is wrong; it changes no input, and nothing but what it has to write.
+// Wrong calls of C: right ones with some random changes. Pointers that are not null are valid, and
+// so is the memory that a tensor claims, unless no memory could be there. A call succeeds or says
+// in one line what is wrong; it changes no input, and writes only its outputs.
 
 #include "catch.hpp"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_jvp and check_op pass ops whose forward mode is right, and find what is wrong in a derivative that jvp() alone reads.
+// check_jvp and check_op pass ops whose forward mode is right, and find the fault in a derivative
+// that only jvp() reads.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_causality() passes causal ops and tells which tensor brings a later token to an earlier output: numbers of tokens,
-// too.
+// check_causality() passes causal ops, and names the tensor, numbers of tokens among them, that
+// carries a later token to an earlier output.
 
 #include "catch.hpp"
 #include "forgetting_score.hpp"

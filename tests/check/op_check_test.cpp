@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_op finds what is wrong at one shape alone, in a bias gradient alone and in an extra input alone; and it says
-// what ran, and what did not.
+// check_op finds a fault at a single shape, in a bias gradient alone and in an extra input alone;
+// and its report says what ran, and what did not.
 
 #include "catch.hpp"
 #include "message_of.hpp"

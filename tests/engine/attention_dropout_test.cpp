@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout of attention weights: the pattern, every variant against its slow twin and central differences,
-// layers and models.
+// Dropout of attention weights: the pattern, every variant against its reference and central
+// differences, layers and models.
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The doors: what they refuse and in which words, which memory they read in place, and what happens
-// when memory runs out.
+// Public calls: the errors and their words, the memory that they read in place, and the end of
+// memory.
 
 #include "conformance/compare.hpp"
 #include "conformance/counting_new.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Visible NaN and infinity: a score of -infinity weighs nothing beside a larger one; where all scores of a row are
-// -infinity, or one is NaN or +infinity, the row is NaN; no other row has a bit changed.
+// Visible NaN and infinity: a score of -infinity has weight 0 beside a larger one; if all scores of
+// a row are -infinity, or one is NaN or +infinity, the row is NaN; no bit of another row changes.
 
 #include "conformance/compare.hpp"
 

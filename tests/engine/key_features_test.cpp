@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Key features that a cache keeps: the bits of calls that compute them anew, whatever happens to the cache between calls.
+// Key features that a cache keeps give the bits of calls that compute them again, whatever happens
+// to the cache between calls.
 
 #include "conformance/compare.hpp"
 #include "message_of.hpp"

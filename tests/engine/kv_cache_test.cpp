@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from a paged cache: pages equal one piece bit by bit, and steps equal the whole.
+// Decoding from a paged cache: memory in pages gives the bits of memory in one piece, and steps
+// equal the whole call.
 
 #include "conformance/compare.hpp"
 // Sanitizers end the program in their own operator new, where it should throw.

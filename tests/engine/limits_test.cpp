@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls at the limits of what is allowed: nothing to do, numbers as large as they may be, tensors as long and as far
-// apart as they may be. Every variant, forward and backward.
+// Calls at the limits: nothing to do, the largest numbers, the longest tensors, and rows as far
+// apart as possible. Every variant, forward and backward.
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"

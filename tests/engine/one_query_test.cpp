@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One query and grouped heads, as in decoding: heads may be computed as rows of one head only where no part of
-// the op can tell the difference.
+// One query and grouped heads, as in decoding: heads may be computed as rows of one head only if no
+// part of the op can tell the difference.
 
 #include "catch.hpp"
 #include "door_case.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed sequences under every part of a mask, with scores and normalisers of one's own, in other layouts and formats, and
-// what is said of lengths that do not fit.
+// Packed sequences under every part of a mask, with own scores and normalisers, in other layouts
+// and formats; and errors about lengths that do not fit.
 
 #include "forgetting_score.hpp"
 #include "learnt_features.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the keys: what they merge to, the way back, and decoding that splits the keys of few queries by itself.
+// Calls on parts of the keys: merging them, their backward pass, and decoding that splits the keys
+// of few queries by itself.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and how many threads there are.
+// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and the
+// number of threads.
 #include <heed/core/random.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/simd/instructions.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every variant promises beside being right: rows that see nothing, hidden garbage, NaN, huge
-// numbers, causality, and the laws of weights.
+// Properties of every variant beside right numbers: rows that see no key, garbage at hidden places,
+// NaN, huge numbers, causality, and the laws of weights.
 
 #include "conformance/compare.hpp"
 

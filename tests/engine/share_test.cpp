@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of a call (Inputs::share) together make the call: rows of queries have its bits, and what is added up over queries
-// is its sum.
+// Shares of a call (Inputs::share) together make the call: rows of queries have its bits, and sums
+// over queries add up to its sums.
 
 #include "forgetting_score.hpp"
 #include "message_of.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs the engine asks a score about. Every pair that the mask shows, once in each pass; and beside them, of the
-// pairs that a band or a key length hides, only those that share vectors of queries with a query that sees the key. A
-// strip that skips too much, a tile that is computed whole, and a pair that two strips compute all show.
+// The pairs for which the engine computes scores: every pair that the mask shows, once in each
+// pass; and further pairs that a band or a key length hides, only if they share a vector of queries
+// with a query that sees the key. A strip that skips too much, a tile that is computed whole, and a
+// pair that two strips compute all show.
 
 #include "catch.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of a user's own.
+// A user's own ops.
 
 #include <heed/engine/doors.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever the bytes, the reader takes the file or refuses it by std::runtime_error with one
 // sentence. A file that it takes keeps all rules, counted here a second time, and comes back equal
-// from the writer. A breach leaves as std::logic_error, which the fuzzer reports as a crash.
+// from the writer. A breach throws std::logic_error, which the fuzzer reports as a crash.
 
 #include <heed/io/safetensors.hpp>
 

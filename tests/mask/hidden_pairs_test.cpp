@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs a mask hides is said in several ways: key by key, of one pair, of whole rows, of tiles, and a vector at
-// a time. All agree with the words of mask.hpp, written down here pair by pair.
+// A mask answers in several ways which pairs it hides: key by key, for one pair, for whole rows,
+// for tiles, and a vector at a time. All agree with the rules of mask.hpp, written down here pair
+// by pair.
 
 #include "catch.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks, views and options near the ends of what an Index holds, and contradictory ones: the right answer or one
-// sentence, never an overflow.
+// Masks, views and options near the ends of an Index's range, and contradictory ones: the right
+// answer or one sentence, never an overflow.
 
 #include "catch.hpp"
 #include "message_of.hpp"

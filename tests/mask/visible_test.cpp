@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that are functions of positions: pair by pair against plain loops, in calls against the slow twin, and what
-// hides whole tiles or nothing.
+// Masks that are functions of positions: pair by pair against plain loops, in calls against the
+// reference, also those that hide whole tiles or nothing.
 
 #include "catch.hpp"
 #include "door_case.hpp"

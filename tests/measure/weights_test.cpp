@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// measure_weights() against plain loops over the weights of the slow twin: every variant, own parts, every mask; and what
-// hidden keys, threads, ties and numbers that are not finite may and may not do.
+// measure_weights() against plain loops over the weights of the reference: every variant, own
+// parts, every mask; with hidden keys, several threads, ties and numbers that are not finite.
 
 #include "catch.hpp"
 #include "message_of.hpp"

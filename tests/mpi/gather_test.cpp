@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Context parallelism by gathering, on ranks that are threads: every op and mask has the bits of one process in all that
-// belongs to queries.
+// Context parallelism by gathering, on ranks that are threads: every op and mask has the bits of
+// one process in all results per query.
 
 #include "forgetting_score.hpp"
 #include "message_of.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer that takes tokens in steps gives the rows of the whole sequence, whatever its op reads of positions.
+// A layer that takes tokens in steps gives the rows of the whole sequence, in whatever way its op
+// reads positions.
 
 #include "catch.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention layers whose scores, normalisers and readouts read numbers of tokens, which they project from what their keys and
-// values come from.
+// Attention layers whose scores, normalisers and readouts read numbers of tokens, which they
+// project from the same rows as their keys and values.
 
 #include "catch.hpp"
 #include "message_of.hpp"

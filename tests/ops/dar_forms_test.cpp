@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops that DarScore::with_form() takes for common options have the value and every derivative of its formula,
-// score() and score_vjp(), which the slow twin runs.
+// score() and score_vjp(), which the reference runs.
 
 #include "catch.hpp"
 #include "door_case.hpp"

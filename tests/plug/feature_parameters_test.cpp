@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Features of rows that read the parameters of their head: against the slow twin, with the same bits for any number of
-// threads, and kept by a cache as long as the parameters stay.
+// Features of rows that read the parameters of their head: against the reference, with the same
+// bits for any number of threads, and kept by a cache as long as the parameters do not change.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of tokens that normalisers and readouts read: against plain loops, the slow twin and forward mode.
+// Numbers of tokens that normalisers and readouts read: against plain loops, the reference and
+// forward mode.
 
 #include "catch.hpp"
 #include "direction.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scores know of places: learnt tables by distance or by pair of positions, positions of rows, counts of visible keys;
-// against the slow twin.
+// Scores that read positions: learnt tables by distance or by pair of positions, positions of rows,
+// counts of visible keys; against the reference.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs::first_query: some queries of a sequence, told where they stand, have the rows and the gradients that they have among
-// all queries, whatever reads their positions.
+// Inputs::first_query: some queries of a sequence, given their position, have the rows and the
+// gradients that they have among all queries, whichever part reads positions.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row normalisers of which only forward(row) is written: against the slow twin and difference quotients, against derivatives by
-// hand, and what hidden pairs, threads and several score maps may and may not do.
+// Row normalisers given by forward(row) alone: against the reference and difference quotients, and
+// against derivatives by hand; with hidden pairs, several threads and several score maps.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row transforms of queries and keys, and their parameters: against the slow twin, with the same bits for any number of
-// threads, from a cache, and as what calls on transformed tensors give.
+// Row transforms of queries and keys, and their parameters: against the reference, with the same
+// bits for any number of threads, from a cache, and against calls on transformed tensors.
 
 #include "cached_tokens.hpp"
 #include "catch.hpp"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# From a block of README.md to a translation unit. Text is cut at what stands in it and never becomes a
-# list, so that brackets and semicolons are safe.
+# Makes a translation unit from a block of README.md. Text is cut at strings in it and never becomes
+# a list, so that brackets and semicolons are safe.
 
 # heed_cut(text separator before behind): sets `before` and `behind` to the text on either side of
 # the first `separator`; without one, to the whole text and to nothing.

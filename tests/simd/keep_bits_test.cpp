@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which places keep_bits.hpp keeps: how many, the same again, and the same however they are drawn.
+// The places that keep_bits.hpp keeps: their number, and that they are the same in every run and
+// however they are drawn.
 #include <heed/core/random.hpp>
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/keep_bits.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain loops in double; and
-// the same bits for a query alone or beside others, on rows of any type.
+// The products of decoding, row_dots(), narrow_dots(), row_mix() and narrow_mix(), against plain
+// loops in double; and the same bits for a query alone or among others, on rows of any type.
 #include <heed/simd/instructions.hpp>
 #include <heed/simd/narrow_product.hpp>
 

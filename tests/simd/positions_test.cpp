@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of positions beside whole numbers, lane by lane.
+// Vectors of positions compared with whole numbers, lane by lane.
 
 #include "catch.hpp"
 

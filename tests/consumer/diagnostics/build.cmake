@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The first error that each of COMPILERS prints about a mistake of main.cpp, an author's, or of calls.cpp, a caller's, holds heed's
-# own sentence.
+# The first error that each of COMPILERS prints contains heed's own sentence, for an author's
+# mistakes (main.cpp) and a caller's (calls.cpp).
 set(branch "cannot branch on it: use heed::math::select\\(condition, a, b\\)")
 set(function "std::exp and its like do not take: use heed::math::exp")
 set(sentence_1 "${function}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instantiates every op, both ways and over float and double, and what stands around them. build.cmake includes all headers in
-// front of it.
+// Instantiates every op, both ways and over float and double, and the functions around them.
+// build.cmake includes all headers in front of it.
 template <class T>
 struct Mine {
   heed::Param<T> slope = T(0.5);
