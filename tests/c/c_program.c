@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A C program that calls heed: every variant on every instruction set that the processor has, forward and backward, against
-// central differences, plain attention in long hand and numbers by hand; and all that can be asked wrongly.
+// central differences, plain attention in plain loops and numbers by hand; and all wrong calls.
 
 #include <heed/c.h>
 
@@ -279,7 +279,7 @@ static void check_first_program(void) {
   heed_saved_free(saved);
 }
 
-// Plain attention in long hand.
+// Attention in plain loops.
 struct who {
   int (*sees)(int64_t b, int64_t h, int64_t i, int64_t j);
   double (*adds)(int64_t b, int64_t h, int64_t i, int64_t j);

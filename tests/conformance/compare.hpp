@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Fast results against the slow twin, by the rules of tolerances.hpp.
+// Fast results against the reference, by the rules of tolerances.hpp.
 
 #include "catch.hpp"
 #include "conformance/runner.hpp"

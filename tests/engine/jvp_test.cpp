@@ -168,7 +168,7 @@ TEST_CASE("What a mask hides leaves no trace in tangents", "[jvp]") {
         }
       CHECK(run_jvp(spoilt_call, spoilt, saved) == clean);
     }
-    // One query of NaN spoils its own row.
+    // One query of NaN makes its own row NaN, and no other.
     Direction<Op> one = direction;
     one.query[0] = nan;
     const auto clean = run_jvp(call, direction, true), touched = run_jvp(call, one, true);

@@ -121,7 +121,7 @@ struct PlainSizes {
   }
 };
 
-// Forward of `call` in mixed precision against the twin.
+// Compares forward of `call` in mixed precision with the reference.
 void check_mixed_forward(const Runner<float>& runner, const Call<float>& call, double& largest) {
   const Twin twin = runner.twin(call);
   const Outcome<float> result = forward(runner, call);

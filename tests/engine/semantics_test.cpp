@@ -407,7 +407,7 @@ TEMPLATE_TEST_CASE("a bias of -FLT_MAX is a number and -infinity hides", "[seman
 
 TEST_CASE("masks hide and add what their definitions say, pair by pair", "[semantics]") {
   // Written out here as boolean masks and biases, independently of the classifier that both the engine and
-  // its slow twin ask.
+  // its reference ask.
   struct Written {
     const char* name;
     heed::Mask<double> mask;

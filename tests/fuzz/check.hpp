@@ -4,7 +4,7 @@
 // Runs one case, and compares it with the reference, with plain loops, and with memory that must
 // not change:
 //
-//   out, lse, reports   the plain loops in double; out also the slow twin
+//   out, lse, reports   the plain loops in double; out also the reference
 //   gradients           entry by entry the reference's tape; and along one random direction of all
 //                       tensors at once the plain loops
 //   bits                the same for two and three threads

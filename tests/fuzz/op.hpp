@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An op of one case behind one type: how heed runs it in float and double, its slow twin, and its formula in plain
-// loops. Numbers leave as double, in (batch, heads, len, dim) order.
+// An op of one case behind one type: how heed runs it in float and double, its reference, and its
+// formula in plain loops. Numbers leave as double, in (batch, heads, len, dim) order.
 
 #include <heed/check/op_call.hpp>
 #include <heed/check/op_gradcheck.hpp>

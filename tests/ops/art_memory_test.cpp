@@ -66,7 +66,7 @@ bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// The slow twin: the search written out with a stable sort, in the order of the definition.
+// The reference: the search written out with a stable sort, in the order of the definition.
 template <class T>
 struct NaiveMemory {
   ArtOptions<T> o;

@@ -25,7 +25,7 @@ using Complex = std::complex<double>;
 using V64 = Var<double>;
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// ---- one pair in long hand -------------------------------------------------------------------
+// ---- one pair in plain loops ------------------------------------------------------------------
 
 template <class S>
 struct PlainRow {

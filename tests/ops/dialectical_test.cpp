@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Dialectical attention: the hooks of its readout, run panel by panel by a small driver, against
-// the oracle, against the slow twin and its tape, and against numbers by hand.
+// the oracle, against the reference and its tape, and against numbers by hand.
 
 #include "catch.hpp"
 #include "golden_case.hpp"

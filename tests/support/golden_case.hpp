@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One golden operator case (golden/FORMAT.md) as a problem for the slow twin and as inputs for the
+// One golden operator case (golden/FORMAT.md) as a problem for the reference and as inputs for the
 // engine, and the measure by which results are compared with it.
 
 #include <heed/io/safetensors.hpp>
@@ -159,7 +159,7 @@ class GoldenCase {
     return mask;
   }
 
-  // The case as the slow twin reads it, rounded to T first. The intent "i" is its extra input. Must
+  // The case as the reference reads it, rounded to T first. The intent "i" is its extra input. Must
   // not outlive the case.
   template <class T = double>
   heed::reference::Problem<T> problem() const {

@@ -17,7 +17,7 @@ namespace heed_test::tolerance {
 template <class T>
 inline constexpr double eps = double(std::numeric_limits<T>::epsilon());
 
-// Mixed rows, float or double, against the slow twin in double. 64 eps covers sums of a few
+// Mixed rows, float or double, against the reference in double. 64 eps covers sums of a few
 // thousand terms in the engine and as many in the reference, which has its own rounding in double.
 // For float results the reference is exact by comparison: 16 eps for exp, sums and division, 4 eps
 // S for the dot product.
