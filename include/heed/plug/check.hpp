@@ -311,25 +311,25 @@ consteval bool check_long_hand() {
       requires(const Score& s, const PairOf<Score, S>& pair, const ScalarsOf<Score, S>& p) {
         { s.score(pair, p) } -> std::convertible_to<S>;
       },
-      "heed: the slow twin, and so check_op, runs score() on plain numbers, too: a score needs "
+      "heed: the reference, and so check_op, runs score() on plain numbers, too: a score needs "
       "`template <class S> S score(const PairOf<Score, S>& pair, const auto& p) const` "
       "(plug/score.hpp)");
   static_assert(
       detail::has_features<detail::OfQueries, Score, Row> &&
           detail::has_features<detail::OfKeys, Score, Row>,
-      "heed: the slow twin, and so check_op, runs features on plain numbers, too: they need "
+      "heed: the reference, and so check_op, runs features on plain numbers, too: they need "
       "`template <class Row, class S> void query_features_of(const Row& row, S* f) const`, and "
       "key_features_of alike (plug/score.hpp)");
   static_assert(
       detail::has_reference<Normaliser, S> || detail::is_row_formula<Normaliser, S>,
-      "heed: a normaliser without reference() has no slow twin, which check_op compares with: add "
+      "heed: a normaliser without reference() cannot be compared with one by check_op: add "
       "`template <class S> std::vector<S> reference(const LongHandRow<S>& row) const`, the weights "
-      "of one row in long hand (plug/normaliser.hpp)");
+      "of one row in plain loops (plug/normaliser.hpp)");
   static_assert(
       requires(const Op& op, ReadoutContext<S>& context) { op.read_out_reference(context); },
-      "heed: a readout without reference() has no slow twin, which check_op compares with: add "
-      "`template <class S> void reference(ReadoutContext<S>& context) const`, its answer in long "
-      "hand (plug/readout.hpp)");
+      "heed: a readout without reference() cannot be compared with one by check_op: add "
+      "`template <class S> void reference(ReadoutContext<S>& context) const`, its output in plain "
+      "loops (plug/readout.hpp)");
   return true;
 }
 
