@@ -221,14 +221,15 @@ void print_table(const Options& o) {
   for (const std::string& region : regions) text += (text.empty() ? "" : ", then ") + region;
   if (!text.empty()) std::printf("\nfastest: %s\n", text.c_str());
   std::printf(
-      "share: of the time in which the rank that computes longest computes; MiB: keys and values "
+      "share: fraction of the time in which the busiest rank computes; MiB: keys and values "
       "that a rank holds%s\n",
       p.backward ? ", and their gradients" : "");
 }
 
 int run(int argc, char** argv, Ranks& ranks) {
   Options o;
-  CLI::App app{"What attention takes whose sequence is divided among ranks.", "heed_scaling"};
+  CLI::App app{"Predicts the time of attention over a sequence that is divided among ranks.",
+               "heed_scaling"};
   const auto size = [&](const char* name, Count& value, const char* text, std::int64_t most) {
     app.add_option(name, value, text)
         ->type_name("N")
@@ -255,7 +256,7 @@ int run(int argc, char** argv, Ranks& ranks) {
   real("--bandwidth", o.bandwidth, "Bandwidth of a rank in each direction, in GB/s");
   app.add_option(
          "--threads", o.threads,
-         "Number of threads of a rank for what is measured; 0: OMP_NUM_THREADS, or all processors")
+         "Number of threads of a rank for measurements; 0: OMP_NUM_THREADS, or all processors")
       ->type_name("N")
       ->capture_default_str()
       ->check(heed_program::whole(0, heed_program::kMaxThreads));
