@@ -25,7 +25,7 @@ struct Unit {
 };
 
 struct Cost {
-  double seconds;    // of processor time, which other programs disturb least
+  double seconds;    // processor time, which other programs disturb least
   double megabytes;  // most memory resident at a time
 };
 

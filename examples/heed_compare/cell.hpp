@@ -16,7 +16,7 @@ namespace compare {
 inline constexpr double kNotFinite = std::numeric_limits<double>::quiet_NaN();
 
 struct Cell {
-  std::string task;  // its spec, or kText
+  std::string task;  // spec of the task, or kText
   std::string variant;
   Index hidden = 0;  // width of the MLP
   double learning_rate = 0;
@@ -72,11 +72,11 @@ using Measures = std::map<std::string, double>;
 struct CellResult {
   Index parameters = 0;
   Index skipped = 0;             // steps skipped because a number was not finite
-  double tokens_per_second = 0;  // of the first stage, without evaluations
+  double tokens_per_second = 0;  // speed in the first stage, without evaluations
   std::vector<TestScore> tests;  // held out first; after the first stage
   std::vector<Evaluation> course;
   std::vector<StageScore> stages;  // empty with one stage
-  TrainingCurve curve;             // of the first stage
+  TrainingCurve curve;             // losses of the first stage
   // Measures on the first held-out rows after the first stage, means over layers: over all tokens,
   // over tokens that are asked for an answer, over the others. Empty if the loss is not finite; the
   // last two only for tasks.

@@ -64,7 +64,7 @@ class Experiment {
 
   const Settings& settings_;
   std::vector<Task> tasks_;
-  std::map<std::string, Index> hidden_;  // of each variant
+  std::map<std::string, Index> hidden_;  // width of each variant's MLP
   std::vector<std::string> texts_;       // the texts' contents as numbers; empty if no text is read
 };
 

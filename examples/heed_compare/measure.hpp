@@ -34,7 +34,7 @@ struct Comparison {
   std::map<Dtype, int> rounds;
   std::vector<Record> records;  // dtype by dtype, variant by variant, forward before backward
   std::string text_source;
-  Index text_bytes = 0;  // of the file; a run reads batch * tokens of them, repeated
+  Index text_bytes = 0;  // size of the file; a run reads batch * tokens of its bytes, repeated
   heed::Shape gradient_shape;
 };
 
@@ -67,7 +67,7 @@ void require_gradients(const Comparison& comparison);
 struct LengthTime {
   std::string variant, pass;
   Index len = 0;
-  std::vector<double> ratios;  // of the rounds, over sdpa in the same round
+  std::vector<double> ratios;  // ratios to sdpa in the same round, one per round
 };
 
 // The variants at a quarter and at half of the length, in three rounds of the first dtype; nothing below 16

@@ -32,7 +32,7 @@ constexpr int kRounds = 3;
 struct Missing {
   std::string task, variant;
   std::size_t choosing = 0, results = 0;
-  double step = 0, seconds = 0;  // of a step; of all these cells
+  double step = 0, seconds = 0;  // seconds of one step; seconds of all these cells
 };
 
 class Planner {

@@ -36,7 +36,7 @@ class RankWorkers {
     Clock::time_point heard;
   };
   heed_program::Ranks* ranks_;
-  std::vector<Busy> busy_;  // of ranks 1, 2, ...
+  std::vector<Busy> busy_;  // states of ranks 1, 2, ...
   Clock::time_point looked_ = Clock::now();
 };
 

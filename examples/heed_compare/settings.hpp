@@ -80,7 +80,7 @@ struct Settings {
   TrainingSettings training;
   std::string text_file;            // empty: not given
   std::string json_file, csv_file;  // empty: not given; "-": standard output
-  std::string report_folder;        // of the page of pictures; empty: not given
+  std::string report_folder;        // folder for the page of pictures; empty: not given
 
   [[nodiscard]] bool trains() const { return training.steps > 0; }
   // True if standard output gets data, so that tables go to standard error.

@@ -27,7 +27,7 @@ using heed::Index;
 
 class TextInput {
  public:
-  static constexpr Index width = 128;  // of x
+  static constexpr Index width = 128;  // width of x
 
   // `text` is repeated until batch * len tokens are there; it must not be empty.
   TextInput(const std::string& text, Index batch, Index len, std::uint64_t seed);

@@ -37,7 +37,7 @@ struct TrainedVariant {
 [[nodiscard]] std::vector<double> backward_transfers_of(const TrainedVariant& variant,
                                                         double StageScore::*score);
 [[nodiscard]] double tokens_per_second_of(const TrainedVariant& variant);  // median
-[[nodiscard]] Index skipped_of(const TrainedVariant& variant);             // of all runs
+[[nodiscard]] Index skipped_of(const TrainedVariant& variant);             // sum over all runs
 // Means over the runs that have the measure.
 [[nodiscard]] Measures means_of(const TrainedVariant& variant, Measures CellResult::*measures);
 
@@ -55,7 +55,7 @@ enum class Quantity { loss, accuracy };
 
 struct TrainingComparison {
   std::vector<Experiment::Task> tasks;
-  std::vector<TrainedVariant> variants;  // of the first task, then of the next
+  std::vector<TrainedVariant> variants;  // variants of the first task, then of the next
 };
 
 // The variants of one task.

@@ -28,7 +28,7 @@ namespace heed_lm {
 // A pair of tokens that become one, spelled in printable characters.
 struct BpeMerge {
   std::string left, right;
-  Index line;  // of merges.txt, for messages
+  Index line;  // line of merges.txt, for messages
 };
 
 // The sources of tokens and merges, for messages.

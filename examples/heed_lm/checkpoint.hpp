@@ -32,7 +32,7 @@ struct TrainSettings {
   double ponder_prior =
       heed::nn::kPonderPrior;  // for models that have one (nn/ponder_attention.hpp)
   std::uint64_t seed = 1;
-  std::string precision = kFloat;  // of large products: kFloat or kMixed
+  std::string precision = kFloat;  // precision of large products: kFloat or kMixed
 
   template <class Self, class F>
   static void for_each_field(Self& s, F&& f) {

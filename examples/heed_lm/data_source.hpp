@@ -44,7 +44,7 @@ struct DataSettings {
                               // files are given
   std::string vocab, merges;  // files for gpt2
   std::string end_of_text;    // see end_of_text_named()
-  Index len = 256;            // of the longest sequence; of every one of plain "parens"
+  Index len = 256;            // length of the longest sequence; of every one of plain "parens"
   double held_out = 0.1;      // fraction of a file; 0: nothing
   std::uint64_t seed = 1;
 };

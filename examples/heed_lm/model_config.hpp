@@ -24,10 +24,10 @@ struct ModelConfig {
   Index prototypes = 16;
   bool tied = true, causal = true;
   std::string activation = "gelu";
-  std::string init = "gpt2";  // of nn::first_weights_named(); "gpt2" for files that do not name it
-  double dropout = 0;         // rate for the embeddings and for what each block adds
+  std::string init = "gpt2";     // name for nn::first_weights_named(); "gpt2" for files without it
+  double dropout = 0;            // rate for the embeddings and for what each block adds
   double attention_dropout = 0;  // rate for the attention's weights
-  std::uint64_t seed = 1;        // of the first weights
+  std::uint64_t seed = 1;        // seed of the first weights
 
   template <class Self, class F>
   static void for_each_field(Self& c, F&& f) {

@@ -36,7 +36,7 @@ class RunReport {
   std::filesystem::path folder_;
   heed_report::Page head_;
   heed_report::Curve training_, rate_;
-  heed_report::Curve tokens_{kSpeeds}, seconds_{kSpeeds};  // of each step
+  heed_report::Curve tokens_{kSpeeds}, seconds_{kSpeeds};  // numbers of each step
   heed_report::Series validation_{"validation", {}, {}, true};
   Report last_;
   Index skipped_ = 0;

@@ -37,11 +37,11 @@ inline constexpr double kLargestLoss = 103.3;
 // The state of a run after a step, for Watch::on_step.
 struct Report {
   Index step = 0, steps = 0;
-  double loss = 0;  // of the last batch, nats per token; may be any number if the step was skipped
+  double loss = 0;  // nats per token of the last batch; may be any number if the step was skipped
   double rate = 0;  // learning rate
-  double tokens_per_second = 0;  // of the run so far, with its evaluations and saves
+  double tokens_per_second = 0;  // mean of the run so far, with its evaluations and saves
   double seconds_left = 0;
-  Index step_tokens = 0;    // of this step
+  Index step_tokens = 0;    // tokens of this step
   double step_seconds = 0;  // from the draw of this step's batch to the new weights
   bool skipped = false;     // true if a number of the step was not finite
 };

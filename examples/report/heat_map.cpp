@@ -188,7 +188,7 @@ class HeatDrawing {
   Drawing drawing_;
   std::size_t left_out_ = 0;
   Point corner_;
-  double width_ = 0, height_ = 0;  // of a cell
+  double width_ = 0, height_ = 0;  // size of a cell
   bool has_numbers_ = false;
 };
 

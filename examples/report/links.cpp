@@ -14,7 +14,7 @@ namespace {
 constexpr double kLeft = 116, kRight = kWidth - 116;  // begin and end of bands
 constexpr double kRow = 14;                           // height of a token's line
 constexpr double kWidest = 12;                        // width of a band for a weight of 1
-constexpr std::size_t kMostCharacters = 14;           // of a token
+constexpr std::size_t kMostCharacters = 14;           // shown of a token at most
 
 }  // namespace
 

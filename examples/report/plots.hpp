@@ -21,7 +21,7 @@ struct Series {
   std::string name;
   std::vector<double> x, y;            // a y that is left out breaks the line
   bool marks = false;                  // a dot at each point; single points always have one
-  std::vector<Whisker> whiskers = {};  // of the points; empty: none
+  std::vector<Whisker> whiskers = {};  // one per point; empty: none
 };
 
 struct Axis {

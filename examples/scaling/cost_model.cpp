@@ -112,7 +112,7 @@ class Simulation {
     if (p_.backward) {
       const double work = seconds(pairs, most, kBackwardFlops);
       now = exchange(now, out) + work;  // exchange of out; the other tensors are still there
-      now = exchange(now, in);          // of queries, keys and values
+      now = exchange(now, in);          // exchange of queries, keys and values
       times.compute += work;
     }
     times.memory = double(p_.len) * 2 * double(groups) * row * (p_.backward ? 2 : 1);

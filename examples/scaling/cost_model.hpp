@@ -34,7 +34,7 @@ using Count = std::int64_t;
 
 struct Problem {
   Count len = 131072, heads = 32, kv_heads = 8, dim = 128;
-  int bytes = 4;         // of a number
+  int bytes = 4;         // size of a number
   bool backward = true;  // forward and backward, or forward alone
   bool zigzag = true;
 };
@@ -58,7 +58,7 @@ inline constexpr Method kMethods[] = {Method::gather, Method::ring, Method::head
 
 struct Times {
   double total = 0;    // seconds until the last rank is done
-  double compute = 0;  // of the rank that computes longest
+  double compute = 0;  // seconds in which the busiest rank computes
   double memory =
       0;  // bytes of keys and values, their gradients included, that a rank holds at most
 };

@@ -40,7 +40,7 @@ class Lists {
 
  private:
   [[nodiscard]] static Index value_of(Index op, std::vector<Index> values) {
-    if (values.empty()) return 0;  // of a list that is dropped
+    if (values.empty()) return 0;  // the list is empty only where it is dropped
     std::sort(values.begin(), values.end());
     const std::size_t count = values.size();
     if (op == ListOps::min) return values.front();

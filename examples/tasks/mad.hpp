@@ -121,7 +121,7 @@ class Memorise final : public Task {
 
  private:
   Options options_;
-  std::vector<Index> values_;  // of each key
+  std::vector<Index> values_;  // value of each key
 };
 
 }  // namespace tasks

@@ -64,8 +64,8 @@ inline constexpr Index kNoAnswer = -100;
 struct Batch {
   Index rows = 0, len = 0;
   std::vector<Index> inputs, targets;        // (rows, len)
-  std::vector<std::vector<Answer>> answers;  // of each row
-  std::vector<std::vector<Index>> noise;     // of each row
+  std::vector<std::vector<Answer>> answers;  // answers of each row
+  std::vector<std::vector<Index>> noise;     // noise of each row
 };
 
 class Task {

@@ -255,7 +255,7 @@ class Call {
 
   const Operator& op_;
   const std::vector<IValue>& arguments_;
-  std::deque<Tensor> held_;  // their sizes need addresses that last
+  std::deque<Tensor> held_;  // a deque, because the addresses of sizes must last
   std::deque<DLTensor> described_;
   std::vector<heed_parameter> parameters_;
   heed_call call_{};

@@ -330,7 +330,7 @@ struct Derivative : torch::autograd::Function<Derivative> {
     const Question from = recall(context);
     const Places places = from.inputs();
     if (!any(cotangents)) return variable_list(2 + from.variables().size());
-    variable_list result(2);  // its first two arguments are no tensors
+    variable_list result(2);  // the first two arguments are no tensors
     Question pulled = from;   // back through out
     if (order == Order::jvp) {
       pulled.grad_out = cotangents[0];
@@ -381,7 +381,7 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& cotangents) {
-    variable_list result(2);  // its first two arguments are no tensors
+    variable_list result(2);  // the first two arguments are no tensors
     Question q = recall(context);
     const Places places = q.inputs();
     q.grad_out = cotangents[0];

@@ -15,11 +15,11 @@ using Numbers = std::vector<double>;
 
 // A query of one head and the keys that it sees, in their order.
 struct PlainRow {
-  std::ptrdiff_t head = 0, position = 0;  // of the query
+  std::ptrdiff_t head = 0, position = 0;  // head and position of the query
   double scale = 0;                       // 1 / sqrt(width of a query)
   Numbers query;
   std::vector<Numbers> keys, values;
-  std::vector<std::ptrdiff_t> positions;  // of the keys
+  std::vector<std::ptrdiff_t> positions;  // positions of the keys
   std::ptrdiff_t all_keys = 0;            // visible or not
   Numbers own_value;                      // at the query's position; empty where there is none
   Numbers extra;                          // the op's extra input; empty without one

@@ -338,15 +338,15 @@ struct heed_parameter_info {
   // is none.
   int ndim;
   int64_t shape[8];
-  double number;        // of options, choices and tensors of one number: the one in use
-  const char* text;     // of choices: the one in use; valid for ever
-  const char* choices;  // of choices: all of them, joined by ", "; valid for ever
+  double number;        // number in use, for options, choices and tensors of one number
+  const char* text;     // word in use, for choices; valid for ever
+  const char* choices;  // all words, joined by ", ", for choices; valid for ever
 };
 
 // The values that parameters begin with.
 struct heed_start {
   size_t size;
-  uint64_t seed;  // of tensors that begin with random numbers
+  uint64_t seed;  // seed of tensors that begin with random numbers
   // Number of the layer, from 1; lambda of differential-v1 depends on it. 0 means 1.
   int64_t depth;
   int64_t prototypes;  // per head; 0 stands for 16

@@ -109,7 +109,7 @@ class KvPool {
     shape_.check(key, value);
     // Everything that can fail comes first: room in tables, and all pages.
     Index needed = 0;
-    std::map<Index, Index> writers;  // of pages that are not full: sequences that write to them
+    std::map<Index, Index> writers;  // count of sequences that write to each unfilled page
     for (std::size_t n = 0; n < sequences.size(); ++n) {
       const Sequence& to = at(sequences[n], "append");
       const Index count = tokens[n + 1] - tokens[n];
@@ -288,7 +288,7 @@ class KvPool {
   Index pages_, next_ = 0;
   std::vector<typename KvPages<Stored>::Page> memory_;
   std::vector<Index> readers_,
-      free_;  // of each page: how many sequences have it; pages that none has
+      free_;  // for each page, how many sequences have it; pages that none has
   std::map<Index, Sequence> sequences_;
   Packed<Arithmetic> packed_;
 };

@@ -46,7 +46,7 @@ struct VariantTraits {
   bool equal_widths = false;  // dim_v is dim_qk
   bool lse_of_scores = true;  // false: lse is that of the normaliser's last softmax
   bool reads_later_keys =
-      false;  // its own mask shows later keys; under a causal mask it would be another variant
+      false;  // the variant's own mask shows later keys; a causal mask would change the variant
 };
 
 // One entry of the list: an op ready to run on `geometry`.
@@ -72,8 +72,8 @@ struct Variant {
 // Options of the list's ops.
 struct VariantOptions {
   Index prototypes = 16;   // per head
-  std::uint64_t seed = 1;  // of parameters that are tensors
-  Index depth = 1;         // of the layer, from 1; differential V1's lambda depends on it
+  std::uint64_t seed = 1;  // seed of parameters that are tensors
+  Index depth = 1;         // number of the layer, from 1; differential V1's lambda depends on it
 };
 
 // Sizes that every variant takes.

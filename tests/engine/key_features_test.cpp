@@ -194,7 +194,7 @@ TEST_CASE("a feature of a key is asked for once", "[key_features]") {
   CountedNorm::asked = 0;
   append(decoder.cache, decoder.call, 1);
   decoder.decode();
-  CHECK(CountedNorm::asked == 1 + 4);  // of two batches and two heads
+  CHECK(CountedNorm::asked == 1 + 4);  // four: two batches and two heads
   decoder.cache.forget_features();
   CHECK(decoder.cache.key_features().bytes() == 0);
   decoder.decode();

@@ -160,7 +160,7 @@ TEST_CASE("an int8 cache errs by no more than its header says", "[kv_cache]") {
   const heed::ScaledDot<float> op;
   heed::forward(op, {query.view(), key.view(), value.view()}, {}, exact.view());
   heed::forward(op, {query.view(), keys, values}, {}, out.view());
-  double share = 0;  // of the allowed error
+  double share = 0;  // largest fraction of the allowed error
   for (Index b = 0; b < 2; ++b)
     for (Index h = 0; h < 4; ++h) {
       double size = 0, logit = 0, value_step = 0;

@@ -173,7 +173,7 @@ void live(const Op& op, const Geometry& g) {
   twin.grow({c, b, e}, {kPage - 15, 2 * kPage, 0}, 3);
   twin.truncate(c, kPage + 2);
   twin.truncate(b, 0);
-  const Index f = twin.fork(c);  // of a page that was cut, and is shared again
+  const Index f = twin.fork(c);  // c's last page was cut, and is shared again
   twin.grow({f, b, c}, {2, 4, 1}, 2);
   twin.remove(d);
   for (int n = 0; n < 3; ++n) twin.grow({b, c, e, f}, {1, 1, 1, 1}, n + 1);
@@ -187,7 +187,7 @@ void live(const Op& op, const Geometry& g) {
 TEST_CASE("sequences of a pool have the bits of caches, with every variant", "[kv_pool]") {
   const Geometry g{1, 4, 4, 2, 1, 1, 8, 8};
   for_each_variant<float>(g, [&]<class Op>(const Variant<Op>& variant) {
-    if (Op::ReadoutType::uses_own_rows) return;  // its rows are no tokens of a cache
+    if (Op::ReadoutType::uses_own_rows) return;  // its own rows are no tokens of a cache
     INFO(variant.name);
     live<float>(variant.op, variant.geometry);
   });

@@ -150,7 +150,7 @@ TEMPLATE_TEST_CASE(
         if (runner.name != "sdpa") return;
         const Index queries = call.geometry.len_q, keys = call.geometry.len_kv;
         for (Index c = 0; c < 4; ++c) {
-          double mean = 0;  // of all keys, which the last query sees
+          double mean = 0;  // mean of all keys, which the last query sees
           for (Index j = 0; j < keys; ++j) mean += double(call.value(1, 1, j, c)) / double(keys);
           CHECK(double(up.out(1, 3, queries - 1, c)) == Approx(mean).margin(1e-6));
         }

@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("what stands at a hidden position changes no bit of outputs a
     for (const bool small : {true, false})
       for_calls<TestType>(g, [&](const auto& runner, auto& call) {
         INFO("mask " << m);
-        if (runner.reads_own_rows) return;  // its readout sees every token: next test
+        if (runner.reads_own_rows) return;  // the readout sees every token: next test
         if (!small) call.options = {.threads = 1};
         call.mask = masks[m];
         const auto clean = forward(runner, call);

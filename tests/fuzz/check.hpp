@@ -447,7 +447,7 @@ class Checker {
   std::vector<std::string> names_;
   Verdict verdict_;
   Results results_;
-  std::vector<double> score_error_;  // of each row, in mixed precision
+  std::vector<double> score_error_;  // error of each row's scores in mixed precision
   PlainResult<double> plain_;
   TwinResult exact_, naive_;
   std::optional<Plain<Dual>> moved_;

@@ -330,7 +330,7 @@ TEST_CASE("dialectical: two keys by hand, one and two steps") {
 
 TEST_CASE("dialectical: the step that halts a row is applied, and is its last") {
   Dialectical<double> op = one_wide_op();
-  const double step = kSigmoidOfOne * kSigmoidOfOne / 2;  // of |z| = 1
+  const double step = kSigmoidOfOne * kSigmoidOfOne / 2;  // the step at |z| = 1
   op.readout.halt_eps = step * 1.01;
   auto halted = run(op, two_keys_problem(), 1);
   CHECK(halted.out[0] == Approx(1.0 + step).epsilon(1e-14));

@@ -579,7 +579,7 @@ TEST_CASE("The plot of a run's speed has the tokens of its steps over the second
   report.write();
   const auto [heights, top] = heights_of(folder.path / "pages" / "speed.svg");
   CHECK(heights.size() == 60);
-  for (const double y : heights) CHECK(y == Approx(top).margin(0.02));  // of the tick at 500
+  for (const double y : heights) CHECK(y == Approx(top).margin(0.02));  // as high as tick 500
 }
 
 TEST_CASE("A line of progress is cut to the terminal, at a character") {

@@ -396,7 +396,7 @@ TEST_CASE("A point of a line plot lies where the ticks of its numbers lie") {
   CHECK(points[2].y == Approx(top + 0.5 * frame.number("height")).margin(0.02));
   CHECK(xml.text_of("4").number("x") == Approx(points[1].x));
   CHECK(xml.text_of("2").attributes.at("text-anchor") ==
-        "middle");  // of x: the first one in the text
+        "middle");  // tick of x, the first in the text
   CHECK(says(xml, "A title"));
   CHECK(says(xml, "loss, nats"));
 }
@@ -549,7 +549,7 @@ TEST_CASE("Names stand at the ends of their lines, in their order, and the lines
   REQUIRE(leaders.size() == series.size());
   double above = 0;
   for (int rank = 13; rank >= 0; --rank) {
-    const int i = rank * 3 % 14;  // of which (i * 5) % 14 is the rank
+    const int i = rank * 3 % 14;  // line i has rank i * 5 % 14
     const Element name = xml.text_of("line " + std::to_string(i));
     CHECK(name.number("x") > right);
     CHECK(name.number("y") > above);

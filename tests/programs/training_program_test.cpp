@@ -328,7 +328,7 @@ TEST_CASE("Losses have one unit, and scores say of how many answers they are") {
         std::string::npos);
   CHECK(read(shell.path("pages/validation_loss_text.svg")).find("nats per token") !=
         std::string::npos);
-  std::map<std::string, std::set<int>> answers;  // of a task's test
+  std::map<std::string, std::set<int>> answers;  // the answers in a task's test
   const Json json = Json::parse(read(shell.path("a.json")));
   for (const Json& record : json.at("records"))
     answers[record.at("task").get<std::string>().substr(0, 4) + " " +
@@ -387,7 +387,8 @@ TEST_CASE("A page has the scores, differences, intervals and verdicts of the ter
     CHECK(page.find("<td>" + found[1].str() + "</td><td>" + found[2].str() + "</td>") !=
           std::string::npos);
   }
-  CHECK(differences == 1 + 4);  // of parity, tests of 2, 4 and 8 times the length
+  // One of induction and four of parity, at 1, 2, 4 and 8 times the length.
+  CHECK(differences == 1 + 4);
   CHECK(page.find("difference in accuracy to sdpa, mean and 95 % interval") != std::string::npos);
   CHECK(read(shell.path("pages/accuracy_by_task.svg")).find("class=\"on-") != std::string::npos);
   // The intent of this setting can be calculated from queries, keys and values: mere rounding

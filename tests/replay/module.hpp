@@ -19,7 +19,7 @@ using Tensors = std::map<std::string, std::vector<double>>;
 // Everything that forward and backward of a layer return, by the golden names.
 struct LayerResult {
   Tensors values;     // out, dx, ... and the layer's reports
-  Tensors gradients;  // of the weights: grad.<name>
+  Tensors gradients;  // gradients of the weights: grad.<name>
 };
 
 // Fills the weights of `layer` from the tensors param.<name>: every one of them must be there, of its

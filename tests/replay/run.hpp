@@ -40,7 +40,7 @@ template <class Op>
   heed::OpCall<Op> call(op, golden.geometry(), golden.mask<T>(bias), options, std::move(numbers));
   call.forward();
   call.backward();
-  call.mask.bias = {};  // its numbers end here
+  call.mask.bias = {};  // its numbers are freed here
   return call;
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr Index kKeyCounts[] = {0, 1, 2, 3, 5, 8, 15, 16, 17, 33};
 constexpr Index kColumnCounts[] = {0, 1, 3, 4, 7, 8, 9, 16, 31, 32, 40, 63, 64, 65, 100, 129};
-constexpr Index kLanesOfOut = 2 * heed::kLanes<float>;  // of a tile that is wider than its queries
+constexpr Index kLanesOfOut = 2 * heed::kLanes<float>;  // a tile is wider than its queries
 
 // Rows of keys or values, longer than the part that is read.
 template <class T>

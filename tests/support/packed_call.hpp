@@ -94,7 +94,7 @@ void check_packed(const std::string& name, const Op& op, Geometry g, const Lengt
   heed::backward(op, in, mask.all, all.saved, StoredView<const T>(all.out.data(), g.out_shape()),
                  output, grads, &grad_op, options);
 
-  std::vector<double> sums;  // of the parameters' gradients
+  std::vector<double> sums;  // sums of the parameters' gradients
   std::vector<double> dbias_sum(dbias.size());
   for (Index n = 0; n < lengths.count(); ++n) {
     const std::size_t i = std::size_t(n);

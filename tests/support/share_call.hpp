@@ -103,7 +103,7 @@ template <class Op>
 template <class Op>
 struct RowTensors {
   using T = typename Op::Scalar;
-  Geometry g;  // of the whole call
+  Geometry g;  // geometry of the whole call
   Index len, keys;
   Index query_input_heads, key_input_heads;
   std::vector<T> query, key, value, extra, grad_out, grad_lse, grad_steps, query_inputs, key_inputs;

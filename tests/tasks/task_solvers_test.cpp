@@ -701,7 +701,7 @@ TEST_CASE("listops: operators, arguments and nesting are drawn as they should be
     first += double(count);
     ++arguments[count];
   }
-  CHECK(deepest == 3);  // of four levels the lowest has digits
+  CHECK(deepest == 3);  // the lowest of four levels has digits
   for (const double seen : ops) check_share(seen, lists, 0.25);
   for (std::size_t n = 2; n <= 4; ++n) check_share(arguments[n], 5000, 1.0 / 3);
   check_share(nested, first, 0.3);

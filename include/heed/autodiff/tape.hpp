@@ -37,7 +37,7 @@ class Tape;
 template <std::floating_point Real>
 struct Var {
   Tape<Real>* tape = nullptr;
-  Index index = -1;  // of its node on the tape; -1: none
+  Index index = -1;  // number of its node on the tape; -1: none
   Real value{};
 
   Var() = default;

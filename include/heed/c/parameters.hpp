@@ -65,7 +65,7 @@ struct OptionType {
   void (*set)(void* option, double number);
   bool whole;  // numbers in [low, high]
   double low, high;
-  const std::vector<std::string>* words;  // of a choice, else null
+  const std::vector<std::string>* words;  // words of a choice, else null
   const char* choices;                    // the words, joined
 };
 
@@ -111,9 +111,9 @@ struct Entry {
   const char* name;
   int kind;  // enum heed_parameter_kind
   bool may_be_empty = false;
-  Param<Real>* param = nullptr;        // of heed_per_head, heed_tensor and heed_fixed
-  std::vector<Index>* list = nullptr;  // of heed_list
-  void* option = nullptr;              // of heed_option and heed_choice
+  Param<Real>* param = nullptr;        // for heed_per_head, heed_tensor and heed_fixed
+  std::vector<Index>* list = nullptr;  // for heed_list
+  void* option = nullptr;              // for heed_option and heed_choice
   const OptionType* type = nullptr;
   bool required = false;  // the caller has to give it
 

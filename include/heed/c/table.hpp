@@ -34,7 +34,7 @@ struct heed_table {
   int (*initial)(const heed_call* call, const heed_start* start, const heed_parameter* to,
                  size_t count, std::string& error);
   const char* (*variant_name)(size_t index);
-  int (*threads)();  // of OpenMP
+  int (*threads)();  // number of OpenMP's threads
   int (*cache_new)(const heed_cache_sizes* sizes, heed_cache** cache, std::string& error);
   void (*cache_free)(heed_cache* cache);
   int (*cache_append)(heed_cache* cache, const DLTensor* key, const DLTensor* value,

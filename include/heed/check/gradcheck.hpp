@@ -161,7 +161,7 @@ template <class F>
 [[nodiscard]] double derivative(F& f, const std::vector<std::vector<double>>& tensors,
                                 double& entry, double step) {
   const double x = entry, h = step * std::max(1.0, std::abs(x));
-  const double above = x + h, below = x - h;  // their difference is not exactly 2h
+  const double above = x + h, below = x - h;  // above - below is not exactly 2h
   entry = above;
   const double f_above = f(tensors);
   entry = below;

@@ -84,7 +84,7 @@ class OpCall {
   std::vector<Real> query, key, value, extra, grad_out, query_inputs, key_inputs;
   std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra, grad_query_inputs,
       grad_key_inputs;
-  std::vector<Real> grad_bias;  // of the shape of the mask's bias
+  std::vector<Real> grad_bias;  // shape of the mask's bias
   // (batch, heads, len_q, maps). Neither is asked for while it is empty: lse_shape() says how many numbers they have.
   std::vector<Real> lse, grad_lse;
   // (batch, heads, len_q, step_columns), likewise, of ops that give steps: see steps_shape().

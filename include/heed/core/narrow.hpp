@@ -70,7 +70,7 @@ struct HalfFormat {
 template <class Format>
 class NarrowFloat {
  public:
-  static constexpr int digits = Format::digits;  // of precision, in bits
+  static constexpr int digits = Format::digits;  // precision in bits
 
   NarrowFloat() = default;
   // The nearest number, ties to even.

@@ -36,7 +36,7 @@ struct ThreadCount {
 // Facts about the process and its machine, which are read once.
 struct ProcessorShare {
   int processors = 0;    // as OpenMP counts them
-  int quota = kNoQuota;  // of the control groups (core/control_groups.hpp)
+  int quota = kNoQuota;  // quota of the control groups (core/control_groups.hpp)
   bool chosen = false;   // true if OMP_NUM_THREADS gives a number
 };
 // The default number of threads; `openmp` is OpenMP's default. That number holds where

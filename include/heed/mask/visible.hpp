@@ -150,7 +150,7 @@ class VisiblePairs final : public PairFunction {
 // The sizes that a function requires of a call; -1 where any size will do.
 struct AskedSizes {
   const char* name = "the mask";  // in error texts
-  Index length = -1;              // of both axes
+  Index length = -1;              // length of both axes
   Index lengths = -1;             // count of the function's numbers: 1, or one per batch
   Index tokens = -1;              // most queries and keys that the function knows
 };

@@ -90,9 +90,9 @@ class RowSums {
       sums[std::size_t(v * kLanes<Real> + lane)] += double(terms.lane(lane));
   }
 
-  std::vector<double> total, size;               // of w, of |w|
-  std::vector<double> logs, reach;               // of |w| log |w|, of |w| |p - j|
-  std::vector<std::vector<double>> mass, share;  // [set], of w, of |w|
+  std::vector<double> total, size;               // sums of w, of |w|
+  std::vector<double> logs, reach;               // sums of |w| log |w|, of |w| |p - j|
+  std::vector<std::vector<double>> mass, share;  // [set], sums of w, of |w|
 };
 
 template <class Op, class Real>
@@ -321,7 +321,7 @@ class WeightWorker {
   void write(Index i) {
     const auto lane = std::size_t(i), row = std::size_t(panel_.first_row() + i);
     const double size = sums_.size[lane];
-    if (nan_[lane] || !std::isfinite(size)) return spoil(row);
+    if (nan_[lane] || !std::isfinite(size)) return make_nan(row);
     to_.size[row] = size;
     to_.total[row] = sums_.total[lane];
     const bool any = size > 0;
@@ -332,8 +332,8 @@ class WeightWorker {
       to_.share[s][row] = any ? std::min(1.0, sums_.share[s][lane] / size) : 0.0;
     }
   }
-  // Makes the measures of a row NaN, because it has a weight that is not finite.
-  void spoil(std::size_t row) {
+  // Makes the measures of a row NaN: one of its weights is not finite.
+  void make_nan(std::size_t row) {
     constexpr double nan = std::numeric_limits<double>::quiet_NaN();
     for (auto* numbers : {&to_.entropy, &to_.total, &to_.size, &to_.distance})
       (*numbers)[row] = nan;
@@ -344,7 +344,7 @@ class WeightWorker {
   }
 
   MixedTile mixed_;
-  Context c_;  // that of the call, but with mixed_
+  Context c_;  // a copy of the call's context, with mixed_
   const Saved<Real>* saved_;
   const std::vector<OrderedKeys>& sets_;
   WeightMeasures& to_;

@@ -18,7 +18,7 @@ using AttentionMaker = std::function<std::unique_ptr<AttentionLayer<Real>>(Index
 
 struct GptOptions {
   Index vocabulary = 0, width = 0, heads = 1, depth = 1, max_len = 0;
-  Index hidden = 0;  // of the MLP; 0: four times the width
+  Index hidden = 0;  // width of the MLP; 0: four times the width
   bool tied = true;
   double dropout = 0;            // rate for the embeddings and for what each block adds
   double attention_dropout = 0;  // rate for the attention's weights

@@ -33,8 +33,8 @@ struct LanguageModelOptions {
   bool tied = true;   // the head is the embedding
   bool head_bias = false;
   std::optional<NormKind> final_norm = NormKind::layer;
-  double dropout = 0;            // of the embeddings
-  double attention_dropout = 0;  // of the weights of all blocks; 0 keeps the rate of each
+  double dropout = 0;            // rate for the embeddings
+  double attention_dropout = 0;  // rate for the weights of all blocks; 0 keeps the rate of each
 
   std::string embedding = "embed", position = "pos_emb.weight", blocks = "blocks", norm = "ln_f",
               head = "lm_head";
@@ -419,7 +419,7 @@ class LanguageModel {
   std::optional<Linear<Real>> head_;
   std::vector<Matrix<Real>> activations_;  // before each block, and after the last
   Matrix<Real> normed_, logits_, dhidden_;
-  std::vector<Real> step_losses_;  // of each step and token, where steps are scored
+  std::vector<Real> step_losses_;  // loss of each step and token, where steps are scored
 };
 
 }  // namespace nn

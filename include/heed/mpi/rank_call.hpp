@@ -67,7 +67,7 @@ class RankSide {
   const Options& options;
   int rank, ranks;
   std::string where;
-  Geometry geometry = {};  // of the whole call
+  Geometry geometry = {};  // geometry of the whole call
 
   // The sizes of this rank's part.
   [[nodiscard]] Geometry own_geometry() const {

@@ -31,7 +31,7 @@ template <class Real>
 struct Context {
   int threads = 0;         // 0: the default of Options; results do not depend on it
   bool training = false;   // true switches on dropout and updates of memories
-  std::uint64_t seed = 0;  // of all random numbers of a run
+  std::uint64_t seed = 0;  // seed of all random numbers of a run
   std::uint64_t step = 0;  // number of the training step; each has its own random numbers
   BatchPart part;          // in training: the part of the batch that forward and backward compute
   // Precision of the products of layers and of attention, for float alone; weights, norms and sums

@@ -114,7 +114,7 @@ class Product {
     Scratch<Real> scratch{kNumbers + kRowBlock * L};
     Scratch<Element> pair_scratch{kPairs ? kRowBlock * kDepthBlock / 2 : 0};
     Real* numbers = scratch.take(kNumbers);    // a block of a, or of a panel of b
-    Real* edge = scratch.take(kRowBlock * L);  // of `out`
+    Real* edge = scratch.take(kRowBlock * L);  // a block at the edge of `out`
     Element* pairs = pair_scratch.take(kPairs ? kRowBlock * kDepthBlock / 2 : 0);
   };
 

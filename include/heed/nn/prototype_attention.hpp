@@ -269,7 +269,7 @@ class PrototypeAttention final : public AttentionLayer<Real> {
   KeyMemoryOptions<Real> options_;
   Param<Real> prototypes_,
       counts_;       // as learned so far; op.score.W is what the last forward() read
-  Index batch_ = 0;  // of the last forward()
+  Index batch_ = 0;  // batch of the last forward()
   bool learns_ = true;
 };
 

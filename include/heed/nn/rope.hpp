@@ -99,7 +99,7 @@ inline void rotate_interleaved(Real* x, const Real* cosine, const Real* sine, In
 }  // namespace detail
 
 struct Rope {
-  Index dim = 0;  // of a head; even
+  Index dim = 0;  // width of a head; even
   double theta = 10000;
   RopePairs pairs = RopePairs::interleaved;
 

@@ -16,7 +16,7 @@ namespace nn {
 
 struct SpreadTokens {
   mpi::AnyCommunicator comm;
-  mpi::Shards shards;         // of each sequence
+  mpi::Shards shards;         // parts of each sequence
   std::vector<Index> tokens;  // positions of this rank's tokens in their sequence
 
   SpreadTokens(mpi::AnyCommunicator ranks, mpi::Shards of_ranks)

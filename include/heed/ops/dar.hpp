@@ -69,7 +69,7 @@ struct DarScore : PlainScore {
   Param<Real> basis;  // (dim_qk, rank); empty: the cosine is taken at full width
 
   GateKind gate = GateKind::logistic;
-  int iterations = 0;      // of the unrolled gate; 0 and 1 give the static one
+  int iterations = 0;      // steps of the unrolled gate; 0 and 1 give the static one
   bool converged = false;  // takes the fixed point and ignores `iterations`
   bool adaptive = false;   // strength follows the norms
   double eps = 1e-8;

@@ -100,7 +100,7 @@ struct RowBlock {
   const Real* visible = nullptr;         // [lanes]: keys that each query sees (counts_visible)
   LaneTile<const Real> query;            // [dim_qk][lanes], unscaled (uses_query)
   LaneTile<const Real> query_inputs;     // [query_inputs][lanes]
-  TokenRows<const Real> key_inputs;      // of keys 0 ... keys() - 1
+  TokenRows<const Real> key_inputs;      // rows of keys 0 ... keys() - 1
   Real* diagnostics = nullptr;           // out, [diagnostics][lanes]
   // Backward only.
   LaneTile<Real> dweights;                        // [keys][lanes]: gradient of the weights

@@ -246,7 +246,7 @@ class TapedRow {
       block.dquery.add(c, v,
                        math::dot_product(
                            table.rows, [&](Index p) { return P(entries[p * dim + c]); }, dz));
-    Real* rows = tape.arena().template numbers<Real>(W * padded);  // of the queries
+    Real* rows = tape.arena().template numbers<Real>(W * padded);  // rows of the queries
     for (Index c = 0; c < dim; ++c)
       for (Index i = 0; i < W; ++i) rows[i * padded + c] = block.query.row(c)[v * W + i];
     for (Index p = 0; p < table.rows; ++p)

@@ -75,7 +75,7 @@ struct MemoryNode {
 template <class Real_>
 struct ColumnNode : MemoryNode<Real_> {
   using P = Pack<Real_>;
-  int map;  // of these scores; -1 for other columns
+  int map;  // map of these scores; -1 for other columns
 
   [[nodiscard, gnu::always_inline]] P value(Index j) { return last(j); }
   [[nodiscard, gnu::always_inline]] P last(Index j) const {

@@ -289,8 +289,8 @@ template <class Op>
 struct Gradients {
   using Real = typename Op::Scalar;
   std::vector<Real> dquery, dkey, dvalue, dextra;
-  std::vector<Real> dbias;  // of problem.bias; empty when the bias is the mask's or not given
-  Op op;                    // of the parameters
+  std::vector<Real> dbias;  // for problem.bias; empty when the bias is the mask's or not given
+  Op op;                    // gradients of the parameters
   std::vector<Real> dquery_inputs = {}, dkey_inputs = {};
 };
 

@@ -33,7 +33,7 @@ template <class Real>
 struct ArtEvent {
   Index index = -1;  // the prototype that resonated or was created; -1: memory full
   ArtOutcome outcome = ArtOutcome::full;
-  Real match = 0;      // of the resonating prototype, else of the first candidate; 0: empty memory
+  Real match = 0;      // match of the resonating or else the first prototype; 0: empty memory
   Index searched = 0;  // tested against the vigilance; 1: the first choice resonated
   bool operator==(const ArtEvent&) const = default;
 };
