@@ -2,10 +2,9 @@
 
 // heed_bench runs Google Benchmark over variants x cases x {forward, backward} x {float, double, bf16, bf16-storage}, and
 // over decoding x caches of {float, bf16, int8}, with peers (plain
-// Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first compares a
-// small call with the reference or with heed, and reports an error instead of a time if they
-// differ. The baseline and the machine's peak are measured in turns with each benchmark. See
-// bench/NOTES.md.
+// Eigen; OpenBLAS and libtorch where installed) in the same table. Each benchmark first compares a small call with the
+// reference or with heed, and reports an error instead of a time if they differ. The baseline and the machine's peak are
+// measured in turns with each benchmark. See bench/NOTES.md.
 //
 //   heed_bench                                           usual cases in float
 //   heed_bench --benchmark_filter='^dar/forward/float'   any regular expression over the names

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Measures what sequences of unequal lengths cost in one call, and how fast many sequences decode
-// together:
+// Measures what sequences of unequal lengths cost in one call, and how fast many sequences decode together:
 //
 //   packed   forward and backward of packed sequences over one batch of equal lengths, and over a call for each sequence
 //   decode   tokens per second and milliseconds per step of 1 to 64 sequences in a KvPool, beside a loop of calls for each
 //
-// Compared calls run in turns; times are medians, and each ratio compares two runs that follow each
-// other.
+// Compared calls run in turns; times are medians, and each ratio compares two runs that follow each other.
 //
 //   heed_sequences packed --threads 1
 //   heed_sequences decode --threads 2
@@ -74,8 +72,7 @@ struct Compared {
   return {heed::median_of(a), heed::median_of(b), heed::median_of(ratios)};
 }
 
-// The same tensors as packed sequences, as a call for each sequence, and, if lengths are equal, as
-// a batch.
+// The same tensors as packed sequences, as a call for each sequence, and, if lengths are equal, as a batch.
 template <class Op>
 class Sequences {
  public:
@@ -188,8 +185,7 @@ void time_packed(const char* name, const Op& op, int threads, int repeats) {
   }
 }
 
-// Sequences of mixed lengths that each get one token per step; keys and values are projected
-// elsewhere.
+// Sequences of mixed lengths that each get one token per step; keys and values are projected elsewhere.
 template <class Op>
 class Decoding {
  public:

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention that a user has without heed, for the same tables: a peer computes plain attention and
-// its gradients.
+// Attention that a user has without heed, for the same tables: a peer computes plain attention and its gradients.
 
 #include "../suite/ops.hpp"
 

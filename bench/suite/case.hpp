@@ -47,8 +47,7 @@ struct Case {
     return s;
   }
 
-  // Flops of the two products of forward, or the five of backward, over the pairs that the mask
-  // leaves.
+  // Flops of the two products of forward, or the five of backward, over the pairs that the mask leaves.
   [[nodiscard]] double flops(Pass pass) const {
     const double rows = double(len_q), columns = double(len_kv);
     const bool quarter = mask == MaskKind::blocks || mask == MaskKind::function;

@@ -52,8 +52,7 @@ class Sampler {
   int calls_;
 };
 
-// Sets the times of iterations so that their mean, which Google Benchmark reports, is the median of
-// the samples.
+// Sets the times of iterations so that their mean, which Google Benchmark reports, is the median of the samples.
 inline void set_median(benchmark::State& state, const std::vector<double>& times, int calls) {
   const double median = heed::median_of(times);
   double rest = 0;
@@ -61,12 +60,10 @@ inline void set_median(benchmark::State& state, const std::vector<double>& times
   state.SetIterationTime(rest);
 }
 
-// Counters  GFLOP/s of the plain products and `peak`, their fraction of the FMA peak of the type;
-//           for one query GB/s of keys and values as they are stored, and `read`, their fraction of
-//           the speed of reading alone; `x_sdpa`, the time over that of `baseline`, if there is
-//           one.
-// Time      the median of the samples, to which the rates belong. Processor time counts only the
-//           contender's calls.
+// Counters  GFLOP/s of the plain products and `peak`, their fraction of the FMA peak of the type; for one query GB/s of
+//           keys and values as they are stored, and `read`, their fraction of the speed of reading alone; `x_sdpa`, the
+//           time over that of `baseline`, if there is one.
+// Time      the median of the samples, to which the rates belong. Processor time counts only the contender's calls.
 template <class Stored>
 void measure(benchmark::State& state, const Case& c, Pass pass, const Contender& contender,
              const Contender* baseline) {
@@ -82,9 +79,8 @@ void measure(benchmark::State& state, const Case& c, Pass pass, const Contender&
   if (c.decodes()) reads.emplace(c.bytes<Stored>(), c.threads);
   const double amount = contender.share * (c.decodes() ? c.bytes<Stored>() : c.flops(pass));
 
-  // A sample of short calls counts as one iteration for each of its calls: benchmarks of
-  // microseconds would otherwise take thousands of samples, and a probe of a millisecond beside
-  // each.
+  // A sample of short calls counts as one iteration for each of its calls: benchmarks of microseconds would otherwise take
+  // thousands of samples, and a probe of a millisecond beside each.
   std::vector<double> times, shares, ratios;
   while (state.KeepRunningBatch(calls)) {
     state.PauseTiming();

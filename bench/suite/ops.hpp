@@ -176,8 +176,7 @@ template <class Stored, class Op>
   return {[at] { at->call.forward(); }, [at] { at->call.backward(); }, at->share};
 }
 
-// The call with which others are compared: plain attention, without a mask unless the mask is
-// causal.
+// The call with which others are compared: plain attention, without a mask unless the mask is causal.
 template <class Stored>
 [[nodiscard]] Contender baseline(const Case& c, const heed::Options& options) {
   const heed::Variant<heed::ScaledDot<heed::ArithmeticOf<Stored>>> plain{

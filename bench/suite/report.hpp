@@ -28,8 +28,7 @@ namespace heed_bench {
   return line.str();
 }
 
-// Rows with the wall time of a benchmark. Processor time is that of one thread, and is only in
-// JSON.
+// Rows with the wall time of a benchmark. Processor time is that of one thread, and is only in JSON.
 class TableReporter : public benchmark::ConsoleReporter {
  public:
   explicit TableReporter(bool colors) : ConsoleReporter(colors ? OO_Defaults : OO_Tabular) {}

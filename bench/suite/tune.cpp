@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed_bench --tune shows the plan's choice for plain attention, and which tile of keys and panel
-// of queries would be faster on this machine. The plan does not depend on the machine: tiles decide
-// the order of additions, and with it the last bits of a result. A call may ask for other tiles by
-// Options::key_tile and Options::panel_vectors.
+// heed_bench --tune shows the plan's choice for plain attention, and which tile of keys and panel of queries would be
+// faster on this machine. The plan does not depend on the machine: tiles decide the order of additions, and with it the
+// last bits of a result. A call may ask for other tiles by Options::key_tile and Options::panel_vectors.
 
 #include "ops.hpp"
 #include "suite.hpp"
@@ -22,8 +21,7 @@ struct Choice {
   bool operator==(const Choice&) const = default;
 };
 
-// Seconds of one call with a choice, and their ratio to those of the plan's choice: medians of
-// calls in turns.
+// Seconds of one call with a choice, and their ratio to those of the plan's choice: medians of calls in turns.
 template <class T>
 class Trial {
  public:

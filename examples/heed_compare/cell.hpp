@@ -77,9 +77,8 @@ struct CellResult {
   std::vector<Evaluation> course;
   std::vector<StageScore> stages;  // empty with one stage
   TrainingCurve curve;             // losses of the first stage
-  // Measures on the first held-out rows after the first stage, means over layers: over all tokens,
-  // over tokens that are asked for an answer, over the others. Empty if the loss is not finite; the
-  // last two only for tasks.
+  // Measures on the first held-out rows after the first stage, means over layers: over all tokens, over tokens that are
+  // asked for an answer, over the others. Empty if the loss is not finite; the last two only for tasks.
   Measures measures, at_answers, elsewhere;
   std::optional<heed_report::Picture> reading;  // reading_picture.hpp, of the first seed
 };

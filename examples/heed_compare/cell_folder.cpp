@@ -19,8 +19,7 @@ namespace {
 using Json = nlohmann::json;  // fields are sorted by name, in whatever order a file has them
 namespace fs = std::filesystem;
 
-// Goes up when the format of a folder's files changes: older folders are then refused, as folders
-// of other settings are.
+// Goes up when the format of a folder's files changes: older folders are then refused, as folders of other settings are.
 constexpr int kFolderFormat = 3;
 
 constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
@@ -75,8 +74,7 @@ constexpr const char *kSettingsFile = "settings.json", *kLockFile = ".lock";
   return heed::io::checksum_of(std::as_bytes(std::span(text)));
 }
 
-// The cell's result, from its file. Throws std::runtime_error that says what is wrong with the
-// file.
+// The cell's result, from its file. Throws std::runtime_error that says what is wrong with the file.
 [[nodiscard]] CellResult result_in(const Json& json, const Cell& cell) {
   if (object_in(json, "cell") != json_of(cell)) throw std::runtime_error("cell is another one");
   const Json &result = object_in(json, "result"), &sums = object_in(json, "checksums");

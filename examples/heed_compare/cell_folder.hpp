@@ -21,8 +21,7 @@ using SharedSettings = std::vector<std::pair<std::string, std::string>>;
 
 class CellFolder {
  public:
-  // Changes nothing. Throws UsageError, in the words of --out, if the folder's cells have other
-  // settings.
+  // Changes nothing. Throws UsageError, in the words of --out, if the folder's cells have other settings.
   CellFolder(std::filesystem::path folder, SharedSettings settings);
 
   // Makes the folder and its settings.json if needed, and keeps runs of other settings away as long
@@ -34,9 +33,8 @@ class CellFolder {
     heed_program::require_output("--out", (folder_ / "settings.json").string());
   }
 
-  // The cell's result; none if it is missing. A file that is damaged, or belongs to another cell,
-  // is reported on standard error once, and the cell counts as missing. Throws UsageError for a
-  // cell of other settings.
+  // The cell's result; none if it is missing. A file that is damaged, or belongs to another cell, is reported on standard
+  // error once, and the cell counts as missing. Throws UsageError for a cell of other settings.
   [[nodiscard]] std::optional<CellResult> find(const Cell& cell) const;
 
   // Writes the cell's file as a whole or not at all; `result` as JSON (cell_json.hpp).

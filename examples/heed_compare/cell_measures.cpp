@@ -61,8 +61,7 @@ void add_rows(const heed::WeightMeasures& m, const nn::ChosenTokens& chosen, Mea
   to.add("top_weight", top / rows);
 }
 
-// The shares of a row's weight that a head gives to tokens with an answer and to noise, means over
-// rows.
+// The shares of a row's weight that a head gives to tokens with an answer and to noise, means over rows.
 struct Given {
   double answer = 0, noise = 0, rows = 0;
 };

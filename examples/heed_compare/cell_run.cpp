@@ -100,8 +100,7 @@ class CellRun {
     run_.train.ponder_prior = training.ponder_prior.value_or(run_.train.ponder_prior);
   }
 
-  // Trains on a stage. Sets sound_ to false if training ended early because numbers were not
-  // finite.
+  // Trains on a stage. Sets sound_ to false if training ended early because numbers were not finite.
   void train_on(const DataSource& source, const std::string& stage,
                 const std::function<void(const heed_lm::Report&)>& on_step) {
     settle(experiment_.settings().training.steps);

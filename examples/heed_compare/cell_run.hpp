@@ -6,9 +6,8 @@
 
 namespace compare {
 
-// Trains the cell's model and scores it: the result depends on the experiment and the cell alone,
-// except for the speed, and no bit of it on `threads`. Numbers that are not finite are results, not
-// errors.
+// Trains the cell's model and scores it: the result depends on the experiment and the cell alone, except for the speed, and
+// no bit of it on `threads`. Numbers that are not finite are results, not errors.
 [[nodiscard]] CellResult run_cell(const Experiment& experiment, const Cell& cell, int threads,
                                   const Say& say);
 

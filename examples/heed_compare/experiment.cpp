@@ -44,8 +44,7 @@ constexpr std::uint64_t kWatchedSeed = 1000003;
   return std::make_unique<heed_lm::CharacterTokenizer>(heed_lm::alphabet_of(all));
 }
 
-// A source with every other held-out row of another source, from number `first` on. All rows have
-// one length.
+// A source with every other held-out row of another source, from number `first` on. All rows have one length.
 class EveryOtherRow final : public DataSource {
  public:
   EveryOtherRow(Experiment::Source from, Index first) : from_(std::move(from)), first_(first) {}
@@ -230,8 +229,7 @@ ModelConfig Experiment::config_of(const Cell& cell) const {
 }
 
 void Experiment::match_parameters() {
-  // A task adds tokens and positions to all models alike, so that any task shows by how much
-  // variants differ.
+  // A task adds tokens and positions to all models alike, so that any task shows by how much variants differ.
   Cell cell{tasks_.front().spec, "", 0, 0, 1, false};
   const auto parameters = [&](const std::string& variant, Index hidden) {
     cell.variant = variant;

@@ -23,8 +23,7 @@ class Experiment {
  public:
   using Source = std::shared_ptr<const heed_lm::DataSource>;
 
-  // Rows on which a trained model is scored, and the noise added to its queries and keys
-  // (nn/noise.hpp).
+  // Rows on which a trained model is scored, and the noise added to its queries and keys (nn/noise.hpp).
   struct Test {
     std::string name;
     Source source;

@@ -28,9 +28,8 @@ struct ResonanceMaps {
 [[nodiscard]] std::vector<double> ode_residuals(const Settings& settings, const std::string& text,
                                                 Index len, int most);
 
-// Numbers of one head for each token. With untrained weights hardly any step is small enough for a
-// row to halt under the comparison's settings; here rows may halt at larger steps, and may take
-// more of them.
+// Numbers of one head for each token. With untrained weights hardly any step is small enough for a row to halt under the
+// comparison's settings; here rows may halt at larger steps, and may take more of them.
 struct DialecticalRows {
   static constexpr int max_steps = 16;
   static constexpr double halt_eps = 0.07;

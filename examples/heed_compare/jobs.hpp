@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Runs pieces of work, one after another in this process, or several at a time in a process each.
-// Processes share no memory: no state of one piece can reach another, and a process that the system
-// ends takes no other with it.
+// Runs pieces of work, one after another in this process, or several at a time in a process each. Processes share no
+// memory: no state of one piece can reach another, and a process that the system ends takes no other with it.
 
 #include <cstddef>
 #include <functional>

@@ -53,8 +53,7 @@ struct Pass {
 
   void sample(Runner& runner) { samples.push_back(time_calls(runner, calls) * 1e3 / calls); }
 
-  // Returns the total seconds. Memory is the largest of all calls: not every call needs all
-  // workers.
+  // Returns the total seconds. Memory is the largest of all calls: not every call needs all workers.
   [[nodiscard]] double time_calls(Runner& runner, int count) {
     const MemoryMeter meter;
     const double elapsed = heed::seconds_of([&] {

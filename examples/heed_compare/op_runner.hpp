@@ -153,8 +153,7 @@ class OpRunner final : public Runner {
     text << ")";
   }
 
-  // Writes the shapes that the variant reads. They show how V1 and V2 have the baseline's number of
-  // products.
+  // Writes the shapes that the variant reads. They show how V1 and V2 have the baseline's number of products.
   void describe_inputs(std::ostream& text) const {
     const int maps = Op::NormaliserType::maps;
     const heed::Inputs<T> in = call_.inputs();

@@ -12,8 +12,7 @@ struct RateScore {
   double learning_rate = 0, loss = 0, accuracy = 0;
 };
 
-// The cells that choose a learning rate for a variant: each rate with each seed of the sweep. Empty
-// for a single rate.
+// The cells that choose a learning rate for a variant: each rate with each seed of the sweep. Empty for a single rate.
 [[nodiscard]] std::vector<Cell> choosing_cells(const Experiment& experiment,
                                                const std::string& task, const std::string& variant);
 // The scores of these cells' rates, in their order.
@@ -26,8 +25,7 @@ struct RateScore {
 [[nodiscard]] std::vector<Cell> result_cells(const Experiment& experiment, const std::string& task,
                                              const std::string& variant, double learning_rate);
 
-// The answer whether several jobs are faster than one with all threads, and by which factor the
-// faster way is faster.
+// The answer whether several jobs are faster than one with all threads, and by which factor the faster way is faster.
 struct Gain {
   bool several = false;
   double times = 1, least = 1, most = 1;  // the median of rounds, and their range
@@ -41,9 +39,8 @@ struct Plan {
   // A text for people: the number of cells, how many of them are done, and the time for the others,
   // from measured steps of each variant on each task.
   std::string text;
-  // Jobs and threads of the settings. If these leave jobs open: 1 with all threads, or as many as
-  // there are threads with one each, whichever does measured steps of one variant of each task in
-  // less time (gain_of()).
+  // Jobs and threads of the settings. If these leave jobs open: 1 with all threads, or as many as there are threads with
+  // one each, whichever does measured steps of one variant of each task in less time (gain_of()).
   int jobs = 1, threads = 1;
 };
 [[nodiscard]] Plan make_plan(const Experiment& experiment, const CellRunner& runner);

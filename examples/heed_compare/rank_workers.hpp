@@ -22,9 +22,8 @@ class RankWorkers {
   [[nodiscard]] bool give(std::size_t piece, const std::string& order);
   [[nodiscard]] bool none() const { return busy_.empty(); }
   [[nodiscard]] bool any_busy() const;
-  // Calls line(piece, text) for each line that has arrived; line() returns true for the last one of
-  // a piece. Throws LostRank if a rank with a piece has ended, or has written nothing for the
-  // time-out of the ranks.
+  // Calls line(piece, text) for each line that has arrived; line() returns true for the last one of a piece. Throws
+  // LostRank if a rank with a piece has ended, or has written nothing for the time-out of the ranks.
   using Line = std::function<bool(std::size_t piece, const std::string& line)>;
   void read(const Line& line);
 

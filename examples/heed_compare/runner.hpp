@@ -28,8 +28,7 @@ class Runner {
   virtual ~Runner() = default;
 
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // The variant's options and hyper-parameters (scalars by value, tensors by shape), and the shapes
-  // of its inputs, as text.
+  // The variant's options and hyper-parameters (scalars by value, tensors by shape), and the shapes of its inputs, as text.
   [[nodiscard]] virtual std::string settings() const = 0;
 
   // Number of pairs of a query and a key that it sees, over all batches and heads.

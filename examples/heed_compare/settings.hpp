@@ -16,9 +16,8 @@ using heed::Index;
 
 using heed_program::UsageError;
 
-// The type of tensors. With bfloat16 large products are also computed in bfloat16
-// (heed::Precision::mixed), and everything else in float; with bfloat16_storage everything is
-// computed in float.
+// The type of tensors. With bfloat16 large products are also computed in bfloat16 (heed::Precision::mixed), and everything
+// else in float; with bfloat16_storage everything is computed in float.
 enum class Dtype { float32, float64, bfloat16, bfloat16_storage };
 
 // The name of the type on the command line and in reports.
@@ -86,15 +85,13 @@ struct Settings {
   // True if standard output gets data, so that tables go to standard error.
   [[nodiscard]] bool data_on_stdout() const { return json_file == "-" || csv_file == "-"; }
 
-  // Rounds of timings of a dtype: at least min_rounds(); more, up to max_rounds(), until
-  // seconds_per_dtype() are used up.
+  // Rounds of timings of a dtype: at least min_rounds(); more, up to max_rounds(), until seconds_per_dtype() are used up.
   [[nodiscard]] int min_rounds() const { return quick ? 3 : 5; }
   [[nodiscard]] int max_rounds() const { return quick ? 3 : 9; }
   [[nodiscard]] double seconds_per_dtype() const { return 50; }
 };
 
-// The settings of a command line. `finished` is true if nothing remains to be done, as after
-// --help.
+// The settings of a command line. `finished` is true if nothing remains to be done, as after --help.
 struct ParsedCommandLine {
   Settings settings;
   bool finished = false;

@@ -5,10 +5,9 @@
 //
 //   d_i = b_i - a_i        mean +- t s / sqrt(n)        s^2 = sum (d_i - mean)^2 / (n - 1)
 //
-// t is the quantile of Student's distribution with n - 1 degrees of freedom that leaves (1 - confidence) / 2 on either side.
-// The interval assumes that the d_i are normal and independent. It holds for one comparison: out of
-// twenty comparisons of nothing but chance, one interval does not contain 0 at a confidence of 95
-// %.
+// t is the quantile of Student's distribution with n - 1 degrees of freedom that leaves (1 - confidence) / 2 on either
+// side. The interval assumes that the d_i are normal and independent. It holds for one comparison: out of twenty
+// comparisons of nothing but chance, one interval does not contain 0 at a confidence of 95 %.
 
 #include <optional>
 #include <vector>

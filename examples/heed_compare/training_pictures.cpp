@@ -210,8 +210,7 @@ class TaskPictures {
           ratio_to(baseline_->runs.front().curve, v->runs.front().curve, v->name));
     return draw(plot);
   }
-  // The ratios of those points of the curve that are means over the same steps as a point of the
-  // baseline.
+  // The ratios of those points of the curve that are means over the same steps as a point of the baseline.
   [[nodiscard]] static heed_report::Series ratio_to(const TrainingCurve& baseline,
                                                     const TrainingCurve& curve,
                                                     const std::string& name) {
@@ -242,8 +241,7 @@ class TaskPictures {
   return name;
 }
 
-// A chart for each measure, with the variants that have it; no chart for a measure that is 0 for
-// all of them.
+// A chart for each measure, with the variants that have it; no chart for a measure that is 0 for all of them.
 std::vector<Picture> TaskPictures::measures() const {
   std::map<std::string, BarChart> charts;
   for (const TrainedVariant* v : variants_)

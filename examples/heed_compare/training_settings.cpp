@@ -102,8 +102,7 @@ std::vector<std::string> read_tasks(const std::string& text) {
     specs.emplace_back(kText);
   } else {
     for (const std::string& item : split(text)) {
-      // "pairs=8" continues the parameters of the task before it; "mqar:len=128" and "parity" are
-      // tasks.
+      // "pairs=8" continues the parameters of the task before it; "mqar:len=128" and "parity" are tasks.
       const std::size_t equals = item.find('='), colon = item.find(':');
       const bool goes_on =
           equals != std::string::npos && (colon == std::string::npos || colon > equals);

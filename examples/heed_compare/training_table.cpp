@@ -83,8 +83,7 @@ constexpr std::size_t kTableWidth = 100;
   return text.empty() ? "" : "    90 % right after steps: " + text + "\n";
 }
 
-// "smallest" or "largest" for a best rate at an edge of the sweep, which says little since rates
-// beyond it were not tried.
+// "smallest" or "largest" for a best rate at an edge of the sweep, which says little since rates beyond it were not tried.
 [[nodiscard]] std::string edge_of(const TrainedVariant& v) {
   double least = v.learning_rate, most = v.learning_rate;
   for (const RateScore& one : v.sweep) {
@@ -260,8 +259,7 @@ std::string tasks_table(const TrainingComparison& comparison) {
   };
   std::string text = "accuracy on what is held out, of text the loss\n";
   bool marked = false;
-  // Invariant: the variants before `first` stand in tables above; variants from there to `last` fit
-  // into one table.
+  // Invariant: the variants before `first` stand in tables above; variants from there to `last` fit into one table.
   for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
     std::string head = print("%-17s", "");
     for (; last < all.size(); ++last) {

@@ -147,8 +147,7 @@ constexpr std::size_t kMostNameless = 64;
                               (token.starts_with('[') && token.ends_with(']')));
 }
 
-// Throws if so many tokens are made by no merge that the merges must belong to another vocabulary,
-// or are incomplete.
+// Throws if so many tokens are made by no merge that the merges must belong to another vocabulary, or are incomplete.
 void require_merges(const BpeTokenizer& tokenizer, const std::vector<std::string>& tokens,
                     const BpeNames& names) {
   std::vector<std::string> nameless;

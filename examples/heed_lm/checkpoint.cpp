@@ -128,8 +128,7 @@ void require_model(const ModelConfig& c, const SafetensorsIndex& file, const std
       " has vocabulary = " + std::to_string(c.vocabulary) + ", width = " + std::to_string(c.width) +
       ", hidden = " + std::to_string(c.hidden) + ", depth = " + std::to_string(c.depth) +
       ", len = " + std::to_string(c.len) + " and prototypes = " + std::to_string(c.prototypes);
-  // Prototypes count for every variant: making the model allocates them even if its variant has
-  // none.
+  // Prototypes count for every variant: making the model allocates them even if its variant has none.
   const double least = std::max(double(c.prototypes) * double(c.width),
                                 about(what + " cannot be used", [&] { return least_numbers(c); }));
   heed::require(least <= held, what, sizes, ", which needs ", Index(least),

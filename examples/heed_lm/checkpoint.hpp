@@ -60,15 +60,13 @@ struct Run {
   heed::nn::AdamW<float> optimiser;
 };
 
-// Writes the run. If one of its numbers is not finite, throws std::runtime_error and does not touch
-// the file.
+// Writes the run. If one of its numbers is not finite, throws std::runtime_error and does not touch the file.
 void save_run(Run& run, const std::filesystem::path& path);
 // Throws std::runtime_error or std::invalid_argument with one sentence that begins with the path.
 [[nodiscard]] Run load_run(const std::filesystem::path& path);
 
-// A run that starts from a GPT-2 of Hugging Face, with any variant that fits into its frame. Sizes
-// and activation come from the file, not from `config`. `tokenizer` must have as many words as the
-// file, or up to 1023 fewer.
+// A run that starts from a GPT-2 of Hugging Face, with any variant that fits into its frame. Sizes and activation come from
+// the file, not from `config`. `tokenizer` must have as many words as the file, or up to 1023 fewer.
 [[nodiscard]] Run run_from_gpt2(const std::filesystem::path& path, ModelConfig config,
                                 std::shared_ptr<const Tokenizer> tokenizer);
 [[nodiscard]] bool is_gpt2_file(const std::filesystem::path& path);

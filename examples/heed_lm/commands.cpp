@@ -264,8 +264,7 @@ struct Prepared {
          !(gpt2->tied && name.ends_with("lm_head.weight"));
 }
 
-// Prints the reports of each attention layer on the last rows that it saw: steps, tension,
-// residual, ...
+// Prints the reports of each attention layer on the last rows that it saw: steps, tension, residual, ...
 void print_reports(Model& model) {
   Index number = 0;
   for (auto& block : model.blocks()) {
@@ -329,8 +328,7 @@ int run_train(TrainCommand command, heed_program::Ranks& ranks) {
               nn::count_weights<float>(*run.model), p.data->description().c_str(),
               ranks_text(ranks.count(), context_ranks).c_str());
   std::fflush(stdout);
-  // A run that leaves files continues when nobody reads its output any more; main() reports the
-  // lost output at the end.
+  // A run that leaves files continues when nobody reads its output any more; main() reports the lost output at the end.
   if (!command.out.empty() || report) std::signal(SIGPIPE, SIG_IGN);
   TrainingLog log;
   Index saved = -1;  // step of the last checkpoint

@@ -53,8 +53,7 @@ class TextSource final : public DataSource {
   TextData data_;
 };
 
-// Instructions of a file: the last examples are held out, the others are taken in a new order each
-// epoch.
+// Instructions of a file: the last examples are held out, the others are taken in a new order each epoch.
 class InstructionSource final : public DataSource {
  public:
   InstructionSource(const std::vector<Instruction>& examples, const Tokenizer& tokenizer,

@@ -49,16 +49,14 @@ struct DataSettings {
   std::uint64_t seed = 1;
 };
 
-// The reading of the end-of-text name in a text, by the value of --end-of-text: token, which is the
-// default, or text. Throws std::invalid_argument for another name, and for token if the tokenizer
-// has no such token.
+// The reading of the end-of-text name in a text, by the value of --end-of-text: token, which is the default, or text.
+// Throws std::invalid_argument for another name, and for token if the tokenizer has no such token.
 [[nodiscard]] EndOfText end_of_text_named(const std::string& name, const Tokenizer& tokenizer);
 
 // Makes the tokenizer of the settings; a tokenizer of characters has the alphabet of the text.
 // Tasks use numbers, parens characters.
 [[nodiscard]] std::unique_ptr<Tokenizer> make_tokenizer(const DataSettings& settings);
-// Tokens of the longest sequence of the settings' task, or `len` of the settings if the task has no
-// length of its own.
+// Tokens of the longest sequence of the settings' task, or `len` of the settings if the task has no length of its own.
 [[nodiscard]] Index task_len(const DataSettings& settings);
 [[nodiscard]] std::unique_ptr<DataSource> open_data(const DataSettings& settings,
                                                     const Tokenizer& tokenizer);
@@ -70,8 +68,7 @@ struct DataSettings {
 // Number of held-out sequences of a task.
 inline constexpr Index kTaskRows = 256;
 
-// The source of a task. Held-out rows come from `split` and a seed of their own, the same for each
-// seed of training.
+// The source of a task. Held-out rows come from `split` and a seed of their own, the same for each seed of training.
 [[nodiscard]] std::unique_ptr<DataSource> make_task_source(
     std::shared_ptr<const tasks::Task> task, std::uint64_t seed,
     tasks::Split split = tasks::Split::validation);

@@ -46,8 +46,7 @@ void require_finite(Run& run, const std::filesystem::path& path) {
       [&](const std::string& name, std::vector<float>& first, std::vector<float>& second) {
         require_finite(first, "adamw.first." + name, path);
         require_finite(second, "adamw.second." + name, path);
-        // Second moments are means of squares: the root of a negative one would make every later
-        // step a skipped step.
+        // Second moments are means of squares: the root of a negative one would make every later step a skipped step.
         require_all(
             second, "adamw.second." + name, path, [](float x) { return x >= 0; }, "at least 0");
       });

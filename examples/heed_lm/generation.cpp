@@ -69,8 +69,7 @@ Index text_start(const Tokenizer& tokenizer) {
 }
 
 Index sample(std::span<const float> logits, const Sampling& s, std::uint64_t number) {
-  // A NaN is neither larger nor smaller than another number, so that there would be no order for a
-  // choice.
+  // A NaN is neither larger nor smaller than another number, so that there would be no order for a choice.
   const auto wrong = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
   if (wrong != logits.end())
     throw std::runtime_error("the logit of token " + std::to_string(wrong - logits.begin()) +

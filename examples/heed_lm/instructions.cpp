@@ -119,8 +119,7 @@ InstructionData::InstructionData(const std::vector<Instruction>& examples,
     : padding_(tokenizer.end_of_text().value_or(0)) {
   heed::require(len >= 2, "--len is ", len, ", --instructions needs at least 2");
   for (const Instruction& example : examples) {
-    // GPT-2's pieces never reach across ":" and " ", so that two halves give the ids of the whole
-    // text.
+    // GPT-2's pieces never reach across ":" and " ", so that two halves give the ids of the whole text.
     std::vector<Index> response = tokenizer.encode(" " + example.output, marks);
     if (const auto end = tokenizer.end_of_text()) response.push_back(*end);
     examples_.push_back(

@@ -57,8 +57,7 @@ class InstructionData {
   // The number of examples that were cut.
   [[nodiscard]] Index cut_count() const { return cut_; }
 
-  // These examples as rows of a batch as long as the longest of them, at most len. Padding has no
-  // targets.
+  // These examples as rows of a batch as long as the longest of them, at most len. Padding has no targets.
   [[nodiscard]] Batch batch(std::span<const Index> examples) const;
 
  private:

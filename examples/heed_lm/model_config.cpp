@@ -103,8 +103,7 @@ constexpr Stack kStacks[] = {{"qkvi", make_qkvi<nn::ExtraSource::projected>},
   return small;
 }
 
-// The number of rows, each of the model's width, by which a small model of the same kind grows when
-// `size` grows by 1.
+// The number of rows, each of the model's width, by which a small model of the same kind grows when `size` grows by 1.
 [[nodiscard]] Index rows_per(const ModelConfig& c, Index ModelConfig::*size) {
   ModelConfig small = small_of(c);
   const auto numbers = [&] {
@@ -227,9 +226,8 @@ std::set<std::string> idle_settings(const ModelConfig& c) {
 
 LeastBytes least_bytes(const ModelConfig& c, double tokens, bool training) {
   const double blocks = c.variant == kDialecticalLm ? 1 : double(c.depth), width = double(c.width);
-  // Rows that every block has (models/transformer_block.hpp): x, its two norms and the residual,
-  // the MLP's rows before and behind its activation; in training three gradients. The rows of its
-  // attention depend on the variant.
+  // Rows that every block has (models/transformer_block.hpp): x, its two norms and the residual, the MLP's rows before and
+  // behind its activation; in training three gradients. The rows of its attention depend on the variant.
   const double numbers = (training ? 7 : 4) * width + 2 * double(hidden_of(c));
   return {sizeof(float) * (training ? 4 : 1) * least_numbers(c),
           sizeof(float) * tokens * blocks * numbers};

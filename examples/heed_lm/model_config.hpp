@@ -48,8 +48,7 @@ struct ModelConfig {
     f("seed", c.seed);
   }
 
-  // Copies the settings shared with a GPT-2 stack, except for the activation, from or to its
-  // options.
+  // Copies the settings shared with a GPT-2 stack, except for the activation, from or to its options.
   void take(const heed::nn::GptOptions& options);
   [[nodiscard]] heed::nn::GptOptions gpt_options() const;
 };
@@ -73,13 +72,11 @@ void require_usable(const ModelConfig& config, Naming naming = Naming::fields);
 // layers. The model is not made; it holds at most 16 times as many.
 [[nodiscard]] double least_numbers(const ModelConfig& config);
 
-// The names of the settings, of a model and of its training, that a model of this variant does not
-// read.
+// The names of the settings, of a model and of its training, that a model of this variant does not read.
 [[nodiscard]] std::set<std::string> idle_settings(const ModelConfig& config);
 
-// Lower bounds on the bytes of a process that computes this many tokens at a time: for weights, and
-// for the rows that blocks keep per token. In training, weights have gradients and two moments, and
-// tokens gradients.
+// Lower bounds on the bytes of a process that computes this many tokens at a time: for weights, and for the rows that
+// blocks keep per token. In training, weights have gradients and two moments, and tokens gradients.
 struct LeastBytes {
   double weights, tokens;
   [[nodiscard]] double all() const { return weights + tokens; }

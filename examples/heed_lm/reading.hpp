@@ -12,9 +12,8 @@
 
 namespace heed_lm {
 
-// Runs the model on `batch` sequences of ids, one below the other, and returns the measures of each
-// block. Throws std::runtime_error for a block whose attention is neither the library's nor the
-// zoo's.
+// Runs the model on `batch` sequences of ids, one below the other, and returns the measures of each block. Throws
+// std::runtime_error for a block whose attention is neither the library's nor the zoo's.
 [[nodiscard]] std::vector<heed::WeightMeasures> read_layers(Model& model,
                                                             heed::nn::Context<float>& context,
                                                             Index batch, std::span<const Index> ids,

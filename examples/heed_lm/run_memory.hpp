@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checks the memory of training and evaluation before it is taken: an error names the options that
-// ask for too much.
+// Checks the memory of training and evaluation before it is taken: an error names the options that ask for too much.
 
 #include "commands.hpp"
 

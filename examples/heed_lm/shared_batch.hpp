@@ -29,11 +29,10 @@ class Packed {
   heed::nn::Context<float>& context_;
 };
 
-// The mean loss of the batch. One process packs it; several ranks share its rows with their
-// padding: each group of `context_ranks` neighbouring ranks has whole rows, and the ranks of a
-// group share the tokens of each row, in zig-zag shards (heed/mpi/shards.hpp). The weights'
-// gradients become that of the batch, with the same bits on all ranks. If the loss is not finite,
-// it is not finite on all ranks, and the gradients mean nothing. If context.before_product throws
+// The mean loss of the batch. One process packs it; several ranks share its rows with their padding: each group of
+// `context_ranks` neighbouring ranks has whole rows, and the ranks of a group share the tokens of each row, in zig-zag
+// shards (heed/mpi/shards.hpp). The weights' gradients become that of the batch, with the same bits on all ranks. If the
+// loss is not finite, it is not finite on all ranks, and the gradients mean nothing. If context.before_product throws
 // PassStopped (training.hpp) on one rank, all ranks throw it; with context_ranks it must not throw.
 [[nodiscard]] double shared_gradient(Model& model, heed::nn::Context<float>& context,
                                      const Batch& batch, heed_program::Ranks& ranks,

@@ -26,16 +26,14 @@ using heed_program::Ranks;
   return weight.shape().size() >= 2;
 }
 
-// Takes one step at the optimiser's present rate, or skips it. Returns the reason for skipping it,
-// or null.
+// Takes one step at the optimiser's present rate, or skips it. Returns the reason for skipping it, or null.
 [[nodiscard]] const char* step_fault(Run& run, nn::Context<float>& context, const Batch& batch,
                                      double& loss, Ranks& ranks, int context_ranks) {
   Model& model = *run.model;
   nn::clear_gradients<float>(model);
   loss = shared_gradient(model, context, batch, ranks, context_ranks);
   if (!std::isfinite(loss)) return "the loss is not finite";
-  // The norm is summed in double, which no gradient in float overflows: it is finite if all
-  // gradients are.
+  // The norm is summed in double, which no gradient in float overflows: it is finite if all gradients are.
   const double bound =
       run.train.clip > 0 ? run.train.clip : std::numeric_limits<double>::infinity();
   if (!std::isfinite(nn::clip_gradients<float>(model, bound))) return "the gradient is not finite";
@@ -97,8 +95,7 @@ class Once {
 
 constexpr const char* kAdvice = "; a smaller --lr may help";
 
-// Reports of the blocks on the tokens of the last pass, by name: means over the blocks that report
-// it.
+// Reports of the blocks on the tokens of the last pass, by name: means over the blocks that report it.
 [[nodiscard]] std::map<std::string, std::vector<double>> reports_of(Model& model) {
   std::map<std::string, std::vector<double>> sums;
   std::map<std::string, double> blocks;
@@ -212,8 +209,7 @@ class Training {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Runs pass(). Returns false if it was abandoned because the run is to stop, on all ranks or on
-  // none.
+  // Runs pass(). Returns false if it was abandoned because the run is to stop, on all ranks or on none.
   template <class Pass>
   [[nodiscard]] bool unless_stopped(bool may_stop, Pass&& pass) {
     if (may_stop && watch_.stop_now)
@@ -267,8 +263,7 @@ class Training {
     return true;
   }
 
-  // Scores the model if that is due, and sets `held_out` if rows are held out. Returns false if it
-  // was abandoned.
+  // Scores the model if that is due, and sets `held_out` if rows are held out. Returns false if it was abandoned.
   [[nodiscard]] bool evaluate(std::optional<double>& held_out) {
     if (!watch_.on_evaluation || !due(watch_.evaluate_every)) return true;
     return unless_stopped(true, [&] {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A lock between processes that use the same thing, such as a folder or the file of a checkpoint.
-// They open a file that serves only the lock. The lock ends with the object and with its process,
-// however that ends (flock). The last process that leaves removes the file; a killed process leaves
-// it behind, which does no harm. A forked child shares its parent's locks: a child that outlives a
-// killed parent keeps them.
+// A lock between processes that use the same thing, such as a folder or the file of a checkpoint. They open a file that
+// serves only the lock. The lock ends with the object and with its process, however that ends (flock). The last process
+// that leaves removes the file; a killed process leaves it behind, which does no harm. A forked child shares its parent's
+// locks: a child that outlives a killed parent keeps them.
 
 #include <heed/io/atomic_file.hpp>
 
@@ -50,8 +49,7 @@ class FileLock {
   // while another process has it alone.
   void share() { (void)take(LOCK_SH); }
 
-  // The holder, for people: "process 12 on machine", or "another process" if that one has left and
-  // others share the lock.
+  // The holder, for people: "process 12 on machine", or "another process" if that one has left and others share the lock.
   [[nodiscard]] std::string holder() const {
     std::ifstream in(file_);
     pid_t process = 0;

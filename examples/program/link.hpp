@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Messages between the processes of one run. Only link_mpi.cpp uses MPI; link_none.cpp replaces it
-// if MPI was not found.
+// Messages between the processes of one run. Only link_mpi.cpp uses MPI; link_none.cpp replaces it if MPI was not found.
 
 #include <cstddef>
 #include <cstdlib>
@@ -27,8 +26,7 @@ class Link {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int count() const = 0;
 
-  // Begin to send and to receive; the memory must not change until the request is done. `kind` is
-  // at least 0.
+  // Begin to send and to receive; the memory must not change until the request is done. `kind` is at least 0.
   [[nodiscard]] virtual Request send(int to, int kind, std::span<const std::byte> bytes) = 0;
   [[nodiscard]] virtual Request receive(int from, int kind, std::span<std::byte> bytes) = 0;
   // Moves all messages on. Returns true once the request is done.

@@ -23,8 +23,7 @@ class MpiLink final : public Link {
     MPI_Comm_rank(all_, &rank_);
     MPI_Comm_size(all_, &count_);
   }
-  // Without close() the process does not finalise MPI: MPI_Finalize() would wait for ranks that may
-  // be lost.
+  // Without close() the process does not finalise MPI: MPI_Finalize() would wait for ranks that may be lost.
   ~MpiLink() override = default;
 
   [[nodiscard]] int rank() const override { return rank_; }

@@ -14,8 +14,7 @@
 
 namespace heed_program {
 
-// Bytes: the smallest of the machine's memory, of the limits of the process (ulimit -v, -d) and of
-// its control groups.
+// Bytes: the smallest of the machine's memory, of the limits of the process (ulimit -v, -d) and of its control groups.
 [[nodiscard]] inline double memory_limit() {
   double least = double(::sysconf(_SC_PHYS_PAGES)) * double(::sysconf(_SC_PAGE_SIZE));
   for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {

@@ -37,8 +37,7 @@ inline constexpr const char* kExitCodes =
     "finite)\n"
     "  2  options or input that cannot be used; one sentence on standard error says which\n";
 
-// Runs f() and turns a std::runtime_error into a UsageError: an input that cannot be read was named
-// by the user.
+// Runs f() and turns a std::runtime_error into a UsageError: an input that cannot be read was named by the user.
 template <class F>
 auto as_usage(F&& f) {
   try {
@@ -89,8 +88,7 @@ struct NamedFile {
   std::string option, path;
 };
 
-// True if both paths name one file: through links of either kind, or by their spelling if there is
-// no file yet.
+// True if both paths name one file: through links of either kind, or by their spelling if there is no file yet.
 [[nodiscard]] inline bool same_file(const std::filesystem::path& a,
                                     const std::filesystem::path& b) {
   struct stat first {
@@ -155,8 +153,7 @@ inline void require_pages_apart(const NamedFile& folder, const std::vector<Named
   return quoted + "'";
 }
 
-// Writes the text to a file, or to standard output for "-". If it throws std::runtime_error, an old
-// file is unchanged.
+// Writes the text to a file, or to standard output for "-". If it throws std::runtime_error, an old file is unchanged.
 inline void write_output(const std::string& path, const std::string& text) {
   if (path == "-") {
     std::fputs(text.c_str(), stdout);
@@ -179,8 +176,7 @@ inline void all_of(std::initializer_list<std::function<void()>> steps) {
   if (!failures.empty()) throw std::runtime_error(failures);
 }
 
-// The exit code of a program, and the sentence that it prints on standard error; empty if all went
-// well.
+// The exit code of a program, and the sentence that it prints on standard error; empty if all went well.
 struct Ending {
   int code = 0;
   std::string sentence;
@@ -218,8 +214,7 @@ inline int complain(const char* name, const char* text, int code) {
   }
 }
 
-// Prints the sentence of an ending, if it has one, and another one if standard output is lost.
-// Returns the exit code.
+// Prints the sentence of an ending, if it has one, and another one if standard output is lost. Returns the exit code.
 [[nodiscard]] inline int conclude(const char* name, const Ending& ending) {
   if (!ending.sentence.empty()) complain(name, ending.sentence.c_str(), ending.code);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
@@ -229,8 +224,7 @@ inline int complain(const char* name, const char* text, int code) {
 
 }  // namespace detail
 
-// Runs a program of that name and returns its exit code: the result of body(), or 1 or 2 if it
-// throws.
+// Runs a program of that name and returns its exit code: the result of body(), or 1 or 2 if it throws.
 [[nodiscard]] inline int run(const char* name, const std::function<int()>& body) {
   detail::occupy_standard_streams();
   return detail::conclude(name, detail::ending_of(body));

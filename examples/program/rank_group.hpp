@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Neighbouring ranks of a run, as a communicator of heed::mpi (heed/mpi/messages.hpp): waiting for
-// their messages notices ranks that have ended, failed or got stuck, as every exchange of the run
-// does.
+// Neighbouring ranks of a run, as a communicator of heed::mpi (heed/mpi/messages.hpp): waiting for their messages notices
+// ranks that have ended, failed or got stuck, as every exchange of the run does.
 
 #include "ranks.hpp"
 

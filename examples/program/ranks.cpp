@@ -25,8 +25,7 @@ constexpr auto kPassedOn = std::chrono::milliseconds(200);
 constexpr auto kStopped = std::chrono::seconds(1);
 // Time within which waiting ranks answer when they are asked for whom they wait.
 constexpr auto kAnswering = std::chrono::milliseconds(1000);
-// Seconds by which each rank waits longer than the one before it, which needs less time than this
-// to ask and to end all.
+// Seconds by which each rank waits longer than the one before it, which needs less time than this to ask and to end all.
 constexpr double kTurn = 1.5;
 // Time by which the rank that reports a lost rank is ahead of the others.
 constexpr auto kGrace = std::chrono::milliseconds(3000);
@@ -62,8 +61,7 @@ void Ranks::meet_processes() {
   };
   const Process mine{host_name(), ::getpid()};
   for (const Process& process : gather(mine)) {
-    // A process that cannot be seen, as in a container of the same name, counts as one of
-    // another machine.
+    // A process that cannot be seen, as in a container of the same name, counts as one of another machine.
     const bool seen = process.host == mine.host && ::kill(pid_t(process.id), 0) == 0;
     processes_.push_back(seen ? process.id : 0);
   }

@@ -6,8 +6,7 @@
 //
 // All ranks run the same program and reach the same exchanges in the same order. Failures:
 //   - an exception of a rank ends all ranks; the lowest rank that failed prints its sentence, once;
-//   - a rank whose process has ended (on the same machine; the launcher watches the others), or
-//   that sends nothing for
+//   - a rank whose process has ended (on the same machine; the launcher watches the others), or that sends nothing for
 //     `timeout` seconds and does not wait for another rank itself, is lost: the others throw LostRank, and one of them
 //     prints its sentence.
 
@@ -116,16 +115,14 @@ class Ranks {
   void wait_until(const std::function<bool()>& ready,
                   const std::function<std::vector<int>()>& missing);
   void answer_questions(const std::function<std::vector<int>()>& missing);
-  // Takes answers, and asks those of `ranks`, and of the ranks that the answers name, that were not
-  // asked before.
+  // Takes answers, and asks those of `ranks`, and of the ranks that the answers name, that were not asked before.
   void ask(Inquiry& inquiry, std::vector<int> ranks);
   void post(int to, Kind kind, std::string text);
   // The next message of that kind that has arrived, with its sender. It is one of a few words, so
   // its sender need not be watched.
   [[nodiscard]] std::optional<std::pair<int, std::string>> take_short(Kind kind);
   [[noreturn]] void lose(const std::vector<int>& missing, const std::string& what);
-  // Exchanges the endings of all ranks. Prints the sentence that is due, and returns the exit code
-  // of this process.
+  // Exchanges the endings of all ranks. Prints the sentence that is due, and returns the exit code of this process.
   [[nodiscard]] int join_endings(const char* name, const Ending& mine);
 
   std::unique_ptr<Link> link_;

@@ -30,8 +30,7 @@ namespace heed_program {
   return text;
 }
 
-// Number of characters that must be added, left out, replaced, or swapped with the next one, to
-// turn `a` into `b`.
+// Number of characters that must be added, left out, replaced, or swapped with the next one, to turn `a` into `b`.
 [[nodiscard]] inline std::size_t edits_between(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i)

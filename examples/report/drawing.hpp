@@ -71,8 +71,7 @@ class Drawing {
   void upright_text(Point at, std::string_view text, Anchor anchor = Anchor::end,
                     const std::string& css = "");
 
-  // Sets the text in lines over the whole width, the first with its top at `top`. Returns the end
-  // of the last line.
+  // Sets the text in lines over the whole width, the first with its top at `top`. Returns the end of the last line.
   double paragraph(double top, const std::string& text, const std::string& css = "",
                    double size = 12);
 

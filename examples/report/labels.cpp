@@ -10,9 +10,8 @@ namespace heed_report {
 
 namespace {
 
-// Labels that touch each other, each one gap below the one before. `sum` adds up their wished
-// places, less the gaps between them and the first label of all: the mean is the block's best
-// place.
+// Labels that touch each other, each one gap below the one before. `sum` adds up their wished places, less the gaps between
+// them and the first label of all: the mean is the block's best place.
 struct Block {
   double sum = 0;
   std::size_t count = 0;

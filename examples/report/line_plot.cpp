@@ -99,8 +99,7 @@ class LineDrawing {
     return x_alone.include(x) && y_alone.include(y);
   }
 
-  // Finds the end of each line, at the bottom if nothing of it is drawn, and gives the lines their
-  // looks.
+  // Finds the end of each line, at the bottom if nothing of it is drawn, and gives the lines their looks.
   void find_ends(const Scale& x, const Scale& y, double bottom) {
     for (const Series& s : plot_.series) {
       Point end{right_, bottom};

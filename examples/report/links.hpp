@@ -18,8 +18,7 @@ struct LinkMap {
   std::vector<Link> links;
 };
 
-// Most tokens in the picture: of a longer text the last tokens are drawn, and the links among them;
-// the picture says so.
+// Most tokens in the picture: of a longer text the last tokens are drawn, and the links among them; the picture says so.
 inline constexpr std::size_t kMostLinkTokens = 48;
 
 // A link is drawn as wide as its weight, and at most as wide as a line of text is high. Links whose

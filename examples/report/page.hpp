@@ -28,8 +28,7 @@ struct Page {
 [[nodiscard]] std::string html_text(const Page& page);
 [[nodiscard]] std::string svg_text(const Picture& picture);
 
-// Makes the folder if needed, and checks that files can be written. Throws std::runtime_error, one
-// sentence.
+// Makes the folder if needed, and checks that files can be written. Throws std::runtime_error, one sentence.
 void prepare_folder(const std::filesystem::path& folder);
 
 // Throws std::runtime_error, one sentence.

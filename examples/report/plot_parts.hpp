@@ -19,8 +19,7 @@ inline constexpr double kAxisName = kLine + 6;  // room above a plot for the nam
 // Draws the title. Returns its lower end.
 [[nodiscard]] double head_of(Drawing& drawing, const std::string& title);
 
-// Draws the note and the sentence on left-out values below `top`. Returns the height of the
-// picture.
+// Draws the note and the sentence on left-out values below `top`. Returns the height of the picture.
 [[nodiscard]] double foot_of(Drawing& drawing, double top, const std::string& note,
                              std::size_t left_out);
 
@@ -45,8 +44,7 @@ class Legend {
 // The width of the widest number.
 [[nodiscard]] double widest(const std::vector<double>& ticks);
 
-// The scale of an x axis between `left` and `right`, or narrower if its first or last number would
-// leave the picture.
+// The scale of an x axis between `left` and `right`, or narrower if its first or last number would leave the picture.
 [[nodiscard]] Scale x_scale(std::vector<double> ticks, bool logarithmic, double left, double right);
 
 // The x axis of a plot: grid lines from `top` to `bottom`, numbers and the label below. Returns the end.

@@ -30,9 +30,8 @@ struct Axis {
   bool at_points = false;  // on the x axis: ticks at two or more points' own places
 };
 
-// Lines; if there are several, each has its name at its end, and the plot is as high as its names
-// need. As long as there are no more lines than colours, line i has colour i. With more lines,
-// lines that end beside each other differ in colour.
+// Lines; if there are several, each has its name at its end, and the plot is as high as its names need. As long as there
+// are no more lines than colours, line i has colour i. With more lines, lines that end beside each other differ in colour.
 struct LinePlot {
   std::string name, title, note;
   Axis x, y;

@@ -11,13 +11,11 @@
 //
 //   gather         forward: keys and values go around a ring of ranks, n - 1 messages one after another, then each rank
 //                  computes. backward: it computes, then the gradients of keys and values go around and are added up.
-//   ring           a rank computes with the block of keys that it has while the next one comes;
-//                  forward passes a block on as soon as it arrives. backward passes the block's
-//                  gradients on, after the work that adds to them.
-//   head-parallel  all-to-all: each rank gets all tokens of its heads, computes, and gives the outputs back; backward the same
-//                  with gradients. If ranks do not divide heads, some ranks have more of them; more
-//                  ranks than heads cannot take part. Keys of a group go to each rank that has one
-//                  of the group's queries.
+//   ring           a rank computes with the block of keys that it has while the next one comes; forward passes a block on
+//                  as soon as it arrives. backward passes the block's gradients on, after the work that adds to them.
+//   head-parallel  all-to-all: each rank gets all tokens of its heads, computes, and gives the outputs back; backward the
+//                  same with gradients. If ranks do not divide heads, some ranks have more of them; more ranks than heads
+//                  cannot take part. Keys of a group go to each rank that has one of the group's queries.
 
 #include <algorithm>
 #include <cstdint>

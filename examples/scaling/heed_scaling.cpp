@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Predicts the time of a causal attention layer whose sequence is divided among ranks, by a cost
-// model (cost_model.hpp) of the three ways to divide it, from the measured engine and a network's
-// latency and bandwidth, for up to thousands of ranks. --check compares the model with this
-// machine, and under mpirun with two ranks also with their messages.
+// Predicts the time of a causal attention layer whose sequence is divided among ranks, by a cost model (cost_model.hpp) of
+// the three ways to divide it, from the measured engine and a network's latency and bandwidth, for up to thousands of
+// ranks. --check compares the model with this machine, and under mpirun with two ranks also with their messages.
 //
 // Exit code  0 done, 1 the work could not be finished, 2 options that cannot be used.
 
@@ -121,8 +120,7 @@ void print_line(const char* what, double measured, double predicted) {
   std::fflush(stdout);
 }
 
-// Compares the model's forward pass with this machine: one call of the whole sequence, and on
-// several ranks the gather.
+// Compares the model's forward pass with this machine: one call of the whole sequence, and on several ranks the gather.
 void check_model(const Options& o, Ranks& ranks) {
   Problem p = o.problem;
   p.backward = false;

@@ -13,8 +13,7 @@
 // Published   k 2, 8, 32, 128, m 3 or 5; for m = 3 up to 84, for m = 5 up to 180 tokens, tests from there to twice as many.
 // Shrunken    k 4, m 4, up to 64 brackets.
 // Tests       "longer": len + 1 to 2 len brackets, as in the source; "deeper": m + 2 instead of m.
-// Difficulty  number of brackets that are open where one closes: beyond m it is deeper than in
-// training.
+// Difficulty  number of brackets that are open where one closes: beyond m it is deeper than in training.
 // Source      Hewitt et al. 2020, "RNNs can generate bounded hierarchical languages with optimal memory", section 5;
 //             john-hewitt/dyckkm-learning. Yao et al. 2021, "Self-Attention Networks Can Process Bounded Hierarchical
 //             Languages", k 8, m 10.

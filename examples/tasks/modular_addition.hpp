@@ -5,9 +5,8 @@
 //
 //   a + b = -> c          c = a + b modulo p
 //
-// All p^2 pairs (a, b) are shuffled once, by the seed `split`. The first `share` of them is for
-// training: each sequence draws one of these evenly. The first half of the others is for validation
-// and the second half for tests, in order.
+// All p^2 pairs (a, b) are shuffled once, by the seed `split`. The first `share` of them is for training: each sequence
+// draws one of these evenly. The first half of the others is for validation and the second half for tests, in order.
 //
 // Published   p 97, half of the pairs for training.
 // Shrunken    p 31, share 0.7.

@@ -10,8 +10,7 @@ namespace tasks {
 
 namespace {
 
-// (g + 1)^(power - 1) for g in [0, slots), in units of 2^-32, as whole numbers, which are the same
-// on every machine.
+// (g + 1)^(power - 1) for g in [0, slots), in units of 2^-32, as whole numbers, which are the same on every machine.
 [[nodiscard]] std::vector<std::uint64_t> slot_weights(Index slots, double power) {
   std::vector<std::uint64_t> weights;
   for (Index g = 0; g < slots; ++g)

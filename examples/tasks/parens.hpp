@@ -5,10 +5,9 @@
 //
 //   balanced(0) = ""      balanced(n) = fill("(" balanced(l) ")" balanced(n - 1 - l)),  l in [0, n)
 //
-// fill() puts one of "ab " behind each character with probability 1/5, on every level again, so
-// that fillers are more frequent where parentheses are deep. An example has 1 to `pairs` pairs, all
-// numbers uniform; it is cut after len - 1 characters. The target of each character is the next
-// one, that of the last a space. A batch is filled up with spaces.
+// fill() puts one of "ab " behind each character with probability 1/5, on every level again, so that fillers are more
+// frequent where parentheses are deep. An example has 1 to `pairs` pairs, all numbers uniform; it is cut after len - 1
+// characters. The target of each character is the next one, that of the last a space. A batch is filled up with spaces.
 //
 // Published   6 pairs, len 96.
 // Shrunken    the same; it is small as it was published.

@@ -4,10 +4,9 @@
 // A task: sequences of tokens in which some positions ask for an answer that the tokens up to there determine. The loss
 // and the accuracy count these answers alone, however a task's source trained on the other tokens.
 //
-// A sequence is a function of (seed, split, index): the same on every machine, in any order and for any number of
-// threads. The three splits draw from streams of their own, so that no model is tested on sequences
-// of its training; if this needs more than other random numbers (modular addition), the task's
-// header says what it does.
+// A sequence is a function of (seed, split, index): the same on every machine, in any order and for any number of threads.
+// The three splits draw from streams of their own, so that no model is tested on sequences of its training; if this needs
+// more than other random numbers (modular addition), the task's header says what it does.
 //
 // task_list.hpp makes tasks by their names.
 
@@ -80,8 +79,7 @@ class Task {
   [[nodiscard]] virtual Index len() const = 0;
   [[nodiscard]] virtual Sequence sequence(const Place& place) const = 0;
 
-  // A task with the same tokens that tests sequences unlike those of training: longer or deeper
-  // ones, or another mixture.
+  // A task with the same tokens that tests sequences unlike those of training: longer or deeper ones, or another mixture.
   struct Test {
     std::string name;
     std::unique_ptr<Task> task;

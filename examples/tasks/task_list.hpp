@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// All tasks by name. A spec selects a task by its name and the parameters that differ from the
-// shrunken setting:
+// All tasks by name. A spec selects a task by its name and the parameters that differ from the shrunken setting:
 //
 //   mqar        mqar:len=128,pairs=8        mqar:published        mqar:published,len=256
 
@@ -26,8 +25,7 @@ struct Entry {
   std::string name, what, source;
   std::string difficulty;  // meaning of Answer::difficulty; empty if it is 0 everywhere
   std::vector<Number> numbers;
-  // Makes the task with these numbers; other numbers are those of the shrunken setting. The names
-  // must be in the list.
+  // Makes the task with these numbers; other numbers are those of the shrunken setting. The names must be in the list.
   std::function<std::unique_ptr<Task>(const std::map<std::string, double>&)> make;
 };
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The arguments of PyTorch's operators. Names, types and defaults follow from libheed's description
-// of a variant (heed_describe), and from the settings of any call, which are listed here; they have
-// their Python names.
+// The arguments of PyTorch's operators. Names, types and defaults follow from libheed's description of a variant
+// (heed_describe), and from the settings of any call, which are listed here; they have their Python names.
 
 #include <heed/c.h>
 
@@ -38,8 +37,7 @@ struct Argument {
   double start = 0;            // initial value of learnt numbers
 };
 
-// Settings that every operator has. c.h explains them; README.md lists them beside the names of
-// C++, C and Python.
+// Settings that every operator has. c.h explains them; README.md lists them beside the names of C++, C and Python.
 inline const Argument kSettings[] = {
     {"causal", "bool causal=False", Kind::setting},
     {"window", "int[]? window=None", Kind::setting},

@@ -34,8 +34,7 @@ inline void require_readable(const Tensor& x, const std::string& name) {
               ", it must be on the CPU");
 }
 
-// A call in heed's form. It points into itself, into the arguments and into the memory of their
-// tensors.
+// A call in heed's form. It points into itself, into the arguments and into the memory of their tensors.
 class Call {
  public:
   Call(const Operator& op, const std::vector<IValue>& arguments) : op_(op), arguments_(arguments) {
@@ -88,8 +87,7 @@ class Call {
     return &to;
   }
 
-  // Puts a tensor of an argument, such as its gradient, into its field of a struct heed_gradients
-  // or heed_tangents.
+  // Puts a tensor of an argument, such as its gradient, into its field of a struct heed_gradients or heed_tangents.
   template <class Struct>
   void put(Struct& to, std::vector<heed_parameter>& parameters, std::int64_t place, const Tensor& x,
            const char* what) {

@@ -36,8 +36,7 @@ using Stack = torch::jit::Stack;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The operators by their names in torch, with the namespace. Filled when the library is loaded,
-// before any call.
+// The operators by their names in torch, with the namespace. Filled when the library is loaded, before any call.
 std::map<std::string, Operator>& operators() {
   static std::map<std::string, Operator> all;
   return all;
@@ -99,8 +98,7 @@ const Tensor& nothing() {
   return none;
 }
 
-// The arguments of an operator behind NAME. `moving` are the places of the tangents, `wanted` those
-// of the results.
+// The arguments of an operator behind NAME. `moving` are the places of the tangents, `wanted` those of the results.
 struct Question : torch::CustomClassHolder {
   const Operator* op = nullptr;
   Tensor grad_out, grad_out_tangent;
@@ -158,8 +156,7 @@ struct Question : torch::CustomClassHolder {
   [[nodiscard]] const Tensor& input(std::int64_t place) const {
     return arguments[std::size_t(place)].toTensor();
   }
-  // All tensors that autograd follows: grad_out and its tangent if they are given, tangents,
-  // inputs.
+  // All tensors that autograd follows: grad_out and its tangent if they are given, tangents, inputs.
   [[nodiscard]] Tensors variables() const {
     Tensors all;
     for (const Tensor& x : {grad_out, grad_out_tangent})
@@ -194,8 +191,7 @@ struct Question : torch::CustomClassHolder {
   }
 };
 
-// Results of an operator: a tensor for each argument that may have a gradient, without elements
-// unless it is wanted.
+// Results of an operator: a tensor for each argument that may have a gradient, without elements unless it is wanted.
 void push_results(const Question& q, Order order, const Tensors& results, Stack* stack) {
   if (order == Order::jvp) return torch::jit::push(*stack, results[0]);
   for (const Tensor& x : spread(results, q.wanted, q.op->differentiable()))
@@ -271,8 +267,7 @@ Tensors answer(const Question& q, Order order) {
 
 using Kept = c10::intrusive_ptr<Question>;
 
-// Keeps a question in a node of autograd without its tensors, which autograd keeps, and restores
-// it.
+// Keeps a question in a node of autograd without its tensors, which autograd keeps, and restores it.
 void remember(AutogradContext* context, const Kept& kept, Tensors variables, Tensor out) {
   kept->set_variables(Tensors(variables.size(), nothing()));
   kept->out = Tensor();
@@ -297,8 +292,7 @@ Places needed(const AutogradContext* context, std::size_t n, const Places& place
     if (context->needs_input_grad(n++)) needed.push_back(place);
   return needed;
 }
-// Adds the results for those of `places` that need gradients; they belong to variables n, n + 1,
-// ...
+// Adds the results for those of `places` that need gradients; they belong to variables n, n + 1, ...
 void answer_needed(AutogradContext* context, Question q, Order order, std::size_t n,
                    const Places& places, variable_list& to) {
   q.wanted = needed(context, n, places);
@@ -306,8 +300,7 @@ void answer_needed(AutogradContext* context, Question q, Order order, std::size_
   for (const Tensor& x : spread(results, q.wanted, places)) to.push_back(x);
 }
 
-// Kernels below autograd. Nested transforms have autograd of their own there, which this object
-// turns off.
+// Kernels below autograd. Nested transforms have autograd of their own there, which this object turns off.
 struct Below {
   explicit Below(const Question& q) : mode(q.graded) {}
   at::AutoDispatchBelowADInplaceOrView keys;

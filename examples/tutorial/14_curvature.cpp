@@ -109,8 +109,7 @@ double sharpness(const Memory& memory) {
   return value;
 }
 
-// Solves H d = -gradient by conjugate gradients, up to where the curvature is not positive. Counts
-// products.
+// Solves H d = -gradient by conjugate gradients, up to where the curvature is not positive. Counts products.
 Vector newton_step(const Memory& memory, const Vector& gradient, int& products) {
   Vector step(gradient.size()), rest = plus(step, -1, gradient), d = rest;
   const double enough = 1e-4 * dot(rest, rest);

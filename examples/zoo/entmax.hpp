@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The common part of sparsemax and entmax 1.5: weights are powers of the scores' excess over a
-// threshold, and sum to 1.
+// The common part of sparsemax and entmax 1.5: weights are powers of the scores' excess over a threshold, and sum to 1.
 //
 //   w_j = u_j^n       u_j = max(0, (s_j - top) / n - t), t such that sum_j w_j = 1; top the largest score
 //   ds_j = slope_j (G_j - sum_k slope_k G_k / sum_k slope_k)       slope_j = u_j^(n-1), 0 where u_j is; G = dL/dw

@@ -36,8 +36,7 @@ struct CountedRows : heed::StreamedRows<T, 1> {
   P finish(const State& state) const { return heed::inverse_or_zero(state.own[0]); }
 };
 
-// Reference of a softmax with one more term exp(height) in its sum: the weights of the keys, and
-// the log-sum-exp.
+// Reference of a softmax with one more term exp(height) in its sum: the weights of the keys, and the log-sum-exp.
 template <class S>
 std::vector<S> softmax_beside(const S& height, heed::LongHandRow<S> row) {
   row.scores[0].push_back(height);

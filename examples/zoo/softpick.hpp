@@ -7,9 +7,8 @@
 //
 // All exponentials are computed relative to m = max(0, the largest score).
 //
-// Source  Z. Zuhri, E. Fuadi, A. Aji, Softpick: No Attention Sink, No Massive Activations with
-//         Rectified Softmax (2025). There eps is added after the shift by m; here before it, so
-//         that no result depends on m.
+// Source  Z. Zuhri, E. Fuadi, A. Aji, Softpick: No Attention Sink, No Massive Activations with Rectified Softmax (2025).
+//         There eps is added after the shift by m; here before it, so that no result depends on m.
 
 #include "kit.hpp"
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. CMake projects of C or C++
-// link heed::c (shared) or heed::c_static after find_package(heed COMPONENTS c), others use
-// `pkg-config libheed`.
+// heed from C: forward and backward of every variant, over DLPack tensors, in the library libheed. CMake projects of C or
+// C++ link heed::c (shared) or heed::c_static after find_package(heed COMPONENTS c), others use `pkg-config libheed`.
 //
 //   struct heed_parameter strength = {.name = "strength", .number = 0.3};
 //   struct heed_mask causal = {.size = sizeof causal, .causal = 1};
@@ -16,23 +15,20 @@
 //   if (heed_backward(&call, saved, &out, &from, &to) != heed_ok) puts(heed_last_error());
 //   heed_saved_free(saved);
 //
-// Structs   begin with their size, which the caller sets; a field that is 0 or NULL has its
-//           default. Structs grow at their ends: a program keeps working with later libraries, and
-//           an earlier library refuses fields that it does not know. A size ends with a field; it
-//           may be up to 4096 more than the library's if all bytes there are 0. Structs without a
-//           size (parameters, windows, key ranges) never change.
-// Lists     a pointer and a count. A list is refused unread if no call of these sizes can have its
-//           count, or, for windows, key ranges, parameters and the array of heed_describe(), if the
-//           count is above 4096.
+// Structs   begin with their size, which the caller sets; a field that is 0 or NULL has its default. Structs grow at their
+//           ends: a program keeps working with later libraries, and an earlier library refuses fields that it does not
+//           know. A size ends with a field; it may be up to 4096 more than the library's if all bytes there are 0. Structs
+//           without a size (parameters, windows, key ranges) never change.
+// Lists     a pointer and a count. A list is refused unread if no call of these sizes can have its count, or, for windows,
+//           key ranges, parameters and the array of heed_describe(), if the count is above 4096.
 // Tensors   of the CPU, (batch, heads, len, dim), or (len, dim) for one batch and one head. The stride along dim is 1, the
 //           others are free and not negative: (batch, len, heads, dim) memory comes in as a transposed tensor, without a
 //           copy. NULL is a tensor that is not given.
 // Numbers   query decides: a query of float64 computes with double, one of float32, float16 or bfloat16 with float. Each
 //           tensor of a call of floats may be float32, float16 or bfloat16 by itself; results are rounded once.
-// Errors    a function that can fail returns an enum heed_status. After any other than heed_ok,
-//           heed_last_error() says in one sentence, which begins with the function, what was wrong,
-//           and the call's outputs mean nothing. Inputs are never changed: outputs must not overlap
-//           them or each other.
+// Errors    a function that can fail returns an enum heed_status. After any other than heed_ok, heed_last_error() says in
+//           one sentence, which begins with the function, what was wrong, and the call's outputs mean nothing. Inputs are
+//           never changed: outputs must not overlap them or each other.
 // Threads   any number of threads may call at a time. A call computes with several threads of its own; its results do
 //           not depend on their number, not in the last bit. A process that was forked after a call with several threads
 //           computes with one.
@@ -80,8 +76,7 @@ struct heed_parameter {
   double number;
 };
 
-// The place of query 0 on the axis of keys when lengths differ: at key 0, or so that the last query
-// stands at the last key.
+// The place of query 0 on the axis of keys when lengths differ: at key 0, or so that the last query stands at the last key.
 enum heed_align { heed_top_left = 0, heed_bottom_right = 1 };
 
 // The query at position p sees keys in [p - left, p + right]; -1 leaves a side open. p is the query's index, moved by
@@ -97,13 +92,11 @@ struct heed_key_range {
   int64_t begin, end;
 };
 
-// Returns whether the query at position `query` sees the key: positive for yes, 0 for no. A
-// negative result ends the call, which fails. The function is called on any thread, in any order,
-// more than once.
+// Returns whether the query at position `query` sees the key: positive for yes, 0 for no. A negative result ends the call,
+// which fails. The function is called on any thread, in any order, more than once.
 typedef int (*heed_visible)(void* context, int64_t batch, int64_t head, int64_t query, int64_t key);
 
-// A mask, and terms that are added to scores. All given parts apply: a pair is visible if each of
-// them shows it.
+// A mask, and terms that are added to scores. All given parts apply: a pair is visible if each of them shows it.
 struct heed_mask {
   size_t size;
   // Not 0: a query sees keys up to its own position, moved by `causal_align` (enum heed_align) and `causal_offset`.
@@ -207,20 +200,18 @@ struct heed_call {
   struct heed_cache* cache;
 };
 
-// The results of forward: out (batch, heads, len_q, dim_v); if given, lse (batch, heads, len_q,
-// maps), the log sum exp of the scores of each map (two for differential variants), and steps
-// (batch, heads, len_q, columns), for ops whose rows take steps: the time that each row takes, or
-// its state after each step. In backward the same struct holds the gradients of a loss for these
-// results.
+// The results of forward: out (batch, heads, len_q, dim_v); if given, lse (batch, heads, len_q, maps), the log sum exp of
+// the scores of each map (two for differential variants), and steps (batch, heads, len_q, columns), for ops whose rows take
+// steps: the time that each row takes, or its state after each step. In backward the same struct holds the gradients of a
+// loss for these results.
 struct heed_outputs {
   size_t size;
   const DLTensor *out, *lse, *steps;
 };
 
-// The gradients that backward writes, each in the shape of its tensor; a gradient that is NULL is
-// not computed. parameters: names and tensors of learnt parameters, of floats with any strides,
-// in the shape that the call gave the parameter ((1) or () for a number), or that it has by
-// default.
+// The gradients that backward writes, each in the shape of its tensor; a gradient that is NULL is not computed. parameters:
+// names and tensors of learnt parameters, of floats with any strides, in the shape that the call gave the parameter ((1) or
+// () for a number), or that it has by default.
 struct heed_gradients {
   size_t size;
   const DLTensor *query, *key, *value, *extra, *bias;
@@ -247,23 +238,20 @@ struct heed_saved;
 int heed_forward(const struct heed_call* call, const struct heed_outputs* outputs,
                  struct heed_saved** saved);
 
-// Gradients of sum(out o grad_out), plus sum(lse o grad_lse) and sum(steps o grad_steps) where they
-// are given. `call` is that of heed_forward(), `out` its result. `grad_outputs` holds the
-// gradients, always that of out. The tensors in `gradients` are overwritten. `saved` may be used
-// again.
+// Gradients of sum(out o grad_out), plus sum(lse o grad_lse) and sum(steps o grad_steps) where they are given. `call` is
+// that of heed_forward(), `out` its result. `grad_outputs` holds the gradients, always that of out. The tensors in
+// `gradients` are overwritten. `saved` may be used again.
 int heed_backward(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
                   const struct heed_outputs* grad_outputs, const struct heed_gradients* gradients);
 
-// Forward mode, for every variant: the change of the results of heed_forward() when inputs and
-// parameters move along `tangents`. `call`, `saved` and `out` as for heed_backward(); `to` gets the
-// tangents of the results, always that of out.
+// Forward mode, for every variant: the change of the results of heed_forward() when inputs and parameters move along
+// `tangents`. `call`, `saved` and `out` as for heed_backward(); `to` gets the tangents of the results, always that of out.
 int heed_jvp(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
              const struct heed_tangents* tangents, const struct heed_outputs* to);
 
-// Products with the Hessian: the change of the gradients of heed_backward() for this `grad_out`
-// when inputs and parameters move along `tangents`, and grad_out along `grad_out_tangent` (NULL: it
-// does not move). Variants with one softmax and no further readout have them, such as sdpa and dar;
-// for others the call fails.
+// Products with the Hessian: the change of the gradients of heed_backward() for this `grad_out` when inputs and parameters
+// move along `tangents`, and grad_out along `grad_out_tangent` (NULL: it does not move). Variants with one softmax and no
+// further readout have them, such as sdpa and dar; for others the call fails.
 int heed_hvp(const struct heed_call* call, const struct heed_saved* saved, const DLTensor* out,
              const DLTensor* grad_out, const struct heed_tangents* tangents,
              const DLTensor* grad_out_tangent, const struct heed_gradients* to);
@@ -276,11 +264,10 @@ int heed_report(const struct heed_saved* saved, const char* name, const DLTensor
 // Name of report number `index`; NULL behind the last one. Valid as long as `saved`.
 const char* heed_report_name(const struct heed_saved* saved, size_t index);
 
-// A cache takes memory page by page as it grows, and never copies its contents. Calls with a cache
-// compute with the instruction set that was in use when it was made. One call or change at a time
-// may use a cache, and all calls must be of one variant, with the same parameters and numbers of
-// heads, until heed_cache_forget(). heed/kv_cache.hpp says how exact an int8 cache is. Only C++ has
-// pools of pages (heed/kv_pool.hpp) and partial states (heed/engine/partial.hpp).
+// A cache takes memory page by page as it grows, and never copies its contents. Calls with a cache compute with the
+// instruction set that was in use when it was made. One call or change at a time may use a cache, and all calls must be of
+// one variant, with the same parameters and numbers of heads, until heed_cache_forget(). heed/kv_cache.hpp says how exact
+// an int8 cache is. Only C++ has pools of pages (heed/kv_pool.hpp) and partial states (heed/engine/partial.hpp).
 struct heed_cache_sizes {
   size_t size;
   int64_t batch, kv_heads, dim_qk, dim_v;
@@ -290,8 +277,7 @@ struct heed_cache_sizes {
   int64_t page_rows;  // a multiple of 64; 0: 256
 };
 int heed_cache_new(const struct heed_cache_sizes* sizes, struct heed_cache** cache);
-// Adds tokens: key (batch, kv_heads, n, dim_qk), value (batch, kv_heads, n, dim_v). The cache is
-// unchanged if this fails.
+// Adds tokens: key (batch, kv_heads, n, dim_qk), value (batch, kv_heads, n, dim_v). The cache is unchanged if this fails.
 int heed_cache_append(struct heed_cache* cache, const DLTensor* key, const DLTensor* value);
 // Number of tokens held, and of tokens that fit without new memory.
 int64_t heed_cache_length(const struct heed_cache* cache);
@@ -309,8 +295,7 @@ struct heed_shapes {
   size_t size;
   int64_t out[4], lse[4], steps[4], extra[4];
 };
-// Only shapes and types of query and value are read. The call fails with the sentences of
-// heed_forward().
+// Only shapes and types of query and value are read. The call fails with the sentences of heed_forward().
 int heed_shapes_of(const struct heed_call* call, struct heed_shapes* shapes);
 
 // Checks a call: fails as heed_forward() would, without regard to its outputs. All tensors need
@@ -334,8 +319,7 @@ struct heed_parameter_info {
   const char* name;  // valid for ever
   int kind;          // enum heed_parameter_kind
   int required;      // not 0: a call must give it
-  // For tensors: shape[0, ndim) as the call has it, or as heed_initial() writes it; ndim 0 if there
-  // is none.
+  // For tensors: shape[0, ndim) as the call has it, or as heed_initial() writes it; ndim 0 if there is none.
   int ndim;
   int64_t shape[8];
   double number;        // number in use, for options, choices and tensors of one number
@@ -364,8 +348,7 @@ int heed_describe(const struct heed_call* call, const struct heed_start* start,
 int heed_initial(const struct heed_call* call, const struct heed_start* start,
                  const struct heed_parameter* to, size_t count);
 
-// The sentence of this thread's last call that failed; empty before any. Valid until the next one
-// fails.
+// The sentence of this thread's last call that failed; empty before any. Valid until the next one fails.
 const char* heed_last_error(void);
 
 // "0.1.0"

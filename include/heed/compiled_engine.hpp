@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// forward() and backward() of any op (engine/doors.hpp) without the part of their code that does
-// not depend on the op, for programs that link heed::compiled and compile ops of their own:
-// products, masks, plans and checks are two fifths of an op's code, and are compiled once, in the
-// library.
+// forward() and backward() of any op (engine/doors.hpp) without the part of their code that does not depend on the op, for
+// programs that link heed::compiled and compile ops of their own: products, masks, plans and checks are two fifths of an
+// op's code, and are compiled once, in the library.
 //
 // The source file that defines these functions is made from this header (cmake/compiled.cmake), so
 // each promise starts with `extern template`.

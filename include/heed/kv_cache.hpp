@@ -22,10 +22,9 @@
 //           a row of outputs of a softmax whose logits err by at most e  by at most
 //                    (exp(2 e) - 1) max_j |v_j(c)| + max_j s_value(j) (1/2 + 2^-16) in column c,
 //
-//         besides the rounding of the call itself. A row that holds a NaN or an infinity becomes
-//         NaN as a whole, and so does every output that sees it. Only forward() reads such a cache,
-//         with any op and any number of queries: few queries read the bytes directly, many read a
-//         tile of floats. Backward takes no pages.
+//         besides the rounding of the call itself. A row that holds a NaN or an infinity becomes NaN as a whole, and so
+//         does every output that sees it. Only forward() reads such a cache, with any op and any number of queries: few
+//         queries read the bytes directly, many read a tile of floats. Backward takes no pages.
 
 #include <heed/engine/call.hpp>
 #include <heed/engine/key_features.hpp>
@@ -70,8 +69,7 @@ class KvCache {
   [[nodiscard]] Index len() const { return pages_.len(); }
   [[nodiscard]] Index capacity() const { return pages_.capacity(); }
 
-  // Room for `len` tokens. Throws std::invalid_argument, std::bad_alloc; the cache is then
-  // unchanged.
+  // Room for `len` tokens. Throws std::invalid_argument, std::bad_alloc; the cache is then unchanged.
   void reserve(Index len) {
     require(len >= 0, "KvCache::reserve: len is ", len, ", it must not be negative");
     if (len <= capacity()) return;
@@ -110,13 +108,12 @@ class KvCache {
   [[nodiscard]] View keys() const { return pages_.keys(); }
   [[nodiscard]] View values() const { return pages_.values(); }
 
-  // The inputs of forward() for decoding: keys, values and the key features of earlier calls, to
-  // which each call adds those of new tokens (engine/key_features.hpp). The queries are the last
-  // tokens of the cache: Inputs::first_query and queries_at_end say so, and a mask that places them
-  // at the first keys is refused. Such calls change the cache: only one may run at a time, and all
-  // must be of one op with the same numbers of heads. Another op, or another value of a number that
-  // key features depend on, is refused until forget_features(). Throws std::invalid_argument if
-  // there are more queries than tokens. Valid until the next append(), reserve() or move.
+  // The inputs of forward() for decoding: keys, values and the key features of earlier calls, to which each call adds those
+  // of new tokens (engine/key_features.hpp). The queries are the last tokens of the cache: Inputs::first_query and
+  // queries_at_end say so, and a mask that places them at the first keys is refused. Such calls change the cache: only one
+  // may run at a time, and all must be of one op with the same numbers of heads. Another op, or another value of a number
+  // that key features depend on, is refused until forget_features(). Throws std::invalid_argument if there are more queries
+  // than tokens. Valid until the next append(), reserve() or move.
   [[nodiscard]] Inputs<Arithmetic> inputs(const StoredView<const Arithmetic>& query,
                                           const StoredView<const Arithmetic>& extra = {}) {
     const Index queries = query.shape().len;

@@ -32,8 +32,7 @@ class KvPages {
   static constexpr bool scaled = std::is_same_v<Stored, std::int8_t>;
   using View = std::conditional_t<scaled, ScaledView, TensorView<const Stored>>;
 
-  // Keys and values of page_rows tokens of all batches and heads, in whole lines of cache; `scales`
-  // has the scales of both.
+  // Keys and values of page_rows tokens of all batches and heads, in whole lines of cache; `scales` has the scales of both.
   struct Page {
     Scratch<Stored> numbers;
     Scratch<float> scales;
@@ -152,8 +151,7 @@ class KvPages {
       pages->scales.pop_back();
     }
   }
-  // Makes room for `count` more, at least doubling: a vector that grows one by one is then copied
-  // seldom.
+  // Makes room for `count` more, at least doubling: a vector that grows one by one is then copied seldom.
   template <class Element>
   static void make_room(std::vector<Element>& all, std::size_t count) {
     const std::size_t needed = all.size() + count;
@@ -162,8 +160,7 @@ class KvPages {
     all.reserve(std::max(needed, std::min(2 * all.capacity(), all.max_size())));
   }
 
-  // Throws unless `key` and `value` have the same number of tokens, fit this table, and lie in
-  // other memory than its own.
+  // Throws unless `key` and `value` have the same number of tokens, fit this table, and lie in other memory than its own.
   void check(const StoredView<const Arithmetic>& key,
              const StoredView<const Arithmetic>& value) const {
     check(key, key_shape_, "key");
@@ -177,8 +174,7 @@ class KvPages {
   [[nodiscard]] Index widened_numbers() const {
     return scaled ? std::max(key_shape_.dim, value_shape_.dim) : 0;
   }
-  // Writes rows [first, first + count) of checked keys and values behind those held; there must be
-  // room.
+  // Writes rows [first, first + count) of checked keys and values behind those held; there must be room.
   void write(const StoredView<const Arithmetic>& key, const StoredView<const Arithmetic>& value,
              Index first, Index count, float* widened) {
     copy(key, key_, key_shape_, first, count, widened);

@@ -19,9 +19,8 @@
 // Pages      hold page_rows tokens of all heads. A sequence takes them from the free list as it grows, and gives them back as it
 //            is cut or removed. fork() shares all of them: the pool counts the sequences that have a page, and one that
 //            writes behind rows that others share first copies the rows of that one page (copy on write).
-// Memory     taken as the first sequences need it, at most `pages` pages, and kept until the pool
-//            ends; page_bytes() each. Features of keys (KeyFeatures) are stored apart, for each
-//            sequence by itself, also where pages are shared.
+// Memory     taken as the first sequences need it, at most `pages` pages, and kept until the pool ends; page_bytes() each.
+//            Features of keys (KeyFeatures) are stored apart, for each sequence by itself, also where pages are shared.
 // Formats    as those of a KvCache: KvPool<bfloat16>, KvPool<half> and KvPool<std::int8_t> take a half and a quarter.
 // Errors     std::invalid_argument: the pool is full, a sequence is unknown or was removed, shapes
 //            that do not fit. The pool is then unchanged. Views of a call are valid until the pool
@@ -47,8 +46,7 @@ class KvPool {
   using Arithmetic = ArithmeticOf<Stored>;
   using View = typename KvPages<Stored>::View;
 
-  // pages: the most that all sequences together may take. page_rows: a positive multiple of
-  // kPanelLanes<Arithmetic>.
+  // pages: the most that all sequences together may take. page_rows: a positive multiple of kPanelLanes<Arithmetic>.
   KvPool(Index kv_heads, Index dim_qk, Index dim_v, Index pages, Index page_rows = kDefaultPageRows)
       : shape_("KvPool", 1, kv_heads, dim_qk, dim_v, page_rows), pages_(pages) {
     require(pages >= 0, "KvPool: pages is ", pages, ", it must not be negative");
@@ -139,10 +137,9 @@ class KvPool {
   [[nodiscard]] View keys(Index sequence) const { return at(sequence, "keys").table.keys(); }
   [[nodiscard]] View values(Index sequence) const { return at(sequence, "values").table.values(); }
 
-  // The inputs of forward() when these sequences decode together: query (1, query_heads, total,
-  // dim_qk) has the last tokens of each, packed as `queries` says (Packed in engine/call.hpp);
-  // without it, the last token. Masks place queries by Align::bottom_right; masks that place them
-  // at the first keys are refused (Inputs::queries_at_end).
+  // The inputs of forward() when these sequences decode together: query (1, query_heads, total, dim_qk) has the last tokens
+  // of each, packed as `queries` says (Packed in engine/call.hpp); without it, the last token. Masks place queries by
+  // Align::bottom_right; masks that place them at the first keys are refused (Inputs::queries_at_end).
   // Key features of each sequence are kept from call to call, as in KvCache::inputs(). Valid until
   // the next call of inputs() or change of the pool.
   [[nodiscard]] PackedInputs<Arithmetic> inputs(const std::vector<Index>& sequences,

@@ -2,8 +2,7 @@
 #pragma once
 
 // The list of variants. A line in for_each_variant() puts a variant into every generic test, every benchmark, the
-// comparison and heed_lm; an op with a type of its own is also in BuiltIn, from which
-// heed::compiled is made.
+// comparison and heed_lm; an op with a type of its own is also in BuiltIn, from which heed::compiled is made.
 
 #include <heed/core/random.hpp>
 #include <heed/mask/mask.hpp>
@@ -57,9 +56,8 @@ struct Variant {
   Geometry geometry;     // the variant's sizes: V2 has twice the query heads at half the width
   Op op;
   VariantTraits traits = {};
-  // The mask that is a part of the variant, for calls of these sizes; null: none. Throws
-  // std::invalid_argument for sizes without a mask. The mask of a variant that does not read later
-  // keys depends on no length, so that a layer may have it.
+  // The mask that is a part of the variant, for calls of these sizes; null: none. Throws std::invalid_argument for sizes
+  // without a mask. The mask of a variant that does not read later keys depends on no length, so that a layer may have it.
   Mask<typename Op::Scalar> (*mask)(const Geometry&) = nullptr;
 
   // The caller's mask, joined with the variant's own if it has one.

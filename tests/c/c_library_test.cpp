@@ -121,9 +121,8 @@ void on_each_set(F&& f) {
   return sum;
 }
 
-// `to` holds the gradients of heed_backward(). Each input moves along itself. That heed_jvp() is
-// the transpose of heed_backward(), a Hessian its own, and a gradient linear in grad_out finds each
-// tensor that is taken for another.
+// `to` holds the gradients of heed_backward(). Each input moves along itself. That heed_jvp() is the transpose of
+// heed_backward(), a Hessian its own, and a gradient linear in grad_out finds each tensor that is taken for another.
 template <class Real>
 void check_tangents(const heed_call& call, const heed_saved* saved, const DLTensor* out,
                     const DLTensor* out_tangent, const DLTensor* grad_out,

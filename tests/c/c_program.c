@@ -624,8 +624,7 @@ static void refuse(const struct heed_call* call, const struct heed_outputs* outp
   check_text(heed_last_error(), text);
 }
 
-// Whichever part refuses a mask or a tensor, the sentence begins with the call and gives types in
-// words.
+// Whichever part refuses a mask or a tensor, the sentence begins with the call and gives types in words.
 static void check_messages_of_masks(const struct heed_call* right, const struct heed_outputs* to) {
   struct heed_mask mask = {.size = sizeof mask};
   struct heed_call call = *right;

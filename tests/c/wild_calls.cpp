@@ -22,8 +22,7 @@
 
 namespace {
 
-// A copy of exactly `size` bytes, so that sanitizers notice a read behind it. It has room for the
-// size at least.
+// A copy of exactly `size` bytes, so that sanitizers notice a read behind it. It has room for the size at least.
 template <class Struct>
 class Exact {
  public:
@@ -121,8 +120,7 @@ struct Tensor {
 // The place of a tensor's numbers.
 enum class Place { in_memory, elsewhere, nowhere };  // nowhere: no memory could hold them
 
-// Calls f(first byte, bytes) for each number of a tensor that lies in the memory, counted from its
-// first byte.
+// Calls f(first byte, bytes) for each number of a tensor that lies in the memory, counted from its first byte.
 template <class F>
 Place each_number(const DLTensor& t, const unsigned char* memory, F&& f) {
   __extension__ using Wide = __int128;

@@ -175,8 +175,7 @@ void check_fails_only_in(const OpReport& report, const char* part) {
   }
 }
 
-// The check fails in the gradients of one tensor alone, and therefore in the transpose of forward
-// mode along it.
+// The check fails in the gradients of one tensor alone, and therefore in the transpose of forward mode along it.
 void check_fails_only_along(const OpReport& report, const std::string& tensor) {
   INFO(report.text());
   CHECK(failed(report).size() >= 2);

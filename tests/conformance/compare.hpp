@@ -40,9 +40,8 @@ void note_rows(Distance& distance, const std::vector<T>& fast, const std::vector
   return error;
 }
 
-// Compares the largest error with that of the naive loop in float. `size` is the factor in the
-// rule; if the naive loop's own error does not suffice, `nearby_error()` gives its error for inputs
-// close by.
+// Compares the largest error with that of the naive loop in float. `size` is the factor in the rule; if the naive loop's
+// own error does not suffice, `nearby_error()` gives its error for inputs close by.
 template <class Nearby>
 void check_beside_naive(const std::vector<double>& fast, const std::vector<double>& naive,
                         const std::vector<double>& exact, const char* what,

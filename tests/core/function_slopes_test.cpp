@@ -74,8 +74,7 @@ template <class F>
   return {along_x.real(), along_x.imag() / h, along_y.imag() / h};
 }
 
-// Calls visit(name, slopes, roundings) for every type of number; roundings: 1 for double, more for
-// float.
+// Calls visit(name, slopes, roundings) for every type of number; roundings: 1 for double, more for float.
 template <class F, class Visit>
 void for_each_scalar(const F& f, double x, double y, const Visit& visit) {
   visit("Dual", by_dual(f, x, y), 1.0);
@@ -95,8 +94,7 @@ template <class F>
   return double((8 * inner - outer) / (12 * h));
 }
 
-// Compares the derivatives of f with difference quotients, and its value with that of f on plain
-// numbers.
+// Compares the derivatives of f with difference quotients, and its value with that of f on plain numbers.
 template <class F>
 void require_slopes(const F& f, const std::vector<std::pair<double, double>>& points) {
   for (const auto& [x, y] : points) {
@@ -122,9 +120,8 @@ template <class F>
   return [f](auto x, auto) { return f(x); };
 }
 
-// Every type of number has these slopes of f at (x, y), within 8 roundings. Dual and the complex
-// step multiply an infinite slope by a change of 0, which is NaN (autodiff/dual.hpp): they are
-// asked where both slopes are finite.
+// Every type of number has these slopes of f at (x, y), within 8 roundings. Dual and the complex step multiply an infinite
+// slope by a change of 0, which is NaN (autodiff/dual.hpp): they are asked where both slopes are finite.
 template <class F>
 void require_at(const F& f, double x, double y, double slope_x, double slope_y) {
   const auto agrees = [](double got, double wanted, double roundings) {

@@ -234,8 +234,7 @@ TEST_CASE("Every variant drops what its twin drops, forward and backward", "[dro
       const auto report =
           runner.differences(call, backward(runner, call, result), s.len_q > 30 ? 4 : 6);
       INFO(report.text());
-      // The fixed point bends so much that the truncation of its differences shows, without dropout
-      // as well.
+      // The fixed point bends so much that the truncation of its differences shows, without dropout as well.
       CHECK(report.worst_error <
             (runner.name == "dar-converged" ? 2e-6 : tolerance::central_difference));
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Public calls: the errors and their words, the memory that they read in place, and the end of
-// memory.
+// Public calls: the errors and their words, the memory that they read in place, and the end of memory.
 
 #include "conformance/compare.hpp"
 #include "conformance/counting_new.hpp"

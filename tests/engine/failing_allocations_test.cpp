@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Memory that runs out: whichever allocation fails, the call throws std::bad_alloc, nothing is
-// lost, and the same call made again gives the same bits. Under the address sanitizer this also
-// finds leaks.
+// Memory that runs out: whichever allocation fails, the call throws std::bad_alloc, nothing is lost, and the same call made
+// again gives the same bits. Under the address sanitizer this also finds leaks.
 
 #include "conformance/counting_new.hpp"
 #include "nn_model_case.hpp"

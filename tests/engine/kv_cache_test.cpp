@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from a paged cache: memory in pages gives the bits of memory in one piece, and steps
-// equal the whole call.
+// Decoding from a paged cache: memory in pages gives the bits of memory in one piece, and steps equal the whole call.
 
 #include "conformance/compare.hpp"
 // Sanitizers end the program in their own operator new, where it should throw.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences in a pool have the bits of caches of their own, whatever they share and whichever
-// sequences decode beside them.
+// Sequences in a pool have the bits of caches of their own, whatever they share and whichever sequences decode beside them.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -54,9 +54,8 @@ constexpr Needs kBackward{.backward = true};
   return 2 * tolerance::forward<float>(s, weighted);
 }
 
-// Largest error of a variant's gradients, in roundings of bfloat16 relative to a tensor's largest
-// gradient. The numbers are measured on the calls of these tests (4.5, 3.3 and at most 2.3), and
-// doubled.
+// Largest error of a variant's gradients, in roundings of bfloat16 relative to a tensor's largest gradient. The numbers are
+// measured on the calls of these tests (4.5, 3.3 and at most 2.3), and doubled.
 [[nodiscard]] double gradient_roundings(const std::string& name) {
   if (name == "dar-converged") return 10;
   return name == "differential-v1" ? 7 : 5;

@@ -15,8 +15,7 @@ namespace {
 // Two groups of three heads, one query, 23 keys.
 constexpr Geometry kDecoding{2, 6, 6, 2, 1, 23, 6, 5};
 
-// Compares forward and backward with the reference and its tape, under masks that allow folding and
-// that do not.
+// Compares forward and backward with the reference and its tape, under masks that allow folding and that do not.
 template <class Op>
 void check_decoding(const Op& op, Geometry g = kDecoding) {
   const std::vector<Index> documents_of_keys = [&] {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and the
-// number of threads.
+// Laws of the plan of a call: tile sizes, groups of panels, workers and their scratch; and the number of threads.
 #include <heed/core/random.hpp>
 #include <heed/engine/plan.hpp>
 #include <heed/simd/instructions.hpp>
@@ -47,8 +46,7 @@ template <class T>
   return choices[std::size_t(random.bits(i++) % choices.size())];
 }
 
-// `count` cases of every kind: short and long, wide and narrow, in pages, with whole rows, with
-// requested tiles.
+// `count` cases of every kind: short and long, wide and narrow, in pages, with whole rows, with requested tiles.
 template <class T>
 [[nodiscard]] std::vector<Case> random_cases(int count) {
   const heed::CounterRandom random(11);

@@ -262,8 +262,7 @@ TEMPLATE_TEST_CASE(
       // Later keys and values have gradients from rows that see it.
       const auto later = tokens(gradient(grads, "key"), call.key.shape(), at, at + 1);
       CHECK(std::any_of(later.begin(), later.end(), [](double v) { return std::isnan(v); }));
-      // No query of the mask's other side sees a token behind it: a NaN in a query makes no later
-      // key NaN.
+      // No query of the mask's other side sees a token behind it: a NaN in a query makes no later key NaN.
       if (where[0] == 'q')
         for (const Tensor<TestType>* side : {&call.key, &call.value})
           CHECK(all_finite(tokens(gradient(grads, side == &call.key ? "key" : "value"),

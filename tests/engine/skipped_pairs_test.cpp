@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pairs for which the engine computes scores: every pair that the mask shows, once in each
-// pass; and further pairs that a band or a key length hides, only if they share a vector of queries
-// with a query that sees the key. A strip that skips too much, a tile that is computed whole, and a
-// pair that two strips compute all show.
+// The pairs for which the engine computes scores: every pair that the mask shows, once in each pass; and further pairs that
+// a band or a key length hides, only if they share a vector of queries with a query that sees the key. A strip that skips
+// too much, a tile that is computed whole, and a pair that two strips compute all show.
 
 #include "catch.hpp"
 
@@ -96,8 +95,7 @@ template <class Real>
   };
 }
 
-// True if the mask shows key j to query i, or to another of the `width` queries that are computed
-// with it.
+// True if the mask shows key j to query i, or to another of the `width` queries that are computed with it.
 template <class Real>
 [[nodiscard]] bool computed(const BoundMask<Real>& mask, Index width, Index i, Index j) {
   const Index first = i / width * width;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of tokens that scores read, and their sums over tokens: against plain loops and the
-// reference.
+// Numbers of tokens that scores read, and their sums over tokens: against plain loops and the reference.
 
 #include "catch.hpp"
 #include "message_of.hpp"

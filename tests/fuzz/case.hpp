@@ -102,8 +102,7 @@ inline PlainFunction draw_function(Draw& draw, const Sizes& s) {
   return f;
 }
 
-// Draws functions from a stream of their own, so that the cases of tests/FAULTS.md without a
-// function stay the same.
+// Draws functions from a stream of their own, so that the cases of tests/FAULTS.md without a function stay the same.
 inline void draw_functions(PlainMask& mask, const Sizes& s, std::uint64_t seed) {
   Draw draw(seed, 14);
   for (double chance = 0.2; draw.chance(chance); chance = 0.35)

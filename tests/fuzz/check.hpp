@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Runs one case, and compares it with the reference, with plain loops, and with memory that must
-// not change:
+// Runs one case, and compares it with the reference, with plain loops, and with memory that must not change:
 //
 //   out, lse, reports   the plain loops in double; out also the reference
 //   gradients           entry by entry the reference's tape; and along one random direction of all
@@ -301,8 +300,7 @@ class Checker {
     if (c_.plain.bias.given()) zero(4, unread_bias(c_.plain), 1);
   }
 
-  // Entries of query or key in rows of zeros whose gradients are 1e8 times those of others, and as
-  // much less exact.
+  // Entries of query or key in rows of zeros whose gradients are 1e8 times those of others, and as much less exact.
   [[nodiscard]] std::vector<char> steep_entries(std::size_t t) const {
     const Sizes& s = c_.plain.sizes;
     const std::vector<double>& x = t == 0 ? c_.plain.query : c_.plain.key;

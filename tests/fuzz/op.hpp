@@ -62,9 +62,8 @@ class AnyOp {
   bool short_rows = false;       // a cosine divides by the length of query and key
   bool steep_zeros = false;      // the gradient of a row of zeros is 1e8 times that of others
   int maps = 1;
-  // Bounds for Precision::mixed: the largest change of a score, beside that of its logit, by a
-  // relative error of sum_c |q_c k_c|, and the change of weights with scores. The ops' headers have
-  // these bounds.
+  // Bounds for Precision::mixed: the largest change of a score, beside that of its logit, by a relative error of sum_c |q_c
+  // k_c|, and the change of weights with scores. The ops' headers have these bounds.
   double mixed_per_product = 0;               // times sum_c |q_c k_c|
   double mixed_slope = 0, mixed_largest = 0;  // for the cosine: slope, and limit of the change
   double mixed_flow = 1;

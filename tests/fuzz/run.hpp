@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// One run of a case: its tensors laid out in memory at random, heed's forward and backward on them,
-// and the results.
+// One run of a case: its tensors laid out in memory at random, heed's forward and backward on them, and the results.
 
 #include "fuzz/case.hpp"
 #include "fuzz/tensor.hpp"

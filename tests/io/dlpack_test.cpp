@@ -47,8 +47,7 @@ struct Foreign {
   Foreign(const Foreign&) = delete;
 };
 
-// True if element (b, h, t, c) is the number that lies at the sum of the strides, at the same
-// address.
+// True if element (b, h, t, c) is the number that lies at the sum of the strides, at the same address.
 template <class T>
 [[nodiscard]] bool reads_in_place(const Foreign<T>& from, const TensorView<const T>& view,
                                   Index offset = 0) {

@@ -26,8 +26,7 @@ inline void demand(bool condition, const char* what) {
   if (!condition) throw std::logic_error(what);
 }
 
-// Every data byte belongs to exactly one tensor, and each tensor has the bytes of its shape and
-// width.
+// Every data byte belongs to exactly one tensor, and each tensor has the bytes of its shape and width.
 inline void check_spans(const Safetensors& file, std::size_t file_bytes) {
   static const std::map<std::string, unsigned> widths{
       {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},

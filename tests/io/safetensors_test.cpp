@@ -760,8 +760,7 @@ TEST_CASE("a writer killed at any moment leaves the old file or the new one") {
     old = now;
   }
   CHECK(old / 100000 == children);
-  // The next save removes leftovers of killed processes, but no file with a living writer or
-  // another name.
+  // The next save removes leftovers of killed processes, but no file with a living writer or another name.
   const fs::path other = folder.path / ".heed-notes.tmp";
   std::ofstream(other).flush();
   const heed::io::TemporaryFile living(folder.path, path);

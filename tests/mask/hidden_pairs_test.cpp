@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mask answers in several ways which pairs it hides: key by key, for one pair, for whole rows,
-// for tiles, and a vector at a time. All agree with the rules of mask.hpp, written down here pair
-// by pair.
+// A mask answers in several ways which pairs it hides: key by key, for one pair, for whole rows, for tiles, and a vector at
+// a time. All agree with the rules of mask.hpp, written down here pair by pair.
 
 #include "catch.hpp"
 

@@ -201,8 +201,7 @@ void check_call(const Op& op, const Call<Real>& call, const TokenNumbers<Real>& 
       }
 }
 
-// Calls f(name, op, geometry) for all variants that can run on `g`, and for modes that the list
-// leaves out.
+// Calls f(name, op, geometry) for all variants that can run on `g`, and for modes that the list leaves out.
 template <class Real, class F>
 void for_each_op(const Geometry& g, F&& f) {
   for_each_variant<Real>(g,

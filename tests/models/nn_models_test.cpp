@@ -190,8 +190,7 @@ TEST_CASE("The gradients of the dialectical model are those of its loss") {
 
 TEST_CASE(
     "The gradients of a model that ponders are those of its loss and of what its steps cost") {
-  // With these weights no row is near a jump of its number of steps, where differences would mean
-  // nothing.
+  // With these weights no row is near a jump of its number of steps, where differences would mean nothing.
   Model model = small_model(nn::kDialecticalAct);
   model.set_ponder(0.3);
   nn::Context<double> c;

@@ -160,8 +160,7 @@ double largest(const std::vector<double>& v) {
   return top;
 }
 
-// Compares float with double; make<T>() builds the layer. Tolerance: 64 roundings of the largest
-// number.
+// Compares float with double; make<T>() builds the layer. Tolerance: 64 roundings of the largest number.
 template <class Make>
 void check_float_and_threads(const Make& make, Index rows, Index in, Index out) {
   const Pass one = run_layer<float>(make(float()), rows, in, out, 1);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer that takes tokens in steps gives the rows of the whole sequence, in whatever way its op
-// reads positions.
+// A layer that takes tokens in steps gives the rows of the whole sequence, in whatever way its op reads positions.
 
 #include "catch.hpp"
 

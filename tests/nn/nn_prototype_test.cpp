@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The attention layer that learns its prototypes: its reading, its learning, the correction, and
-// resuming a run.
+// The attention layer that learns its prototypes: its reading, its learning, the correction, and resuming a run.
 
 #include "catch.hpp"
 #include "message_of.hpp"

@@ -86,8 +86,7 @@ template <class Model>
   return answer;
 }
 
-// `groups` groups of `ranks` ranks share the batch: a group has whole sequences, and its ranks
-// share their tokens.
+// `groups` groups of `ranks` ranks share the batch: a group has whole sequences, and its ranks share their tokens.
 [[nodiscard]] Answer on_groups(const Make& make, int groups, int ranks) {
   Answer sum;
   const Tokens all;

@@ -434,8 +434,7 @@ TEST_CASE("Dropout draws the same for float and double, for its gradient and any
   const auto kept = kept_places(one, rate, 4, rows, columns);
   CHECK(kept == kept_places(three, rate, 4, rows, columns));
   CHECK(kept == kept_places(wide, rate, 4, rows, columns));
-  // dy of the same call meets the same places; the key of a row depends on its number, not on
-  // memory.
+  // dy of the same call meets the same places; the key of a row depends on its number, not on memory.
   const Index stride = columns + 5;
   const auto dy = normals<float>(rows * stride, 21);
   std::vector<float> dx(dy.size(), 7.0F);

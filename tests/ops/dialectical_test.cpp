@@ -42,8 +42,7 @@ std::vector<double> numbers(Index count, std::uint64_t seed) {
 
 // ---- a driver in place of the engine --------------------------------------------------------
 
-// One panel and its memory. Memory that a hook must not read is NaN; padding lanes hold other
-// numbers.
+// One panel and its memory. Memory that a hook must not read is NaN; padding lanes hold other numbers.
 template <class T>
 struct Panel {
   std::vector<T> tile, query, saved, dquery, delta, work, diagnostics;

@@ -474,8 +474,7 @@ Geometry heads_of(Index heads, Index kv_heads, Index dim_qk = 6) {
   return {1, heads, heads, kv_heads, 4, 4, dim_qk, 6};
 }
 
-// Key half-heads repeated for every query half-head, as a list: entry s is the half-head that
-// half-head s reads.
+// Key half-heads repeated for every query half-head, as a list: entry s is the half-head that half-head s reads.
 std::vector<Index> repeated(Index half_heads, Index times) {
   std::vector<Index> out;
   for (Index s = 0; s < half_heads; ++s) out.insert(out.end(), std::size_t(times), s);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Dialectical attention that halts by learnt probabilities (Halting::adaptive), and the steps that forward() reports and
-// whose gradient backward() takes: by hand, against the reference, its tape and central
-// differences, and at its limits.
+// whose gradient backward() takes: by hand, against the reference, its tape and central differences, and at its limits.
 //
 // The number of steps of a row jumps where its probabilities add up to 1 - spare_eps. Derivatives are compared where no row
 // is near such a jump: to_jump() measures it.
@@ -52,8 +51,7 @@ template <class T = double>
 [[nodiscard]] double to_jump(const Op& op, const reference::Problem<double>& problem) {
   double nearest = 1;
   const double enough = 1 - op.readout.spare_eps;
-  // p of the first n steps, by a reference that may take n steps: rho = N + R tells how much is
-  // spent
+  // p of the first n steps, by a reference that may take n steps: rho = N + R tells how much is spent
   Op fewer = op;
   for (int n = 2; n <= op.readout.max_steps; ++n) {
     fewer.readout.max_steps = n;

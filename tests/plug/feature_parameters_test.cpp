@@ -19,8 +19,7 @@ namespace {
 using namespace heed;
 using namespace heed_test;
 
-// A temperature that depends on the query's position and visible keys, differentiated by the
-// library:
+// A temperature that depends on the query's position and visible keys, differentiated by the library:
 // f = p0 log(i + 1) + p1 + 0.1 p0 n
 struct Temperature : NoSideValues {
   static constexpr int query_features = 1;

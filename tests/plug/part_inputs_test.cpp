@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of tokens that normalisers and readouts read: against plain loops, the reference and
-// forward mode.
+// Numbers of tokens that normalisers and readouts read: against plain loops, the reference and forward mode.
 
 #include "catch.hpp"
 #include "direction.hpp"
@@ -181,9 +180,8 @@ TEST_CASE("Gradients of numbers of parts have the same bits for any number of th
 
 TEST_CASE("Tokens that are decoded from a cache read the numbers of normalisers and readouts",
           "[part_inputs]") {
-  // The last tokens of a whole call, with a cache of its keys and values: they bring the numbers of
-  // their own queries and of all keys. Both few enough tokens for the path of few queries, and
-  // more.
+  // The last tokens of a whole call, with a cache of its keys and values: they bring the numbers of their own queries and
+  // of all keys. Both few enough tokens for the path of few queries, and more.
   const auto check_decoding = [](auto op, Index len, Index count) {
     OpCall call(op, {1, 4, 4, 2, len, len, 8, 8}, causal<double>());
     call.forward();

@@ -20,8 +20,7 @@ namespace {
 using namespace heed;
 using heed_test::message_of;
 
-// Distances 0 ... 3 one by one, further ones by powers of two; those to the other side in buckets
-// of their own.
+// Distances 0 ... 3 one by one, further ones by powers of two; those to the other side in buckets of their own.
 template <class Real>
 struct Buckets {
   Param<Real> table = Param<Real>(std::vector<Index>{1, 16});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a user's op that throw: the exception reaches the caller, from any thread, and no other
-// worker waits for the one that failed. Also children of fork(), which have only the thread that
-// called it.
+// Parts of a user's op that throw: the exception reaches the caller, from any thread, and no other worker waits for the one
+// that failed. Also children of fork(), which have only the thread that called it.
 
 #include "catch.hpp"
 #include "door_case.hpp"

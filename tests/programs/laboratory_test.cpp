@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The parts of heed_compare --train: plans, cells that are kept and resumed, work in processes, and
-// statistics.
+// The parts of heed_compare --train: plans, cells that are kept and resumed, work in processes, and statistics.
 
 #include "catch.hpp"
 #include "temporary.hpp"
@@ -144,8 +143,7 @@ TEST_CASE("A lock on a file is held alone or shared, ends with its process, and 
     CHECK_FALSE(third.try_alone());
   }
   CHECK_FALSE(std::filesystem::exists(file));
-  // A process that waits for a lock whose holder removes the file as it leaves gets a file that the
-  // next one sees.
+  // A process that waits for a lock whose holder removes the file as it leaves gets a file that the next one sees.
   auto first = std::make_unique<FileLock>(file);
   REQUIRE(first->try_alone());
   const pid_t process = ::fork();

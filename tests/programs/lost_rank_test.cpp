@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Which rank is to blame if several wait: ranks that are threads of this program, with messages in
-// its memory.
+// Which rank is to blame if several wait: ranks that are threads of this program, with messages in its memory.
 
 #include "catch.hpp"
 

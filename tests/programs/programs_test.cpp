@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The common behaviour of heed's programs: exit codes, standard streams, and the fields of
-// bench/FORMATS.md.
+// The common behaviour of heed's programs: exit codes, standard streams, and the fields of bench/FORMATS.md.
 
 #include "catch.hpp"
 #include "programs/shell.hpp"
@@ -44,8 +43,7 @@ const std::string kTask =
   return names;
 }
 
-// Adds the paths of a JSON value in the tables' notation; a star in the tables matches any name. An
-// empty list has no path.
+// Adds the paths of a JSON value in the tables' notation; a star in the tables matches any name. An empty list has no path.
 void add_paths(const Json& json, const std::string& path, const Names& known, Names& paths) {
   if (json.is_object())
     for (const auto& [key, value] : json.items()) {

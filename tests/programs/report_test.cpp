@@ -558,8 +558,7 @@ TEST_CASE("Names stand at the ends of their lines, in their order, and the lines
     CHECK(leader[1].y == Approx(name.number("y") - 4).margin(0.02));
     const std::vector<Point> line = points_of(xml.all("polyline", "line").at(std::size_t(i)));
     CHECK(leader[0].y == Approx(line[1].y).margin(0.02));
-    // If there are more lines than colours, lines that end beside each other have different
-    // colours.
+    // If there are more lines than colours, lines that end beside each other have different colours.
     const std::string number = std::to_string((13 - rank) % kColours);
     CHECK(leaders[std::size_t(i)].is("l" + number));
   }

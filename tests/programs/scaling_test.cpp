@@ -80,8 +80,7 @@ TEST_CASE("Without a network n ranks take an n-th of the time") {
       INFO(ranks << " ranks");
       for (const Method method : {Method::gather, Method::heads})
         CHECK(times_of(method, p, machine, ranks).total == Approx(ideal).epsilon(1e-9));
-      // A block of the ring is one n-th of a rank's work except for the diagonal, which differs by
-      // half a token.
+      // A block of the ring is one n-th of a rank's work except for the diagonal, which differs by half a token.
       const double ring = times_of(Method::ring, p, machine, ranks).total;
       CHECK(ring >= ideal * (1 - 1e-9));
       CHECK(ring <= ideal * (1 + 2e-2));

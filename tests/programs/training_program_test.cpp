@@ -391,8 +391,7 @@ TEST_CASE("A page has the scores, differences, intervals and verdicts of the ter
   CHECK(differences == 1 + 4);
   CHECK(page.find("difference in accuracy to sdpa, mean and 95 % interval") != std::string::npos);
   CHECK(read(shell.path("pages/accuracy_by_task.svg")).find("class=\"on-") != std::string::npos);
-  // The intent of this setting can be calculated from queries, keys and values: mere rounding
-  // errors make no picture.
+  // The intent of this setting can be calculated from queries, keys and values: mere rounding errors make no picture.
   CHECK(shell.files("pages").count("measure_intent_distance_parity.svg") == 0);
   CHECK(shell.files("pages").count("measure_mean_gate_parity.svg") == 1);
 }

@@ -74,8 +74,7 @@ void check_layer(Report& report, const GoldenCase& golden, const Run& run) {
   const LayerResult narrow = run.template operator()<float>(true);
   const auto compare = [&](const Tensors& got, const Tensors& want) {
     for (const auto& [name, values] : want) {
-      // 2e-6 of the largest number is the error of the oracle's own float; sums of both signs have
-      // 5e-6.
+      // 2e-6 of the largest number is the error of the oracle's own float; sums of both signs have 5e-6.
       const double allowed = std::max(1e-5 * Report::largest(values), 5e-6);
       report.rounded(name, got.at(name), values, std::vector<double>(values.size(), allowed));
     }

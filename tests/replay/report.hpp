@@ -59,8 +59,7 @@ class Report {
   }
 
  private:
-  // A tensor that is zero in exact arithmetic holds rounding noise of the numbers from which it is
-  // made.
+  // A tensor that is zero in exact arithmetic holds rounding noise of the numbers from which it is made.
   static constexpr double floor_ = 1e-2;
 
   template <class T>

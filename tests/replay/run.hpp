@@ -141,9 +141,8 @@ void check_double(const Op& op, const GoldenCase& golden, const ParamNames& name
 
 inline std::vector<double> widened(const std::vector<float>& x) { return {x.begin(), x.end()}; }
 
-// The float rules of the contract. `out` of a plain readout is judged element by element; all tensors
-// may err by the larger of 4 eps (16 + 4 S) of their largest number and three times the error of
-// the reference in float.
+// The float rules of the contract. `out` of a plain readout is judged element by element; all tensors may err by the larger
+// of 4 eps (16 + 4 S) of their largest number and three times the error of the reference in float.
 template <class Op32>
 class FloatCheck {
  public:

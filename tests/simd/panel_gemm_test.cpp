@@ -67,8 +67,7 @@ struct Product {
       size += std::abs(a_at(i, k) * double(b[std::size_t(k * b_row + c)]));
     return sum_error<T>(depth, size);
   }
-  // Number of entries of C that differ from `old` * earlier contents + the plain product, or that
-  // lie in a gap and changed.
+  // Number of entries of C that differ from `old` * earlier contents + the plain product, or that lie in a gap and changed.
   [[nodiscard]] Index wrong(const Guarded<T>& c, double old) const {
     Index count = 0;
     for (Index i = 0; i < rows; ++i)

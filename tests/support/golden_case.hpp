@@ -159,8 +159,7 @@ class GoldenCase {
     return mask;
   }
 
-  // The case as the reference reads it, rounded to T first. The intent "i" is its extra input. Must
-  // not outlive the case.
+  // The case as the reference reads it, rounded to T first. The intent "i" is its extra input. Must not outlive the case.
   template <class T = double>
   heed::reference::Problem<T> problem() const {
     heed::reference::Problem<T> problem;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Hessian-vector products of a call, compared with central differences of backward, and checked for
-// symmetry.
+// Hessian-vector products of a call, compared with central differences of backward, and checked for symmetry.
 
 #include "catch.hpp"
 #include "direction.hpp"

@@ -107,8 +107,7 @@ struct CheckedInput {
   nn::Matrix<double>*value, *grad;
 };
 
-// Compares the results of `gradient()`, in the weights of `layer` and in the inputs, with central
-// differences of `loss()`.
+// Compares the results of `gradient()`, in the weights of `layer` and in the inputs, with central differences of `loss()`.
 template <class Layer, class Loss, class Gradient>
 heed::GradientReport check_layer(Layer& layer, const Loss& loss, const Gradient& gradient,
                                  const std::vector<CheckedInput>& inputs = {}) {

@@ -75,8 +75,7 @@ struct RankTensors : RowTensors<Op> {
                         whole.options);
   }
 
-  // Compares with one process: rows of queries bit by bit, or within `bound`; all_bits: all
-  // gradients bit by bit.
+  // Compares with one process: rows of queries bit by bit, or within `bound`; all_bits: all gradients bit by bit.
   [[nodiscard]] Findings compare(bool bits, double bound, bool all_bits = false) const {
     Findings found;
     const auto same = [&](const char* name, const auto& a, const auto& b) {
@@ -123,9 +122,8 @@ struct RankTensors : RowTensors<Op> {
   }
 };
 
-// Calls f(name, geometry, mask, options) for masks that depend on places in the whole call: for g,
-// which has 4 heads, 150 queries and as many keys in each of two sequences, and for fewer keys with
-// queries that begin behind the first one.
+// Calls f(name, geometry, mask, options) for masks that depend on places in the whole call: for g, which has 4 heads, 150
+// queries and as many keys in each of two sequences, and for fewer keys with queries that begin behind the first one.
 template <class F>
 void for_each_placed_mask(const heed::Geometry& g, F&& f) {
   heed::Geometry cross = g;

@@ -17,10 +17,9 @@ namespace heed_test::tolerance {
 template <class T>
 inline constexpr double eps = double(std::numeric_limits<T>::epsilon());
 
-// Mixed rows, float or double, against the reference in double. 64 eps covers sums of a few
-// thousand terms in the engine and as many in the reference, which has its own rounding in double.
-// For float results the reference is exact by comparison: 16 eps for exp, sums and division, 4 eps
-// S for the dot product.
+// Mixed rows, float or double, against the reference in double. 64 eps covers sums of a few thousand terms in the engine
+// and as many in the reference, which has its own rounding in double. For float results the reference is exact by
+// comparison: 16 eps for exp, sums and division, 4 eps S for the dot product.
 template <class T>
 [[nodiscard]] constexpr double forward(double s, double weighted_abs_value) {
   const double factor = sizeof(T) == sizeof(float) ? 16 + 4 * s : 64 * (1 + s);
@@ -34,9 +33,8 @@ template <class T>
   return 2 * naive_error + 4 * eps<float> * largest;
 }
 
-// Backward recomputes the weights and adds up four products: three times the naive error, and
-// four times the slack of forward. The terms are of size 1 for inputs of size 1 even where they
-// cancel to less, hence max(1, largest).
+// Backward recomputes the weights and adds up four products: three times the naive error, and four times the slack of
+// forward. The terms are of size 1 for inputs of size 1 even where they cancel to less, hence max(1, largest).
 [[nodiscard]] constexpr double backward_beside_naive(double naive_error, double largest) {
   return 3 * naive_error + 16 * eps<float> * std::max(1.0, largest);
 }

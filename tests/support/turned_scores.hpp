@@ -35,8 +35,7 @@ struct NormedTurned {
   }
 };
 
-// An own transform: x_c + bend_h x_c^3 log(1 + i), of keys alone; with features of the transformed
-// rows.
+// An own transform: x_c + bend_h x_c^3 log(1 + i), of keys alone; with features of the transformed rows.
 template <class T>
 struct Bend : heed::PlainTransform {
   heed::Param<T> bend = T(0.1);

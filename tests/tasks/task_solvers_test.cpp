@@ -272,8 +272,7 @@ TEST_CASE("fuzzy-recall: sizes are drawn evenly, and what is tested has the larg
         CHECK(a.difficulty == a.position - a.source);
       }
     }
-    // Long sequences have fewer large pairs, and a repeated key has the size of its old value: a
-    // rough bound.
+    // Long sequences have fewer large pairs, and a repeated key has the size of its old value: a rough bound.
     for (std::size_t size = 1; size <= 3; ++size) {
       if (split == Split::training) CHECK(std::abs(key_sizes[size] / pairs - 1.0 / 3) < 0.02);
       CHECK(std::abs(value_sizes[size] / pairs - 1.0 / 3) < 0.02);

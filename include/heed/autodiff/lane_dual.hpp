@@ -224,8 +224,7 @@ template <class S, int Count>
   const S y = sqrt(x.value);
   return x.chain(y, S(constant<S>(0.5) / y));
 }
-// The slope is 1 - y^2. In the tails, where y is 1 or almost, the absolute error of the slope is at
-// most an ulp of 1.
+// The slope is 1 - y^2. In the tails, where y is 1 or almost, the absolute error of the slope is at most an ulp of 1.
 template <class S, int Count>
 [[nodiscard, gnu::always_inline]] inline LaneDual<S, Count> tanh(const LaneDual<S, Count>& x) {
   const S y = tanh(x.value);

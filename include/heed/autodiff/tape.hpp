@@ -8,9 +8,8 @@
 //   const auto adjoint = tape.gradient(x * y);
 //   adjoint[x.index];                  // 5
 //
-// A tape is a list of operations in the order in which they ran. Each has at most two operands, or is a dot
-// product of any length. Tapes share nothing, so each thread may have its own. A Var must not
-// outlive its tape.
+// A tape is a list of operations in the order in which they ran. Each has at most two operands, or is a dot product of any
+// length. Tapes share nothing, so each thread may have its own. A Var must not outlive its tape.
 //
 // Cost: 32 bytes an operation on double (20 on float), and 8 for each pair of a dot product.
 // Bounds: NaN and infinity pass from the root back to the variables. A node whose adjoint is 0

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Variants behind one virtual call each, so that everything else is compiled once per scalar. A
-// type lists the variants:
+// Variants behind one virtual call each, so that everything else is compiled once per scalar. A type lists the variants:
 //
 //   struct List {
 //     // f(Variant<Op>) for each of them, in the form of for_each_variant() (variants.hpp).
@@ -295,8 +294,7 @@ template <class List, class Real>
   return list;
 }
 
-// The variants with the ops that calls begin with. Tensors in them are too small for any call: a
-// call gives its own.
+// The variants with the ops that calls begin with. Tensors in them are too small for any call: a call gives its own.
 template <class List, class Real>
 [[nodiscard]] const VariantList<Real>& variants() {
   static const VariantList<Real> list = make_variants<List, Real>(kSmallSizes, {});

@@ -16,8 +16,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace c {
 
-// Calls f(). An exception becomes a status and a sentence, which begins with the name of the
-// function.
+// Calls f(). An exception becomes a status and a sentence, which begins with the name of the function.
 template <class F>
 [[nodiscard]] int guarded(std::string& error, const std::string_view door, F&& f) noexcept {
   const auto failed = [&](int status, std::string_view text) {

@@ -282,8 +282,7 @@ void with_initial(const heed_call& call, const heed_start* given, const char* do
   with_real(call.query, door, [&]<class Real>(Real) {
     const VariantCalls<Real>& variant = find_variant(variants<List, Real>(), call.variant, door);
     const std::string where = detail::door_name(door, variant.name());
-    // The baseline's sizes: if the op reads several query heads at a time, the baseline has that
-    // many times the width.
+    // The baseline's sizes: if the op reads several query heads at a time, the baseline has that many times the width.
     Geometry g = sizes_of(call, variant, where);
     g.query_heads = g.heads;
     g.dim_qk *= variant.query_heads();

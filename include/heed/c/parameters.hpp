@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Parameters and options of any op by name. An op's lists (plug/parameters.hpp) become a list of
-// entries that no longer depend on the op, so that functions of entries are compiled once for all
-// ops.
+// Parameters and options of any op by name. An op's lists (plug/parameters.hpp) become a list of entries that no longer
+// depend on the op, so that functions of entries are compiled once for all ops.
 
 #include <heed/c/lists.hpp>
 #include <heed/c/tensors.hpp>

@@ -109,8 +109,7 @@ template <class Struct>
   });
 }
 
-// Limit on the size of a caller's struct: a size that was never set could make the library read any
-// memory.
+// Limit on the size of a caller's struct: a size that was never set could make the library read any memory.
 inline constexpr std::size_t kMostGrowth = 4096;
 
 // A copy of the caller's struct in our layout.

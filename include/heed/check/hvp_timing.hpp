@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures what a Hessian-vector product costs beside backward() of the same op, on this machine at
-// this moment:
+// Measures what a Hessian-vector product costs beside backward() of the same op, on this machine at this moment:
 //
 //   std::puts(time_hvp(op, geometry, causal<float>()).text().c_str());
 //
@@ -10,8 +9,7 @@
 //
 //   hvp 12.3 ms (minimum 12.1, quartiles 12.2 to 12.5), 3.4 x backward (3.38 to 3.43)
 //
-// Both run in turns, on the same numbers as in time_op() (check/op_timing.hpp), and the figures are
-// medians as there.
+// Both run in turns, on the same numbers as in time_op() (check/op_timing.hpp), and the figures are medians as there.
 
 #include <heed/check/op_timing.hpp>
 #include <heed/engine/hvp.hpp>

@@ -14,9 +14,8 @@
 //   out along all    all moved at once by jvp() without an earlier forward(), against the sum of the single ones
 //   out along x      against (forward(x + h x.) - forward(x - h x.)) / 2h
 //
-// check_op() makes the first two checks for every op that jvp() takes, and compares backward()
-// itself with the reference. The third needs no backward(); formulas with a jump must not have one
-// near the random inputs.
+// check_op() makes the first two checks for every op that jvp() takes, and compares backward() itself with the reference.
+// The third needs no backward(); formulas with a jump must not have one near the random inputs.
 // In double, whatever the op's scalar.
 // Errors  those of forward() at the sizes asked for. Ops that jvp() refuses do not compile, with the sentence that it has
 //         for them.
@@ -74,8 +73,7 @@ struct CheckDirection {
     give("bias", call.mask.bias, d.bias);
     return d;
   }
-  // Moves the parameter of `op` named `only` by `step` times its direction; all parameters for an
-  // empty name.
+  // Moves the parameter of `op` named `only` by `step` times its direction; all parameters for an empty name.
   void add_parameters(Op& op, const std::string& only, double step) const {
     visit_named_params(op, [&](const std::string& name, auto& param) {
       if (!only.empty() && only != name) return;
@@ -83,8 +81,7 @@ struct CheckDirection {
       for (Index i = 0; i < param.size(); ++i) param[i] += step * direction[std::size_t(i)];
     });
   }
-  // Runs forward() with the tensor named `only` moved by `step` times its direction; returns out,
-  // then lse and steps.
+  // Runs forward() with the tensor named `only` moved by `step` times its direction; returns out, then lse and steps.
   [[nodiscard]] std::vector<double> results_at(const OpCall<Op>& call, const std::string& only,
                                                double step) const {
     OpCall<Op> moved = call;

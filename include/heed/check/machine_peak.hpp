@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The machine's peak: multiply-adds on registers, by this library's own instructions, on as many threads as a call
-// uses, all at work together. The speed of shared machines drifts: a fraction of the peak needs a
-// probe beside each measurement.
+// The machine's peak: multiply-adds on registers, by this library's own instructions, on as many threads as a call uses,
+// all at work together. The speed of shared machines drifts: a fraction of the peak needs a probe beside each measurement.
 
 #include <heed/check/stopwatch.hpp>
 #include <heed/core/parallel.hpp>
@@ -41,9 +40,8 @@ template <class Real>
   return sum_lanes(total);
 }
 
-// Waits for the other threads, a tenth of a second at most, since OpenMP may give fewer than were
-// asked for. If every thread has a core, it does not yield: on a busy machine it would come back
-// too late.
+// Waits for the other threads, a tenth of a second at most, since OpenMP may give fewer than were asked for. If every
+// thread has a core, it does not yield: on a busy machine it would come back too late.
 inline void meet(std::atomic<int>& missing, bool yields) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point latest = Clock::now() + std::chrono::milliseconds(100);

@@ -78,9 +78,8 @@ class OpCall {
   Op grad_op;
   // After forward(): what backward() reads.
   Saved<Real> saved;
-  // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's
-  // tensors. The memory of results holds NaN at first, so that a number that was not written cannot
-  // pass for one.
+  // Memory of the call's own, dense (batch, heads, len, dim); empty where it runs on the caller's tensors. The memory of
+  // results holds NaN at first, so that a number that was not written cannot pass for one.
   std::vector<Real> query, key, value, extra, grad_out, query_inputs, key_inputs;
   std::vector<Real> out, grad_query, grad_key, grad_value, grad_extra, grad_query_inputs,
       grad_key_inputs;
@@ -94,9 +93,8 @@ class OpCall {
   OpCall(Op of, const Geometry& g, Mask<Real> under = {}, const Options& with = {})
       : OpCall(of, g, std::move(under), with, normal_numbers(of, g)) {}
 
-  // A call on `numbers`. Throws std::invalid_argument where they do not fit the geometry. The
-  // number of heads of the inputs per token follows from their count; forward() checks whether they
-  // and the extra input fit the op.
+  // A call on `numbers`. Throws std::invalid_argument where they do not fit the geometry. The number of heads of the inputs
+  // per token follows from their count; forward() checks whether they and the extra input fit the op.
   OpCall(Op of, const Geometry& g, Mask<Real> under, const Options& with, CallNumbers<Real> numbers)
       : op(of),
         mask(std::move(under)),
@@ -182,9 +180,8 @@ class OpCall {
     return {grad_out.data(), geometry_.out_shape()};
   }
 
-  // The tensors by name, as double: query, key, value, extra, query_inputs, key_inputs and bias
-  // where the call has them, then the parameters under their parts (named_params). A gradient has
-  // the name of its tensor.
+  // The tensors by name, as double: query, key, value, extra, query_inputs, key_inputs and bias where the call has them,
+  // then the parameters under their parts (named_params). A gradient has the name of its tensor.
   [[nodiscard]] std::vector<NamedTensor> tensors() const {
     const Inputs<Real> in = inputs();
     std::vector<NamedTensor> named;

@@ -8,8 +8,7 @@
 //   rectangular fewer queries than keys, the queries being the last tokens
 //   widths      dim_v other than dim_qk
 //
-// unless the sizes asked for already have this property, or the op refuses them (parameters of one
-// width, say).
+// unless the sizes asked for already have this property, or the op refuses them (parameters of one width, say).
 
 #include <heed/check/gradcheck.hpp>
 #include <heed/check/op_call.hpp>

@@ -7,9 +7,8 @@
 //   std::puts(report.summary().c_str());      // one line, and what failed; text() has all cases
 //   return report.passed() ? 0 : 1;
 //
-//   out         forward() against the reference, which knows score(), reference() and nothing else
-//               of the op; also lse, where the normaliser differentiates_lse, and steps, where the
-//               readout gives them
+//   out         forward() against the reference, which knows score(), reference() and nothing else of the op; also lse,
+//               where the normaliser differentiates_lse, and steps, where the readout gives them
 //   gradients   backward() against central differences of the reference: inputs, the extra one
 //               included, a bias of the mask, and parameters; the loss depends on out, on lse where
 //               the normaliser differentiates_lse, and on steps where the readout gives them
@@ -20,9 +19,8 @@
 //               scalar
 //
 // At the sizes asked for and at some beside them, under masks of every kind (check/op_cases.hpp): the report's text() says
-// which ran, and why one did not. Formulas with a jump must not have one near the random inputs.
-// A reference() that works on plain numbers alone says so in its signature: `requires
-// std::is_arithmetic_v<S>`. Forward mode is then not checked.
+// which ran, and why one did not. Formulas with a jump must not have one near the random inputs. A reference() that works
+// on plain numbers alone says so in its signature: `requires std::is_arithmetic_v<S>`. Forward mode is then not checked.
 // Errors  those of forward() at the sizes asked for. Cost: seconds at the default sizes; forward
 // mode takes an eighth of the time to compile a file with this call (2 of 16 s, g++ 12 at -O1).
 

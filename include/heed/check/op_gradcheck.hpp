@@ -58,8 +58,7 @@ void visit_problem(P& problem, F&& f) {
   return bias == -std::numeric_limits<double>::infinity();
 }
 
-// All tensors that the loss depends on. A bias of -infinity counts as 0 here, since the loss does
-// not read it.
+// All tensors that the loss depends on. A bias of -infinity counts as 0 here, since the loss does not read it.
 template <class Op>
 [[nodiscard]] std::vector<NamedTensor> op_tensors(const Op& op,
                                                   const reference::Problem<double>& problem) {

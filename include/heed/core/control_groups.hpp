@@ -79,8 +79,7 @@ class FileStart {
   return error == std::errc{} && rest == end && value > 0 ? value : 0;
 }
 
-// Number of processors, rounded up, for a quota of microseconds in each period, as the files write
-// them.
+// Number of processors, rounded up, for a quota of microseconds in each period, as the files write them.
 [[nodiscard]] inline int processors_of(std::string_view quota, std::string_view period) noexcept {
   const long long time = number_of(quota), of = number_of(period);
   if (time == 0 || of == 0) return kNoQuota;
@@ -121,8 +120,7 @@ template <class Limit>
   return least;
 }
 
-// The smallest limit of this process's groups, of version 1 or 2; `mount` is the folder of version
-// 1.
+// The smallest limit of this process's groups, of version 1 or 2; `mount` is the folder of version 1.
 template <class Limit>
 [[nodiscard]] auto least_of_process(const char* root, std::string_view controller,
                                     const char* mount, Limit&& limit_of) noexcept {
@@ -142,8 +140,7 @@ template <class Limit>
 
 }  // namespace detail
 
-// Number of processors, rounded up; kNoQuota without a quota. `root` stands before the paths of all
-// files, for tests.
+// Number of processors, rounded up; kNoQuota without a quota. `root` stands before the paths of all files, for tests.
 [[nodiscard]] inline int cpu_quota(const char* root = "") noexcept {
   return detail::least_of_process(root, "cpu", "/sys/fs/cgroup/cpu", detail::quota_of_group);
 }

@@ -14,8 +14,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Equal numbers in the same order have equal digests; different ones share a digest only by chance,
-// once in 2^64 pairs.
+// Equal numbers in the same order have equal digests; different ones share a digest only by chance, once in 2^64 pairs.
 class Digest {
  public:
   template <class Number>

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An error is one sentence. require() and fail() join it from parts and throw it as
-// std::invalid_argument. A part may hold bytes of a foreign file: bytes that belong to no printable
-// character are written in hexadecimal, so that a NUL does not cut the sentence off in what(), and
-// no escape sequence reaches a terminal.
+// An error is one sentence. require() and fail() join it from parts and throw it as std::invalid_argument. A part may hold
+// bytes of a foreign file: bytes that belong to no printable character are written in hexadecimal, so that a NUL does not
+// cut the sentence off in what(), and no escape sequence reaches a terminal.
 
 #include <heed/core/config.hpp>
 #include <heed/core/utf8.hpp>
@@ -77,8 +76,7 @@ void append(std::string& text, const Part& part) {
 
 namespace detail {
 
-// One part of a sentence, of any type: joining a list of parts is compiled once, and not for each
-// list of types.
+// One part of a sentence, of any type: joining a list of parts is compiled once, and not for each list of types.
 class Part {
  public:
   Part(const char* text) : of_(text), append_(&append_text) {}

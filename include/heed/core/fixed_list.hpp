@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A list of fixed capacity, which is allocated once. Elements stay where they are, and need neither
-// be copied nor moved. The engine keeps lists of an op's own types in it: a std::vector of each
-// type costs a compiler several times as much.
+// A list of fixed capacity, which is allocated once. Elements stay where they are, and need neither be copied nor moved.
+// The engine keeps lists of an op's own types in it: a std::vector of each type costs a compiler several times as much.
 
 #include <heed/core/config.hpp>
 

@@ -8,13 +8,11 @@
 //   pow(x, y)                             one of both may be a plain number
 //   minimum(a, b)                         as maximum
 //
-// Each is written down once: plain numbers use <cmath>, values with derivatives use the slope in
-// the line below. Packs have theirs in simd/functions.hpp. Another scalar joins with overloads that
-// take a trailing Lookup.
+// Each is written down once: plain numbers use <cmath>, values with derivatives use the slope in the line below. Packs have
+// theirs in simd/functions.hpp. Another scalar joins with overloads that take a trailing Lookup.
 //
-// Accuracy  plain numbers: that of <cmath>; softplus 3 ulp. Slopes: that of the functions in their
-//           formulas; the slope of erf at most x^2 + 4 ulp, since the rounding of x^2 grows in the
-//           exponential.
+// Accuracy  plain numbers: that of <cmath>; softplus 3 ulp. Slopes: that of the functions in their formulas; the slope of
+//           erf at most x^2 + 4 ulp, since the rounding of x^2 grows in the exponential.
 // Complex   f(a + ib) = f(a) + i b f'(a): the complex step, exact up to terms of b^2, which a step
 //           of 1e-30 makes 0. These are not the functions of complex analysis.
 // Bounds    the slope of pow(x, y) in x is 0 where y is 0, and that in y is 0 where x is 0 and y is not negative:

@@ -8,9 +8,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// Numbers of queries and keys of a call that are not at hand, because several processes share it
-// (Inputs::share): the first and last queries, and the first and last keys. Lengths and counts of
-// the call include them.
+// Numbers of queries and keys of a call that are not at hand, because several processes share it (Inputs::share): the first
+// and last queries, and the first and last keys. Lengths and counts of the call include them.
 struct Share {
   Index queries_before = 0, queries_behind = 0;
   Index keys_before = 0, keys_behind = 0;

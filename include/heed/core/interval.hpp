@@ -12,8 +12,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// An open interval of finite numbers; `with_low` includes its lower end. `rule` ends the sentence
-// "eta is 4, ...".
+// An open interval of finite numbers; `with_low` includes its lower end. `rule` ends the sentence "eta is 4, ...".
 struct Interval {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();

@@ -60,9 +60,8 @@ inline std::atomic<pid_t> process_with_threads{0};
   return process != 0 && process != getpid();
 }
 
-// The number of threads, at most `workers` and this one included, that the system can start. OpenMP
-// ends the process when it cannot start a thread; therefore the first call for a larger number
-// starts as many threads itself, and ends them.
+// The number of threads, at most `workers` and this one included, that the system can start. OpenMP ends the process when
+// it cannot start a thread; therefore the first call for a larger number starts as many threads itself, and ends them.
 [[nodiscard]] inline int workers_to_be_had(int workers) {
   thread_local int started = 1;
   if (workers <= started) return workers;

@@ -28,8 +28,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace math {
 
-// A trailing argument of this type makes the compiler look for overloads in heed::math, whatever
-// the other arguments are.
+// A trailing argument of this type makes the compiler look for overloads in heed::math, whatever the other arguments are.
 struct Lookup {};
 
 // A GCC or clang vector: `float __attribute__((vector_size(64)))`.
@@ -62,8 +61,7 @@ template <class S>
     return x;
 }
 
-// mask ? a : b. The side that is not taken does not affect the value or the derivative, even if it
-// is NaN.
+// mask ? a : b. The side that is not taken does not affect the value or the derivative, even if it is NaN.
 template <class Mask, class S>
 [[nodiscard]] constexpr S select(const Mask& mask, const S& a, const std::type_identity_t<S>& b) {
   if constexpr (requires { select(mask, a, b, Lookup{}); })

@@ -78,9 +78,8 @@ struct MemoryView {
     return page_rows > 0 ? std::min(page_rows, shape.len - p * page_rows) : shape.len;
   }
 
-  // Offsets in bytes from the address of page p to its first byte and to the byte behind its last
-  // one; strides may be negative. Only for views that have elements. Throws if an offset does not
-  // fit an Index.
+  // Offsets in bytes from the address of page p to its first byte and to the byte behind its last one; strides may be
+  // negative. Only for views that have elements. Throws if an offset does not fit an Index.
   struct Span {
     Index first, end;
   };

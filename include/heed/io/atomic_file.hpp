@@ -179,9 +179,8 @@ inline void remove_leftovers(const std::filesystem::path& folder) {
   ::closedir(directory);
 }
 
-// A file that exists only until its destructor runs, unless it has been renamed. It is locked as
-// long as the object exists, if the file system has locks, so that no other process takes it for a
-// leftover.
+// A file that exists only until its destructor runs, unless it has been renamed. It is locked as long as the object exists,
+// if the file system has locks, so that no other process takes it for a leftover.
 class TemporaryFile {
  public:
   // Process number and counter give concurrent writers different names; O_EXCL skips files that cannot be removed.

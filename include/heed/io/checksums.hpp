@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checksums of a safetensors file, by which its reader notices damage. The metadata's entry
-// "checksums" is a JSON object: it maps each tensor's name to the checksum of its bytes, and
-// "__metadata__", which is no tensor's name, to the checksum of all other metadata. Other readers
-// see an ordinary entry.
+// Checksums of a safetensors file, by which its reader notices damage. The metadata's entry "checksums" is a JSON object:
+// it maps each tensor's name to the checksum of its bytes, and "__metadata__", which is no tensor's name, to the checksum
+// of all other metadata. Other readers see an ordinary entry.
 //
 // A checksum is a Digest of the bytes, eight of them at a time: it always changes if only one such
 // word changes, as by a flipped bit, and misses one in 2^64 of all other changes.

@@ -99,8 +99,7 @@ template <DlpackElement Real>
   return d.lanes == 1 ? text : std::to_string(d.lanes) + " lanes of " + text;
 }
 
-// The number of a tensor's kind of device. As an enum, the device of a newer producer may be none
-// of its values.
+// The number of a tensor's kind of device. As an enum, the device of a newer producer may be none of its values.
 [[nodiscard]] inline std::int32_t device_of(const DLTensor& tensor) {
   std::int32_t device = 0;
   static_assert(sizeof device == sizeof tensor.device.device_type);
@@ -155,9 +154,8 @@ struct DlpackAxes {
   return axes;
 }
 
-// Throws unless the strides can be those of a view. Strides that are never used, along axes of
-// extent 1 and in a tensor without elements, may be anything. Returns the number of bytes from the
-// first element to the end of the last.
+// Throws unless the strides can be those of a view. Strides that are never used, along axes of extent 1 and in a tensor
+// without elements, may be anything. Returns the number of bytes from the first element to the end of the last.
 inline Index require_dlpack_strides(const DlpackAxes& axes, Index element_bytes, bool writes,
                                     const std::string& who) {
   constexpr Index most = std::numeric_limits<Index>::max();

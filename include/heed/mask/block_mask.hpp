@@ -59,8 +59,7 @@ class KeptRule final : public PairRule {
 
 }  // namespace detail
 
-// A mask whose functions of positions have been asked once, for calls of one batch, number of heads
-// and lengths:
+// A mask whose functions of positions have been asked once, for calls of one batch, number of heads and lengths:
 //
 //   const heed::BlockMask<float> blocks(mask, geometry);
 //   for (...) heed::forward(op, in, blocks, out);
@@ -89,9 +88,8 @@ class BlockMask {
       sum += std::count(rule->blocks().kinds.begin(), rule->blocks().kinds.end(), kind);
     return sum;
   }
-  // Bytes kept: for each function one per block of at least 16 queries and 64 keys (or of the
-  // lists' size), kMostBlocks at most. One table serves all batches, or all heads, where the
-  // function does not read them.
+  // Bytes kept: for each function one per block of at least 16 queries and 64 keys (or of the lists' size), kMostBlocks at
+  // most. One table serves all batches, or all heads, where the function does not read them.
   [[nodiscard]] Index bytes() const {
     Index sum = 0;
     for (const auto& rule : kept_) sum += Index(rule->blocks().kinds.size() * sizeof(TileKind));
@@ -103,9 +101,8 @@ class BlockMask {
   std::vector<std::shared_ptr<const detail::KeptRule>> kept_;
 };
 
-// Lists of the key blocks that each query block sees, in the form of block-sparse matrices: row n
-// of a table sees the blocks indices[start[n]], ..., indices[start[n + 1] - 1], in any order. A
-// table has one row per query block.
+// Lists of the key blocks that each query block sees, in the form of block-sparse matrices: row n of a table sees the
+// blocks indices[start[n]], ..., indices[start[n + 1] - 1], in any order. A table has one row per query block.
 struct BlockLists {
   Index query_block = 128, key_block = 128;  // the last block of either may be shorter
   std::vector<Index> start, indices;         // start: [batch][heads][rows], and one number more

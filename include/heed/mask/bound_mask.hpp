@@ -72,14 +72,12 @@ class BoundMask {
   [[nodiscard]] bool has_allowed() const { return mask_.allowed.given(); }
   [[nodiscard]] bool has_documents() const { return mask_.query_documents.has_value(); }
   [[nodiscard]] bool has_rules() const { return !rules_.empty(); }
-  // True if this call had to classify a function of positions, which a BlockMask would have spared
-  // it.
+  // True if this call had to classify a function of positions, which a BlockMask would have spared it.
   [[nodiscard]] bool classifies_rules() const {
     return std::any_of(mask_.rules.begin(), mask_.rules.end(),
                        [](const auto& rule) { return !rule->is_classified(); });
   }
-  // Number of keys in the blocks by which functions of positions are classified; 0 without a
-  // function.
+  // Number of keys in the blocks by which functions of positions are classified; 0 without a function.
   [[nodiscard]] Index rule_block() const {
     Index least = 0;
     for (const auto& rule : rules_)
@@ -97,8 +95,7 @@ class BoundMask {
     return (*mask_.key_documents)[std::size_t(b * g_.len_kv + j)];
   }
 
-  // Keys that the bands and the key length leave to query i of batch b. The mask's other parts may
-  // hide some of them.
+  // Keys that the bands and the key length leave to query i of batch b. The mask's other parts may hide some of them.
   [[nodiscard]] KeyRange keys_of(Index b, Index i) const {
     return keys_between(std::max(first_key_, g_.share.keys_before),
                         std::min(last_key_, g_.held_keys_end()), b, i);
@@ -127,8 +124,7 @@ class BoundMask {
     return broadcast_row(mask_.bias, b, h, i);
   }
 
-  // Calls hide(j) for every key j in [first, last) that query i may not see, once for each part
-  // that hides it.
+  // Calls hide(j) for every key j in [first, last) that query i may not see, once for each part that hides it.
   template <class Hide>
   void for_keys_of_other_documents(Index b, Index i, Index first, Index last, Hide&& hide) const {
     if (!has_documents()) return;
@@ -151,9 +147,8 @@ class BoundMask {
       kind = std::min(kind, rules_[n]->classify(at));
     return kind;
   }
-  // Writes the bits of pairs that the functions of positions show, as PairFunction::fill() lays
-  // them out. A function that hides none of these pairs is not asked; bits behind the last key mean
-  // nothing.
+  // Writes the bits of pairs that the functions of positions show, as PairFunction::fill() lays them out. A function that
+  // hides none of these pairs is not asked; bits behind the last key mean nothing.
   void fill_by_rules(const PairBlock& at, std::uint64_t* words) const {
     bool first = true;
     for (const auto& rule : rules_) {
@@ -263,8 +258,7 @@ class BoundMask {
   [[nodiscard]] Index shift_of(Align align) const {
     return align == Align::bottom_right ? g_.len_kv - g_.len_q : 0;
   }
-  // offset + side + shift, limited to [-kUnbounded, kUnbounded]. No position lies beyond, so the
-  // limit changes nothing.
+  // offset + side + shift, limited to [-kUnbounded, kUnbounded]. No position lies beyond, so the limit changes nothing.
   [[nodiscard]] static Index bound_at(Index offset, Index side, Index shift) {
     Index sum;
     if (__builtin_add_overflow(offset, side, &sum))
@@ -318,8 +312,7 @@ class BoundMask {
   [[nodiscard]] bool slopes_stand_at_first_key() const {
     return mask_.slopes && mask_.slope_align == Align::top_left && mask_.slope_offset == 0;
   }
-  // Throws for queries that are the last tokens of the keys while a part of the mask places query 0
-  // at key 0.
+  // Throws for queries that are the last tokens of the keys while a part of the mask places query 0 at key 0.
   void require_at_end(const char* where) const {
     if (!g_.queries_at_end || g_.len_q >= g_.len_kv) return;
     const auto first = [](const auto& part) { return part.stands_at_first_key(); };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// a | b shows every pair that a or b shows, and !a every pair that a hides. Both take masks made of
-// parts that hide: bands, key lengths, documents, boolean masks, functions of positions, block
-// lists, and results of | and !. Parts that change scores (bias, slopes, a soft cap) are refused;
-// join them by & afterwards.
+// a | b shows every pair that a or b shows, and !a every pair that a hides. Both take masks made of parts that hide: bands,
+// key lengths, documents, boolean masks, functions of positions, block lists, and results of | and !. Parts that change
+// scores (bias, slopes, a soft cap) are refused; join them by & afterwards.
 
 #include <heed/mask/bound_mask.hpp>
 #include <heed/mask/classify.hpp>
@@ -165,8 +164,7 @@ class JointRule final : public AskedRule {
   std::vector<std::shared_ptr<const PairRule>> of_;
 };
 
-// All parts of a mask as one rule; `of` names the mask in the error that refuses parts that change
-// scores.
+// All parts of a mask as one rule; `of` names the mask in the error that refuses parts that change scores.
 template <class Real>
 [[nodiscard]] std::shared_ptr<const PairRule> rule_of(const Mask<Real>& mask, const char* of) {
   const char* adds = mask.bias.given()          ? "a bias"

@@ -6,18 +6,16 @@
 //
 //   score(i, j) = op's score - slope_h |p - j| + bias(b, h, i, j)      where (i, j) is visible
 //
-// with p = i (top-left) or i + len_kv - len_q (bottom-right), plus offset: the position of query i
-// on the key axis. Inputs::first_query (engine/call.hpp) moves the positions that scores read, and
-// not p. For queries that are the last tokens of their keys, Align::bottom_right gives the position
-// that scores read; a call with Inputs::queries_at_end refuses top_left without an offset. A pair
-// is visible when every part allows it. Weights and gradients of a hidden pair are exactly 0,
-// whatever its key and value hold.
+// with p = i (top-left) or i + len_kv - len_q (bottom-right), plus offset: the position of query i on the key axis.
+// Inputs::first_query (engine/call.hpp) moves the positions that scores read, and not p. For queries that are the last
+// tokens of their keys, Align::bottom_right gives the position that scores read; a call with Inputs::queries_at_end refuses
+// top_left without an offset. A pair is visible when every part allows it. Weights and gradients of a hidden pair are
+// exactly 0, whatever its key and value hold.
 //
 //   auto mask = causal<float>() & key_lengths<float>({7, 9}) & bias(view) & boolean(allowed);
 //
-// mask/visible.hpp makes a mask of a function of positions, mask/patterns.hpp has some of them,
-// mask/combine.hpp joins masks with | and negates them with !, and mask/block_mask.hpp keeps for
-// many calls which pairs a function hides.
+// mask/visible.hpp makes a mask of a function of positions, mask/patterns.hpp has some of them, mask/combine.hpp joins
+// masks with | and negates them with !, and mask/block_mask.hpp keeps for many calls which pairs a function hides.
 
 #include <heed/core/view.hpp>
 #include <heed/mask/pair_rule.hpp>
@@ -31,8 +29,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The place of query 0 on the key axis when the lengths differ: at key 0, or so that the last query
-// stands at the last key.
+// The place of query 0 on the key axis when the lengths differ: at key 0, or so that the last query stands at the last key.
 enum class Align { top_left, bottom_right };
 
 // Pair (i, j) is visible if p - left <= j <= p + right; a negative left or right is no bound.
@@ -41,8 +38,7 @@ struct Band {
   Align align = Align::top_left;
   Index offset = 0;  // added to p
 
-  // True if the band's place depends on query 0 standing at key 0: top left, a bounded side and no
-  // offset.
+  // True if the band's place depends on query 0 standing at key 0: top left, a bounded side and no offset.
   [[nodiscard]] bool stands_at_first_key() const {
     return align == Align::top_left && offset == 0 && (left >= 0 || right >= 0);
   }

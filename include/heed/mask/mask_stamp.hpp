@@ -55,8 +55,7 @@ struct MaskStamp {
     for (const std::uint64_t sum : {key_lengths, documents, slopes, rules}) digest.add(sum);
   }
 
-  // The difference from `other`, as the end of a sentence about saved numbers; empty if there is
-  // none.
+  // The difference from `other`, as the end of a sentence about saved numbers; empty if there is none.
   [[nodiscard]] std::string difference(const MaskStamp& other) const {
     return *this == other ? std::string() : text_of_difference(other);
   }

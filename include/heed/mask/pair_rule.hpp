@@ -6,9 +6,8 @@
 // tile's pairs, by one virtual call, and whether the tile is hidden, visible in part, or visible as
 // a whole; that answer comes from blocks that are classified once per call.
 //
-// Memory of a classified rule: a byte per block, for each batch and each head only where the rule
-// depends on it, and kMostBlocks bytes at most: if blocks of 16 queries and 64 keys would be more,
-// they are made larger.
+// Memory of a classified rule: a byte per block, for each batch and each head only where the rule depends on it, and
+// kMostBlocks bytes at most: if blocks of 16 queries and 64 keys would be more, they are made larger.
 
 #include <heed/core/digest.hpp>
 #include <heed/core/geometry.hpp>
@@ -59,8 +58,7 @@ struct PairBlocks {
     const Index table = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : h);
     return (table * query_blocks + query_block_index) * key_blocks;
   }
-  // The kind of a tile, which may cut through blocks: empty or full if all blocks that it touches
-  // are, else partial.
+  // The kind of a tile, which may cut through blocks: empty or full if all blocks that it touches are, else partial.
   [[nodiscard]] TileKind classify(const PairBlock& at) const {
     const Index last_query = (at.query + at.rows - 1) / query_block,
                 last_key = (at.key + at.keys - 1) / key_block;

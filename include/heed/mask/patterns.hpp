@@ -85,8 +85,7 @@ template <class Real>
       {.name = "neighbourhood", .length = checked_product(height, width, "neighbourhood")}));
 }
 
-// Row n of blocks of `block` queries sees blocks indices[start[n]], ..., indices[start[n + 1] - 1]
-// of `block` keys.
+// Row n of blocks of `block` queries sees blocks indices[start[n]], ..., indices[start[n + 1] - 1] of `block` keys.
 //   Child et al. 2019, "Generating Long Sequences with Sparse Transformers"; Zaheer et al. 2020, "Big Bird"
 template <class Real>
 [[nodiscard]] Mask<Real> block_sparse(std::vector<Index> start, std::vector<Index> indices,

@@ -9,9 +9,8 @@
 //
 // Shapes   query (batch, heads, len_q, dim_qk), key (batch, kv_heads, len_kv, dim_qk),
 //          map (batch, heads, len_q, len_kv)
-// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number
-//          that the gate compares with rho. For the static gate, and no other, the pairs that cross
-//          are those with r > 1/2 (ops/dar/gate.hpp).
+// Bounds   finite for finite rows of any size. c' = c, or (c + 1)/2 for the centred gate: the number that the gate compares
+//          with rho. For the static gate, and no other, the pairs that cross are those with r > 1/2 (ops/dar/gate.hpp).
 //          The statistics have the same bits for any number of threads.
 // Errors   std::invalid_argument on sizes that do not fit.
 // Source   "Attention with Differentiable Adaptive Resonance", section 9.
@@ -61,9 +60,8 @@ template <class Real>
           .dim_v = q.dim};
 }
 
-// The rows of a tensor, giant rows scaled down by a power of two: a cosine does not change, and
-// products of such rows no longer overflow. Rows below the edge, and rows with numbers that are not
-// finite, do not change.
+// The rows of a tensor, giant rows scaled down by a power of two: a cosine does not change, and products of such rows no
+// longer overflow. Rows below the edge, and rows with numbers that are not finite, do not change.
 template <class Real>
 class TamedRows {
  public:

@@ -3,8 +3,7 @@
 
 // The walk behind measure_weights() (measure/weights.hpp): panels of queries over tiles of keys, as in forward.
 //
-//   streaming normaliser   per tile: scores -> weights, by the states that forward saved; then the
-//                          tile is measured
+//   streaming normaliser   per tile: scores -> weights, by the states that forward saved; then the tile is measured
 //   row normaliser         all tiles: scores; once: scores -> weights; part by part the row is measured
 //
 // Parallel over the panels of all heads. A panel is measured the same way by whichever thread takes it, and no number is
@@ -163,8 +162,7 @@ class WeightWorker {
       fill_skipped(at, c_.plan.vectors, scores, Real(0));
       note(scores, at.key);
     }
-    // Finds the rows whose sum forward found to be NaN, for example because all visible scores are
-    // -infinity.
+    // Finds the rows whose sum forward found to be NaN, for example because all visible scores are -infinity.
     for (int v = 0; v < c_.plan.vectors; ++v) {
       const P factor = c_.op.normaliser.finish(states_.load(v));
       for (int lane = 0; lane < kLanes<Real>; ++lane)
@@ -238,8 +236,7 @@ class WeightWorker {
       const P w = weights.load(j, v), a = math::absolute(w);
       total += w;
       size += a;
-      // math::log() calls the C library lane by lane. Here a is 0 or of ordinary size, or too small
-      // to count.
+      // math::log() calls the C library lane by lane. Here a is 0 or of ordinary size, or too small to count.
       const Scientific<Real> parts(a);
       logs += a * log_of(parts.exponent, parts.mantissa - Real(1));
       reach += a * math::absolute(origin - Real(j));
@@ -260,9 +257,8 @@ class WeightWorker {
     }
   }
 
-  // Puts key `key` among the links of the queries of vector v that give it more than their last
-  // link has. Keys arrive in their order, so that among equal weights the earlier key stays in
-  // front.
+  // Puts key `key` among the links of the queries of vector v that give it more than their last link has. Keys arrive in
+  // their order, so that among equal weights the earlier key stays in front.
   void link(int v, Index key, P weights) {
     for (Index lane = 0; lane < kWidth; ++lane) {
       const Index i = v * kWidth + lane;
@@ -278,8 +274,7 @@ class WeightWorker {
     }
   }
 
-  // Calls body(keys) for the parts of a tile, counted from its first key, that the ranges cover,
-  // kBlock keys at a time.
+  // Calls body(keys) for the parts of a tile, counted from its first key, that the ranges cover, kBlock keys at a time.
   template <class Body>
   static void for_covered(const std::vector<KeyRange>& ranges, Index first, Index count,
                           Body&& body) {

@@ -24,11 +24,10 @@
 //             comes first. If a row has fewer, the rest have key -1 and weight 0
 //   mass      sum of w_ij over the keys of a KeySet; share, the sum of their p_j
 // Shapes    rows are (batch, heads, len_q), in this order
-// Bounds    a pair that the mask hides has weight 0 whatever it holds, and is no link. A row whose
-//           weights are all 0, for example one that sees no key, has measures 0. A row with a
-//           weight that is not finite, and a row that forward() makes NaN, has measures NaN and
-//           links without keys; other rows are not affected. Weights are those of forward() up to
-//           rounding. Bits do not depend on the number of threads.
+// Bounds    a pair that the mask hides has weight 0 whatever it holds, and is no link. A row whose weights are all 0, for
+//           example one that sees no key, has measures 0. A row with a weight that is not finite, and a row that forward()
+//           makes NaN, has measures NaN and links without keys; other rows are not affected. Weights are those of forward()
+//           up to rounding. Bits do not depend on the number of threads.
 // Errors    std::invalid_argument where the arguments do not fit, or where `saved` is of another call; std::bad_alloc
 // Memory    O(len_q (links + sets)) for the results, and what forward() has per thread
 // Cost      the scores of forward(), one logarithm a pair, and no product with the values: 1.0 to 1.3 times forward() with up

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run
-// time. Every variant gets the same frame: c_attn with bias for q, k, v and the op's extra input if
-// it has one, and c_proj with bias. It learns its op's parameters; keep_in_range() keeps them
-// within their bounds. The list also has layers that are no variant by themselves: controls, and
-// variants with more than an op.
+// Attention layers by the names of the list of variants (variants.hpp), for programs that choose at run time. Every variant
+// gets the same frame: c_attn with bias for q, k, v and the op's extra input if it has one, and c_proj with bias. It learns
+// its op's parameters; keep_in_range() keeps them within their bounds. The list also has layers that are no variant by
+// themselves: controls, and variants with more than an op.
 
 #include <heed/nn/attention_layers.hpp>
 #include <heed/nn/ponder_attention.hpp>

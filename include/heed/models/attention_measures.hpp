@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Measures of an attention layer's last forward pass for reports: means over heads and tokens. They
-// are computed in double by the reference, too slow for training loops. Measures of rows and pairs
-// can be restricted to some tokens, taken as queries; prototypes_in_use then counts the prototypes
-// of these tokens taken as keys.
+// Measures of an attention layer's last forward pass for reports: means over heads and tokens. They are computed in double
+// by the reference, too slow for training loops. Measures of rows and pairs can be restricted to some tokens, taken as
+// queries; prototypes_in_use then counts the prototypes of these tokens taken as keys.
 //
-//   every op           the diagnostics that the op reports per row
-//                      (ProjectedAttention::diagnostics), and the fraction of rows that took 1, 2,
-//                      ... steps
+//   every op           the diagnostics that the op reports per row (ProjectedAttention::diagnostics), and the fraction of
+//                      rows that took 1, 2, ... steps
 //   pair measures      Score::measure() of visible pairs: mean resonance, and the fraction of pairs
 //                      whose gate input crosses the vigilance (ops/dar/gate.hpp)
 //   lambda             factor of the second softmax of a differential op, mean over heads and rows
@@ -32,8 +30,7 @@ namespace nn {
 
 using Measure = std::pair<std::string, double>;
 
-// The tokens that are measured: (batch, len) numbers, sequence by sequence, not 0 for a chosen
-// token; empty for all tokens.
+// The tokens that are measured: (batch, len) numbers, sequence by sequence, not 0 for a chosen token; empty for all tokens.
 struct ChosenTokens {
   std::span<const char> marks = {};
   Index len = 0;
@@ -181,9 +178,8 @@ void measure_gate(const Op& op, const reference::Problem<double>& p, const Chose
 // The space that a set of rows spans, as orthonormal axes.
 class RowSpace {
  public:
-  // The part of the row that is orthogonal to the space. It is projected twice: the second pass
-  // removes the part that rounding leaves inside the space. A rest that is nothing but rounding
-  // becomes 0.
+  // The part of the row that is orthogonal to the space. It is projected twice: the second pass removes the part that
+  // rounding leaves inside the space. A rest that is nothing but rounding becomes 0.
   [[nodiscard]] std::vector<double> outside(std::vector<double> row) const {
     const double whole = dot(row, row);
     for (int pass = 0; pass < 2; ++pass)

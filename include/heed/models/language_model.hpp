@@ -90,8 +90,7 @@ class LanguageModel {
   [[nodiscard]] bool scores_steps() const {
     return !blocks_.empty() && blocks_.back().attention().scored_steps() > 1;
   }
-  // True if steps may have a cost: steps of the last block if these are scored, else steps of all
-  // blocks.
+  // True if steps may have a cost: steps of the last block if these are scored, else steps of all blocks.
   [[nodiscard]] bool counts_steps() const {
     if (scores_steps()) return blocks_.back().attention().counts_steps();
     return std::all_of(blocks_.begin(), blocks_.end(),
@@ -130,10 +129,9 @@ class LanguageModel {
     return run_head(c, targets, false, likeliest);
   }
 
-  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the
-  // weights. For a part of a batch (c.part), and for the tokens that a rank has of it (c.spread),
-  // it returns and adds the part's share: the shares of all parts and ranks add up to loss and
-  // gradient of the batch.
+  // Returns the same loss, and adds its gradient, with that of ponder_cost(), to those of the weights. For a part of a
+  // batch (c.part), and for the tokens that a rank has of it (c.spread), it returns and adds the part's share: the shares
+  // of all parts and ranks add up to loss and gradient of the batch.
   [[nodiscard]] double gradient(Context<Real>& c, Index batch, std::span<const Index> ids,
                                 std::span<const Index> targets) {
     require(c.training || !scores_steps(),
@@ -160,8 +158,7 @@ class LanguageModel {
     return loss;
   }
 
-  // True if forward(), loss() and gradient() take packed sequences, by Context::packed and a batch
-  // of 1.
+  // True if forward(), loss() and gradient() take packed sequences, by Context::packed and a batch of 1.
   [[nodiscard]] bool takes_packed() const {
     return std::all_of(blocks_.begin(), blocks_.end(),
                        [](const auto& block) { return block.attention().takes_packed(); });

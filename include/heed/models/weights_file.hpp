@@ -89,9 +89,8 @@ void read_weights(const io::Safetensors& file, const std::filesystem::path& path
     std::copy(numbers.begin(), numbers.end(), param->data());  // cannot throw
 }
 
-// A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do.
-// Names may start with "transformer.", and before it with torch's prefixes for modules:
-// "_orig_mod.", "module.".
+// A GPT-2 of Hugging Face: sizes as its tensors have them, heads of 64 columns as all of its releases do. Names may start
+// with "transformer.", and before it with torch's prefixes for modules: "_orig_mod.", "module.".
 class Gpt2File {
  public:
   // check(options) is called with the sizes before a tensor is read, and may refuse the file by
@@ -115,10 +114,9 @@ class Gpt2File {
   [[nodiscard]] const io::Safetensors& file() const { return file_; }
   [[nodiscard]] GptOptions options() const { return options_; }
 
-  // Fills a model that was made with options() and whose attention layers have c_attn and c_proj. Weights that GPT-2
-  // does not have, such as those of an op, stay as they are. Throws if the model has no place for a
-  // tensor. seen(name, numbers) gets each tensor, by the file's name and in the file's order,
-  // before the model is filled; it may throw.
+  // Fills a model that was made with options() and whose attention layers have c_attn and c_proj. Weights that GPT-2 does
+  // not have, such as those of an op, stay as they are. Throws if the model has no place for a tensor. seen(name, numbers)
+  // gets each tensor, by the file's name and in the file's order, before the model is filled; it may throw.
   template <class Real>
   void fill(
       LanguageModel<Real>& model,

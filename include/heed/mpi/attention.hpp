@@ -9,10 +9,9 @@
 //   heed::mpi::forward(comm, op, in, heed::causal<float>(), {shards}, out, &saved);
 //   heed::mpi::backward(comm, op, in, heed::causal<float>(), {shards}, saved, out, grad_out, grads, &grad_op);
 //
-// Tensors hold the rows of the rank, its pieces one behind the other (mpi/shards.hpp). Every number
-// of tokens counts the whole sequence: op, mask, options and first_query are those of the one call,
-// the same on all ranks, and dropout drops the pairs that it drops in one process. A boolean mask
-// and a bias are those of the whole call, on each rank.
+// Tensors hold the rows of the rank, its pieces one behind the other (mpi/shards.hpp). Every number of tokens counts the
+// whole sequence: op, mask, options and first_query are those of the one call, the same on all ranks, and dropout drops the
+// pairs that it drops in one process. A boolean mask and a bias are those of the whole call, on each rank.
 //
 //   gather   mpi/gather.hpp: any op; rows of queries have the bits of one process
 //   ring     mpi/ring.hpp: memory O(len / ranks), for ops whose weights are softmaxes over the keys
@@ -58,9 +57,8 @@ struct Ringing {
 
 }  // namespace detail
 
-// Multiples of this number, and the end, are where shards of queries may begin and end:
-// share_step() of the call, or in the ring that of its single calls. `whole`: the sizes of the
-// whole call.
+// Multiples of this number, and the end, are where shards of queries may begin and end: share_step() of the call, or in the
+// ring that of its single calls. `whole`: the sizes of the whole call.
 template <class Op>
 [[nodiscard]] Index shard_step(const Op& op, const Geometry& whole, Method method = Method::gather,
                                const Options& options = {}) {
@@ -119,9 +117,8 @@ void forward(const Comm& comm, const Op& op, const Inputs<Real>& in,
     detail::forward_by<detail::Gathering>(comm, op, in, mask, sharding, out, saved, options);
 }
 
-// heed::backward() of the whole call. Gradients of queries, keys, values and other inputs per token
-// are written for the rank's rows; gradients of the bias and of the parameters are those of the
-// whole call, on each rank.
+// heed::backward() of the whole call. Gradients of queries, keys, values and other inputs per token are written for the
+// rank's rows; gradients of the bias and of the parameters are those of the whole call, on each rank.
 template <class Comm, AttentionOp Op, std::same_as<typename Op::Scalar> Real = typename Op::Scalar>
 void backward(const Comm& comm, const Op& op, const Inputs<Real>& in,
               const Mask<typename Op::Scalar>& mask, const Sharding& sharding,
@@ -157,9 +154,8 @@ void backward(const Comm& comm, const Op& op,
               const heed::detail::Given<Op, heed::detail::GradientsArgument>& grads,
               std::type_identity_t<Op>* grad_op = nullptr, const Options& options = {});
 
-// The same for gathered calls, with the bits of one process in all gradients: the ranks add to the
-// gradients of keys, values, bias and parameters one after the other, which takes the time of one
-// process (mpi/gather.hpp).
+// The same for gathered calls, with the bits of one process in all gradients: the ranks add to the gradients of keys,
+// values, bias and parameters one after the other, which takes the time of one process (mpi/gather.hpp).
 template <class Comm, AttentionOp Op>
 void backward_in_order(const Comm& comm, const Op& op, const Inputs<typename Op::Scalar>& in,
                        const Mask<typename Op::Scalar>& mask, const Sharding& sharding,

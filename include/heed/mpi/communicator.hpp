@@ -5,10 +5,9 @@
 // nothing: MPI is initialised and finalised by the program, and the communicator, any intracommunicator, is the caller's.
 // mpi/messages.hpp lists the members that algorithms need of such a class.
 //
-// MPI must allow calls from the thread that calls heed (MPI_THREAD_FUNNELED for the main thread);
-// heed's own threads make none. All messages carry kTag: on the same communicator no message of the
-// program may carry it while a call of heed is at work. While a Communicator lives, errors of its
-// communicator return and become exceptions with MPI's text.
+// MPI must allow calls from the thread that calls heed (MPI_THREAD_FUNNELED for the main thread); heed's own threads make
+// none. All messages carry kTag: on the same communicator no message of the program may carry it while a call of heed is at
+// work. While a Communicator lives, errors of its communicator return and become exceptions with MPI's text.
 
 #include <heed/core/error.hpp>
 #include <heed/mpi/messages.hpp>
@@ -39,8 +38,7 @@ inline void require_success(int error, const char* function) {
                            printable({text, std::size_t(length)}));
 }
 
-// Calls begin(offset, count) for the pieces of a message of so many bytes, at least one: MPI counts
-// by int.
+// Calls begin(offset, count) for the pieces of a message of so many bytes, at least one: MPI counts by int.
 template <class Begin>
 void for_counts(std::size_t bytes, Begin&& begin) {
   constexpr std::size_t most = std::size_t(1) << 30;

@@ -4,12 +4,10 @@
 // Context parallelism by gathering: every rank gets the keys and values of all tokens, in their order, and computes its own
 // queries as shares of the whole call (Inputs::share).
 //
-//   forward    all-gather of K and V; out, lse, steps of the rank's queries have the bits of one
-//              process
-//   backward   all-gather of K and V once more; dQ and other gradients of the rank's queries have
-//              the bits of one process. dK, dV: each rank computes a term for all keys; the owner
-//              of a key sums them over ranks, in the order of the ranks; gradients of parameters
-//              and of the mask's bias likewise
+//   forward    all-gather of K and V; out, lse, steps of the rank's queries have the bits of one process
+//   backward   all-gather of K and V once more; dQ and other gradients of the rank's queries have the bits of one process.
+//              dK, dV: each rank computes a term for all keys; the owner of a key sums them over ranks, in the order of the
+//              ranks; gradients of parameters and of the mask's bias likewise
 //
 // backward_in_order() gives dK, dV and the gradients of parameters and bias the bits of one process, too: only one rank adds to
 // them at a time, in the order of one process. That order goes through the query heads that share a key-value head, and for
@@ -18,8 +16,7 @@
 // process, and the sums, batch kv_heads len (dim_qk + dim_v) numbers and those of parameters and
 // bias, travel once for each piece (one or two per rank) of each of these heads.
 //
-// Any op, any mask. If an op's rows depend on all rows of a call (Halting::batch), the rehearsal's
-// reports are gathered.
+// Any op, any mask. If an op's rows depend on all rows of a call (Halting::batch), the rehearsal's reports are gathered.
 //
 // Memory    O(len) per rank for K and V, and for dK and dV in backward; the rest O(len / ranks)
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that
@@ -277,8 +274,7 @@ class GatherSide {
     return all;
   }
 
-  // Gradients of a tensor of all tokens: for the current piece of the queries, and their sum over
-  // the pieces of the rank.
+  // Gradients of a tensor of all tokens: for the current piece of the queries, and their sum over the pieces of the rank.
   class Sums {
    public:
     Sums(Shape shape, bool wanted) : shape_(shape) {
@@ -437,8 +433,7 @@ class GatherCall : GatherSide<typename Op::Scalar, Comm> {
   using Side::options_;
   using Side::queries_;
 
-  // The order in which ranks add: for each head of a family, the pieces of the queries from the
-  // last to the first.
+  // The order in which ranks add: for each head of a family, the pieces of the queries from the last to the first.
   struct Stage {
     Index member;
     Tokens piece;

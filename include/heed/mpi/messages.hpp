@@ -79,8 +79,7 @@ template <class Comm>
   return all;
 }
 
-// The parts of a call that ranks compare, by names, and the reason why this rank cannot make the
-// call, if there is one.
+// The parts of a call that ranks compare, by names, and the reason why this rank cannot make the call, if there is one.
 struct RankStamp {
   std::vector<std::pair<std::string, std::string>> parts;
   std::string error;
@@ -147,9 +146,8 @@ void sum_over_ranks(const Comm& comm, std::vector<double>& sums) {
     std::copy(to[r].begin(), to[r].end(), sums.begin() + std::ptrdiff_t(cut(r)));
 }
 
-// The rows of a rank's pieces, packed piece by piece and head by head. `row_of(token, n)` is the
-// row of `view` with the rank's n-th token: `token` in tensors of the whole sequence, n in tensors
-// of the rank.
+// The rows of a rank's pieces, packed piece by piece and head by head. `row_of(token, n)` is the row of `view` with the
+// rank's n-th token: `token` in tensors of the whole sequence, n in tensors of the rank.
 template <class Element, class RowOf>
 [[nodiscard]] std::vector<std::remove_const_t<Element>> pack_rows(const Shards& shards, int rank,
                                                                   const TensorView<Element>& view,
@@ -185,8 +183,7 @@ void for_packed_rows(const Shards& shards, int rank, const Shape& s, const Numbe
 inline constexpr auto kWholeRow = [](Index token, Index) { return token; };
 inline constexpr auto kOwnRow = [](Index, Index n) { return n; };
 
-// The rows of all tokens in their order, dense (batch, heads, shards.len(), dim), from the rows of
-// each rank.
+// The rows of all tokens in their order, dense (batch, heads, shards.len(), dim), from the rows of each rank.
 template <class Comm, class Element>
 [[nodiscard]] std::vector<std::remove_const_t<Element>> gather_rows(
     const Comm& comm, const Shards& shards, const TensorView<Element>& own) {

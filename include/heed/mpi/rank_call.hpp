@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A rank's side of a call whose tokens are spread over ranks: its checks, the comparison of all
-// ranks, and the way from the functions of mpi/attention.hpp and mpi/gathered.hpp to the code that
-// computes the call: a Way, with the members
+// A rank's side of a call whose tokens are spread over ranks: its checks, the comparison of all ranks, and the way from the
+// functions of mpi/attention.hpp and mpi/gathered.hpp to the code that computes the call: a Way, with the members
 //
 //   step(op, g, options)          multiples at which shards of queries may begin
 //   require(op, g, sharding, where)   throws where it does not take the call
-//   kPieces<Op>                   number of results that backward() keeps for each piece of the
-//                                 queries
+//   kPieces<Op>                   number of results that backward() keeps for each piece of the queries
 //   call(comm, op, in, mask, sharding, g, options)   an object with forward() and backward()
 
 #include <heed/core/digest.hpp>
@@ -77,8 +75,7 @@ class RankSide {
     return own;
   }
 
-  // Throws if the inputs do not fit the shards. Returns views of all ranks' inputs, whose rows must
-  // not be read.
+  // Throws if the inputs do not fit the shards. Returns views of all ranks' inputs, whose rows must not be read.
   [[nodiscard, gnu::noinline]] Inputs<Real> check_views() const {
     for (const Shards* shards : {&sharding.queries, &keys_of(sharding)})
       require(shards->ranks() == ranks, where, ": the shards are for ", shards->ranks(),
@@ -250,8 +247,7 @@ struct RankCall {
   }
 };
 
-// Throws the same sentence on all ranks unless all of them can make the call, and it is the same on
-// all: `stamp` checks it.
+// Throws the same sentence on all ranks unless all of them can make the call, and it is the same on all: `stamp` checks it.
 template <class Comm>
 void agree(const Comm& comm, const std::string& where, const std::function<RankStamp()>& stamp) {
   RankStamp own;

@@ -15,12 +15,10 @@
 // number of ranks. They differ from the results of one process by rounding.
 //
 // Ops       weights that are one softmax over the keys (Mergeable), or a sum of several times factors (SumOfSoftmaxes: the
-//           differential forms, whose maps keep a state each), with any readout that is local to a
-//           row. Other row normalisers (ODE, your own) and Halting::batch are refused; gathered
-//           calls take them
-// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more. If
-//           scores read numbers of keys (plug/token_inputs.hpp), each rank has those of all tokens,
-//           and their sums
+//           differential forms, whose maps keep a state each), with any readout that is local to a row. Other row
+//           normalisers (ODE, your own) and Halting::batch are refused; gathered calls take them
+// Memory    O(len / ranks) per rank: two shards of K and V, in backward two of dK and dV more. If scores read numbers of
+//           keys (plug/token_inputs.hpp), each rank has those of all tokens, and their sums
 // Traffic   per rank, in numbers: forward batch kv_heads len (dim_qk + dim_v) received, backward twice that; numbers of keys
 //           travel once per call, to all ranks, and so do their gradients
 // Bounds    a row whose visible scores within one shard are all -infinity is NaN, as where parts merge (engine/partial.hpp)
@@ -544,8 +542,7 @@ class RingCall {
     }
     add_parameters(grad);
   }
-  // Adds the parameter gradients of the op, or of one of its maps, whose parameters are the first
-  // of the op's.
+  // Adds the parameter gradients of the op, or of one of its maps, whose parameters are the first of the op's.
   template <class Part>
   void add_parameters(const Part& grad) {
     std::size_t at = 0;

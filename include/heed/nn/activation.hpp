@@ -51,8 +51,7 @@ enum class Activation { gelu_erf, gelu_tanh, silu };
 
 namespace detail {
 
-// The lower tail r(a) = numerator / denominator, lowest degree first. All terms are positive:
-// nothing cancels.
+// The lower tail r(a) = numerator / denominator, lowest degree first. All terms are positive: nothing cancels.
 template <class Real>
 struct NormalTail;
 template <>

@@ -59,8 +59,7 @@ struct AdamWStep {
   struct After {
     Pack<Real> value, first, second;
   };
-  // decay is lr wd. It is subtracted together with the change, since rounding 1 - lr wd would lose
-  // its digits.
+  // decay is lr wd. It is subtracted together with the change, since rounding 1 - lr wd would lose its digits.
   [[nodiscard]] After after(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
                             const Real* v) const {
     const Pack<Real> slope = Pack<Real>::load(g), value = Pack<Real>::load(p);
@@ -75,8 +74,7 @@ struct AdamWStep {
     next.first.store(m);
     next.second.store(v);
   }
-  // 0 in each lane, or NaN where a number would not be finite after the step: x - x is NaN for such
-  // numbers only.
+  // 0 in each lane, or NaN where a number would not be finite after the step: x - x is NaN for such numbers only.
   [[nodiscard]] Pack<Real> fault(Pack<Real> decay, const Real* p, const Real* g, const Real* m,
                                  const Real* v) const {
     const After next = after(decay, p, g, m, v);
@@ -107,9 +105,8 @@ class AdamW {
   void step(Context<Real>& c, Layer&& layer) {
     take(all_of(c, layer, "AdamW::step"), layer);
   }
-  // Takes the step and returns true, or changes nothing and returns false where a weight or a moment would not be
-  // finite after it. It reads all numbers once more than step() does, which takes little time
-  // beside a backward pass.
+  // Takes the step and returns true, or changes nothing and returns false where a weight or a moment would not be finite
+  // after it. It reads all numbers once more than step() does, which takes little time beside a backward pass.
   template <class Layer>
   [[nodiscard]] bool step_if_finite(Context<Real>& c, Layer&& layer) {
     const Step all = all_of(c, layer, "AdamW::step_if_finite");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside
-// a layer.
+// AttentionLayer, the interface that a model uses whatever the variant, and OpStage, the op inside a layer.
 
 #include <heed/engine/packed_doors.hpp>
 #include <heed/kv_cache.hpp>
@@ -78,18 +77,15 @@ class AttentionLayer {
   // Restricts queries to keys that both the layer's own mask and `also` show.
   virtual void restrict_to(const Mask<Real>& also) = 0;
 
-  // In training, attention weights are dropped at `rate` in [0, 1). The dropped weights differ by
-  // stream and by step.
+  // In training, attention weights are dropped at `rate` in [0, 1). The dropped weights differ by stream and by step.
   virtual void set_dropout(double rate, std::uint64_t stream) = 0;
 
-  // Outside of training, the queries and keys that attention reads get noise of `sigma` >= 0 times
-  // their root mean square (nn/noise.hpp), behind projection, norm and positions; 0 for none. The
-  // noise differs by stream and by step.
+  // Outside of training, the queries and keys that attention reads get noise of `sigma` >= 0 times their root mean square
+  // (nn/noise.hpp), behind projection, norm and positions; 0 for none. The noise differs by stream and by step.
   virtual void set_noise(double sigma, std::uint64_t stream) = 0;
 
-  // Switches the learning of a memory that training fills beside the weights; it is on at first. A
-  // memory that does not learn does not change, and pulls no keys. A layer without a memory ignores
-  // the call.
+  // Switches the learning of a memory that training fills beside the weights; it is on at first. A memory that does not
+  // learn does not change, and pulls no keys. A layer without a memory ignores the call.
   virtual void set_memory_learning(bool) {}
 
   // True if the op counts the steps that each token takes, so that they can have a cost.
@@ -103,25 +99,22 @@ class AttentionLayer {
   // The term that the last forward() adds to the loss for its steps.
   [[nodiscard]] virtual double ponder_cost() const { return 0; }
 
-  // The number of steps after which the layer may leave a token, by chance; 1 for most layers. A
-  // layer with more learns the probabilities p_n from the loss l_n of each step
-  // (nn/ponder_attention.hpp). In training y of forward() and dy of backward() then have (steps,
-  // tokens) rows, one step below the other, and so have all rows from there to the loss.
+  // The number of steps after which the layer may leave a token, by chance; 1 for most layers. A layer with more learns the
+  // probabilities p_n from the loss l_n of each step (nn/ponder_attention.hpp). In training y of forward() and dy of
+  // backward() then have (steps, tokens) rows, one step below the other, and so have all rows from there to the loss.
   [[nodiscard]] virtual Index scored_steps() const { return 1; }
   // p_n of each of these rows, from the last forward() in training.
   [[nodiscard]] virtual std::span<const Real> step_shares() const { return {}; }
   // Takes the loss l_n of each row, and as the second list the share of each token in the loss. It
   // must be called between forward() and backward(), whose dy holds no gradient through p_n.
   virtual void take_step_losses(std::span<const Real>, std::span<const Real>) {}
-  // Sets the prior of p, a number in (0, 1): see nn/ponder_attention.hpp. Layers without a prior
-  // throw.
+  // Sets the prior of p, a number in (0, 1): see nn/ponder_attention.hpp. Layers without a prior throw.
   virtual void set_ponder_prior(double prior) {
     fail("AttentionLayer::set_ponder_prior: the prior is ", prior,
          ", the layer has none; its steps have no probabilities that a prior could draw near");
   }
 
-  // Names and means over tokens of the numbers that the last forward() reported, except indices,
-  // which have no mean.
+  // Names and means over tokens of the numbers that the last forward() reported, except indices, which have no mean.
   [[nodiscard]] virtual std::vector<std::pair<std::string, double>> diagnostics() const {
     return {};
   }
@@ -130,8 +123,7 @@ class AttentionLayer {
   [[nodiscard]] virtual std::vector<TokenNumbers> token_diagnostics() const { return {}; }
 };
 
-// An op with its mask, the gradient of its parameters, and the numbers that its forward pass keeps
-// for backward.
+// An op with its mask, the gradient of its parameters, and the numbers that its forward pass keeps for backward.
 template <class Op>
 class OpStage {
  public:
@@ -169,8 +161,7 @@ class OpStage {
     moved.queries_at_end = false;  // the moved mask has them there, also where its offset becomes 0
     heed::forward(op, moved, mask_from(in.first_query), to, &saved_, of_call);
   }
-  // Adds to the gradients of the op's parameters. Where tokens are spread, the first rank adds the
-  // gradients of all ranks.
+  // Adds to the gradients of the op's parameters. Where tokens are spread, the first rank adds the gradients of all ranks.
   void backward(const Context<Real>& c, const PackedInputs<Real>& in,
                 const TensorView<const Real>& out, const TensorView<const Real>& dout,
                 const Gradients<Real>& grads) {
@@ -217,8 +208,7 @@ class OpStage {
   }
   // The saved numbers of the last forward(); empty if its tokens were spread.
   [[nodiscard]] const Saved<Real>& saved() const { return saved_; }
-  // The steps of the last forward(), (batch, heads, len, step_columns of the readout); empty if the
-  // op gives none.
+  // The steps of the last forward(), (batch, heads, len, step_columns of the readout); empty if the op gives none.
   [[nodiscard]] const std::vector<Real>& steps() const { return steps_; }
 
   // False for a report that is an index.
@@ -259,8 +249,7 @@ class OpStage {
             why ? why : "");
     ponder_ = weight;
   }
-  // The reason why the op does not give the time that rows take, as the end of a sentence; null if
-  // it does.
+  // The reason why the op does not give the time that rows take, as the end of a sentence; null if it does.
   [[nodiscard]] const char* without_time() const {
     const char* why = op.readout.without_steps();
     return why != nullptr || op.readout.steps_are_time()

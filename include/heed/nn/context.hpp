@@ -15,9 +15,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// The tokens of a batch that this process computes, where processes share a batch; each has whole
-// sequences. The part has the random numbers that these tokens have in the whole batch, and the
-// gradients of the parts add up to that of the whole.
+// The tokens of a batch that this process computes, where processes share a batch; each has whole sequences. The part has
+// the random numbers that these tokens have in the whole batch, and the gradients of the parts add up to that of the whole.
 struct BatchPart {
   Index first = 0, count = 0,
         all = 0;      // tokens [first, first + count) of `all`; count = 0: all of them
@@ -41,19 +40,16 @@ struct Context {
   // follow each other without padding, each from position 0 on. Forward and backward then have a
   // batch of 1. The list must live as long as these calls run.
   const std::vector<Index>* packed = nullptr;
-  // Null, or the ranks over which the tokens of each sequence are spread: rows are then the tokens
-  // of this rank, and `part` must name the sequences. It must live as long as forward and backward
-  // run.
+  // Null, or the ranks over which the tokens of each sequence are spread: rows are then the tokens of this rank, and `part`
+  // must name the sequences. It must live as long as forward and backward run.
   const SpreadTokens* spread = nullptr;
-  // Empty, or called before each product of layers. It may throw, which ends a pass early: the
-  // pass's results and gradients, and the numbers that layers keep for backward, then mean nothing;
-  // weights do not change.
+  // Empty, or called before each product of layers. It may throw, which ends a pass early: the pass's results and
+  // gradients, and the numbers that layers keep for backward, then mean nothing; weights do not change.
   std::function<void()> before_product = {};
   Matrix<Real> packed_factors;      // scratch memory of multiply()
   Matrix<BfloatPair> packed_pairs;  // the same with Precision::mixed
 
-  // The number of row r in the whole batch. Rows may be several copies of the tokens, one below the
-  // other.
+  // The number of row r in the whole batch. Rows may be several copies of the tokens, one below the other.
   [[nodiscard]] Index row_of_batch(Index r) const {
     if (part.whole()) return r;
     const Index tokens = own_tokens(), t = r % tokens;

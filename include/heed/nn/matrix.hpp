@@ -40,8 +40,7 @@ struct MatrixView {
   }
 };
 
-// Throws unless `m` has these extents, for example "Linear::forward: x is 4 x 8, it must be 4 x
-// 16".
+// Throws unless `m` has these extents, for example "Linear::forward: x is 4 x 8, it must be 4 x 16".
 template <class Real>
 void require_extents(const MatrixView<Real>& m, Index rows, Index columns, const char* where,
                      const char* name) {

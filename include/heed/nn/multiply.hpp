@@ -226,8 +226,7 @@ class Product {
     }
   }
 
-  // Writes the product of a and a panel of b to a panel of `out`, or adds it; a written panel
-  // begins with the bias.
+  // Writes the product of a and a panel of b to a panel of `out`, or adds it; a written panel begins with the bias.
   void multiply_panel(const Broadcast<Element>& a, Index count, Index deep, const Element* b,
                       Index first, Index column, bool adds, Real* edge) const {
     const Index columns = std::min(L, out_.columns - column);

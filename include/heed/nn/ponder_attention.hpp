@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// PonderNet around the dialectical recursion: a token leaves its layer after a step that chance
-// chooses, with learnt probabilities. The loss of a model is the mean of its losses over all
-// choices, and its gradient is exact.
+// PonderNet around the dialectical recursion: a token leaves its layer after a step that chance chooses, with learnt
+// probabilities. The loss of a model is the mean of its losses over all choices, and its gradient is exact.
 //
 //   z_n = the rows of all heads behind step n of N, side by side     (ops/dialectical.hpp, Halting::outside)
 //   (1) a_n = w . z_n + b,  lambda_n = sigmoid(a_n)                  n < N: halt behind this step?
@@ -12,8 +11,7 @@
 //         D_n = dL/dp_n         da_n = (1 - lambda_n) p_n D_n - lambda_n sum_(m > n) p_m D_m
 //   (3) y_n = z_n W^T + b_W                                          the output projection
 //
-//   Training: the model runs everything behind the layer on y_1 ... y_N, and gets l_n, the loss of
-//   the token with y_n.
+//   Training: the model runs everything behind the layer on y_1 ... y_N, and gets l_n, the loss of the token with y_n.
 //   (4) L = sum_n p_n l_n + beta KL(p || g)
 //       g_n = prior (1 - prior)^(n - 1)  for n < N,  g_N = (1 - prior)^(N - 1)
 //       KL(p || g) = sum_n p_n (log p_n - log g_n)
@@ -28,11 +26,10 @@
 //           halted it; tension is the op's.
 // Shapes    in training y and dy are (N tokens, width): y_1 of all tokens, then y_2 of all, and so on. Otherwise (tokens, width).
 // Bounds    p sums to 1 up to rounding. Logarithms of p are computed from a: no NaN where a is finite.
-// Source    Banino, Balaguer, Blundell 2021, "PonderNet: Learning to Ponder", arXiv 2107.05407: lambda_n, p_n, the loss, and
-//           that evaluation samples the halting step. In p and in the prior step N has the
-//           remaining probability, so that KL is 0 where every lambda_n is the prior. Differs in
-//           the recursion, which is the attention of a transformer's last block, and in that each
-//           token halts by itself, with one lambda_n for all of its heads.
+// Source    Banino, Balaguer, Blundell 2021, "PonderNet: Learning to Ponder", arXiv 2107.05407: lambda_n, p_n, the loss,
+//           and that evaluation samples the halting step. In p and in the prior step N has the remaining probability, so
+//           that KL is 0 where every lambda_n is the prior. Differs in the recursion, which is the attention of a
+//           transformer's last block, and in that each token halts by itself, with one lambda_n for all of its heads.
 // Cost      training: the rest of the block and the head N times. Otherwise they run once; the recursion takes its N steps, since
 //           a token's lambda needs the rows of all heads, which the engine computes apart.
 
@@ -191,8 +188,7 @@ class PonderAttention final : public AttentionLayer<Real> {
   }
   [[nodiscard]] Index steps() const { return projected.stage.op.readout.max_steps; }
 
-  // Begins a pass, which makes the numbers of an earlier one invalid: runs the op, whose last step
-  // goes to the last rows.
+  // Begins a pass, which makes the numbers of an earlier one invalid: runs the op, whose last step goes to the last rows.
   template <class Run>
   void attend(Index tokens, Run&& run) {
     rows_.resize(steps() * tokens, projected.width_out());
@@ -273,8 +269,7 @@ class PonderAttention final : public AttentionLayer<Real> {
     }
   }
 
-  // Writes y of the step that halts each token; the first token has position `first` of its
-  // sequence.
+  // Writes y of the step that halts each token; the first token has position `first` of its sequence.
   void leave(Context<Real>& c, Index batch, Index first, const MatrixView<Real>& y) {
     const Index tokens = y.rows, count = steps();
     const TokenPlaces places(c, tokens, batch > 0 ? tokens / batch : 0);

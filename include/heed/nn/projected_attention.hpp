@@ -100,8 +100,7 @@ class ProjectedAttention final : public AttentionLayer<typename Op::Scalar> {
   // The geometry of the op's calls; only heads, query_heads, kv_heads, dim_qk and dim_v are set.
   [[nodiscard]] const Geometry& heads() const { return options_.heads; }
 
-  // The weights, (columns, width), of the parts that are projected from x itself; empty for the
-  // other parts.
+  // The weights, (columns, width), of the parts that are projected from x itself; empty for the other parts.
   struct InputWeights {
     MatrixView<const Real> query, key, value, extra;
   };

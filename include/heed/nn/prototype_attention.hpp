@@ -8,9 +8,8 @@
 //   y = layer(x; W)                                      nn/projected_attention.hpp
 //   memory <- keys, in (batch, token) order              training only
 //
-// A forward pass reads the prototypes as they were before it; only the next pass sees what its keys
-// taught. backward() uses the W of its forward(). W is state, not a weight: no gradient step and no
-// decay change it. Strength and pull are weights.
+// A forward pass reads the prototypes as they were before it; only the next pass sees what its keys taught. backward() uses
+// the W of its forward(). W is state, not a weight: no gradient step and no decay change it. Strength and pull are weights.
 //
 // Resonance correction is a second loss in training, beside the model's own; the model reports only
 // its own. c(k) is the prototype that k resonates with before anything is learned. W and c(k) count
@@ -22,9 +21,8 @@
 // Symbols  correction (lambda).
 // Shapes   memory.prototypes (kv_heads, capacity, dim_qk), memory.counts (kv_heads); query heads that
 //          share keys share their prototypes.
-// Bounds   learning takes the minimum of prototype and key, so that no value of a prototype ever
-//          rises. Where keys have both signs, values sink, faster for larger eta, until keys no
-//          longer resonate with the prototype.
+// Bounds   learning takes the minimum of prototype and key, so that no value of a prototype ever rises. Where keys have
+//          both signs, values sink, faster for larger eta, until keys no longer resonate with the prototype.
 // Errors   NotFinite for a key to be learned that is not finite, std::invalid_argument for a restored count that is
 //          not a count; nothing is learned then.
 // Source   GPT2-ART note, sections 2.1 to 2.3. The note's dh = lambda (W_j* - h) is a step down the
@@ -120,14 +118,12 @@ class PrototypeAttention final : public AttentionLayer<Real> {
     projected.set_noise(sigma, stream);
   }
 
-  // Measures of the last forward()'s keys against the memories as they were before it learned:
-  // prototypes per head, fraction of keys that resonate, mean match with the best prototype, and
-  // the loss of the correction.
+  // Measures of the last forward()'s keys against the memories as they were before it learned: prototypes per head,
+  // fraction of keys that resonate, mean match with the best prototype, and the loss of the correction.
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics() const override {
     return diagnostics_of([](Index, Index) { return true; });
   }
-  // The same for the keys of tokens for which chosen(sequence, token) is true; empty if there are
-  // none.
+  // The same for the keys of tokens for which chosen(sequence, token) is true; empty if there are none.
   template <class Chosen>
   [[nodiscard]] std::vector<std::pair<std::string, double>> diagnostics_of(
       const Chosen& chosen) const {

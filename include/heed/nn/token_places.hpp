@@ -13,9 +13,8 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// Rows are sequences of `len` tokens one below the other, or packed sequences of the lengths in
-// Context::packed. Where sequences are spread over ranks (Context::spread), rows are the tokens of
-// this rank, `len` of each sequence.
+// Rows are sequences of `len` tokens one below the other, or packed sequences of the lengths in Context::packed. Where
+// sequences are spread over ranks (Context::spread), rows are the tokens of this rank, `len` of each sequence.
 class TokenPlaces {
  public:
   template <class Real>

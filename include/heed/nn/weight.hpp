@@ -13,8 +13,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace nn {
 
-// A tensor and the gradient that backward passes add to. Both are empty if the layer has no such
-// weight.
+// A tensor and the gradient that backward passes add to. Both are empty if the layer has no such weight.
 template <class Real>
 struct Weight {
   Param<Real> value, grad;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a
-// vigilance threshold; a gate decides how much more. Each formula has its derivative below, with
-// G = dL/dscore.
+// Attention with differentiable adaptive resonance: a pair scores more when its cosine exceeds a vigilance threshold; a
+// gate decides how much more. Each formula has its derivative below, with G = dL/dscore.
 //
 //   x = q_i . k_j                        low rank: q P and k P stand for q and k in x, n and m, and nowhere else
 //   n = 1/(|q_i| + eps)                  dq = -n^2 q/|q| dn;     m = 1/(|k_j| + eps) likewise
@@ -105,8 +104,7 @@ struct DarScore : PlainScore {
     return resonance_gate().value(gate_input<S>(pair), GateScalars<S>{p[1], p[2], p[3]});
   }
 
-  // Numbers that reports give of a pair: r, and 1 where c' exceeds the vigilance
-  // (ops/dar/gate.hpp), else 0.
+  // Numbers that reports give of a pair: r, and 1 where c' exceeds the vigilance (ops/dar/gate.hpp), else 0.
   static constexpr std::array measure_names{"mean_resonance", "vigilance_crossings"};
   template <class S>
   [[nodiscard]] std::array<double, 2> measure(const PairType<S>& pair, const auto& p) const {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Dialectical attention: the mixed values are read in two opposed ways, and the query moves step by
-// step towards a synthesis of both readings, further where they disagree more. A row halts once its
-// steps have become small.
+// Dialectical attention: the mixed values are read in two opposed ways, and the query moves step by step towards a
+// synthesis of both readings, further where they disagree more. A row halts once its steps have become small.
 //
 //       m = sum_j softmax(scale q . k_j)_j v_j
 //   (1) u+ = Vp m,  u- = Vn m
@@ -25,9 +24,8 @@
 //
 //   out = z,  dq = dz
 //
-//   Halting::adaptive (adaptive computation time): learnt probabilities say after which step a row
-//   halts, and out is the mean of z after each step, weighted by them. After step n, with the
-//   halting unit of the head:
+//   Halting::adaptive (adaptive computation time): learnt probabilities say after which step a row halts, and out is the
+//   mean of z after each step, weighted by them. After step n, with the halting unit of the head:
 //   (7) h_n = sigmoid(halt . z_n + bh)
 //       N = the first n with h_1 + ... + h_n >= 1 - spare_eps, or max_steps
 //       p_n = h_n for n < N,  p_N = R = 1 - (h_1 + ... + h_(N-1)),  rho = N + R
@@ -35,9 +33,8 @@
 //         dl = dh h (1 - h)     dz_n += dl halt       dhalt += dl z_n       dbh += dl
 //   (8) out = sum_n p_n z_n
 //         dp_n = dout . z_n     dz_n += p_n dout
-//   rho is the time that the row takes, which a loss may keep small: `steps` of forward(), drho
-//   `grad_steps` of backward(). rho has a slope; N, the number of steps taken, counts as a
-//   constant, and out and rho jump where N changes.
+//   rho is the time that the row takes, which a loss may keep small: `steps` of forward(), drho `grad_steps` of backward().
+//   rho has a slope; N, the number of steps taken, counts as a constant, and out and rho jump where N changes.
 //
 //   Halting::outside: every row takes max_steps steps, and z after each of them is a result, for a
 //   loss that reads them all (PonderNet: nn/ponder_attention.hpp).
@@ -46,21 +43,18 @@
 //
 // Halting decisions are constants. Formulas (1) to (3) do not depend on z: they are computed once.
 //
-// Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias
-//           bs (d); gate g (1, d), gate_bias bg (1): (out, in), shared by all heads. halt (heads, d),
-//           halt_bias bh (heads), of each head: only Halting::adaptive reads and changes them.
-//           b_pos, b_neg: the source adds them to the logits of two softmax maps P+ and P-, where
-//           they cancel. So P+ = P- = P and u+ = Vp (P v): one product with P. Kept for
-//           checkpoints; gradient exactly 0.
-// Reports   per row: updates, the steps applied, N of an adaptive row; steps_used, the number of
-//           those steps that were not below halt_eps, for an adaptive row all of them; tension.
-//           With Halting::outside both are max_steps.
+// Symbols   q unscaled; d = dim_qk = dim_v. v_pos Vp, v_neg Vn (d, d); synth S (d, 3 d), synth_bias bs (d); gate g (1, d),
+//           gate_bias bg (1): (out, in), shared by all heads. halt (heads, d), halt_bias bh (heads), of each head: only
+//           Halting::adaptive reads and changes them. b_pos, b_neg: the source adds them to the logits of two softmax maps
+//           P+ and P-, where they cancel. So P+ = P- = P and u+ = Vp (P v): one product with P. Kept for checkpoints;
+//           gradient exactly 0.
+// Reports   per row: updates, the steps applied, N of an adaptive row; steps_used, the number of those steps that were not
+//           below halt_eps, for an adaptive row all of them; tension. With Halting::outside both are max_steps.
 // Limits    bh = -infinity: N = max_steps, R = 1, out has the same bits as with halt_eps = 0. bh
 //           large: as with max_steps = 1.
-// Bounds    adaptive rows: spare_eps <= R <= 1 up to rounding and N <= rho <= N + 1; p sums to 1.
-//           tension in [sigmoid(-1), sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and
-//           which still recurses. No NaN where all products of a row are finite, however long u or
-//           z are. per_token: no bit of a row depends on another row.
+// Bounds    adaptive rows: spare_eps <= R <= 1 up to rounding and N <= rho <= N + 1; p sums to 1. tension in [sigmoid(-1),
+//           sigmoid(1)]; 1/2 for a row that sees no key, whose m is 0 and which still recurses. No NaN where all products
+//           of a row are finite, however long u or z are. per_token: no bit of a row depends on another row.
 // Accuracy  double: 1e-12 of the largest entry, unless rounding decides whether a row halts.
 // Ranges    useful: 2 to 4 steps, halt_eps 1e-4 ... 1e-2. Adaptive: up to 8 steps, bh = 1 in the
 //           beginning (rows then take two steps), a cost of 1e-3 ... 1e-1 per step in the loss.
@@ -234,8 +228,7 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   // True if a panel may stop as soon as its own rows have halted.
   [[nodiscard]] bool stops_alone() const { return halting != Halting::batch; }
 
-  // (4) to (6) from z_0 = q until the rows halt, with z in place of the mixed rows; (9) under
-  // Halting::outside.
+  // (4) to (6) from z_0 = q until the rows halt, with z in place of the mixed rows; (9) under Halting::outside.
   void recur(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes) const {
     copy_query(panel, panel.tile);
     run_steps(
@@ -284,9 +277,8 @@ struct DialecticalReadout : PlainReadout, DialecticalOptions, DialecticalParams<
   // The halt_after of run_steps() for rows that halt only by the size of their steps.
   static constexpr auto kByStep = [](Index, bool) {};
 
-  // Begins a recursion and takes its steps until no row moves any more; returns how many. where(t)
-  // gives the memory that step t reads and writes; halt_after(t, last), called behind it, may halt
-  // further rows.
+  // Begins a recursion and takes its steps until no row moves any more; returns how many. where(t) gives the memory that
+  // step t reads and writes; halt_after(t, last), called behind it, may halt further rows.
   template <class Where, class Halt>
   Index run_steps(const ReadoutPanel<Real>& panel, const DialecticalLanes<Real>& lanes,
                   const Where& where, const Halt& halt_after) const {

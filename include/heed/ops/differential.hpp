@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differential attention: every head has two attention maps, and the second is subtracted from the
-// first. The part that both share counts as noise and cancels, so that the weights of the keys that
-// matter stand out.
+// Differential attention: every head has two attention maps, and the second is subtracted from the first. The part that
+// both share counts as noise and cancels, so that the weights of the keys that matter stand out.
 //
 //   P1 = softmax(S1),  S1 = s q1.k1        dS1 = P1 o (X - r1)              r1 = rowsum(P1 o X)
 //   P2 = softmax(S2),  S2 = s q2.k2        dS2 = -lambda P2 o (X - r2)      r2 = rowsum(P2 o X)
@@ -16,9 +15,8 @@
 //                              dlq1 = dlambda exp(lq1.lk1) lk1, dlq2 = -dlambda exp(lq2.lk2) lk2, lk1 and lk2 likewise
 //             DifferentialV2   sigmoid(x_i), x the op's extra input      dx_i = dlambda_i lambda_i (1 - lambda_i)
 //
-// Options  the kind of lambda, and the heads or halves of heads that the two maps read:
-//          ops/differential/lambda.hpp. The readout of V1, a norm of each head's row:
-//          ops/differential/head_norm.hpp.
+// Options  the kind of lambda, and the heads or halves of heads that the two maps read: ops/differential/lambda.hpp. The
+//          readout of V1, a norm of each head's row: ops/differential/head_norm.hpp.
 // Symbols  s scale, default 1/sqrt(w); w width of one map
 // Shapes   Differential and V1: query and key (.., 2w), the halves [q1|q2] and [k1|k2], value
 //          (.., dim_v), in V1 usually 2w wide; V2: query (batch, 2 heads, len_q, w), extra (batch,

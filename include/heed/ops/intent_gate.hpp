@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Intent gates: a sigmoid decides, column by column or for a whole row, how much of the mixed
-// values passes. It reads the intent I, which is an input beside query, key and value, or is
-// computed from them.
+// Intent gates: a sigmoid decides, column by column or for a whole row, how much of the mixed values passes. It reads the
+// intent I, which is an input beside query, key and value, or is computed from them.
 //
 //   I = given                               an input of its own                            IntentGate
 //     = q_i Wg                              from the query                                 IntentFromQuery

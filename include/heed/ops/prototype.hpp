@@ -20,10 +20,9 @@
 // Symbols  strength lambda, pull mu: one value, or one per head. W: ops/prototype/memory.hpp.
 // Shapes   W (heads, M, dim_qk); categories are per query head, also where heads share keys. The
 //          readout needs dim_v = dim_qk.
-// Bounds   |score - logit| <= |lambda|; they are equal at lambda = 0, where dlambda is still exact.
-//          Without prototypes score = logit and out = mixed. A row that sees no key keeps the mu
-//          term. At W_m = 0 or q_i = 0 the derivative of u is I / eps, as automatic differentiation
-//          has it.
+// Bounds   |score - logit| <= |lambda|; they are equal at lambda = 0, where dlambda is still exact. Without prototypes
+//          score = logit and out = mixed. A row that sees no key keeps the mu term. At W_m = 0 or q_i = 0 the derivative of
+//          u is I / eps, as automatic differentiation has it.
 // Ranges   useful: lambda 0.1 ... 1, mu 0 ... 0.2.
 // Source   GPT2-ART note, section 2.1. The note's index j names keys and prototypes at once: here a
 //          key stands for its category.

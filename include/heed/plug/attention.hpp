@@ -90,8 +90,7 @@ struct Attention {
     return readout.extra_dim(g);
   }
 
-  // The readout's members; a readout that works on the score's parameters gets the score
-  // (plug/readout.hpp).
+  // The readout's members; a readout that works on the score's parameters gets the score (plug/readout.hpp).
   void read_out(const ReadoutPanel<Real>& panel) const {
     if constexpr (Readout::uses_score)
       readout.forward(panel, score);
@@ -128,9 +127,8 @@ struct Attention {
   }
 };
 
-// An op, for the public calls: any type that names its scalar. check_attention_op<Op>()
-// (plug/check.hpp) checks all other members, with one sentence for each that is missing; a stricter
-// concept would end in "no matching function".
+// An op, for the public calls: any type that names its scalar. check_attention_op<Op>() (plug/check.hpp) checks all other
+// members, with one sentence for each that is missing; a stricter concept would end in "no matching function".
 template <class Op>
 concept AttentionOp = requires {
   typename Op::Scalar;

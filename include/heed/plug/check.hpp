@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checks with one sentence per missing member. A concept alone says "no matching function". Public
-// calls make these checks first, so that the author of a variant reads which member is missing, and
-// where it is described.
+// Checks with one sentence per missing member. A concept alone says "no matching function". Public calls make these checks
+// first, so that the author of a variant reads which member is missing, and where it is described.
 
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>

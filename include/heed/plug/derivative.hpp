@@ -77,8 +77,7 @@ template <class Score, class Form, class S>
 template <class Form>
 concept GathersSums = Form::gathers_sums;
 
-// The type by which a loop holds a form: a small form by value, in registers; a score with
-// parameters by reference.
+// The type by which a loop holds a form: a small form by value, in registers; a score with parameters by reference.
 template <class Form>
 using HeldForm = std::conditional_t<std::is_trivially_copyable_v<Form>, const Form, const Form&>;
 

@@ -76,8 +76,7 @@ struct OfKeys {
 
 }  // namespace detail
 
-// True if the features of these rows (detail::OfQueries, detail::OfKeys) read the head's
-// parameters.
+// True if the features of these rows (detail::OfQueries, detail::OfKeys) read the head's parameters.
 template <class Rows, class Score>
 inline constexpr bool features_read_parameters = requires(const Score& score,
                                                           const RowPlace<double>& row,
@@ -141,8 +140,7 @@ template <class Score>
   return differ;
 }
 
-// A row of ones that also takes gradients. It throws where features read a number of the token that
-// there is not.
+// A row of ones that also takes gradients. It throws where features read a number of the token that there is not.
 template <class Real>
 struct CountedRow {
   using Scalar = Pack<Real>;

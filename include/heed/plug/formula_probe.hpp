@@ -126,8 +126,7 @@ template <class Normaliser, class State, class S>
 [[nodiscard]] auto probe_dscore(const Normaliser& normaliser, const State& state, const S& x) {
   return normaliser.dscore(state, x, x, x, x);
 }
-// True for the result of a <cmath> function on a probe, which a member that returns `auto` passes
-// on.
+// True for the result of a <cmath> function on a probe, which a member that returns `auto` passes on.
 template <class Result>
 inline constexpr bool is_of_cmath = std::is_same_v<std::remove_cvref_t<Result>, long double>;
 

@@ -12,9 +12,8 @@
 //   map.vjp(panel.saved, dy, panel.tile, grad.weight);          vjp: dx += dy W^T, dW += sum over the rows of x^T dy
 //   map_column(x, weight, head, c)                              reference: column c of y for one row
 //
-// product() and vjp() keep y and dy in the first rows of panel.work. Several maps of a readout may
-// use the same rows one after another. Results that must last need rows of their own behind those
-// that work_rows() counts; apply() writes there.
+// product() and vjp() keep y and dy in the first rows of panel.work. Several maps of a readout may use the same rows one
+// after another. Results that must last need rows of their own behind those that work_rows() counts; apply() writes there.
 //
 // Accuracy sums over the columns of x in their order, each term one fused multiply-add
 // Cost     columns of x times columns of y multiplications a row; vjp twice that
@@ -43,8 +42,7 @@ class LinearMap {
   LinearMap(const Param<Real>& weight, const ReadoutPanel<Real>& panel)
       : weight_(weight), panel_(panel) {}
 
-  // Number of scratch lane rows of product(); with `backward`, those of turned() and vjp()
-  // included.
+  // Number of scratch lane rows of product(); with `backward`, those of turned() and vjp() included.
   [[nodiscard]] static Index work_rows(Index columns, bool backward) {
     return columns + (backward ? whole_vectors<Real>(columns) : 0);
   }
@@ -72,8 +70,7 @@ class LinearMap {
     unpack_lanes(dy.data, dy.lanes, panel.valid_lanes, dy.rows, rows, stride);
     return {dy, rows, stride};
   }
-  // dx += dy W^T,  dW += sum over the valid lanes of x^T dy. Several maps with the same dy need
-  // only one turned().
+  // dx += dy W^T,  dW += sum over the valid lanes of x^T dy. Several maps with the same dy need only one turned().
   void vjp(const LaneTile<const Real>& x, const TurnedGradient<Real>& dy, const LaneTile<Real>& dx,
            Param<Real>& dweight) const {
     panel_gemm<Store::add>(x.rows, columns(), panel_.vectors,

@@ -5,9 +5,8 @@
 //
 // Two kinds. A *streaming* normaliser weighs a row as it passes (plug/streaming.hpp; plug/softmax.hpp is one). A *row*
 // normaliser sees whole rows of a panel at once, in scratch. It inherits PlainRows and either writes forward(row) alone, a
-// formula that heed differentiates (plug/row_formula.hpp), or works on blocks itself. It overrides
-// the members that differ. This is the whole list; members that name neither a block nor a row
-// serve both kinds:
+// formula that heed differentiates (plug/row_formula.hpp), or works on blocks itself. It overrides the members that differ.
+// This is the whole list; members that name neither a block nor a row serve both kinds:
 //
 //   forward(row) -> a number per pair      the weights of a row as a formula; then without the next three
 //   forward(block)                         block.scores[0] becomes the weights of the row. No default
@@ -183,8 +182,7 @@ struct NormaliserDefaults {
   [[nodiscard]] S reference_lse(const LongHandRow<S>& row, std::size_t map) const {
     return log_sum_exp(row.scores[map]);
   }
-  // The sizes of the terms of each weight, for two maps: softmax(map 0), and the part that map 1
-  // takes away.
+  // The sizes of the terms of each weight, for two maps: softmax(map 0), and the part that map 1 takes away.
   template <class S>
   [[nodiscard]] std::vector<double> weight_terms(const std::vector<std::vector<S>>& rows,
                                                  const std::vector<S>& weights) const {

@@ -54,16 +54,13 @@
 //                                      validated, and kept where the op is converted to another scalar
 //   check(geometry, where), keep_jointly()      see plug/parameters.hpp
 //
-// Positions: key j has position j, query i has Inputs::first_query + i, 0 + i unless the call says
-// otherwise. KvCache::inputs() and the layers set it for the queries of a cache; a formula need not
-// know.
+// Positions: key j has position j, query i has Inputs::first_query + i, 0 + i unless the call says otherwise.
+// KvCache::inputs() and the layers set it for the queries of a cache; a formula need not know.
 //
-// Cost    without score_vjp dual numbers over vectors differentiate the formula; fields that it
-//         does not read, and terms that do not depend on a parameter, cost nothing
-//         (autodiff/lane_dual.hpp).
-// Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of
-//         range, and where score() reads an entry of p, pair.query or pair.key that does not exist:
-//         each call runs it once on doubles to find out.
+// Cost    without score_vjp dual numbers over vectors differentiate the formula; fields that it does not read, and terms
+//         that do not depend on a parameter, cost nothing (autodiff/lane_dual.hpp).
+// Errors  std::invalid_argument where a parameter has not one value or one per head, or is out of range, and where score()
+//         reads an entry of p, pair.query or pair.key that does not exist: each call runs it once on doubles to find out.
 
 #include <heed/plug/attention.hpp>
 #include <heed/plug/derivative.hpp>
@@ -138,8 +135,7 @@ template <class S, class Formula, class Pair, class Scalars>
   }
 }
 
-// Ones that throw where a formula reads more of them than there are; they know why there are so
-// few.
+// Ones that throw where a formula reads more of them than there are; they know why there are so few.
 template <std::size_t count>
 struct CountedNumbers : std::array<double, count> {
   const char *where, *name, *because;
@@ -173,8 +169,7 @@ struct CountedPair : PairOf<Score, double> {
 
 }  // namespace detail
 
-// A formula as a score that the engine runs: it adds the formula's side values, and the defaults of
-// a score.
+// A formula as a score that the engine runs: it adds the formula's side values, and the defaults of a score.
 template <template <class> class Formula, class Real>
 struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
                   detail::TransformOf<Formula<Real>>::Type,
@@ -218,8 +213,7 @@ struct OwnScore : ScoreWith<typename detail::FeaturesOf<Formula<Real>>::Type>,
     for (Index n = 0; n < grad.table_size() * dim; ++n) to[n] += Real(dtable[n]);
   }
 
-  // The check of a formula that plug/check.hpp makes before the engine compiles it: mistakes end in
-  // one sentence.
+  // The check of a formula that plug/check.hpp makes before the engine compiles it: mistakes end in one sentence.
   [[nodiscard]] static consteval bool check_formula() {
     using S = detail::Probe<Real>;
     using Result = decltype(detail::probe_formula<S>(

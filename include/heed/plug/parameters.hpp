@@ -177,8 +177,7 @@ template <class Part, class Entry>
   return "[" + text + "]";
 }
 
-// Throws if one of the tensor's numbers is NaN or infinite. It runs in each call, so it is one pass
-// without a branch.
+// Throws if one of the tensor's numbers is NaN or infinite. It runs in each call, so it is one pass without a branch.
 template <class Real>
 void require_finite(const Param<Real>& tensor, const char* where, const char* name) {
   const auto is_finite = [&tensor](Index n) {
@@ -222,8 +221,7 @@ void check_entry(const Part& part, const Entry& entry, const Geometry& g, const 
 
 }  // namespace detail
 
-// Number of values per head that a score reads as p[0], p[1], ...: its learnt parameters with one
-// value, or one per head.
+// Number of values per head that a score reads as p[0], p[1], ...: its learnt parameters with one value, or one per head.
 template <class Score>
 inline constexpr int scalars_of = detail::count_scalars<Score>();
 

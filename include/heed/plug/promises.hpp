@@ -23,8 +23,7 @@
 //               parts, each from begin() on, whose states are joined; and the answers of parts merge by their lse
 //               (engine/partial.hpp).
 // SumOfSoftmaxes  A row normaliser's weights are sums over its maps of a factor times the softmax of
-//               the map's scores. Members of it give the factors, so that the maps may be computed
-//               apart (mpi/ring.hpp):
+//               the map's scores. Members of it give the factors, so that the maps may be computed apart (mpi/ring.hpp):
 //                 map_factor(head, map, extra)                 of a row with this extra input
 //                 map_factor_slope(map, extra)                 with uses_extra: its derivative by the extra input
 //                 add_map_factor(head, map, dfactor, grad)     without: adds to the parameters of `grad`

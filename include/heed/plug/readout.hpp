@@ -39,10 +39,9 @@
 //   check(geometry, where), keep_jointly()  see plug/parameters.hpp
 //   using PlaceFree                         a promise (plug/promises.hpp)
 //
-// A row's answer may depend on the other rows of the call, if the readout says so by rehearses. Where
-// needs_rehearsal() is true, forward() first runs the op with rehearsal() in place of the readout.
-// Both passes then run the op after settle(saved), which sees the reports of the rehearsal, or of
-// the forward pass.
+// A row's answer may depend on the other rows of the call, if the readout says so by rehearses. Where needs_rehearsal() is
+// true, forward() first runs the op with rehearsal() in place of the readout. Both passes then run the op after
+// settle(saved), which sees the reports of the rehearsal, or of the forward pass.
 //
 // Rows of a tile are columns of the value, lanes are queries: a product with a learnt matrix, and its derivatives, are a
 // LinearMap (plug/linear_map.hpp). Lanes from valid_lanes on are padding: they may hold any finite number and must add to no
@@ -119,9 +118,8 @@ struct ReadoutContext {
   }
 };
 
-// delta = rowsum(a o b) per lane, summed in the order and with the roundings of panel_gemm: in a
-// row that attends to one key alone, delta then equals that key's X bit by bit, and dscore is
-// exactly 0.
+// delta = rowsum(a o b) per lane, summed in the order and with the roundings of panel_gemm: in a row that attends to one
+// key alone, delta then equals that key's X bit by bit, and dscore is exactly 0.
 template <class Real, class A, class B>
 inline void lane_dot(const LaneTile<A>& a, const LaneTile<B>& b, int vectors, Real* delta) {
   for (int v = 0; v < vectors; ++v) {

@@ -18,10 +18,9 @@
 //   };
 //   heed::Attention<float, heed::DotScore<float>, Sink<float>, heed::Identity<float>> op;
 //
-// It inherits PlainRows, and has neither vjp() nor reference(). Each term of a formula is a number
-// per query or a number per pair; a formula combines them by + - * /, plain numbers and the words
-// of heed::math that scores have (plug/own_score.hpp), select(a < b, x, y) among them, and branches
-// on none of them. The row has
+// It inherits PlainRows, and has neither vjp() nor reference(). Each term of a formula is a number per query or a number
+// per pair; a formula combines them by + - * /, plain numbers and the words of heed::math that scores have
+// (plug/own_score.hpp), select(a < b, x, y) among them, and branches on none of them. The row has
 //
 //   score(map = 0)            per pair: the score of a map
 //   key_index()               per pair: the position of the key, from 0
@@ -46,16 +45,13 @@
 //
 // A parameter has a gradient only where learnt() or products() reads it.
 //
-// Bounds  Hidden pairs have weight 0 and no effect, whatever they hold; a query that sees no key
-//         has weights of 0. A NaN stays in its own row. lse is 0, or -infinity for a query that
-//         sees no key. Sums add up partial sums of 128 keys.
-// Cost    columns of scratch [keys]: one for each word over pairs, sum_from, softmax and keep; backward twice these, and one
-//         for each map and key_input(c). Backward takes at most 4 times forward of the normaliser
-//         (bench/NOTES.md has examples). An iterative formula, such as entmax, would keep each
-//         step: write its vjp() by hand.
-// Errors  std::invalid_argument where learnt() reads a parameter that `parameters` does not name,
-//         or an entry that does not exist, and where query_input() or key_input() reads a number
-//         that does not exist.
+// Bounds  Hidden pairs have weight 0 and no effect, whatever they hold; a query that sees no key has weights of 0. A NaN
+//         stays in its own row. lse is 0, or -infinity for a query that sees no key. Sums add up partial sums of 128 keys.
+// Cost    columns of scratch [keys]: one for each word over pairs, sum_from, softmax and keep; backward twice these, and
+//         one for each map and key_input(c). Backward takes at most 4 times forward of the normaliser (bench/NOTES.md has
+//         examples). An iterative formula, such as entmax, would keep each step: write its vjp() by hand.
+// Errors  std::invalid_argument where learnt() reads a parameter that `parameters` does not name, or an entry that does not
+//         exist, and where query_input() or key_input() reads a number that does not exist.
 
 #include <heed/plug/row_long_hand.hpp>
 #include <heed/plug/token_inputs.hpp>
@@ -81,8 +77,7 @@ struct RowTable {
   Real *values, *adjoints;  // [rows][W]
 };
 
-// The row that forward(row) gets in the engine: vector v of a block, on a tape. With `grad`, the
-// tape records.
+// The row that forward(row) gets in the engine: vector v of a block, on a tape. With `grad`, the tape records.
 template <class Normaliser, class Real>
 class TapedRow {
   using P = Pack<Real>;
@@ -315,8 +310,7 @@ void write_no_lse(const RowBlock<Real>& block, int v) {
 
 }  // namespace detail
 
-// forward(block) of a row normaliser, written by hand or derived from its formula: block.scores[0]
-// becomes the weights.
+// forward(block) of a row normaliser, written by hand or derived from its formula: block.scores[0] becomes the weights.
 template <class Normaliser, class Real>
 void normalise_rows(const Normaliser& normaliser, RowBlock<Real>& block) {
   if constexpr (HasRowVjp<Normaliser, Real>) {

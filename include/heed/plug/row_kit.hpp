@@ -20,8 +20,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The largest visible score of a row, relative to which exponents are taken; 0 where no key is
-// seen.
+// The largest visible score of a row, relative to which exponents are taken; 0 where no key is seen.
 template <class Real>
 [[nodiscard]] inline Pack<Real> row_top(const RowBlock<Real>& block, std::size_t map, int v) {
   const Pack<Real> largest = Pack<Real>::load(block.score_max[map] + v * kLanes<Real>);
@@ -90,8 +89,7 @@ template <class Real>
       keys, [&](Index j) { return zero_where(is_hidden(scores.load(j)), Pack<Real>(Real(1))); });
 }
 
-// Writes exp(score - top) of the keys of vector v into `to`; exactly 0 where hidden. Sets lse of
-// map 0.
+// Writes exp(score - top) of the keys of vector v into `to`; exactly 0 where hidden. Sets lse of map 0.
 template <class Real>
 struct RowExponentials {
   Pack<Real> top, sum;
@@ -119,9 +117,8 @@ inline void scale_row(const LaneTile<Real>& row, int v, Pack<Real> factor) {
   }
 }
 
-// Backward of weights w = exp(score) / sum, where the sum may have further terms: dscores[0], which
-// holds w, becomes w_j (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and
-// returns r.
+// Backward of weights w = exp(score) / sum, where the sum may have further terms: dscores[0], which holds w, becomes w_j
+// (G_j - r) with r = sum_k w_k G_k, G = dweights. Sets block.weights and returns r.
 template <class Real>
 [[nodiscard]] inline Pack<Real> softmax_row_vjp(const RowBlock<Real>& block, int v) {
   const Pack<Real> zero = Real(0);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The reference's row for a formula of weights (plug/row_formula.hpp): plain loops over the visible
-// keys, on any scalar.
+// The reference's row for a formula of weights (plug/row_formula.hpp): plain loops over the visible keys, on any scalar.
 
 #include <heed/plug/row_words.hpp>
 

@@ -202,8 +202,7 @@ class RowTape {
           block_->scores[0].store(j, vector_, zero_where(hidden(j), e.value(j)));
         });
   }
-  // Backward: takes dw_j = dweights_j, runs all loops from the last to the first, and writes the
-  // gradients of the scores.
+  // Backward: takes dw_j = dweights_j, runs all loops from the last to the first, and writes the gradients of the scores.
   template <class X>
   void write_gradients(const X& x) {
     reverse_weights(x);

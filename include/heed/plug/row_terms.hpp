@@ -15,9 +15,8 @@
 //
 // So a formula costs a few loops over its row in either direction, and memory for the columns that it keeps.
 //
-// Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs
-//         out in both directions, so that the value of a term at a hidden pair, even NaN, has no
-//         effect.
+// Bounds  a gradient of 0 passes nothing on, not even 0 * inf. Sums over keys leave hidden pairs out in both directions, so
+//         that the value of a term at a hidden pair, even NaN, has no effect.
 
 #include <heed/plug/row_kit.hpp>
 #include <heed/simd/instructions.hpp>
@@ -83,8 +82,7 @@ struct ColumnNode : MemoryNode<Real_> {
   }
 };
 
-// A number of each key's token, the same for all queries; the tape adds up its gradients over the
-// queries.
+// A number of each key's token, the same for all queries; the tape adds up its gradients over the queries.
 template <class Real_>
 struct TokenNode : MemoryNode<Real_> {
   using P = Pack<Real_>;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The operations of formulas of rows: + - * /, comparisons, and the words of heed::math
-// (plug/row_terms.hpp). Each is a small struct with its value, of(), and the gradients of its
-// operands from that of its value, pull().
+// The operations of formulas of rows: + - * /, comparisons, and the words of heed::math (plug/row_terms.hpp). Each is a
+// small struct with its value, of(), and the gradients of its operands from that of its value, pull().
 
 #include <heed/autodiff/lane_dual.hpp>
 #include <heed/plug/row_tape.hpp>
@@ -13,8 +12,7 @@ namespace heed {
 inline namespace HEED_ABI {
 namespace detail {
 
-// The word `Of` of a formula, as an operation. Where no slope is written down, dual numbers give
-// it.
+// The word `Of` of a formula, as an operation. Where no slope is written down, dual numbers give it.
 template <class Of>
 struct Word : Of {
   template <class Real>

@@ -4,9 +4,8 @@
 // Plug point 1, the score: what does a query-key pair score?
 //
 // A score is a struct of parameters and options. It inherits PlainScore, or ScoreWith<SquaredNorms> and the like
-// (plug/own_score.hpp), and overrides the members that differ. This is the whole list; S is the
-// current scalar: a SIMD pack in the engine; double, std::complex<double>, a dual number or a tape
-// variable in tests.
+// (plug/own_score.hpp), and overrides the members that differ. This is the whole list; S is the current scalar: a SIMD pack
+// in the engine; double, std::complex<double>, a dual number or a tape variable in tests.
 //
 //   parameters                             names its parameters and options (plug/parameters.hpp); those with one
 //                                          value, or one per head, arrive as p[0], p[1], ... Signatures take p as
@@ -118,8 +117,7 @@ template <class Score>
   return std::clamp(i - j, -clip, clip) + clip;
 }
 
-// The entry of pair (i, j) in the table of positions. Throws std::invalid_argument if the table has
-// no such entry.
+// The entry of pair (i, j) in the table of positions. Throws std::invalid_argument if the table has no such entry.
 template <class Score>
 [[nodiscard]] Index bucket_of(const Score& score, Index i, Index j) {
   const Index count = (score.*Score::positions).extent(1);

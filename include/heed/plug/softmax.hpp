@@ -107,8 +107,7 @@ struct Softmax : StreamedRows<Real, 2> {
     const auto moves = may & (higher | first);
     if (!any_lane(moves)) return Real(1);
     moved = true;
-    // At most 0 in lanes that move; other lanes may hold any number, which exp2_weight must not
-    // see.
+    // At most 0 in lanes that move; other lanes may hold any number, which exp2_weight must not see.
     const P difference =
         min((shift - new_shift) * Real(kLog2e) + (reference - new_reference), P(Real(0)));
     shift = select(moves, new_shift, shift);

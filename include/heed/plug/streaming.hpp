@@ -6,9 +6,8 @@
 //
 //   out = finish(state) * sum_j weight(state, score_j) v_j
 //
-// It inherits StreamedRows<Real, own>, where `own` is how many numbers per row it keeps beside the
-// sum of its weights, and overrides the members that differ; this is the whole list. P is a pack of
-// queries, and scores are in natural-log units:
+// It inherits StreamedRows<Real, own>, where `own` is how many numbers per row it keeps beside the sum of its weights, and
+// overrides the members that differ; this is the whole list. P is a pack of queries, and scores are in natural-log units:
 //
 //   begin(queries) -> State                the state of a row before its first key: by default a sum of 0. It may read
 //                                          numbers of the query's token, queries.input(c), where it has query_inputs
@@ -17,9 +16,8 @@
 //                                          rescales the sum. 1 by default
 //   weight(state, score) -> P              the weight of a pair before finish(), exactly 0 where score is -infinity:
 //                                          there the pair is hidden. No default
-//   with_weight(normaliser, state, f)      static: calls f(weigh) once, where weigh(score) is
-//                                          normaliser.weight(state, score) in a loop, so that a choice by the state is
-//                                          made once
+//   with_weight(normaliser, state, f)      static: calls f(weigh) once, where weigh(score) is normaliser.weight(state,
+//                                          score) in a loop, so that a choice by the state is made once
 //   finish(state) -> P                     the factor of all weights, once every key was seen. 1 by default
 //   lse(state) -> P                        log of what exp(score) is divided by, after finish(). 0 by default
 //   dscore(state, score, weight, pull, delta) -> P
@@ -31,8 +29,7 @@
 //                                          joins the states of two parts of a row: `state` then stands for the keys of
 //                                          both, and the weights of each part are multiplied by its factor; the engine
 //                                          adds the sums. Only for normalisers that promise Mergeable
-//   needs_weight                   false   a row that sees keys and has a sum of 0 is NaN: its output is not
-//                                          defined
+//   needs_weight                   false   a row that sees keys and has a sum of 0 is NaN: its output is not defined
 //   differentiates_lse             false   dscore() and vjp() use dL/dlse, which `delta` contains
 //   counts_visible                 false   reads queries.visible
 //   query_inputs                   0       numbers of each query's token that begin() and vjp() read

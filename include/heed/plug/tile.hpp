@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Lane tiles, the form in which engine and variants exchange numbers. Queries run along the lanes,
-// everything else along the rows: row r of a tile is `lanes` consecutive numbers, one per query of
-// the panel.
+// Lane tiles, the form in which engine and variants exchange numbers. Queries run along the lanes, everything else along
+// the rows: row r of a tile is `lanes` consecutive numbers, one per query of the panel.
 
 #include <heed/simd/pack.hpp>
 
@@ -54,8 +53,7 @@ template <class Real>
   return sum_valid_lanes(lanes, std::clamp<Index>(valid - v * kLanes<Real>, 0, kLanes<Real>));
 }
 
-// The rows of W queries or keys, in the form that a score's feature functions read: one pack per
-// column.
+// The rows of W queries or keys, in the form that a score's feature functions read: one pack per column.
 //   x(c)          column c of the row, c < dim
 //   projected(c)  column c of row * projection, c < rank
 //   table(m)      dot product of the row with row m of the score's table, m < table_rows

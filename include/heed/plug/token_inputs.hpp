@@ -2,9 +2,8 @@
 #pragma once
 
 // Numbers of tokens that the parts of an op read beside rows of query, key and value: tensors of the call, (batch, heads,
-// len_q, n) on the query side and (batch, heads, len_kv, n) on the key side. A tensor of 1 or
-// kv_heads heads is shared by query heads. The gradients are exact, and sums over the heads that
-// share a tensor.
+// len_q, n) on the query side and (batch, heads, len_kv, n) on the key side. A tensor of 1 or kv_heads heads is shared by
+// query heads. The gradients are exact, and sums over the heads that share a tensor.
 //
 //   template <class T>
 //   struct Scored {
@@ -34,9 +33,8 @@
 // The first columns of query_inputs belong to the score, the next to the normaliser, the last to
 // the readout; the same holds for key_inputs (InputColumns). Each part counts its own from 0.
 //
-// Accuracy  sums are added in double and rounded once: |error| <= eps/2 |sum|, besides that of
-//           Term. A difference of two sums is then off by up to eps times the larger one. The same
-//           holds for sums of gradients.
+// Accuracy  sums are added in double and rounded once: |error| <= eps/2 |sum|, besides that of Term. A difference of two
+//           sums is then off by up to eps times the larger one. The same holds for sums of gradients.
 // Bounds    sums run over all tokens, hidden or not: a NaN reaches those behind it. TokenInputs of a hidden key may hold
 //           anything. first_query + len_q <= len_kv. Parts of keys (engine/partial.hpp) by key ranges of the whole tensors.
 // Cost      sums are computed by each call anew, O(len_kv) terms per head: a decoder of long sequences keeps sums of its own,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Row transforms change a query or key row before products, features, projections and tables are
-// computed from it.
+// Row transforms change a query or key row before products, features, projections and tables are computed from it.
 //
 //   template <class T>
 //   struct Turned {                                     // a formula of one's own (plug/own_score.hpp)
@@ -35,8 +34,7 @@
 //   Diagonal     columns of keys are multiplied by a learnt gain: the metric q^T diag(gain) k
 //   Then<A, B>   B of A
 //
-// Cost    4 len dim numbers read and written per call beside attention's len^2 dim, and the
-//         transform's own arithmetic.
+// Cost    4 len dim numbers read and written per call beside attention's len^2 dim, and the transform's own arithmetic.
 // Memory  len_kv dim_qk numbers per key-value head, per query head where differs_by_head().
 
 #include <heed/core/scalar.hpp>
@@ -115,8 +113,7 @@ template <class Transform>
 //   da = da' cos phi + db' sin phi             db = db' cos phi - da' sin phi
 //   dlog_base = -sum (a' db' - b' da') phi 2 m / dim
 //
-// Accuracy  in float an angle has a relative error of 2^-22, so that its cosine is good up to
-//           positions of some thousands.
+// Accuracy  in float an angle has a relative error of 2^-22, so that its cosine is good up to positions of some thousands.
 // Source    Su et al. 2021, "RoFormer", equation 34, where the base is 10,000.
 template <class Real>
 struct Rotation : PlainTransform {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The reference: any Attention<S, Score, Normaliser, Readout> written out in plain loops, simple
-// enough to be obviously right, on any scalar (float, double, long double, std::complex<double>,
-// Dual, Var).
+// The reference: any Attention<S, Score, Normaliser, Readout> written out in plain loops, simple enough to be obviously
+// right, on any scalar (float, double, long double, std::complex<double>, Dual, Var).
 //
 //   rows[m][j] = score of map m, for the keys j that query i sees   (rows.hpp)
 //   weight     = op.normaliser.reference(row), then problem.dropout
@@ -283,8 +282,7 @@ template <class Op>
   return detail::Forward<Op>(op, problem, request).run();
 }
 
-// Gradients of sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps), each of the
-// shape of its tensor.
+// Gradients of sum(out o grad_out) + sum(lse o grad_lse) + sum(steps o grad_steps), each of the shape of its tensor.
 template <class Op>
 struct Gradients {
   using Real = typename Op::Scalar;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Problem, the input of the reference (reference.hpp) in dense memory over any scalar S, and
-// MapScores, which computes the score of each pair in plain loops, with the features of both rows
-// that the op's score asks for:
+// Problem, the input of the reference (reference.hpp) in dense memory over any scalar S, and MapScores, which computes the
+// score of each pair in plain loops, with the features of both rows that the op's score asks for:
 //
 //   logit_ij = scale q_i . k_j,  or  cap tanh(scale q_i . k_j / cap)
 //   score_ij = op's score(pair) - slope_h |p_i - j| + bias(b, h, i, j)
@@ -145,8 +144,7 @@ void require_sizes(const Op& op, const Problem<S>& problem, const char* where) {
   if (!problem.bias.empty()) require_mask_shape(problem.bias_shape, g, "bias", where);
 }
 
-// The op over another scalar, as cast_op() makes it. Throws if the conversion lost a fixed
-// projection of the score.
+// The op over another scalar, as cast_op() makes it. Throws if the conversion lost a fixed projection of the score.
 template <class U, class Op>
 [[nodiscard]] typename Op::template rebind<U> cast_whole_op(const Op& op) {
   auto cast = cast_op<U>(op);
@@ -229,9 +227,8 @@ struct RowInPlace {
   [[nodiscard]] S index() const { return math::constant<S>(double(position)); }
 };
 
-// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they
-// are first needed, so that a key that no query sees is never read. The op, the problem and the
-// mask must outlive it.
+// The scores that map `map` of head h in batch b gives to its pairs. Rows are prepared when they are first needed, so that
+// a key that no query sees is never read. The op, the problem and the mask must outlive it.
 template <class Op>
 class MapScores {
   using S = typename Op::Scalar;

@@ -11,11 +11,9 @@
 // elsewhere it is the same arithmetic in several instructions, which takes longer than a product of floats.
 //
 // Rounding  to the nearest bfloat16, ties to even: of a normal number at most by its 2^-8th part (kBfloatRoundoff).
-//           Subnormal floats become 0. Numbers above 2^128 (1 - 2^-9) become infinite, NaN stays
-//           NaN.
-// Bounds    where a result lies within 2^-149 of 2^-126, the smallest normal number, VDPBF16PS and
-//           the other code may differ: one tests before rounding, the other after it, whether the
-//           result is subnormal.
+//           Subnormal floats become 0. Numbers above 2^128 (1 - 2^-9) become infinite, NaN stays NaN.
+// Bounds    where a result lies within 2^-149 of 2^-126, the smallest normal number, VDPBF16PS and the other code may
+//           differ: one tests before rounding, the other after it, whether the result is subnormal.
 // Source    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS and VCVTNE2PS2BF16.
 
 #include <heed/core/narrow.hpp>
@@ -166,8 +164,7 @@ struct Elements<BfloatPair> {
   return {rounded(first) | rounded(second) << 16};
 }
 
-// to[r][k] = rows[r][2 k], rows[r][2 k + 1]: pairs along the columns. An odd last column is paired
-// with 0.
+// to[r][k] = rows[r][2 k], rows[r][2 k + 1]: pairs along the columns. An odd last column is paired with 0.
 [[gnu::noinline]] inline void pair_columns(const float* rows, Index stride, Index count,
                                            Index columns, BfloatPair* to, Index to_stride) {
   constexpr Index W = kLanes<float>;
@@ -181,8 +178,7 @@ struct Elements<BfloatPair> {
   }
 }
 
-// to[k][c] = rows[2 k][c], rows[2 k + 1][c]: pairs along the rows. An odd last row is paired with
-// zeros.
+// to[k][c] = rows[2 k][c], rows[2 k + 1][c]: pairs along the rows. An odd last row is paired with zeros.
 [[gnu::noinline]] inline void pair_rows(const float* rows, Index stride, Index count, Index columns,
                                         BfloatPair* to, Index to_stride) {
   constexpr Index W = kLanes<float>;

@@ -14,14 +14,12 @@
 // Accuracy  largest error, where an ulp is that of the exact result:
 //           log1p 1.6 ulp, expm1 2.5 ulp, softplus 3 ulp, sin and cos 2 ulp, erf 2 ulp, pow 2.5 ulp.
 //           With or without FMA; tests/simd/functions_test.cpp holds them to it.
-// Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases, and
-//           results that are no normal number: computed lane by lane with <cmath>, hence right, and
-//           slow.
-//           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or
-//           -708.39. Special values are those of <cmath>: NaN, infinities, the sign of 0. Lanes do
-//           not influence each other. The width of registers changes no bit, but for erf, softplus
-//           and pow of float: the exponential of exp.hpp adds its terms in another order in
-//           registers of 64 bytes.
+// Bounds    sin and cos of |x| > 100,000, pow of negative, subnormal and infinite bases, and results that are no normal
+//           number: computed lane by lane with <cmath>, hence right, and slow.
+//           expm1 is infinity above 87.33 (float) or 708.39 (double), as exp is. softplus is 0 below -87.33 or -708.39.
+//           Special values are those of <cmath>: NaN, infinities, the sign of 0. Lanes do not influence each other. The
+//           width of registers changes no bit, but for erf, softplus and pow of float: the exponential of exp.hpp adds its
+//           terms in another order in registers of 64 bytes.
 // Source    minimax coefficients found by Lawson iteration in quadruple precision (relative error).
 
 #include <heed/core/functions.hpp>
@@ -110,8 +108,7 @@ inline constexpr double kHalfPi[] = {1.5707963267923333, 2.5633441515839558e-12,
                                      1.0562999066987428e-23};
 inline constexpr double kReduced = 100000;  // sin and cos of larger numbers are left to <cmath>
 
-// c[0] + c[1] x + c[2] x^2 + ...: even and odd powers are summed apart, so that neither sum waits
-// for the other.
+// c[0] + c[1] x + c[2] x^2 + ...: even and odd powers are summed apart, so that neither sum waits for the other.
 template <class Real, std::size_t Size>
 [[nodiscard]] inline Pack<Real> polynomial(Pack<Real> x, const Real (&c)[Size]) {
   constexpr int Count = Size;

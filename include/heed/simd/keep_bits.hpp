@@ -39,8 +39,7 @@ template <class Words>
   return h * 0xC2B2AE35U;
 }
 
-// Number of the 2^32 equally likely values of h that keep a place: (1 - rate) 2^32, at least 1, at
-// most 2^32 - 1.
+// Number of the 2^32 equally likely values of h that keep a place: (1 - rate) 2^32, at least 1, at most 2^32 - 1.
 [[nodiscard]] inline std::uint32_t keep_threshold(double rate) {
   return std::uint32_t(std::clamp((1.0 - rate) * 0x1.0p32, 1.0, 0x1.0p32 - 1.0));
 }

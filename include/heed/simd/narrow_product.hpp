@@ -72,8 +72,7 @@ template <class Real, class Row>
 
 namespace detail {
 
-// Bytes by which prefetching runs ahead: a page of most systems, where the processor's own
-// prefetching stops.
+// Bytes by which prefetching runs ahead: a page of most systems, where the processor's own prefetching stops.
 inline constexpr Index kPrefetchBytes = 4096;
 
 // Numbers per cache line, at least a vector of Real.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Positions of tokens and other whole numbers of 32 bits, one SIMD register of them as a value, and
-// the results of their comparisons. A mask's function (mask/visible.hpp) is written with this
-// header:
+// Positions of tokens and other whole numbers of 32 bits, one SIMD register of them as a value, and the results of their
+// comparisons. A mask's function (mask/visible.hpp) is written with this header:
 //
 //   (j <= i) & ((i - j) % 4 == 0 | j < 8)
 //
@@ -105,15 +104,13 @@ struct Positions {
   return Positions(Positions::Vector(Positions::Bits(a.v) * Positions::Bits(b.v)));
 }
 [[nodiscard]] inline Positions operator-(Positions a) { return Positions(0) - a; }
-// Computes in double. The quotient of two 32-bit numbers is whole or at least 2^-31 away from any
-// whole number, and double is wrong by at most 2^31 2^-53, so that truncation gives the right
-// number.
+// Computes in double. The quotient of two 32-bit numbers is whole or at least 2^-31 away from any whole number, and double
+// is wrong by at most 2^31 2^-53, so that truncation gives the right number.
 [[nodiscard]] inline Positions operator/(Positions a, Positions b) {
   typedef double Doubles __attribute__((vector_size(kRegisterBytes)));
   typedef std::int32_t Half __attribute__((vector_size(kRegisterBytes / 2)));
   const Positions::Vector divisor = b.v == 0 ? Positions(1).v : b.v;
-  // Works on half a register at a time: without optimisation, g++ 12 fails on vectors twice as wide
-  // as a register.
+  // Works on half a register at a time: without optimisation, g++ 12 fails on vectors twice as wide as a register.
   Half over[2], under[2];
   std::memcpy(over, &a.v, sizeof over);
   std::memcpy(under, &divisor, sizeof under);

@@ -9,8 +9,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The products of pairs of bfloat16, and the functions that make and clear pairs
-// (simd/bfloat_pairs.hpp).
+// The products of pairs of bfloat16, and the functions that make and clear pairs (simd/bfloat_pairs.hpp).
 struct PairProducts {
   decltype(&pair_columns) by_columns;
   decltype(&pair_rows) by_rows;
@@ -41,9 +40,8 @@ inline constexpr PairProducts kPairProducts{
 
 }  // namespace detail
 
-// The arithmetic of q.k and weights times values, and of backward's products with queries, keys,
-// values and the gradient of the output. Everything else, scores and weights above all, is computed
-// in the op's Real.
+// The arithmetic of q.k and weights times values, and of backward's products with queries, keys, values and the gradient of
+// the output. Everything else, scores and weights above all, is computed in the op's Real.
 //
 //   Precision::storage   the op's Real
 //   Precision::mixed     for ops of float: numbers rounded to bfloat16, sums of their products in float

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Functions that read and write rows of numbers stored in another type than they are computed in. A
-// view of such rows points to them (stored_view.hpp), so that a file which makes no such view
-// compiles none of them.
+// Functions that read and write rows of numbers stored in another type than they are computed in. A view of such rows
+// points to them (stored_view.hpp), so that a file which makes no such view compiles none of them.
 
 #include <heed/simd/narrow_product.hpp>
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A view of memory that holds Real, bfloat16, half or scaled int8: the type of tensors in all
-// public calls.
+// A view of memory that holds Real, bfloat16, half or scaled int8: the type of tensors in all public calls.
 
 #include <heed/core/scaled_view.hpp>
 #include <heed/simd/storage.hpp>
@@ -10,8 +9,7 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// A TensorView<Element>, or a view of narrower numbers that stand for Elements. Scaled int8 needs a
-// const Element.
+// A TensorView<Element>, or a view of narrower numbers that stand for Elements. Scaled int8 needs a const Element.
 template <class Element>
 class StoredView {
  public:
@@ -68,8 +66,7 @@ class StoredView {
     return visit([](const auto& v) { return MemoryView(v); });
   }
 
-  // Address and sizes of the scales, for checks; without elements unless scaled(). Valid as long as
-  // the view.
+  // Address and sizes of the scales, for checks; without elements unless scaled(). Valid as long as the view.
   [[nodiscard, gnu::noinline]] MemoryView scales() const {
     if constexpr (std::is_const_v<Element>)
       if (scaled()) return scaled_.scales();

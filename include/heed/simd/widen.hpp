@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Converts rows of 16-bit numbers to rows of Real and back, and rows of int8 numbers with their
-// scale to rows of Real. Conversion goes a vector at a time, in integer arithmetic, or by the
-// processor's instructions for half. Every processor with AVX2 has these, so that HEED_ISA has no
-// class of its own for them.
+// Converts rows of 16-bit numbers to rows of Real and back, and rows of int8 numbers with their scale to rows of Real.
+// Conversion goes a vector at a time, in integer arithmetic, or by the processor's instructions for half. Every processor
+// with AVX2 has these, so that HEED_ISA has no class of its own for them.
 
 #include <heed/core/scaled_view.hpp>
 #include <heed/simd/pack.hpp>

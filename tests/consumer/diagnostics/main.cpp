@@ -26,8 +26,7 @@ struct Mine {
       std::tuple{heed::named("slope", &Mine::slope), heed::option("flag", &Mine::flag)};
 
 #if MISTAKE == 0
-  // Code that looks like a mistake and is none: branches on options, `if constexpr`, numbers of any
-  // type.
+  // Code that looks like a mistake and is none: branches on options, `if constexpr`, numbers of any type.
   template <class S>
   S score(const auto& pair, const auto& p) const {
     S sum = flag ? pair.logit : 0.0;
@@ -89,10 +88,9 @@ struct Mine {
 #endif
 };
 
-// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas
-// of rows that use functions without derivatives for 17 to 19, return no number per pair for 20,
-// have too many maps for 21, and read numbers of tokens that they do not declare for 37 and 38. For
-// 43 rows ask for an extra input, and so does the readout.
+// Rows without forward() for 10, without vjp() for 11, without both and PlainRows for 12; formulas of rows that use
+// functions without derivatives for 17 to 19, return no number per pair for 20, have too many maps for 21, and read numbers
+// of tokens that they do not declare for 37 and 38. For 43 rows ask for an extra input, and so does the readout.
 template <class T>
 struct Rows
 #if MISTAKE != 12
@@ -205,8 +203,7 @@ struct Readout : heed::PlainReadout {
 #endif
 };
 
-// Scores for packs alone: score() for 32, its features for 33. A score() that is no template for
-// 34.
+// Scores for packs alone: score() for 32, its features for 33. A score() that is no template for 34.
 template <class T>
 struct PackScore : heed::PlainScore {
 #if MISTAKE == 33

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Fast forms of DAR's score, for the usual options: logistic gate, strength that is not adaptive, cosine at full
-// width. They compute the formulas of ops/dar.hpp without branches: |c| <= 1 bounds every exponent,
-// and fast_range() says whether the bound is small enough for a sigmoid without guards. Every form
-// equals the formula (dar_forms_test).
+// Fast forms of DAR's score, for the usual options: logistic gate, strength that is not adaptive, cosine at full width.
+// They compute the formulas of ops/dar.hpp without branches: |c| <= 1 bounds every exponent, and fast_range() says whether
+// the bound is small enough for a sigmoid without guards. Every form equals the formula (dar_forms_test).
 //
-//   StaticForm              sums three numbers over a query's keys, from which its five gradients
-//                           follow:
+//   StaticForm              sums three numbers over a query's keys, from which its five gradients follow:
 //                           dlambda = sum g r    drho = -sum e    dalpha = (sum e c - rho sum e) / alpha
 //                           dn = sum e c / n     with e = dL/dc
 //   FastForm<Gate>          the unrolled and the converged gate
@@ -63,8 +61,7 @@ struct FastCurve {
 //
 //   F' = t s - 1    F'' = t^2 s (1 - 2 g)    r <- r - 2 F F' / max(2 F'^2 - F F'', F'^2), cut to [0, 1]
 //
-// The maximum keeps the divisor positive. A lane that is not near enough to the root after them
-// uses AnyRoot.
+// The maximum keeps the divisor positive. A lane that is not near enough to the root after them uses AnyRoot.
 struct FastRoot : FastCurve {
   template <class S>
   [[nodiscard, gnu::always_inline]] S root(const S& x, const GateScalars<S>& p) const {
@@ -78,8 +75,7 @@ struct FastRoot : FastCurve {
       return math::select(aim < zero, zero, math::select(aim > one, one, aim));
     };
     const S margin = one - math::absolute(total) * math::constant<S>(0.25);
-    // True if the step from r to next may have left an error above rounding / margin, or if it is
-    // NaN.
+    // True if the step from r to next may have left an error above rounding / margin, or if it is NaN.
     const auto far = [&](const S& r, const S& next) {
       const S moved = math::absolute(S(next - r));
       return (moved > margin * math::constant<S>(kNear<S>)) | (moved != moved);

@@ -170,9 +170,8 @@ struct AnyRoot : AnyCurve {
   }
 
  private:
-  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane
-  // that has arrived no longer changes, so that its bits do not depend on how long other lanes
-  // take.
+  // Newton's method in a shrinking bracket, to a distance whose square is below rounding. A lane that has arrived no longer
+  // changes, so that its bits do not depend on how long other lanes take.
   template <class V>
   [[nodiscard]] V newton(const V& x, const GateScalars<V>& p) const {
     const V zero = math::constant<V>(0), one = math::constant<V>(1);

@@ -13,11 +13,10 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The moment at which a row stops moving. per_token: when its own step was small. batch: all rows
-// together, once each row of the call has had a small step; this couples the sequences of a batch
-// and, even under a causal mask, a token with later ones. adaptive: when its learnt halting
-// probabilities are spent (7); this needs the parameters halt and halt_bias. outside: never; the
-// caller gets z after every step, and decides (9).
+// The moment at which a row stops moving. per_token: when its own step was small. batch: all rows together, once each row
+// of the call has had a small step; this couples the sequences of a batch and, even under a causal mask, a token with later
+// ones. adaptive: when its learnt halting probabilities are spent (7); this needs the parameters halt and halt_bias.
+// outside: never; the caller gets z after every step, and decides (9).
 enum class Halting { per_token, batch, adaptive, outside };
 
 struct DialecticalOptions {

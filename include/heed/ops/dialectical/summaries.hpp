@@ -51,8 +51,7 @@ template <class Real>
   for (Index c = 0; c < positive.u.rows; ++c) cosine += positive.unit(c) * negative.unit(c);
   return cosine;
 }
-// du += dcos (other e - cos e) / n; the term cos e is left out where |u| is below the smallest
-// norm.
+// du += dcos (other e - cos e) / n; the term cos e is left out where |u| is below the smallest norm.
 template <class Real>
 inline void cosine_vjp(const UnitReading<Real>& own, const UnitReading<Real>& other,
                        Pack<Real> dcos, Pack<Real> cosine, const LaneTile<Real>& du) {
@@ -87,8 +86,7 @@ template <class Real>
   }
 }
 
-// Reads dfixed and dtension in the trace; writes dm into `dmixed`, and adds to the gradients of Vp,
-// Vn, Su and bs.
+// Reads dfixed and dtension in the trace; writes dm into `dmixed`, and adds to the gradients of Vp, Vn, Su and bs.
 template <class Real>
 void dialectical_summaries_vjp(DialecticalBackward<Real>& pass, const LaneTile<const Real>& mixed,
                                const LaneTile<Real>& dmixed) {

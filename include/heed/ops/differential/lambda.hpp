@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Differential attention subtracts lambda times a second softmax from a first
-// (ops/differential.hpp). This file has the kinds of lambda, and the ways in which the two maps
-// read heads or halves of heads.
+// Differential attention subtracts lambda times a second softmax from a first (ops/differential.hpp). This file has the
+// kinds of lambda, and the ways in which the two maps read heads or halves of heads.
 //
 //   GivenLambda            lambda                                     one, or one per head
 //   ReparameterisedLambda  lambda = exp(lq1.lk1) - exp(lq2.lk2) + lambda_init
@@ -41,9 +40,8 @@
 namespace heed {
 inline namespace HEED_ABI {
 
-// The rows that map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even)
-// or right (s odd) half of head s / 2. Key and value always come from kv head g = h / (H /
-// kv_heads).
+// The rows that map 0 and map 1 of output head h read, H = heads. Half-head s is the left (s even) or right (s odd) half of
+// head s / 2. Key and value always come from kv head g = h / (H / kv_heads).
 enum class HeadPairing {
   // Half-heads 2h and 2h+1 of query and 2g and 2g+1 of key: both halves of head h, of kv head g.
   // The seed's form; Microsoft's V1, whose view (T, 2H, w) has the same order; under GQA its flash
@@ -52,9 +50,8 @@ enum class HeadPairing {
   // Microsoft's V1 under GQA, naive code: each key half-head is repeated r = H / kv_heads times, so
   // that query half-head s reads key half-head s / r. For even r both maps read the same keys.
   halves_repeated_keys,
-  // Query half-heads h and h+H; key halves as in `halves`. Weights of code that splits key and
-  // value into half-heads in the same way need the rows of their projections reordered, unless
-  // kv_heads = 1.
+  // Query half-heads h and h+H; key halves as in `halves`. Weights of code that splits key and value into half-heads in the
+  // same way need the rows of their projections reordered, unless kv_heads = 1.
   halves_apart,
   // V2: query heads 2h and 2h+1 of 2H against the whole of kv head g.
   heads,
@@ -180,8 +177,7 @@ struct ReparameterisedLambda : ReparameterisedOptions {
     double exponent = 0;
     for (Index c = 0; c < a.size(); ++c) exponent += double(a[c]) * double(b[c]);
     if (!(exponent > largest) || !std::isfinite(exponent)) return;
-    // Slightly smaller, so that rounding of the vectors does not raise the exponent above the limit
-    // again.
+    // Slightly smaller, so that rounding of the vectors does not raise the exponent above the limit again.
     const double shrink = std::sqrt(largest / exponent) * (1 - 1e-6);
     for (Param<Real>* vector : {&a, &b})
       for (Index c = 0; c < vector->size(); ++c) (*vector)[c] = Real(double((*vector)[c]) * shrink);

@@ -40,8 +40,7 @@ template <class Real>
 
 inline constexpr int kHiddenKey = -1;  // stands in place of an exponential, which is never negative
 
-// Writes e into dscores[map], kHiddenKey where hidden; returns the sums of e and of e X, X =
-// dL/dweights.
+// Writes e into dscores[map], kHiddenKey where hidden; returns the sums of e and of e X, X = dL/dweights.
 template <class Real>
 [[nodiscard]] inline PackPair<Real> exponentiate_map_with(const RowBlock<Real>& block,
                                                           std::size_t map, int v) {

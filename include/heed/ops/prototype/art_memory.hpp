@@ -230,8 +230,7 @@ class ArtMemory {
     return ahead + 1;
   }
 
-  // Calls f(i, choice, match) for each prototype in turn. A vector's lanes hold as many prototypes
-  // at once.
+  // Calls f(i, choice, match) for each prototype in turn. A vector's lanes hold as many prototypes at once.
   template <class F>
   void for_each_affinity(const Real* row, const Measure& measured, F&& f) const {
     constexpr Index W = kLanes<Real>;

@@ -45,8 +45,7 @@ struct PrototypeCategories : PrototypeMemory<Real> {
   // Number of rows of the table; row m is u(W_m). A head without prototypes has rows of zeros, and
   // an empty W one row of zeros.
   [[nodiscard]] Index table_size() const { return std::max<Index>(1, this->rows()); }
-  // Not inlined, so that a program has it once: all calls then give the same bits, however their
-  // files were optimised.
+  // Not inlined, so that a program has it once: all calls then give the same bits, however their files were optimised.
   [[gnu::noinline]] void prepare_table(Index h, Index dim, Real* out) const {
     const Index count = this->count(h);
     for (Index m = 0; m < table_size(); ++m)

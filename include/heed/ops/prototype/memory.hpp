@@ -71,9 +71,8 @@ struct PrototypeMemory : PrototypeOptions {
     W = std::move(rows);
     counts = std::move(sizes);
   }
-  // Returns prototypes that an optimiser has moved to the memories they were taken from. Throws
-  // std::invalid_argument where their number or width differs, or a prototype is not finite; all
-  // memories are then unchanged.
+  // Returns prototypes that an optimiser has moved to the memories they were taken from. Throws std::invalid_argument where
+  // their number or width differs, or a prototype is not finite; all memories are then unchanged.
   void give(std::vector<ArtMemory<Real>>& memories) const {
     const bool taken = W.shape().size() == 3;
     const Index heads = taken ? W.extent(0) : 0, given = Index(memories.size());
@@ -115,10 +114,9 @@ struct PrototypeMemory : PrototypeOptions {
   [[nodiscard]] Index at(Index head, Index m) const { return (head * rows() + m) * W.extent(2); }
 };
 
-// Each memory learns its head's rows (batch, heads or kv_heads, len, dim), in (batch, token) order:
-// keys of a finished call, plain numbers without a gradient. Where memories are a multiple of the
-// rows' heads, neighbours share a head, as query heads share keys. Returns one tally per memory. A
-// refused call changes no memory.
+// Each memory learns its head's rows (batch, heads or kv_heads, len, dim), in (batch, token) order: keys of a finished
+// call, plain numbers without a gradient. Where memories are a multiple of the rows' heads, neighbours share a head, as
+// query heads share keys. Returns one tally per memory. A refused call changes no memory.
 template <class Real>
 std::vector<ArtTally> learn_after_forward(std::vector<ArtMemory<Real>>& memories,
                                           const TensorView<const Real>& rows) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Finds the equilibrium of the resonant flow and its gradient, exact in rows of any sharpness, for
-// one vector of queries (lanes) and all keys of their rows (formulas and bounds:
-// ops/resonant_ode.hpp).
+// Finds the equilibrium of the resonant flow and its gradient, exact in rows of any sharpness, for one vector of queries
+// (lanes) and all keys of their rows (formulas and bounds: ops/resonant_ode.hpp).
 //
 //   a = softmax(kappa a + eta D)      kappa = 1 - eta, 0 < eta < 3
 //
@@ -80,8 +79,7 @@ template <class Real>
   return result;
 }
 
-// Solves for the weights of vector v. Returns the residual: the change of the weights by one more
-// step of the flow.
+// Solves for the weights of vector v. Returns the residual: the change of the weights by one more step of the flow.
 template <class Real>
 [[nodiscard]] inline Pack<Real> solve_equilibrium(const SoftmaxFlow<Real>& flow,
                                                   TileColumn<Real> weights,

@@ -45,8 +45,7 @@ struct LagrangeFlow {
         top(P::load(block.score_max[0] + v * kLanes<Real>)) {
     share = inverse_or_zero(count_visible(drive, keys));
     mean = Real(0);
-    // The second pass adds the rounding error of the first: an error of the mean is an error of
-    // every weight.
+    // The second pass adds the rounding error of the first: an error of the mean is an error of every weight.
     for (int pass = 0; pass < 2; ++pass)
       mean += share * sum_over_keys<Real>(keys, [&](Index j) {
                 const P d = drive.load(j);
