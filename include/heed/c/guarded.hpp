@@ -36,7 +36,7 @@ template <class F>
     return failed(heed_invalid, wrong.what());
   } catch (const std::bad_alloc&) {
     return failed(heed_no_memory, "memory ran out");
-  } catch (const std::length_error&) {  // more numbers than a vector can hold
+  } catch (const std::length_error&) {  // more numbers than a vector may ever hold
     return failed(heed_no_memory, "memory ran out");
   } catch (const std::exception& other) {
     return failed(heed_failed, other.what());

@@ -10,8 +10,7 @@
 // Every tensor that the op reads (query, key, value, the extra input, query_inputs and key_inputs) is changed by itself:
 // one token at a time gets other numbers in all heads, in all the ways of audit_causality() (check/causality.hpp). No
 // output of an earlier token, or of another sequence, may change a bit: out, lse where the normaliser differentiates_lse,
-// and the steps of rows where the readout gives them. The check runs in the op's own scalar, under a causal mask or the one
-// that is given.
+// and the steps of rows where the readout gives them. The check runs in the op's own scalar, under a causal or the given mask.
 //
 // Errors  those of forward(), and std::invalid_argument unless query i stands at key i: len_q equals len_kv and first_query
 //         is 0

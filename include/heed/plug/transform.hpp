@@ -163,8 +163,7 @@ struct Rotation : PlainTransform {
 //   dgain_c = dy_c x_c r          with u_c = dy_c gain_c:  dx_c = r u_c - x_c r^3 (sum_c u_c x_c) / dim
 //
 // Bounds  rows whose squares neither overflow nor vanish beside eps; a row of zeros stays zero.
-// Source  Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"; of queries and keys: Henry
-//         et al. 2020.
+// Source  Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"; of queries and keys: Henry et al. 2020.
 template <class Real>
 struct RmsNorm : PlainTransform {
   Param<Real> query_gain, key_gain;  // (1 or heads, dim_qk), or empty for ones
